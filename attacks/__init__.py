@@ -1,0 +1,1 @@
+"""Attacks: a view, declared knowledge and a budget in; guesses out."""

@@ -1,0 +1,1 @@
+"""Gradient inversion: private inputs from gradients and updates."""

@@ -1,0 +1,1 @@
+"""Defences: applied where data leaves a party."""

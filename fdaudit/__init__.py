@@ -1,0 +1,1 @@
+"""fdaudit: privacy auditing, attacks and defences for federated distillation."""

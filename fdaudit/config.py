@@ -1,0 +1,125 @@
+"""The base of every configuration: frozen, keyword-only, closed, and with errors a user can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fdaudit.errors import SpecError, nearest
+
+__all__ = ["Config", "validate"]
+
+
+class Config(BaseModel):
+    """Frozen, refuses unknown keys, NaN and silent type changes; field docstrings become `--help` text."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        strict=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        protected_namespaces=(),
+    )
+
+
+C = TypeVar("C", bound=Config)
+
+
+def validate(config: type[C], values: Mapping[str, Any], where: str = "") -> C:
+    """Builds `config` from `values`; the first mistake becomes one `SpecError`.
+
+    Args:
+        config: the class to build.
+        values: what the user wrote.
+        where: dotted prefix of the user's field names, for example `"protocol.params"`.
+
+    Raises:
+        SpecError: an unknown key, a wrong type, a value out of range or an impossible combination.
+    """
+    try:
+        # Python-mode strictness would refuse a YAML list for a tuple; JSON mode accepts just that.
+        return config.model_validate_json(_to_json(values, where), strict=True)
+    except ValidationError as error:
+        raise _spec_error(config, error, where) from None
+
+
+def _to_json(values: Mapping[str, Any], where: str) -> str:
+    import json
+
+    if not isinstance(values, Mapping):
+        raise SpecError(where or "spec", values, "is not a mapping", "Write `key: value` lines.")
+    try:
+        return json.dumps(values, allow_nan=True)
+    except (TypeError, ValueError) as error:
+        raise SpecError(
+            where or "spec", values, f"is not plain data ({error})", "Use text, numbers, lists."
+        ) from None
+
+
+def _spec_error(config: type[Config], error: ValidationError, where: str) -> SpecError:
+    first = error.errors()[0]
+    parts = [
+        str(p)
+        for p in first["loc"]
+        if not (isinstance(p, str) and p.startswith(("function-", "constrained-")))
+    ]
+    field = ".".join(([where] if where else []) + parts) or where or "spec"
+    kind, value = first["type"], first["input"]
+    if kind == "extra_forbidden":
+        known = _fields_at(config, first["loc"][:-1])
+        return SpecError(
+            field, value, "is an unknown key", nearest(parts[-1], known) if known else "Remove it."
+        )
+    if kind == "missing":
+        return SpecError(field, None, "is missing", "Add it.")
+    if kind in ("literal_error", "enum"):
+        allowed = [n.strip().strip("'") for n in first["ctx"]["expected"].replace(" or ", ", ").split(",")]
+        return SpecError(field, value, "is not a valid choice", nearest(str(value), allowed))
+    if kind == "value_error":
+        cause = first["ctx"]["error"]
+        if isinstance(cause, SpecError):
+            return cause
+        problem, _, remedy = str(cause).partition(". ")
+        return SpecError(field, value, problem, remedy or "Change one of them.")
+    message = first["msg"][0].lower() + first["msg"][1:]
+    return SpecError(field, value, f"is refused: {message}", _remedy(kind, first.get("ctx", {})))
+
+
+def _remedy(kind: str, context: Mapping[str, Any]) -> str:
+    bounds = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
+    for key, words in bounds.items():
+        if key in context:
+            return f"Give a value {words} {context[key]}."
+    if "type" in kind or kind.endswith("_parsing"):
+        return f"Give a {kind.split('_')[0].replace('int', 'whole number').replace('float', 'number')}."
+    return "Change it."
+
+
+def _fields_at(config: type[Config], loc: tuple[int | str, ...]) -> list[str]:
+    """Names of the fields of the model that `loc` leads to, below `config`."""
+    current: Any = config
+    for part in loc:
+        if isinstance(part, int) or not (isinstance(current, type) and issubclass(current, BaseModel)):
+            continue
+        field = current.model_fields.get(part)
+        if field is None:
+            continue
+        current = _model_in(field.annotation)
+    if isinstance(current, type) and issubclass(current, BaseModel):
+        return list(current.model_fields)
+    return []
+
+
+def _model_in(annotation: Any) -> Any:
+    """The first pydantic model inside an annotation such as `tuple[Model, ...] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _model_in(argument)
+        if found is not None:
+            return found
+    return None

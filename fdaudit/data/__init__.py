@@ -1,0 +1,1 @@
+"""Datasets, partitions and the splits that an audit needs."""

@@ -1,0 +1,91 @@
+"""The error tree: every error names what is wrong, where, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+__all__ = [
+    "BudgetExceededError",
+    "DataError",
+    "FdauditError",
+    "IntegrityError",
+    "ProtocolError",
+    "RunError",
+    "SpecError",
+    "TrainingDivergedError",
+    "UsageError",
+    "nearest",
+]
+
+
+class FdauditError(Exception):
+    """Anything fdaudit refuses or cannot do; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class UsageError(FdauditError):
+    """Bad input: one field, its value, and the remedy.
+
+    Args:
+        field: dotted name of the offending field, as the user wrote it.
+        value: the offending value.
+        problem: what is wrong with it, as a clause ("is not a known dataset").
+        remedy: what to do about it, as an imperative sentence.
+    """
+
+    exit_code = 2
+
+    def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
+        self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
+        shown = repr(value)
+        if len(shown) > 200:
+            shown = shown[:197] + "..."
+        super().__init__(f"{field}: {shown} {problem}. {remedy}")
+
+
+class SpecError(UsageError):
+    """A field of a spec is unknown, of the wrong type, out of range or impossible in combination."""
+
+
+class DataError(UsageError):
+    """A dataset is absent, damaged or unfit for the partition asked for."""
+
+
+class RunError(UsageError):
+    """A run directory is missing, unfinished or occupied."""
+
+
+class IntegrityError(FdauditError):
+    """A record does not match its digests.
+
+    Args:
+        findings: one sentence per defect, each naming the file and, where there is one, the message.
+    """
+
+    exit_code = 3
+
+    def __init__(self, findings: Sequence[str]) -> None:
+        self.findings = tuple(findings)
+        super().__init__("; ".join(self.findings))
+
+
+class ProtocolError(FdauditError):
+    """A protocol broke its own declaration (an undeclared message kind, an unknown party)."""
+
+
+class TrainingDivergedError(FdauditError):
+    """A loss became NaN or infinite; names the party, the step and the value."""
+
+
+class BudgetExceededError(FdauditError):
+    """An attack asked its oracle more often than its budget allows."""
+
+
+def nearest(value: str, known: Iterable[str]) -> str:
+    """A remedy naming the valid name nearest to `value`, then all valid names."""
+    names = sorted(known)
+    close = get_close_matches(value, names, n=1, cutoff=0.5)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Valid names: {', '.join(names)}."

@@ -1,0 +1,136 @@
+"""The message: one thing sent, as the transcript records it, and the closed vocabulary of kinds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Literal
+
+from fdaudit.errors import IntegrityError
+from fdaudit.events import Event, event_from_json, event_to_json
+
+__all__ = ["ALL", "DATA", "GENESIS", "KINDS", "Inputs", "Message", "TensorInfo", "canonical", "role"]
+
+DATA = "data"
+"""The input that stands for the sender's raw private data."""
+
+ALL = "all"
+"""`inputs` left undeclared: everything the sender held when it sent, which is always sound."""
+
+GENESIS = "0" * 64
+"""`previous` of the first line."""
+
+Inputs = tuple[str | int, ...] | Literal["all"]
+
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "model_parameters": "named parameters and buffers of a model",
+        "model_update": "named differences: parameters after local training less those before",
+        "gradient": "named gradients of the mean loss of one batch",
+        "sample_count": "n (): how many records the sender trains on",
+        "class_counts": "counts (C,): records per class",
+        "logits": "index (n,), values (n, C)",
+        "soft_labels": "index (n,), values (n, C), rows summing to 1",
+        "hard_labels": "index (n,), values (n,)",
+        "logit_range": "max_abs (): largest absolute logit",
+        "proxy_indices": "index (n,)",
+        "ensemble_labels": "index (n,), values (n, C) or (n,)",
+        "generated_samples": "samples (n, c, h, w)",
+        "logit_cotangents": "values (n, C)",
+        "sample_gradients": "values (n, c, h, w)",
+        "discriminator_scores": "values (n,)",
+        "generator_parameters": "named parameters of a generator",
+        "discriminator_parameters": "named parameters of a discriminator",
+        "class_prototypes": "values (C, C)",
+        "vote_counts": "index (n,), counts (n, C)",
+        "release": "a digest or tensors that a party releases to itself",
+        "oracle_query": "samples (n, c, h, w)",
+        "oracle_answer": "values (n, C) or (n,)",
+        "silence": "no tensors: the sender did not answer",
+    }
+)
+"""Every kind that may cross the wire, with its tensors and their shapes (C classes, n samples)."""
+
+
+def canonical(value: Any) -> bytes:
+    """The one byte string a JSON value has here: ASCII, sorted keys, no spaces, no NaN, no newline."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    ).encode()
+
+
+def role(party: str) -> str:
+    """The role of a party: `client/3` has the role `client`."""
+    return party.partition("/")[0]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a tensor in a payload is: safetensors dtype name and shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One line of `messages.jsonl`.
+
+    `sha256` is of the salt's bytes followed by the payload's; `previous` is the SHA-256 of the line before,
+    without its newline. `payload` says where the payload lies (file, offset, length), or is `None` when only
+    the digest was kept. `bytes_on_wire` counts the tensors' encoded bytes to one receiver.
+    """
+
+    seq: int
+    round: int
+    step: int
+    sender: str
+    receivers: tuple[str, ...]
+    kind: str
+    tensors: Mapping[str, TensorInfo] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Inputs = ALL
+    defenses: tuple[Mapping[str, Any], ...] = ()
+    event: Event | None = None
+    bytes_on_wire: int = 0
+    payload: Mapping[str, Any] | None = None
+    salt: str = ""
+    sha256: str = ""
+    previous: str = GENESIS
+
+    def parties(self) -> tuple[str, ...]:
+        """The sender and every receiver."""
+        return (self.sender, *self.receivers)
+
+    def to_line(self) -> bytes:
+        """The message's line in the log, newline included."""
+        value = {f.name: getattr(self, f.name) for f in fields(self)}
+        value["tensors"] = {k: {"dtype": t.dtype, "shape": list(t.shape)} for k, t in self.tensors.items()}
+        value["event"] = None if self.event is None else event_to_json(self.event)
+        return canonical(value) + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Message:
+        """The message of a line without its newline.
+
+        Raises:
+            IntegrityError: the line is not the canonical form of a message.
+        """
+        try:
+            value = json.loads(line)
+            value["tensors"] = {
+                str(k): TensorInfo(t["dtype"], tuple(t["shape"])) for k, t in value["tensors"].items()
+            }
+            value["receivers"] = tuple(value["receivers"])
+            value["defenses"] = tuple(value["defenses"])
+            value["inputs"] = value["inputs"] if value["inputs"] == ALL else tuple(value["inputs"])
+            value["event"] = None if value["event"] is None else event_from_json(value["event"])
+            message = cls(**value)
+            same = message.to_line() == line + b"\n"
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise IntegrityError([f"line is not a message: {type(error).__name__}: {error}"]) from None
+        if not same:
+            raise IntegrityError(["line is not in canonical form"])
+        return message

@@ -1,0 +1,1 @@
+"""Metrics: where a guess first meets the truth, as figures with intervals."""

@@ -1,0 +1,198 @@
+"""Words every room uses: what an attack is given, what it returns, and what a figure is.
+
+Tensors are `torch.Tensor`; images are float32 in [0, 1], shape (n, c, h, w); labels int64, shape (n,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "Applicability",
+    "AttackTask",
+    "Challenge",
+    "DefenseSpec",
+    "Figure",
+    "Goal",
+    "GradientRule",
+    "Guess",
+    "LabelDistribution",
+    "Membership",
+    "OracleHandle",
+    "Reconstruction",
+]
+
+Goal = Literal["reconstruction", "membership", "label-distribution"]
+
+
+@dataclass(frozen=True)
+class Applicability:
+    """Whether an attack can be tried on a view; `reason` is printed when it cannot."""
+
+    ok: bool
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.ok and not self.reason.strip():
+            raise ValueError("Applicability: reason is empty. Say why the attack does not apply.")
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefenseSpec:
+    """A defence named in a spec: attached to messages of `kind` from role `sender`."""
+
+    kind: str
+    sender: str
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+class GradientRule(Protocol):
+    """A training-time defence: maps per-sample gradients to the gradient that is applied.
+
+    `per_sample` has one tensor (batch, *shape) for each named parameter.
+    """
+
+    def __call__(
+        self, per_sample: Mapping[str, torch.Tensor], generator: torch.Generator
+    ) -> Mapping[str, torch.Tensor]:
+        """The gradient to apply, by name."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Challenge:
+    """What a membership attack is given for one target client: candidates in random order, no truth.
+
+    Attributes:
+        target: the party asked about, for example `client/0`.
+        x: (n, c, h, w) candidates.
+        y: (n,) their labels.
+        pair: (n,) number of the matched pair each belongs to; one coin decided each pair, so exactly one of
+            its two candidates was trained on.
+        design: how membership was decided: `matched-pairs` or `coin-flips`.
+    """
+
+    target: str
+    x: torch.Tensor
+    y: torch.Tensor
+    pair: torch.Tensor
+    design: Literal["matched-pairs", "coin-flips"] = "matched-pairs"
+
+
+class OracleHandle(Protocol):
+    """What an attack sees of an oracle: a way to ask, a budget, and nothing behind it."""
+
+    @property
+    def answers(self) -> str:
+        """`soft` (class probabilities) or `hard` (class indices)."""
+        ...
+
+    @property
+    def remaining(self) -> int:
+        """Samples that may still be asked."""
+        ...
+
+    def query(self, x: torch.Tensor) -> torch.Tensor:
+        """Answers for samples (n, c, h, w): probabilities (n, C) or classes (n,).
+
+        Raises:
+            BudgetExceededError: the query would pass the budget; nothing was asked.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttackTask:
+    """What an attack is asked to do, and with which means beyond its view.
+
+    Attributes:
+        targets: victims fixed beforehand.
+        challenges: by target, for membership attacks.
+        oracle: an oracle handle, where the protocol has one for this adversary.
+    """
+
+    targets: tuple[str, ...]
+    challenges: Mapping[str, Challenge] = field(default_factory=dict)
+    oracle: OracleHandle | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reconstruction:
+    """Guessed private inputs behind some messages of one party.
+
+    Attributes:
+        target: the party whose data was reconstructed.
+        messages: `seq` of the messages inverted.
+        images: (n, c, h, w) in [0, 1].
+        labels: (n,) guessed labels, or None.
+        objective: the attack's own final matching loss (lower is better); not a quality figure.
+        evaluations: image-gradient evaluations spent.
+    """
+
+    target: str
+    messages: tuple[int, ...]
+    images: torch.Tensor
+    labels: torch.Tensor | None = None
+    objective: float | None = None
+    evaluations: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Membership:
+    """Scores (n,) for the candidates of one target's challenge, in its order; higher means member."""
+
+    target: str
+    scores: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabelDistribution:
+    """A guessed class distribution (C,) of one party's data, summing to 1."""
+
+    target: str
+    distribution: torch.Tensor
+
+
+Guess = Reconstruction | Membership | LabelDistribution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One measured number with its interval, or the reason why it could not be measured.
+
+    Attributes:
+        name: what was measured, for example `psnr`.
+        value: the number, or None when `unavailable` says why there is none.
+        unit: `dB`, `fraction`, `bytes`, `nats`, … or empty for a pure number.
+        low: lower end of the interval, or None where none is meaningful.
+        high: upper end of the interval.
+        confidence: level of the interval.
+        method: how the interval was made: `bootstrap`, `clopper-pearson`, …
+        n: how many independent items the number rests on.
+        note: what a reader must know to read it right.
+        unavailable: why there is no value.
+    """
+
+    name: str
+    value: float | None
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    confidence: float | None = None
+    method: str = ""
+    n: int | None = None
+    note: str = ""
+    unavailable: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.value is None) != bool(self.unavailable):
+            raise ValueError(f"Figure {self.name!r}: give either a value or the reason why there is none.")

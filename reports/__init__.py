@@ -1,0 +1,1 @@
+"""Reports: a finished run's results as pages a person can act on."""
