@@ -38,6 +38,7 @@ class LossThreshold:
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters")
     assumes: ClassVar[tuple[str, ...]] = ("architecture",)
+    oracle: ClassVar[str | None] = "soft"
     source: ClassVar[str] = "Yeom, Giacomelli, Fredrikson & Jha 2018; Sablayrolles et al. 2019"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
     Config: ClassVar[type[LossThresholdConfig]] = LossThresholdConfig

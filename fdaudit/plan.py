@@ -12,6 +12,7 @@ from fdaudit.config import Config, validate
 from fdaudit.data import Dataset, Splits, load_dataset, make_splits, test_xy
 from fdaudit.errors import SpecError, nearest
 from fdaudit.models import Architecture, architecture
+from fdaudit.rehearsal import parties_of
 from fdaudit.rng import child
 from fdaudit.spec import Spec
 from fdaudit.training import Execution, Parameters, Trainer, parameters_of
@@ -24,7 +25,7 @@ __all__ = ["AttackPlan", "Plan", "make_plan"]
 
 @dataclass(frozen=True, eq=False)
 class AttackPlan:
-    """One attack with its settings, or None for `config` where the spec does not ask for it."""
+    """One attack with its class and settings; both None where the spec does not ask for it."""
 
     name: str
     cls: Any
@@ -70,8 +71,7 @@ class Plan:
     @property
     def parties(self) -> tuple[str, ...]:
         """Every party, in the order roles are declared, and `world` last."""
-        others = tuple(r for r in self.protocol.roles if r != "client")
-        return (*others, *self.clients, "world")
+        return parties_of(self.protocol, self.spec.clients)
 
     @cached_property
     def test(self) -> tuple[Tensor, Tensor]:
@@ -157,7 +157,7 @@ def _attacks(spec: Spec) -> tuple[AttackPlan, ...]:
     plans = []
     for name in known:
         if wanted is not None and name not in wanted:
-            plans.append(AttackPlan(name, attacks.REGISTRY.load(name), None, spec.adversaries))
+            plans.append(AttackPlan(name, None, None, spec.adversaries))
             continue
         number, entry = wanted[name] if wanted else (0, None)
         plans.append(

@@ -16,6 +16,7 @@ from fdaudit.errors import ProtocolError
 from fdaudit.federation import PartyData, Round, Setting
 from fdaudit.metrics import accuracy, macro_f1
 from fdaudit.plan import Plan
+from fdaudit.rehearsal import kinds_of
 from fdaudit.spec import RecordRounds
 from fdaudit.training import Parameters, Trainer
 from fdaudit.transcript import Position, Transcript
@@ -25,7 +26,7 @@ from fdaudit.wire import Delivery, Wire
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Utility", "federate", "kinds_of"]
+__all__ = ["NoWire", "Utility", "federate"]
 
 Tick = Callable[[str, int, int], None]
 """Progress: what, how far, of how much."""
@@ -72,7 +73,7 @@ class Utility:
         self.offset = self._path.stat().st_size
 
 
-class _NoWire:
+class NoWire:
     """The wire of a reference line, which must not send anything."""
 
     def begin(self, round: int, step: int = 0) -> None:
@@ -108,11 +109,6 @@ class _Stage:
             return {}
         shared = {p: m for p, m in done.models.items() if not p.startswith("client/")}
         return done.models if last or not shared else shared
-
-
-def kinds_of(protocol: Any) -> list[str]:
-    """The message kinds that a protocol declares."""
-    return sorted({m["kind"] for m in protocol.messages} | {"silence", "release"})
 
 
 def federate(plan: Plan, run: Path, tick: Tick) -> Position:
@@ -163,7 +159,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
 
 
 def _reference_line(plan: Plan, protocol: Any, config: Any, utility: Utility, tick: Tick) -> Iterator[None]:
-    stage = _Stage.set_up(plan, protocol, config, _NoWire())
+    stage = _Stage.set_up(plan, protocol, config, NoWire())
     for done in stage.protocol.rounds(0):
         utility.add(protocol.name, done.index, stage.worth_a_row(done, config.rounds), stage.evaluator, plan)
         tick(protocol.name, done.index + 1, config.rounds)

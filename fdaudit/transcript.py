@@ -120,6 +120,13 @@ class Transcript:
         self.position = Position(seq + 1, self.position.offset + len(line), head)
         return message, decode(payload)
 
+    def record(self, sender: str, receiver: str, kind: str, tensors: Mapping[str, Tensor]) -> Message:
+        """Records a message that no protocol sent: an oracle's question or answer."""
+        draft = Message(
+            seq=0, round=0, step=self.position.seq, sender=sender, receivers=(receiver,), kind=kind
+        )
+        return self.append(draft, tensors)[0]
+
     def sync(self) -> Position:
         """Makes everything so far durable: payloads, their directory, then the log."""
         for path in self._unsynced:

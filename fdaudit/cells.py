@@ -1,0 +1,370 @@
+"""The attack stage: every adversary x attack cell is run on a view, or its reason is put on record.
+
+An attack is handed four objects (view, knowledge, task with its challenges and oracle handle, generator). The view
+is exported to a directory of its own first, so nothing reachable from it leads to the vault, to a split or to a
+message of others; see `tests/test_isolation.py`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fdaudit.controls import answer, controls
+from fdaudit.encoder import TaskEncoder
+from fdaudit.errors import FdauditError
+from fdaudit.federation import PartyData, Setting
+from fdaudit.knowledge import Knowledge
+from fdaudit.manifest import read_manifest
+from fdaudit.metrics import MembershipScore, ReconstructionScore, mean_and_worst
+from fdaudit.oracle import Oracle, serve
+from fdaudit.plan import AttackPlan, Plan
+from fdaudit.rehearsal import rehearse
+from fdaudit.result import Cell, Control, TargetResult
+from fdaudit.rng import child, child_numpy
+from fdaudit.simulation import NoWire
+from fdaudit.storage import load_json, save_json, write_atomically
+from fdaudit.training import Parameters
+from fdaudit.transcript import Position, Transcript
+from fdaudit.truth import Truth
+from fdaudit.types import AttackTask, Challenge, Figure, Guess, Membership, Reconstruction
+from fdaudit.vault import Vault
+from fdaudit.view import View, export_view, open_view, view_of
+
+__all__ = ["Adversary", "Stage"]
+
+
+@dataclass(frozen=True, eq=False)
+class Adversary:
+    """An adversary with its exported view, while that lies on disk."""
+
+    name: str
+    view: View
+
+
+class Stage:
+    """Runs cells on one finished federation.
+
+    Args:
+        plan: the run's plan.
+        run: the run directory.
+    """
+
+    def __init__(self, plan: Plan, run: Path) -> None:
+        self.plan, self.run = plan, run
+        self._vault = Vault(run / "vault")
+        self._truth = Truth(plan, self._vault)
+        self._shadow = tempfile.TemporaryDirectory(prefix="fdaudit-shadow-")
+
+    # -- what an attack is given ----------------------------------------------------------------------------
+
+    @contextmanager
+    def adversary(self, name: str) -> Iterator[Adversary]:
+        """Exports an adversary's view to a temporary directory of its own."""
+        with tempfile.TemporaryDirectory(prefix="fdaudit-view-") as folder:
+            target = Path(folder) / "view"
+            export_view(self.view(name), target)
+            yield Adversary(name, open_view(target))
+
+    def view(self, name: str) -> View:
+        """The view of an adversary on the run's own transcript."""
+        own = {k: self.plan.records(k) for k in self.plan.clients if k in name.split("+")}
+        return view_of(
+            self.run / "transcript",
+            name,
+            parties=self.plan.parties,
+            hyperparameters=self.plan.protocol_config.model_dump(mode="json"),
+            transport=self.plan.spec.transport,
+            own_data=own,
+        )
+
+    def knowledge(self, adversary: str) -> Knowledge:
+        """What adversaries are assumed to know; none of it holds a weight of any party."""
+        return Knowledge(
+            architecture=self.plan.architecture,
+            auxiliary=self.plan.auxiliary,
+            train=self.plan.trainer(),
+            encode=self._encoder,
+            rehearse=_Rehearsal(self.plan, adversary, Path(self._shadow.name)),
+        )
+
+    def task(self, adversary: str, attack: AttackPlan) -> AttackTask:
+        """Victims fixed beforehand, their challenges, and an oracle handle where the protocol has one."""
+        members = adversary.split("+")
+        victims = [k for k in self.plan.clients if k not in members][: self.plan.spec.victims]
+        challenges: dict[str, Challenge] = {}
+        if attack.cls.goal == "membership":
+            challenges = {k: self._truth.challenge(k)[0] for k in victims}
+        return AttackTask(
+            targets=tuple(victims), challenges=challenges, oracle=self._oracle(members, attack.cls.oracle)
+        )
+
+    def _oracle(self, members: Sequence[str], wanted: str | None) -> Oracle | None:
+        for declared in self.plan.protocol.oracles:
+            open_to = set(members) & set(declared["available_to"])
+            if wanted in declared["answers"] and open_to and self._released is not None:
+                return Oracle(str(wanted), self.plan.spec.queries)
+        return None
+
+    @cached_property
+    def _encoder(self) -> TaskEncoder:
+        return TaskEncoder(
+            self.plan.auxiliary,
+            classes=self.plan.dataset.classes,
+            execution=self.plan.execution,
+            seed=self.plan.seed,
+        )
+
+    @cached_property
+    def _released(self) -> Parameters | None:
+        """What the protocol releases, from the state it ended in."""
+        checkpoint = self._vault.load_round()
+        if checkpoint is None:
+            return None
+        nobody = {k: PartyData(torch.zeros(0), torch.zeros(0)) for k in self.plan.clients}
+        if self.plan.protocol.pools_data:
+            nobody = {"client/0": nobody["client/0"]}
+        setting = Setting(
+            clients=nobody,
+            wire=NoWire(),  # type: ignore[arg-type]
+            trainer=self.plan.trainer(),
+            initial=self.plan.initial(),
+            seed=self.plan.seed,
+        )
+        protocol = self.plan.protocol(self.plan.protocol_config, setting)
+        protocol.state = self._vault.load(checkpoint["state"])
+        released: Parameters | None = protocol.released()
+        return released
+
+    # -- one cell -------------------------------------------------------------------------------------------
+
+    def cell(self, adversary: Adversary, attack: AttackPlan) -> Cell:
+        """Runs one cell. Whatever the attack raises fails this cell, visibly, and no other."""
+        base = _Base(self.plan, adversary.name, attack)
+        if attack.config is None:
+            return base.cell("not-requested", reason="the spec does not ask for this attack")
+        if adversary.name not in attack.adversaries:
+            return base.cell("not-requested", reason="the spec does not ask for it against this adversary")
+        task, knowledge = self.task(adversary.name, attack), self.knowledge(adversary.name)
+        runner = attack.cls(attack.config)
+        try:
+            applicable = runner.applicable(adversary.view, knowledge, task)
+            if not applicable:
+                return base.cell("not-applicable", reason=applicable.reason)
+            generator = child(self.plan.seed, "attack", base.id)
+            guesses = self._ask(base.id, task, lambda: runner.run(adversary.view, knowledge, task, generator))
+            if not guesses:
+                return base.cell("not-applicable", reason="no victim has a message that the attack can use")
+            figures, targets = self._score(base.id, guesses)
+            tried = self._controls(attack)
+        except (FdauditError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+            return base.cell("failed", reason=f"{type(error).__name__}: {error}")
+        queries = None
+        if isinstance(task.oracle, Oracle):
+            queries = {"budget": task.oracle.budget, "spent": task.oracle.spent}
+        failed = [name for name, control in tried.items() if not control.passed]
+        reason = "" if not failed else f"its {' and '.join(failed)} control failed"
+        return base.cell(
+            "inconclusive" if failed else "run",
+            reason=reason,
+            queries=queries,
+            figures=figures,
+            targets=targets,
+            controls=tried,
+        )
+
+    def _ask(self, cell: str, task: AttackTask, attack: Callable[[], tuple[Guess, ...]]) -> tuple[Guess, ...]:
+        """Runs the attack, serving its oracle; every question and answer is chained from the run's head."""
+        if not isinstance(task.oracle, Oracle) or self._released is None:
+            return attack()
+        trainer, released, kind = self.plan.trainer(), self._released, task.oracle.answers
+        start = Position(head=str(read_manifest(self.run)["head"]))
+        log = Transcript(
+            _cell_directory(self.run, cell),
+            secret=self._vault.secrets.secret,
+            start=start,
+            log="queries.jsonl",
+            salt_path=("oracle", cell),
+        )
+        asker, answerer = cell.partition("/")[0], "oracle"
+        with log:
+
+            def serve_one(x: Tensor) -> Tensor:
+                log.record(asker, answerer, "oracle_query", {"samples": x})
+                values = answer(kind, trainer.predict(released, x))
+                log.record(answerer, asker, "oracle_answer", {"values": values})
+                return values
+
+            guesses = serve(attack, task.oracle, serve_one)
+            log.sync()
+        return guesses
+
+    def _controls(self, attack: AttackPlan) -> dict[str, Control]:
+        """Both controls of an attack; run once and kept, since they depend on no adversary."""
+        assert attack.config is not None
+        path = self.run / "attacks" / "controls" / f"{attack.name}.json"
+        settings = attack.config.model_dump(mode="json")
+        if path.is_file():
+            kept = load_json(path)
+            if kept["params"] == settings:
+                return {name: _control(value) for name, value in kept["controls"].items()}
+        tried = controls(attack, self.plan)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_json(
+            path, {"params": settings, "controls": {n: c.to_json() for n, c in tried.items()}}, indent=1
+        )
+        return tried
+
+    # -- scoring --------------------------------------------------------------------------------------------
+
+    def _score(
+        self, cell: str, guesses: Sequence[Guess]
+    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+        if isinstance(guesses[0], Membership):
+            return self._score_membership(cell, [g for g in guesses if isinstance(g, Membership)])
+        return self._score_reconstruction(cell, [g for g in guesses if isinstance(g, Reconstruction)])
+
+    def _score_membership(
+        self, cell: str, guesses: Sequence[Membership]
+    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+        scores: dict[str, MembershipScore] = {g.target: self._truth.membership(g, cell) for g in guesses}
+        targets = tuple(
+            TargetResult(
+                target=name,
+                figures=tuple(score.figures.values()),
+                roc={"fpr": score.roc.fpr.tolist(), "tpr": score.roc.tpr.tolist()},
+            )
+            for name, score in scores.items()
+        )
+        figures: list[Figure] = []
+        for name in next(iter(scores.values())).figures:
+            generator = child_numpy(self.plan.seed, "score", cell, name)
+            figures += mean_and_worst({t: s.figures[name] for t, s in scores.items()}, generator)
+        return tuple(figures), targets
+
+    def _score_reconstruction(
+        self, cell: str, guesses: Sequence[Reconstruction]
+    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+        whole = self._truth.reconstruction(guesses, cell)
+        targets = []
+        for guess in guesses:
+            score = self._truth.reconstruction([guess], f"{cell}/{guess.target}")
+            targets.append(
+                TargetResult(
+                    target=guess.target,
+                    messages=guess.messages,
+                    figures=tuple(score.figures.values()),
+                    images=self._pictures(cell, guess, score),
+                )
+            )
+        return tuple(whole.figures.values()), tuple(targets)
+
+    def _pictures(
+        self, cell: str, guess: Reconstruction, score: ReconstructionScore
+    ) -> tuple[Mapping[str, Any], ...]:
+        """Writes true images and guesses as PNG; returns one entry an image, most alike first."""
+        x, y = self._truth.behind(guess.target, guess.messages)
+        folder = _cell_directory(self.run, cell)
+        entries = []
+        for row in sorted(score.images, key=lambda r: -r.psnr):
+            stem = f"{guess.target.replace('/', '-')}-{row.truth:03d}"
+            paths = {"truth": f"{stem}-truth.png", "guess": f"{stem}-guess.png"}
+            write_atomically(folder / paths["truth"], _png(x[row.truth]), sync=False)
+            write_atomically(folder / paths["guess"], _png(guess.images[row.guess]), sync=False)
+            entries.append(
+                {
+                    **{k: (folder / p).relative_to(self.run).as_posix() for k, p in paths.items()},
+                    "prior": None,
+                    "psnr": row.psnr,
+                    "prior_psnr": row.psnr_prior,
+                    "ssim": row.ssim,
+                    "true_label": int(y[row.truth]),
+                    "guessed_label": None if guess.labels is None else int(guess.labels[row.guess]),
+                }
+            )
+        return tuple(entries)
+
+
+@dataclass(frozen=True)
+class _Base:
+    """What every outcome of one cell has in common."""
+
+    plan: Plan
+    adversary: str
+    attack: AttackPlan
+
+    @property
+    def id(self) -> str:
+        return f"{self.adversary}/{self.attack.name}"
+
+    def cell(self, status: Any, **values: Any) -> Cell:
+        config = self.attack.config
+        return Cell(
+            protocol=self.plan.protocol.name,
+            adversary=self.adversary,
+            attack=self.attack.name,
+            goal=self.attack.cls.goal,
+            source=self.attack.cls.source,
+            status=status,
+            assumes=tuple(self.attack.cls.assumes),
+            params={} if config is None else config.model_dump(mode="json"),
+            **values,
+        )
+
+
+class _Rehearsal:
+    """Runs the protocol on data of the adversary's choosing; holds names and settings, no weight and no record."""
+
+    def __init__(self, plan: Plan, adversary: str, folder: Path) -> None:
+        self._protocol, self._config, self._adversary = plan.protocol, plan.protocol_config, adversary
+        self._architecture, self._execution = plan.architecture, plan.execution
+        self._defenses, self._folder = dict(plan.defenses), folder
+
+    def __call__(self, data: list[tuple[Tensor, Tensor]], seed: int) -> View:
+        from fdaudit.training import Trainer, parameters_of
+
+        return rehearse(
+            Path(tempfile.mkdtemp(dir=self._folder)),
+            protocol=self._protocol,
+            config=self._config,
+            trainer=Trainer(self._architecture, self._execution),
+            initial=parameters_of(self._architecture.build(child(seed, "initial-parameters"))),
+            data=data,
+            seed=seed,
+            adversary=self._adversary,
+            defenses=self._defenses,
+        )
+
+
+def _cell_directory(run: Path, cell: str) -> Path:
+    path = run / "attacks" / cell.replace("/", "-").replace("+", "_")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _png(image: Tensor) -> bytes:
+    """An image (c, h, w) in [0, 1] as 8-bit PNG, grey or RGB."""
+    from io import BytesIO
+
+    from PIL import Image
+
+    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+    array = pixels[:, :, 0] if pixels.shape[2] != 3 else pixels
+    stream = BytesIO()
+    Image.fromarray(np.ascontiguousarray(array)).save(stream, format="PNG")
+    return stream.getvalue()
+
+
+def _control(value: Mapping[str, Any]) -> Control:
+    return Control(
+        what=value["what"], passed=value["passed"], figures=tuple(Figure(**f) for f in value["figures"])
+    )

@@ -1,0 +1,57 @@
+"""A task encoder: features learnt from auxiliary data alone, for Fréchet distances and attacks in feature space."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fdaudit.models import Network, architecture
+from fdaudit.rng import child
+from fdaudit.spec import ModelSpec
+from fdaudit.training import Execution, Fit, Job, Trainer, draw_batches, parameters_of
+
+if TYPE_CHECKING:
+    from fdaudit.models import Architecture
+
+__all__ = ["TaskEncoder"]
+
+_MODEL = ModelSpec(name="cnn-strided")
+_STEPS, _BATCH, _RATE = 300, 64, 0.001
+
+
+class TaskEncoder:
+    """Maps images (n, c, h, w) to features (n, d): all but the head of a small classifier.
+
+    The classifier (`cnn-strided`) is fitted to the auxiliary records by 300 steps of Adam, so its features say
+    something about this task; distances between them are no FID and are never called so.
+
+    Args:
+        auxiliary: records (x, y).
+        classes: number of classes.
+        execution: how training runs.
+        seed: the run's seed.
+    """
+
+    name = "cnn-strided, trained on auxiliary data"
+
+    def __init__(
+        self, auxiliary: tuple[Tensor, Tensor], *, classes: int, execution: Execution, seed: int
+    ) -> None:
+        x, y = auxiliary
+        shape = (int(x.shape[1]), int(x.shape[2]), int(x.shape[3]))
+        network: Architecture = architecture(_MODEL, shape, classes)
+        module = network.build(child(seed, "encoder", "initial"))
+        batches = draw_batches(len(y), _BATCH, steps=_STEPS, generator=child(seed, "encoder", "batches"))
+        job = Job(party="encoder", parameters=parameters_of(module), x=x, targets=y, batches=batches)
+        (fitted,) = Trainer(network, execution).fit([job], Fit(lr=_RATE, optimizer="adam"))
+        module.load_state_dict(fitted.parameters, strict=False)
+        if not isinstance(module, Network):
+            raise TypeError(f"the encoder's model is a {type(module).__name__} without features")
+        self._module = module.cpu().eval()
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Features (n, d) on the CPU."""
+        return self._module.features(x.cpu())

@@ -1,0 +1,77 @@
+"""Rehearsal: a protocol run on somebody else's data, for shadow runs of an adversary and for controls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.config import Config
+from fdaudit.federation import PartyData, Setting
+from fdaudit.rng import SecretStream, child_seed
+from fdaudit.training import Parameters, Trainer
+from fdaudit.transcript import Transcript
+from fdaudit.view import View, view_of
+from fdaudit.wire import Wire
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["kinds_of", "parties_of", "rehearse"]
+
+
+def kinds_of(protocol: Any) -> list[str]:
+    """The message kinds that a protocol declares."""
+    return sorted({m["kind"] for m in protocol.messages} | {"silence", "release"})
+
+
+def parties_of(protocol: Any, clients: int) -> tuple[str, ...]:
+    """Every party, in the order in which roles are declared, and `world` last."""
+    others = tuple(r for r in protocol.roles if r != "client")
+    return (*others, *(f"client/{k}" for k in range(clients)), "world")
+
+
+def rehearse(
+    folder: Path,
+    *,
+    protocol: Any,
+    config: Config,
+    trainer: Trainer,
+    initial: Parameters,
+    data: Sequence[tuple[Tensor, Tensor]],
+    seed: int,
+    adversary: str = "server",
+    defenses: Mapping[tuple[str, str], Sequence[Any]] | None = None,
+) -> View:
+    """Runs a protocol from start to end and returns an adversary's view of it.
+
+    Args:
+        folder: an empty directory for the transcript, which must outlive the view.
+        protocol: the protocol's class.
+        config: its settings.
+        trainer: the training core.
+        initial: initial parameters.
+        data: records (x, y) of each client.
+        seed: seed of this rehearsal.
+        adversary: whose view is wanted.
+        defenses: by (kind, sender role).
+    """
+    # A rehearsal has nothing to hide: its secret follows from its seed, and so it is reproducible.
+    secret = SecretStream(child_seed(seed, "rehearsal", "secret").to_bytes(8, "big") * 2, "rehearsal").bytes(
+        32
+    )
+    parties = parties_of(protocol, len(data))
+    with Transcript(folder, secret=secret) as transcript:
+        wire = Wire(
+            transcript,
+            parties=parties,
+            kinds=kinds_of(protocol),
+            device=trainer.device,
+            secret=secret,
+            defenses=defenses,
+        )
+        clients = {f"client/{k}": PartyData(x, y) for k, (x, y) in enumerate(data)}
+        setting = Setting(clients=clients, wire=wire, trainer=trainer, initial=initial, seed=seed)
+        for _ in protocol(config, setting).rounds(0):
+            pass
+    return view_of(folder, adversary, parties=parties, hyperparameters=config.model_dump(mode="json"))

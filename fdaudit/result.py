@@ -1,0 +1,183 @@
+"""Results: a guess scored, a cell of the coverage table, and the `result.json` that reports are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from fdaudit.messages import Message, role
+from fdaudit.types import Figure, Goal
+
+__all__ = ["SCHEMA", "Cell", "Control", "TargetResult", "exposure", "figure_json", "gates", "wire_table"]
+
+SCHEMA = "fdaudit-result/1"
+Status = Literal["run", "not-applicable", "not-requested", "inconclusive", "failed"]
+
+
+def figure_json(figure: Figure) -> dict[str, Any]:
+    """A figure as a JSON object."""
+    return asdict(figure)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """A control of one attack.
+
+    Attributes:
+        what: the target it was tried on, and what had to be seen there.
+        passed: whether that was seen.
+        figures: what was measured.
+    """
+
+    what: str
+    passed: bool
+    figures: tuple[Figure, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {"what": self.what, "passed": self.passed, "figures": [figure_json(f) for f in self.figures]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetResult:
+    """What an attack found out about one victim."""
+
+    target: str
+    messages: tuple[int, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    images: tuple[Mapping[str, Any], ...] = ()
+    roc: Mapping[str, Sequence[float]] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "target": self.target,
+            "messages": list(self.messages),
+            "figures": [figure_json(f) for f in self.figures],
+            "images": [dict(i) for i in self.images],
+            "roc": None if self.roc is None else {k: list(v) for k, v in self.roc.items()},
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One protocol x adversary x attack cell: run, or the reason why not."""
+
+    protocol: str
+    adversary: str
+    attack: str
+    goal: Goal
+    source: str
+    status: Status
+    reason: str = ""
+    assumes: tuple[str, ...] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    queries: Mapping[str, int] | None = None
+    figures: tuple[Figure, ...] = ()
+    targets: tuple[TargetResult, ...] = ()
+    controls: Mapping[str, Control] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """`adversary/attack`, unique in a run."""
+        return f"{self.adversary}/{self.attack}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "id": self.id,
+            "protocol": self.protocol,
+            "adversary": self.adversary,
+            "attack": self.attack,
+            "goal": self.goal,
+            "source": self.source,
+            "status": self.status,
+            "reason": self.reason,
+            "assumes": list(self.assumes),
+            "params": dict(self.params),
+            "queries": None if self.queries is None else dict(self.queries),
+            "figures": [figure_json(f) for f in self.figures],
+            "targets": [t.to_json() for t in self.targets],
+            "controls": {k: c.to_json() for k, c in self.controls.items()} or None,
+        }
+
+
+def wire_table(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages and bytes by kind and sender role; a message to r receivers counts r times its bytes."""
+    table: dict[tuple[str, str], list[int]] = {}
+    for m in messages:
+        row = table.setdefault((m.kind, role(m.sender)), [0, 0])
+        row[0] += 1
+        row[1] += m.bytes_on_wire * max(len(m.receivers), 1)
+    return [
+        {"kind": kind, "sender_role": sender, "messages": n, "bytes": b}
+        for (kind, sender), (n, b) in sorted(table.items())
+    ]
+
+
+def exposure(messages: Sequence[Message], party: str) -> list[dict[str, Any]]:
+    """What one adversary saw: by kind and direction, how many messages and bytes, and how they were kept.
+
+    Args:
+        messages: those of the adversary's view.
+        party: the adversary's name.
+    """
+    members = set(party.split("+"))
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for m in messages:
+        direction = (
+            "sent" if m.sender in members else "received" if members & set(m.receivers) else "overheard"
+        )
+        row = rows.setdefault(
+            (m.kind, direction), {"count": 0, "bytes": 0, "senders": set(), "kept": set(), "defenses": set()}
+        )
+        row["count"] += 1
+        row["bytes"] += m.bytes_on_wire
+        row["senders"].add(role(m.sender))
+        row["kept"].add("digest" if m.payload is None else "full")
+        row["defenses"] |= {str(d.get("name")) for d in m.defenses}
+    return [
+        {
+            "party": party,
+            "kind": kind,
+            "direction": direction,
+            "count": row["count"],
+            "bytes": row["bytes"],
+            "senders": sorted(row["senders"]),
+            "recorded": row["kept"].pop() if len(row["kept"]) == 1 else "partial",
+            "defenses": sorted(row["defenses"]),
+        }
+        for (kind, direction), row in sorted(rows.items())
+    ]
+
+
+_GATES = {
+    "reconstruction_gain_db": ("reconstruction", "psnr_gain"),
+    "membership_auc": ("membership", "auc"),
+    "membership_tpr_at_1fpr": ("membership", "tpr_at_1fpr"),
+}
+
+
+def gates(thresholds: Mapping[str, float | None], cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each gate of the spec against the largest value that any cell reports for any victim.
+
+    A gate that no cell could measure fails: what was not measured has not been shown to hold.
+    """
+    rows = []
+    for name, threshold in thresholds.items():
+        if threshold is None:
+            continue
+        goal, figure = _GATES[name]
+        values = [
+            f["value"]
+            for cell in cells
+            if cell["goal"] == goal
+            for target in cell["targets"]
+            for f in target["figures"]
+            if f["name"] == figure and f["value"] is not None
+        ]
+        worst = max(values, default=None)
+        passed = worst is not None and worst <= threshold
+        rows.append({"name": name, "threshold": threshold, "value": worst, "passed": passed})
+    return rows

@@ -1,0 +1,89 @@
+"""Where a guess meets the truth: looks up in the vault what an attack was after, and scores it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fdaudit.metrics import score_membership, score_reconstruction
+from fdaudit.rng import child, child_numpy
+from fdaudit.types import Challenge, Membership, Reconstruction
+
+if TYPE_CHECKING:
+    from fdaudit.metrics import MembershipScore, ReconstructionScore
+    from fdaudit.plan import Plan
+    from fdaudit.vault import Vault
+
+__all__ = ["Truth"]
+
+
+class Truth:
+    """The auditor's side of every challenge.
+
+    Args:
+        plan: the run's plan, data and splits included.
+        vault: the run's vault.
+    """
+
+    def __init__(self, plan: Plan, vault: Vault) -> None:
+        self._plan, self._vault = plan, vault
+
+    def challenge(self, client: str) -> tuple[Challenge, Tensor]:
+        """A client's candidates in random order, and beside them, for the auditor, who is a member (n,)."""
+        split = self._plan.splits.clients[int(client.partition("/")[2])]
+        pairs = len(split.members)
+        index = torch.cat([split.members, split.non_members])
+        member = torch.arange(2 * pairs) < pairs
+        pair = torch.arange(pairs).repeat(2)
+        # Pairs are renumbered and candidates shuffled, so that neither order nor number tells anything.
+        generator = child(self._plan.seed, "challenge", client)
+        order = torch.randperm(2 * pairs, generator=generator)
+        renamed = torch.randperm(pairs, generator=generator)[pair]
+        data = self._plan.dataset
+        challenge = Challenge(
+            target=client, x=data.x[index[order]], y=data.y[index[order]], pair=renamed[order]
+        )
+        return challenge, member[order]
+
+    def membership(self, guess: Membership, cell: str) -> MembershipScore:
+        """Scores a membership guess against the coins."""
+        challenge, member = self.challenge(guess.target)
+        return score_membership(
+            guess.scores,
+            member,
+            generator=child_numpy(self._plan.seed, "score", cell, guess.target),
+            pair=challenge.pair,
+        )
+
+    def behind(self, client: str, messages: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The records (x, y) that went into some messages of one client, each once, in order of first use."""
+        local: list[int] = []
+        wanted = set(messages)
+        for name in self._vault.names("truth"):
+            batches = self._vault.load(name)
+            for seq in sorted(wanted & {int(key) for key in batches}):
+                local += batches[str(seq)].tolist()
+                wanted.discard(seq)
+            if not wanted:
+                break
+        rows = torch.tensor(list(dict.fromkeys(local)), dtype=torch.int64)
+        x, y = self._plan.records(client)
+        return x[rows], y[rows]
+
+    def reconstruction(self, guesses: Sequence[Reconstruction], cell: str) -> ReconstructionScore:
+        """Scores reconstructions, one batch a guess, next to the prior baseline from auxiliary data."""
+        truths = [self.behind(g.target, g.messages) for g in guesses]
+        auxiliary_x, auxiliary_y = self._plan.auxiliary
+        return score_reconstruction(
+            [g.images for g in guesses],
+            [x for x, _ in truths],
+            auxiliary_x,
+            child_numpy(self._plan.seed, "score", cell),
+            guess_labels=[g.labels for g in guesses] if all(g.labels is not None for g in guesses) else None,
+            true_labels=[y for _, y in truths],
+            auxiliary_labels=auxiliary_y,
+            targets=[g.target for g in guesses],
+        )
