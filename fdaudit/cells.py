@@ -102,10 +102,12 @@ class Stage:
         members = adversary.split("+")
         victims = [k for k in self.plan.clients if k not in members][: self.plan.spec.victims]
         challenges: dict[str, Challenge] = {}
-        if attack.cls.goal == "membership":
+        if attack.card["goal"] == "membership":
             challenges = {k: self._truth.challenge(k)[0] for k in victims}
         return AttackTask(
-            targets=tuple(victims), challenges=challenges, oracle=self._oracle(members, attack.cls.oracle)
+            targets=tuple(victims),
+            challenges=challenges,
+            oracle=self._oracle(members, attack.card.get("oracle")),
         )
 
     def _oracle(self, members: Sequence[str], wanted: str | None) -> Oracle | None:
@@ -210,9 +212,8 @@ class Stage:
 
     def _controls(self, attack: AttackPlan) -> dict[str, Control]:
         """Both controls of an attack; run once and kept, since they depend on no adversary."""
-        assert attack.config is not None
         path = self.run / "attacks" / "controls" / f"{attack.name}.json"
-        settings = attack.config.model_dump(mode="json")
+        settings = {} if attack.config is None else attack.config.model_dump(mode="json")
         if path.is_file():
             kept = load_json(path)
             if kept["params"] == settings:
@@ -312,10 +313,10 @@ class _Base:
             protocol=self.plan.protocol.name,
             adversary=self.adversary,
             attack=self.attack.name,
-            goal=self.attack.cls.goal,
-            source=self.attack.cls.source,
+            goal=self.attack.card["goal"],
+            source=str(self.attack.card["source"]),
             status=status,
-            assumes=tuple(self.attack.cls.assumes),
+            assumes=tuple(self.attack.card["assumes"]),
             params={} if config is None else config.model_dump(mode="json"),
             **values,
         )

@@ -47,7 +47,7 @@ _DROWNING = 100.0
 
 def controls(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     """The positive and the negative control of an attack on the run's kind of images."""
-    if attack.cls.goal == "membership":
+    if attack.card["goal"] == "membership":
         return _membership_controls(attack, plan)
     return _reconstruction_controls(attack, plan)
 
@@ -56,7 +56,7 @@ def controls(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
 
 
 def _reconstruction_controls(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    model, count = str(attack.cls.control["model"]), int(attack.cls.control["images"])
+    model, count = str(attack.card["control"]["model"]), int(attack.card["control"]["images"])
     x, y = plan.auxiliary
     order = torch.randperm(len(y), generator=child(plan.seed, "control", attack.name, "victims"))
     victims, known = order[:count], order[count:]
@@ -210,7 +210,7 @@ def _membership_figures(
     attack: AttackPlan, plan: Plan, weights: Parameters, challenge: Challenge, member: Tensor
 ) -> Mapping[str, Figure]:
     """The attack on a published model, asked through an oracle as in a run."""
-    oracle = Oracle(attack.cls.oracle or "soft", budget=max(plan.spec.queries, len(challenge.y)))
+    oracle = Oracle(attack.card.get("oracle") or "soft", budget=max(plan.spec.queries, len(challenge.y)))
     answering = plan.trainer()
     parties, nowhere = ("client/0", "world"), Path(os.devnull)
     nothing = View(

@@ -25,9 +25,10 @@ __all__ = ["AttackPlan", "Plan", "make_plan"]
 
 @dataclass(frozen=True, eq=False)
 class AttackPlan:
-    """One attack with its class and settings; both None where the spec does not ask for it."""
+    """One attack with its card, class and settings; the last two are None where the spec does not ask for it."""
 
     name: str
+    card: Mapping[str, Any]
     cls: Any
     config: Config | None
     adversaries: tuple[str, ...]
@@ -157,7 +158,7 @@ def _attacks(spec: Spec) -> tuple[AttackPlan, ...]:
     plans = []
     for name in known:
         if wanted is not None and name not in wanted:
-            plans.append(AttackPlan(name, None, None, spec.adversaries))
+            plans.append(AttackPlan(name, attacks.REGISTRY.describe(name), None, None, spec.adversaries))
             continue
         number, entry = wanted[name] if wanted else (0, None)
         plans.append(
@@ -182,7 +183,7 @@ def plan_attack(
     """
     cls = attacks.REGISTRY.load(name, "attack")
     config = validate(cls.Config, {**cls.profiles[spec.profile], **params}, where)
-    return AttackPlan(name, cls, config, adversaries)
+    return AttackPlan(name, attacks.REGISTRY.describe(name), cls, config, adversaries)
 
 
 def _defenses(spec: Spec, protocol: Any) -> dict[tuple[str, str], tuple[Any, ...]]:

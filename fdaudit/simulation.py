@@ -80,6 +80,7 @@ class NoWire:
         """Nothing to begin."""
 
     def send(self, sender: str, receivers: Any, kind: str, *_: Any, **__: Any) -> Delivery | None:
+        """Refuses."""
         raise ProtocolError(f"a reference line sent {kind} from {sender}.")
 
 

@@ -1,0 +1,203 @@
+"""The audit: spec -> plan -> federation -> transcript -> views -> attacks -> figures -> result, on one screen."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from fdaudit.cells import Stage
+from fdaudit.conclusion import conclude
+from fdaudit.errors import RunError, SpecError
+from fdaudit.manifest import MANIFEST, read_manifest, write_manifest
+from fdaudit.plan import Plan, make_plan
+from fdaudit.result import Cell
+from fdaudit.simulation import federate
+from fdaudit.spec import Spec, load_spec
+from fdaudit.storage import load_json, save_json, write_atomically
+from fdaudit.transcript import Position
+from fdaudit.vault import Secrets, Vault
+
+__all__ = ["Tick", "attack_cells", "commitments", "perform", "reopen"]
+
+Tick = Callable[[str, int, int], None]
+_PACKAGES = ("fdaudit", "numpy", "safetensors", "scikit-learn", "scipy", "torch", "torchvision")
+
+
+def perform(
+    source: Spec | Path | str | dict[str, Any] | None,
+    out: Path,
+    *,
+    resume: bool = False,
+    seed_from: Path | None = None,
+    tick: Tick = lambda what, done, total: None,
+) -> None:
+    """Runs a spec into a run directory: federation, transcript, attacks, result.
+
+    Args:
+        source: the spec; None with `resume` takes the one in the run directory.
+        out: the run directory; must not exist yet, unless `resume`.
+        resume: go on from the last whole round.
+        seed_from: a run directory whose vault's seed and secret are used again.
+        tick: called with what is under way, how far it is, and of how much.
+
+    Raises:
+        UsageError: the spec is wrong, or the directory is occupied; nothing was written.
+    """
+    spec = _the_spec(source, out, resume)
+    secrets = _the_secrets(spec, out, resume, seed_from)
+    plan = make_plan(spec, secrets.seed)
+    _prepare(plan)
+    _open_directory(plan, out, secrets)
+    if not (out / MANIFEST).is_file():
+        seconds = time.perf_counter()
+        end = federate(plan, out, tick)
+        _seal(plan, out, secrets, end)
+        note_time(out, "federation", time.perf_counter() - seconds)
+    attack_cells(plan, out, tick=tick)
+    conclude(plan, out)
+
+
+def reopen(run: Path) -> Plan:
+    """The plan of an existing run, from its spec and its vault.
+
+    Raises:
+        RunError: there is no run, or its data cannot be had any more.
+    """
+    spec = _the_spec(None, run, resume=True)
+    plan = make_plan(spec, Vault(run / "vault").secrets.seed)
+    stated = read_manifest(run)["commitments"]
+    for name, found in commitments(plan, Vault(run / "vault").secrets).items():
+        if stated.get(name) != found:
+            problem = f"does not have the {name} that its manifest commits to"
+            raise RunError("run", str(run), problem, "Restore the dataset and the vault it was run with.")
+    _prepare(plan)
+    return plan
+
+
+# -- the stages -----------------------------------------------------------------------------------------------
+
+
+def _seal(plan: Plan, run: Path, secrets: Secrets, end: Position) -> None:
+    """Writes the manifest: the federation is over, and changes to its record become visible."""
+    write_manifest(
+        run,
+        {
+            "head": end.head,
+            "messages": end.seq,
+            "commitments": commitments(plan, secrets),
+            "spec_sha256": plan.spec.digest(),
+            "versions": {**{p: version(p) for p in _PACKAGES}, "python": platform.python_version()},
+        },
+    )
+
+
+def attack_cells(
+    plan: Plan,
+    run: Path,
+    *,
+    only: Callable[[str, str], bool] = lambda adversary, attack: True,
+    again: bool = False,
+    tick: Tick = lambda what, done, total: None,
+) -> list[Cell]:
+    """Runs every adversary x attack cell that has no outcome yet, and keeps each as soon as it has one.
+
+    Args:
+        plan: the run's plan.
+        run: the run directory.
+        only: which cells.
+        again: run cells anew that have an outcome.
+        tick: progress.
+    """
+    stage, cells = Stage(plan, run), []
+    adversaries = dict.fromkeys([*plan.spec.adversaries, *(a for p in plan.attacks for a in p.adversaries)])
+    total, done = len(adversaries) * len(plan.attacks), 0
+    for name in adversaries:
+        with stage.adversary(name) as adversary:
+            for attack in plan.attacks:
+                path = run / "attacks" / f"{name}-{attack.name}.json".replace("/", "-").replace("+", "_")
+                done += 1
+                if only(name, attack.name) and (again or not path.is_file()):
+                    seconds = time.perf_counter()
+                    cell = stage.cell(adversary, attack)
+                    path.parent.mkdir(exist_ok=True)
+                    save_json(path, cell.to_json(), indent=1)
+                    note_time(run, cell.id, time.perf_counter() - seconds)
+                    cells.append(cell)
+                tick(f"attacks ({name}: {attack.name})", done, total)
+    return cells
+
+
+# -- details --------------------------------------------------------------------------------------------------
+
+
+def commitments(plan: Plan, secrets: Secrets) -> dict[str, str]:
+    """Salted commitments to the seed, the data and each split; unsalted ones would test membership."""
+    tensors = plan.splits.to_dict()
+    parts = {f"split {name}": tensors[name].numpy().tobytes() for name in sorted(tensors)}
+    return {
+        "seed": secrets.commit("seed", secrets.seed.to_bytes(8, "big")),
+        "data": secrets.commit("data", plan.dataset.sha256().encode()),
+        **{name: secrets.commit(name, data) for name, data in parts.items()},
+    }
+
+
+def _the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resume: bool) -> Spec:
+    kept = out / "spec.yaml"
+    if source is None:
+        if not resume or not kept.is_file():
+            raise RunError("run", str(out), "is no run directory", "Give a spec, or the directory of a run.")
+        return load_spec(kept)
+    spec = load_spec(source)
+    if resume and kept.is_file():
+        earlier = load_spec(kept)
+        resolved = ("device", "threads", "strategy", "memory_format", "seed")
+        ours, theirs = (s.model_dump(exclude=set(resolved)) for s in (spec, earlier))
+        if ours != theirs:
+            field = next(k for k in ours if ours[k] != theirs[k])
+            raise SpecError(
+                field, ours[field], f"differs from the run's own: {theirs[field]!r}", "Resume without it."
+            )
+        return earlier
+    return spec
+
+
+def _the_secrets(spec: Spec, out: Path, resume: bool, seed_from: Path | None) -> Secrets:
+    if out.exists() and not resume and (not out.is_dir() or any(out.iterdir())):
+        raise RunError("out", str(out), "exists already", "Choose another directory, or add --resume.")
+    if resume and out.exists() and any(out.iterdir()) and not (out / "vault").is_dir():
+        raise RunError("out", str(out), "is not a run directory", "Choose another directory.")
+    if resume and (out / "vault" / "secrets.json").is_file():
+        return Vault(out / "vault").secrets
+    if seed_from is not None:
+        return Vault(seed_from / "vault").secrets
+    return Secrets.draw(spec.seed)
+
+
+def _open_directory(plan: Plan, run: Path, secrets: Secrets) -> None:
+    run.mkdir(parents=True, exist_ok=True)
+    vault = Vault(run / "vault")
+    if not (vault.directory / "secrets.json").is_file():
+        vault.create(secrets)
+    vault.save("splits", plan.splits.to_dict())
+    text = yaml.safe_dump(plan.spec.public(commitments(plan, secrets)["seed"]), sort_keys=False)
+    write_atomically(run / "spec.yaml", text.encode("utf-8"))
+
+
+def _prepare(plan: Plan) -> None:
+    """Threads and determinism, as the resolved spec says."""
+    torch.set_num_threads(plan.execution.threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def note_time(run: Path, what: str, seconds: float) -> None:
+    """Adds seconds to `timings.json`, which no digest covers: a run's other files do not depend on time."""
+    path = run / "timings.json"
+    timings = load_json(path) if path.is_file() else {}
+    save_json(path, {**timings, what: round(timings.get(what, 0.0) + seconds, 3)}, indent=1)

@@ -1,0 +1,120 @@
+"""The conclusion: gathers what lies in a run directory into `result.json`, from which reports are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.cells import Stage
+from fdaudit.manifest import read_manifest
+from fdaudit.metrics import clopper_pearson
+from fdaudit.result import SCHEMA, exposure, figure_json, gates, wire_table
+from fdaudit.storage import load_json, save_json
+from fdaudit.transcript import read_messages
+from fdaudit.types import Figure
+
+if TYPE_CHECKING:
+    from fdaudit.plan import Plan
+
+__all__ = ["conclude"]
+
+
+def conclude(plan: Plan, run: Path) -> dict[str, Any]:
+    """Writes `result.json` and returns its value."""
+    spec, manifest = plan.spec, read_manifest(run)
+    stage = Stage(plan, run)
+    messages = list(read_messages(run / "transcript"))
+    cells = [load_json(path) for path in sorted((run / "attacks").glob("*.json"))]
+    seen = dict.fromkeys([*plan.parties, *spec.adversaries])
+    card = plan.protocol
+    value = {
+        "schema": SCHEMA,
+        "auditor_only": True,
+        "run": {
+            "name": spec.name,
+            "status": manifest["status"],
+            "profile": spec.profile,
+            "protocol": card.name,
+            "protocol_summary": (card.__doc__ or "").strip().split("\n")[0],
+            "deviations": list(card.deviations),
+            "dataset": spec.dataset.name,
+            "dataset_provenance": plan.dataset.provenance,
+            "clients": spec.clients,
+            "rounds": plan.protocol_config.rounds,  # type: ignore[attr-defined]
+            "model": spec.model.name,
+            "parameters": sum(t.numel() for t in plan.initial().values()),
+            "head": manifest["head"],
+            "messages": manifest["messages"],
+            "record": spec.model_dump(mode="json")["record"],
+            "transport": spec.transport,
+            "spec": spec.public(manifest["commitments"]["seed"]),
+            "spec_sha256": manifest["spec_sha256"],
+            "versions": manifest["versions"],
+            "device": plan.execution.device,
+            "threads": plan.execution.threads,
+            "strategy": plan.execution.strategy,
+            "seed_commitment": manifest["commitments"]["seed"],
+        },
+        "class_table": plan.splits.class_table.tolist(),
+        "utility": _utility(run),
+        "exposure": [row for p in seen for row in exposure(stage.view(p).messages, p)],
+        "wire": wire_table(messages),
+        "assumptions": list(card.trust),
+        "oracles": [
+            {"name": o["name"], "available_to": list(o["available_to"]), "answers": list(o["answers"])}
+            for o in card.oracles
+        ],
+        "cells": cells,
+        "gates": gates(spec.gates.model_dump(), cells),
+        "limits": _limits(plan),
+        "reproduce": _reproduce(),
+    }
+    save_json(run / "result.json", value, indent=1)
+    return value
+
+
+
+def _utility(run: Path) -> dict[str, Any]:
+    import pandas as pd
+
+    frame = pd.read_csv(run / "utility.csv")
+    final = []
+    for line, rows in frame.groupby("line", sort=False):
+        for row in rows[rows["round"] == rows["round"].max()].itertuples():
+            n, value = int(row.n), float(row.accuracy)
+            interval = clopper_pearson(round(value * n), n)
+            figure = Figure(name="accuracy", value=value, unit="fraction", n=n, **interval._asdict())
+            final.append({"line": line, "party": row.party, "figure": figure_json(figure)})
+    columns = ["line", "round", "party", "accuracy", "macro_f1"]
+    return {"curve": frame[columns].to_dict("records"), "final": final}
+
+
+def _limits(plan: Plan) -> list[str]:
+    spec, pairs = plan.spec, [len(c.members) for c in plan.splits.clients]
+    victims = pairs[: spec.victims]
+    return [
+        "One run with one seed: intervals speak of these records and victims, not of other partitions or seeds.",
+        f"{spec.victims} of {spec.clients} clients were attacked, the first ones, fixed before the run.",
+        f"Membership rests on {min(victims)} to {max(victims)} matched pairs a victim: a true-positive rate at "
+        + f"a false-positive rate below {1 / max(victims):.1%} cannot be measured and is refused.",
+        "Parties were honest but curious; an adversary that deviates from the protocol may learn more.",
+        "Adversaries were assumed to hold auxiliary records from the clients' own distribution.",
+        "An attack that found nothing bounds nothing: a stronger one may exist. No ε is claimed anywhere.",
+        "The record finds damage and edits; unsigned, it proves neither who made it nor that the run was honest.",
+    ]
+
+
+def _reproduce() -> dict[str, list[str]]:
+    return {
+        "commands": [
+            "fdaudit verify RUN",
+            "fdaudit run RUN/spec.yaml --seed-from RUN --out AGAIN",
+            "fdaudit report RUN",
+        ],
+        "notes": [
+            "The second command needs this run's vault, which holds its seed and its secret.",
+            "On the same machine, with the versions above, it ends with the same head, byte for byte.",
+        ],
+    }
+
+
