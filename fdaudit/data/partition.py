@@ -94,7 +94,7 @@ def partition(
         raise DataError(
             "partition.name",
             spec.name,
-            f"leaves client/{smallest} with {len(parts[smallest])} of {len(y)} records, not {minimum} or more",
+            f"leaves client/{smallest} with {len(parts[smallest])} of {len(y)} records, fewer than {minimum}",
             _REMEDIES[spec.name],
         )
     return tuple(part.sort().values for part in parts)
