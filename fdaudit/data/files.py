@@ -85,10 +85,13 @@ def read_npz(file: Path) -> RawData:
 
 def _npz_arrays(file: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        # Opened here, because np.load leaves the file open when the archive is damaged.
+        with file.open("rb") as stream:
+            archive = np.load(stream, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it holds one bare array")
-            arrays = {name: archive[name] for name in wanted if name in archive.files}
+            with archive:
+                arrays = {name: archive[name] for name in wanted if name in archive.files}
     except _DAMAGED_ZIP as error:
         reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
         raise DataError(
@@ -169,10 +172,10 @@ def _pixels(file: Path) -> Any:
                 if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"):
                     raise ValueError(f"mode {image.mode} is not 8 bits a channel")
                 if image.mode in ("1", "L", "LA"):
-                    return np.asarray(image.convert("L"))
+                    return np.array(image.convert("L"))
                 # By way of RGBA: Pillow turns a palette with transparency into RGB only with a warning.
                 middle = image.convert("RGBA") if image.mode in ("P", "PA") else image
-                return np.asarray(middle.convert("RGB"))
+                return np.array(middle.convert("RGB"))
     except (*_DAMAGED, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(
             "dataset.name",

@@ -35,11 +35,16 @@ _Shape = tuple[int, int, int]
 _Builder = Callable[[Any, _Shape, int], nn.Module]
 _IMPORT = "import:"
 
+
+def _without_params(make: Callable[[_Shape, int], nn.Module]) -> tuple[type[Config], _Builder]:
+    return NoParams, lambda _, input_shape, classes: make(input_shape, classes)
+
+
 _ZOO: Mapping[str, tuple[type[Config], _Builder]] = {
-    **{name: (NoParams, lambda _, shape, c, name=name: pooled_cnn(name, shape, c)) for name in CNNS},
-    **{name: (NoParams, lambda _, shape, c, w=widths: mlp(w, shape, c)) for name, widths in MLPS.items()},
+    **{name: _without_params(partial(pooled_cnn, name)) for name in CNNS},
+    **{name: _without_params(partial(mlp, widths)) for name, widths in MLPS.items()},
     "cnn-strided": (StridedParams, strided_cnn),
-    "lenet-dlg": (NoParams, lambda _, shape, c: lenet_dlg(shape, c)),
+    "lenet-dlg": _without_params(lenet_dlg),
     "mlp": (MlpParams, lambda params, shape, c: mlp(params.widths, shape, c)),
     "resnet8": (Resnet8Params, resnet8),
     **{name: (ResnetParams, partial(resnet_small, name)) for name in ("resnet18", "resnet34", "resnet50")},
