@@ -1,1 +1,113 @@
-"""Metrics: where a guess first meets the truth, as figures with intervals."""
+"""Metrics: where a guess first meets the truth, as figures with intervals.
+
+Plain functions on tensors, arrays or lists. Those whose names end in `_figure`, and the `score_*`
+functions, return `fdaudit.types.Figure`: a number with its interval, or the reason why there is none.
+Random ones (bootstrap, prior draws) take a `numpy.random.Generator`. Importing this package loads none of
+the libraries that pretrained networks or image measures need; the functions that use them do.
+"""
+
+from fdaudit.metrics.clients import mean_and_worst
+from fdaudit.metrics.frechet import frechet_distance, frechet_figure, task_encoder_distance
+from fdaudit.metrics.images import match, mse, psnr, ssim, ssim_window
+from fdaudit.metrics.intervals import Interval, bootstrap, clopper_pearson, mean_figure
+from fdaudit.metrics.labels import (
+    SMOOTHING,
+    chebyshev,
+    kl_divergence,
+    label_overlap,
+    label_recovery_figures,
+    score_label_distribution,
+    total_variation,
+)
+from fdaudit.metrics.membership import (
+    FPRS,
+    MembershipScore,
+    auc_figure,
+    balanced_accuracy_figure,
+    pair_accuracy_figure,
+    score_membership,
+    tpr_at_fpr_figure,
+)
+from fdaudit.metrics.perceptual import (
+    LPIPS_SIDE,
+    fid_figure,
+    inception_features,
+    load_fid,
+    load_lpips,
+    lpips_distance,
+    lpips_figure,
+)
+from fdaudit.metrics.prior import AuxiliaryPool, Measure, choose_strategies
+from fdaudit.metrics.ranking import RocCurve, auc, balanced_accuracy, pair_accuracy, roc_curve, tpr_at_fpr
+from fdaudit.metrics.reconstruction import PSNR_CEILING, ImageScore, ReconstructionScore, score_reconstruction
+from fdaudit.metrics.utility import (
+    WireBytes,
+    accuracy,
+    accuracy_figure,
+    bytes_figure,
+    bytes_on_wire,
+    macro_f1,
+    macro_f1_figure,
+)
+from fdaudit.metrics.weights import PINS, Pin, WeightsUnavailableError, load_weights
+
+__all__ = [
+    "FPRS",
+    "LPIPS_SIDE",
+    "PINS",
+    "PSNR_CEILING",
+    "SMOOTHING",
+    "AuxiliaryPool",
+    "ImageScore",
+    "Interval",
+    "Measure",
+    "MembershipScore",
+    "Pin",
+    "ReconstructionScore",
+    "RocCurve",
+    "WeightsUnavailableError",
+    "WireBytes",
+    "accuracy",
+    "accuracy_figure",
+    "auc",
+    "auc_figure",
+    "balanced_accuracy",
+    "balanced_accuracy_figure",
+    "bootstrap",
+    "bytes_figure",
+    "bytes_on_wire",
+    "chebyshev",
+    "choose_strategies",
+    "clopper_pearson",
+    "fid_figure",
+    "frechet_distance",
+    "frechet_figure",
+    "inception_features",
+    "kl_divergence",
+    "label_overlap",
+    "label_recovery_figures",
+    "load_fid",
+    "load_lpips",
+    "load_weights",
+    "lpips_distance",
+    "lpips_figure",
+    "macro_f1",
+    "macro_f1_figure",
+    "match",
+    "mean_and_worst",
+    "mean_figure",
+    "mse",
+    "pair_accuracy",
+    "pair_accuracy_figure",
+    "psnr",
+    "roc_curve",
+    "score_label_distribution",
+    "score_membership",
+    "score_reconstruction",
+    "ssim",
+    "ssim_window",
+    "task_encoder_distance",
+    "total_variation",
+    "tpr_at_fpr",
+    "tpr_at_fpr_figure",
+]

@@ -1,0 +1,72 @@
+"""One figure over several clients: the mean, never without the worst.
+
+Guarantee:
+  * `mean_and_worst` always gives both; a client without a value is named, not dropped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fdaudit.errors import UsageError
+from fdaudit.metrics.intervals import mean_figure
+from fdaudit.types import Figure
+
+__all__ = ["mean_and_worst"]
+
+
+def mean_and_worst(
+    figures: Mapping[str, Figure], generator: np.random.Generator, *, higher_is_worse: bool = True
+) -> tuple[Figure, Figure]:
+    """The mean over clients (bootstrap over clients) and the figure of the client that fares worst.
+
+    Args:
+        figures: the same figure by client.
+        generator: for the bootstrap.
+        higher_is_worse: whether a larger value means more leaked (AUC, PSNR) or less (MSE, LPIPS).
+
+    Returns:
+        `NAME_mean` and `NAME_worst`; the worst keeps its own interval, which is not corrected for having
+        been picked out of several. Both are unavailable where no client has a value.
+
+    Raises:
+        UsageError: no client, or figures of different names.
+    """
+    names = {figure.name for figure in figures.values()}
+    if len(names) != 1:
+        raise UsageError(
+            "figures", sorted(names), "is not one figure by client", "Give one name for all clients."
+        )
+    name = names.pop()
+    values = {client: f.value for client, f in figures.items() if f.value is not None}
+    absent = sorted(set(figures) - set(values))
+    unit = next(iter(figures.values())).unit
+    if not values:
+        why = f"no client has a value; {absent[0]}: {figures[absent[0]].unavailable}"
+        mean = Figure(name=f"{name}_mean", value=None, unit=unit, unavailable=why)
+        return mean, Figure(name=f"{name}_worst", value=None, unit=unit, unavailable=why)
+    missing = f"without a value: {', '.join(absent)}" if absent else ""
+    mean = mean_figure(
+        f"{name}_mean",
+        list(values.values()),
+        generator,
+        unit=unit,
+        note="; ".join(filter(None, ["n counts clients", missing])),
+    )
+    pick = max if higher_is_worse else min
+    client = pick(values, key=lambda c: values[c])
+    worst = figures[client]
+    note = f"{client}, worst of {len(values)}; interval not corrected for that choice"
+    return mean, Figure(
+        name=f"{name}_worst",
+        value=worst.value,
+        unit=unit,
+        low=worst.low,
+        high=worst.high,
+        confidence=worst.confidence,
+        method=worst.method,
+        n=worst.n,
+        note="; ".join(filter(None, [note, worst.note, missing])),
+    )

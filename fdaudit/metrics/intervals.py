@@ -1,0 +1,207 @@
+"""Intervals for measured numbers: Clopper-Pearson for counts, the bootstrap for everything else.
+
+Guarantees:
+  * a Clopper-Pearson interval covers the true proportion with at least its confidence, for every n and p;
+  * a bootstrap draws from the generator it is given and from nothing else: the same generator state gives
+    the same interval;
+  * resampling respects strata: every resample has each stratum's own size;
+  * where resampling cannot show uncertainty (one item, or a statistic that no resample changes) there is
+    no interval, rather than one of width zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fdaudit.errors import UsageError
+from fdaudit.metrics._arrays import Floats, Integers, integers, probability, vector
+from fdaudit.types import Figure
+
+__all__ = ["Interval", "bootstrap", "clopper_pearson", "mean_figure"]
+
+_CHUNK = 2_000_000
+"""Weights held in memory at once."""
+
+_SAME = 1e-12
+"""Relative difference below which two replicates are the same number, rounding aside."""
+
+
+class Interval(NamedTuple):
+    """A two-sided interval: its ends, its level and how it was made."""
+
+    low: float
+    high: float
+    confidence: float
+    method: str
+
+
+def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> Interval:
+    """The exact interval for a proportion of which `k` successes in `n` independent trials were seen.
+
+    Source: Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the
+    binomial", Biometrika 26 (1934), through quantiles of the beta distribution.
+
+    Raises:
+        UsageError: not 0 <= k <= n, n < 1, or a confidence outside (0, 1).
+    """
+    from scipy.special import betaincinv
+
+    if n < 1 or not 0 <= k <= n:
+        raise UsageError("k, n", (k, n), "are not successes among trials", "Give 0 <= k <= n with n >= 1.")
+    tail = (1 - probability(confidence, "confidence")) / 2
+    low = 0.0 if k == 0 else float(betaincinv(k, n - k + 1, tail))
+    high = 1.0 if k == n else float(betaincinv(k + 1, n - k, 1 - tail))
+    return Interval(low, high, confidence, "clopper-pearson")
+
+
+def bootstrap(
+    statistic: Callable[[Floats], Floats],
+    n: int,
+    generator: np.random.Generator,
+    *,
+    strata: Integers | None = None,
+    resamples: int = 2000,
+    confidence: float = 0.95,
+    method: Literal["bca", "percentile"] = "bca",
+) -> Interval | None:
+    """A bootstrap interval for a statistic of `n` independent units.
+
+    A resample is a vector of weights: how often each unit was drawn. Stating the statistic on weights
+    rather than on copies makes resampling of groups (matched pairs, batches) a matter of what a unit is, and
+    gives the jackknife of BCa (leave one out: weight zero) by the same function.
+
+    Args:
+        statistic: maps weights (r, n), whole numbers, to values (r,).
+        n: number of units.
+        generator: where draws come from.
+        strata: (n,) stratum of each unit; each is resampled on its own. All one stratum when left out.
+        resamples: how many.
+        confidence: level of the interval.
+        method: `bca`, bias-corrected and accelerated (Efron, "Better bootstrap confidence intervals", JASA 82
+            (1987); acceleration over several strata as in Davison and Hinkley (1997), section 5.3), or
+            `percentile`.
+
+    Returns:
+        The interval, or None where the bootstrap has nothing to say: fewer than two units, or a
+        statistic that takes the same value on every resample.
+
+    Raises:
+        UsageError: no unit, fewer than 100 resamples, or a confidence outside (0, 1).
+    """
+    from scipy.special import ndtr, ndtri
+
+    tail = (1 - probability(confidence, "confidence")) / 2
+    if n < 1 or resamples < 100:
+        raise UsageError(
+            "n, resamples", (n, resamples), "are too few", "Give at least one unit and 100 resamples."
+        )
+    groups = np.zeros(n, dtype=np.int64) if strata is None else integers(strata, "strata", n)
+    point = float(statistic(np.ones((1, n)))[0])
+    values = _replicates(statistic, groups, generator, resamples)
+    same = _SAME * max(1.0, abs(point))
+    if n < 2 or float(np.ptp(values)) <= same:
+        return None
+    levels: Floats = np.array([tail, 1 - tail])
+    if method == "bca":
+        below = (values < point - same).mean() + 0.5 * (np.abs(values - point) <= same).mean()
+        bias = ndtri(np.clip(below, 0.5 / resamples, 1 - 0.5 / resamples))
+        shifted = bias + ndtri(levels)
+        levels = ndtr(bias + shifted / (1 - _acceleration(statistic, groups) * shifted))
+    low, high = np.quantile(values, levels)
+    return Interval(float(low), float(high), confidence, f"bootstrap ({method})")
+
+
+def _replicates(
+    statistic: Callable[[Floats], Floats], groups: Integers, generator: np.random.Generator, resamples: int
+) -> Floats:
+    n = len(groups)
+    members = [np.flatnonzero(groups == g) for g in np.unique(groups)]
+    out: list[Floats] = []
+    step = max(1, _CHUNK // n)
+    for start in range(0, resamples, step):
+        weights = np.empty((min(step, resamples - start), n))
+        for index in members:
+            even = np.full(len(index), 1 / len(index))
+            weights[:, index] = generator.multinomial(len(index), even, size=len(weights))
+        out.append(statistic(weights))
+    return np.concatenate(out)
+
+
+def _acceleration(statistic: Callable[[Floats], Floats], groups: Integers) -> float:
+    """BCa's acceleration from the jackknife; a stratum of one unit has no influence to estimate."""
+    n = len(groups)
+    step = max(1, _CHUNK // n)
+    left_out: Floats = np.empty(n)
+    sizes = np.bincount(np.unique(groups, return_inverse=True)[1])[np.unique(groups, return_inverse=True)[1]]
+    usable = np.flatnonzero(sizes > 1)
+    for start in range(0, len(usable), step):
+        index = usable[start : start + step]
+        weights = np.ones((len(index), n))
+        weights[np.arange(len(index)), index] = 0
+        left_out[index] = statistic(weights)
+    cubes = squares = 0.0
+    for group in np.unique(groups[usable]):
+        values = left_out[groups == group]
+        influence = (len(values) - 1) * (values.mean() - values)
+        cubes += float((influence**3).sum()) / len(values) ** 3
+        squares += float((influence**2).sum()) / len(values) ** 2
+    return cubes / (6 * squares**1.5) if squares > 0 else 0.0
+
+
+def mean_figure(
+    name: str,
+    values: Any,
+    generator: np.random.Generator,
+    *,
+    unit: str = "",
+    groups: Any = None,
+    note: str = "",
+    confidence: float = 0.95,
+    resamples: int = 2000,
+) -> Figure:
+    """The mean of `values` (n,) with a BCa bootstrap interval.
+
+    Args:
+        name: name of the figure.
+        values: (n,) finite numbers.
+        generator: where resamples come from.
+        unit: unit of the figure.
+        groups: (n,) whole numbers; values of one group are resampled together. Each value is its own
+            group when left out.
+        note: what a reader must know.
+        confidence: level of the interval.
+        resamples: how many.
+
+    Raises:
+        UsageError: an empty vector, or values that are not finite.
+    """
+    numbers = vector(values, name)
+    if not np.isfinite(numbers).all():
+        raise UsageError(
+            name, numbers[~np.isfinite(numbers)][0], "is not finite", "Cap or drop it, and say so."
+        )
+    labels = np.arange(len(numbers)) if groups is None else integers(groups, "groups", len(numbers))
+    _, unit_of = np.unique(labels, return_inverse=True)
+    sums, counts = np.bincount(unit_of, numbers), np.bincount(unit_of).astype(np.float64)
+
+    def statistic(weights: Floats) -> Floats:
+        return np.asarray(weights @ sums / (weights @ counts))
+
+    interval = bootstrap(statistic, len(sums), generator, confidence=confidence, resamples=resamples)
+    if interval is None:
+        why = "one item" if len(sums) < 2 else "values that do not vary"
+        note = "; ".join(filter(None, [note, f"no interval: {why}"]))
+    return Figure(
+        name=name,
+        value=float(numbers.mean()),
+        unit=unit,
+        low=None if interval is None else interval.low,
+        high=None if interval is None else interval.high,
+        confidence=None if interval is None else confidence,
+        method="" if interval is None else interval.method,
+        n=len(sums),
+        note=note,
+    )

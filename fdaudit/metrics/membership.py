@@ -1,0 +1,232 @@
+"""Membership scores of one attack on one target, as figures with intervals.
+
+Guarantees:
+  * what is resampled is whole matched pairs where `pair` is given, else members and non-members apart;
+  * perfect separation still gets an interval of positive width;
+  * an FPR out of reach yields a figure that says so, never a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fdaudit.errors import UsageError
+from fdaudit.metrics import ranking
+from fdaudit.metrics._arrays import Flags, Floats, Integers
+from fdaudit.metrics.intervals import Interval, bootstrap, clopper_pearson
+from fdaudit.metrics.ranking import RocCurve, roc_curve
+from fdaudit.types import Figure
+
+__all__ = [
+    "FPRS",
+    "MembershipScore",
+    "auc_figure",
+    "balanced_accuracy_figure",
+    "pair_accuracy_figure",
+    "score_membership",
+    "tpr_at_fpr_figure",
+]
+
+FPRS = (0.1, 0.01, 0.001)
+"""False-positive rates reported by default."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MembershipScore:
+    """Figures by name, and the curve they are points of."""
+
+    figures: Mapping[str, Figure]
+    roc: RocCurve
+
+
+def auc_figure(
+    scores: Any, member: Any, generator: np.random.Generator, *, pair: Any = None, confidence: float = 0.95
+) -> Figure:
+    """AUC with a BCa bootstrap interval: pairs resampled where given, else members and non-members apart.
+
+    Raises:
+        UsageError: as `auc`; or `pair` does not match one member with one non-member.
+    """
+    values, truth = ranking.checked(scores, member)
+    statistic = ranking.WeightedAuc(values, truth)
+    units = None if pair is None else ranking.checked_pairs(pair, truth)
+    return _resampled("auc", statistic, truth, units, generator, confidence)
+
+
+def _resampled(
+    name: str,
+    statistic: Callable[[Floats], Floats],
+    truth: Flags,
+    units: Integers | None,
+    generator: np.random.Generator,
+    confidence: float,
+    note: str = "",
+) -> Figure:
+    """A figure in [0, 1] of a statistic of candidate weights, with an interval at its edges too."""
+    value = float(statistic(np.ones((1, len(truth))))[0])
+    if units is None:
+        n, fewer = len(truth), int(min(truth.sum(), (~truth).sum()))
+        interval = bootstrap(statistic, n, generator, strata=truth.astype(np.int64), confidence=confidence)
+        unit = "candidates"
+    else:
+        n = fewer = int(units.max()) + 1
+        interval = bootstrap(
+            lambda weights: statistic(weights[:, units]), n, generator, confidence=confidence
+        )
+        unit = "pairs"
+    if value in (0.0, 1.0):
+        interval = _edge(value, fewer, confidence)
+        note = "; ".join(
+            filter(None, [note, f"at its limit: exact interval from {fewer} disjoint comparisons"])
+        )
+    return Figure(
+        name=name,
+        value=value,
+        unit="fraction",
+        low=None if interval is None else interval.low,
+        high=None if interval is None else interval.high,
+        confidence=None if interval is None else confidence,
+        method="" if interval is None else interval.method,
+        n=n,
+        note="; ".join(filter(None, [f"n counts {unit}", note, "" if interval else "no interval"])),
+    )
+
+
+def _edge(value: float, n: int, confidence: float) -> Interval:
+    """The interval of a mean of `n` independent numbers in [0, 1] that were all 0 or all 1.
+
+    No resample differs there, yet the mean is not known: numbers in [0, 1] with mean μ are all 1 with
+    probability at most μ^n, so Clopper-Pearson's limit for n successes out of n holds for them too.
+    """
+    return clopper_pearson(n if value == 1 else 0, n, confidence)
+
+
+def _fpr_name(fpr: float) -> str:
+    """The name of the TPR at this FPR: `tpr_at_1fpr` at one per cent."""
+    return f"tpr_at_{100 * fpr:g}fpr"
+
+
+def tpr_at_fpr_figure(scores: Any, member: Any, fpr: float, *, confidence: float = 0.95) -> Figure:
+    """TPR at an FPR with a Clopper-Pearson interval, or unavailable where the non-members cannot resolve it.
+
+    The interval is that of the TPR at the threshold found; how well the FPR of that threshold is known is in
+    the note.
+
+    Raises:
+        UsageError: as `auc`, or `fpr` outside (0, 1].
+    """
+    values, truth = ranking.checked(scores, member)
+    n, others = int(truth.sum()), int((~truth).sum())
+    if not 0 < fpr <= 1:
+        raise UsageError("fpr", fpr, "is not in (0, 1]", "Give for example 0.01.")
+    try:
+        detected = ranking.detected(values, truth, fpr)
+    except UsageError as refusal:
+        return Figure(name=_fpr_name(fpr), value=None, unit="fraction", n=n, unavailable=str(refusal))
+    k, wrong = int(detected[truth].sum()), int(detected[~truth].sum())
+    interval = clopper_pearson(k, n, confidence)
+    around = clopper_pearson(wrong, others, confidence)
+    return Figure(
+        name=_fpr_name(fpr),
+        value=k / n,
+        unit="fraction",
+        low=interval.low,
+        high=interval.high,
+        confidence=confidence,
+        method=interval.method,
+        n=n,
+        note=(
+            f"n counts members; {wrong} of {others} non-members detected, so the threshold's own FPR is "
+            f"between {around.low:.2g} and {around.high:.2g}"
+        ),
+    )
+
+
+def pair_accuracy_figure(scores: Any, member: Any, pair: Any, *, confidence: float = 0.95) -> Figure:
+    """Pair accuracy with a Clopper-Pearson interval; chance is 1/2 whatever the scores.
+
+    Half of the ties count as right; an odd one is counted against the attack for the lower end and for it
+    for the upper end.
+
+    Raises:
+        UsageError: as `pair_accuracy`.
+    """
+    wins, ties, n = ranking.choices(scores, member, pair)
+    low = clopper_pearson(wins + ties // 2, n, confidence).low
+    high = clopper_pearson(wins + (ties + 1) // 2, n, confidence).high
+    return Figure(
+        name="pair_accuracy",
+        value=(wins + ties / 2) / n,
+        unit="fraction",
+        low=low,
+        high=high,
+        confidence=confidence,
+        method="clopper-pearson",
+        n=n,
+        note=f"n counts pairs; {ties} ties, each half right" if ties else "n counts pairs",
+    )
+
+
+def balanced_accuracy_figure(
+    scores: Any, member: Any, generator: np.random.Generator, *, pair: Any = None, confidence: float = 0.95
+) -> Figure:
+    """Balanced accuracy with a BCa bootstrap interval over the decisions, thresholds held fixed.
+
+    Raises:
+        UsageError: as `auc`; or `pair` does not match one member with one non-member.
+    """
+    values, truth = ranking.checked(scores, member)
+    units = None if pair is None else ranking.checked_pairs(pair, truth)
+    try:
+        right = ranking.cross_decided(values, truth, generator, units)
+    except UsageError as refusal:
+        return Figure(name="balanced_accuracy", value=None, unit="fraction", unavailable=str(refusal))
+
+    def statistic(weights: Floats) -> Floats:
+        inside, outside = weights[:, truth], weights[:, ~truth]
+        tpr = inside @ right[truth] / inside.sum(1)
+        tnr = outside @ right[~truth] / outside.sum(1)
+        return np.asarray((tpr + tnr) / 2)
+
+    note = "threshold of each half chosen on the other"
+    return _resampled("balanced_accuracy", statistic, truth, units, generator, confidence, note)
+
+
+def score_membership(
+    scores: Any,
+    member: Any,
+    *,
+    generator: np.random.Generator,
+    pair: Any = None,
+    fprs: Sequence[float] = FPRS,
+    confidence: float = 0.95,
+) -> MembershipScore:
+    """AUC, balanced accuracy, choice within pairs and TPR at low FPR of one attack on one target.
+
+    Args:
+        scores: (n,), higher for "member".
+        member: (n,) booleans.
+        generator: for bootstrap resamples and the halves of balanced accuracy.
+        pair: (n,) number of the matched pair of each candidate; left out where each had its own coin.
+        fprs: false-positive rates to report.
+        confidence: level of every interval.
+
+    Returns:
+        Figures `auc`, `balanced_accuracy`, `pair_accuracy` (with `pair`) and `tpr_at_10fpr`, `tpr_at_1fpr`,
+        `tpr_at_0.1fpr` (an FPR out of reach is there, unavailable and with its reason), and the ROC curve.
+
+    Raises:
+        UsageError: as `auc`; or `pair` does not match one member with one non-member.
+    """
+    figures = [
+        auc_figure(scores, member, generator, pair=pair, confidence=confidence),
+        balanced_accuracy_figure(scores, member, generator, pair=pair, confidence=confidence),
+    ]
+    if pair is not None:
+        figures.append(pair_accuracy_figure(scores, member, pair, confidence=confidence))
+    figures += [tpr_at_fpr_figure(scores, member, fpr, confidence=confidence) for fpr in fprs]
+    return MembershipScore(figures={f.name: f for f in figures}, roc=roc_curve(scores, member))

@@ -1,0 +1,231 @@
+"""Telling members from non-members by a score: AUC, ROC, TPR at a low FPR, choice within pairs.
+
+A score is higher for "member". `member` says which candidates were trained on. Where candidates come in
+matched pairs (one coin each decided which of two was trained on), `pair` (n,) numbers the pairs.
+
+Guarantees:
+  * AUC and balanced accuracy do not change under any increasing map of the scores, and
+    auc(-scores) = 1 - auc(scores);
+  * a tie counts half in AUC and never as a detection in a TPR, so constant scores have AUC 1/2 and TPR 0 at
+    every FPR under 1;
+  * a TPR at an FPR that the non-members cannot resolve is refused, not interpolated;
+  * TPR does not fall as FPR rises;
+  * balanced accuracy is measured on candidates that had no part in the choice of its threshold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fdaudit.errors import UsageError
+from fdaudit.metrics._arrays import Flags, Floats, Integers, flags, integers, vector
+
+__all__ = ["RocCurve", "auc", "balanced_accuracy", "pair_accuracy", "roc_curve", "tpr_at_fpr"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RocCurve:
+    """Every operating point of "score >= threshold", from accepting nobody (0, 0) to everybody (1, 1).
+
+    On a logarithmic FPR axis points with fpr = 0 lie off the left edge; start the axis at `resolution`.
+
+    Attributes:
+        fpr: (p,) false-positive rates, not decreasing.
+        tpr: (p,) true-positive rates, not decreasing.
+        threshold: (p,) least accepted score, decreasing; +inf for nobody.
+        resolution: smallest FPR other than 0 that these non-members can show.
+    """
+
+    fpr: Floats
+    tpr: Floats
+    threshold: Floats
+    resolution: float
+
+
+def checked(scores: Any, member: Any) -> tuple[Floats, Flags]:
+    values = vector(scores, "scores")
+    truth = flags(member, "member", len(values))
+    if truth.all() or not truth.any():
+        missing = "non-members" if truth.all() else "members"
+        raise UsageError(
+            "member", bool(truth[0]), f"is all there is: no {missing}", "Score members and non-members."
+        )
+    return values, truth
+
+
+def checked_pairs(pair: Any, truth: Flags) -> Integers:
+    """Pairs numbered 0 ... p-1, each with one member and one non-member."""
+    numbers, unit = np.unique(integers(pair, "pair", len(truth)), return_inverse=True)
+    odd = (np.bincount(unit) != 2) | (np.bincount(unit, truth) != 1)
+    if odd.any():
+        raise UsageError(
+            "pair",
+            int(numbers[np.flatnonzero(odd)[0]]),
+            "is a pair that is not one member and one non-member",
+            "Give matched pairs, or leave `pair` out.",
+        )
+    return unit.astype(np.int64)
+
+
+def auc(scores: Any, member: Any) -> float:
+    """Area under the ROC curve: the chance that a member outscores a non-member, ties counting half.
+
+    Args:
+        scores: (n,), higher for "member"; infinities allowed.
+        member: (n,) booleans.
+
+    Raises:
+        UsageError: a NaN score, lengths that differ, or members or non-members missing.
+    """
+    values, truth = checked(scores, member)
+    return float(WeightedAuc(values, truth)(np.ones((1, len(values))))[0])
+
+
+class WeightedAuc:
+    """AUC as a function of how often each candidate is counted: weights (r, n) -> (r,)."""
+
+    def __init__(self, values: Floats, truth: Flags) -> None:
+        self._order = np.argsort(values, kind="stable")
+        ordered = values[self._order]
+        self._starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+        self._member = truth[self._order]
+
+    def __call__(self, weights: Floats) -> Floats:
+        ordered = weights[:, self._order]
+        members = np.add.reduceat(ordered * self._member, self._starts, axis=1)
+        others = np.add.reduceat(ordered * ~self._member, self._starts, axis=1)
+        beaten = np.cumsum(others, axis=1) - others / 2
+        return np.asarray((members * beaten).sum(1) / (members.sum(1) * others.sum(1)))
+
+
+def tpr_at_fpr(scores: Any, member: Any, fpr: float) -> float:
+    """The largest true-positive rate of a threshold whose false-positive rate is at most `fpr`.
+
+    At most floor(fpr * non-members) non-members may be detected, and that must be at least one: with
+    fewer, the threshold would be the largest non-member score, an extreme that says nothing about the rate
+    asked for. A tie at the threshold is no detection.
+
+    Args:
+        scores: (n,), higher for "member".
+        member: (n,) booleans.
+        fpr: in (0, 1].
+
+    Raises:
+        UsageError: `fpr` outside (0, 1], or fpr * non-members < 1; or as `auc`.
+    """
+    values, truth = checked(scores, member)
+    return float(detected(values, truth, fpr)[truth].mean())
+
+
+def detected(values: Floats, truth: Flags, fpr: float) -> Flags:
+    threshold, allowed = _threshold(values, truth, fpr)
+    everybody = allowed >= int((~truth).sum())
+    return np.ones_like(truth) if everybody else values > threshold
+
+
+def _threshold(values: Floats, truth: Flags, fpr: float) -> tuple[float, int]:
+    """The score that a detection must exceed, and how many non-members may exceed it."""
+    others = values[~truth]
+    if not 0 < fpr <= 1:
+        raise UsageError("fpr", fpr, "is not in (0, 1]", "Give for example 0.01.")
+    allowed = int(np.floor(fpr * len(others) + 1e-9))
+    if allowed < 1:
+        raise UsageError(
+            "fpr",
+            fpr,
+            f"cannot be resolved with {len(others)} non-members",
+            f"Score {int(np.ceil(1 / fpr - 1e-9))} or more, or ask at FPR {1 / len(others):.3g} or above.",
+        )
+    if allowed >= len(others):
+        return -np.inf, allowed
+    return float(np.sort(others)[::-1][allowed]), allowed
+
+
+def roc_curve(scores: Any, member: Any) -> RocCurve:
+    """Every operating point, one for each distinct score, and the point of accepting nobody.
+
+    Raises:
+        UsageError: as `auc`.
+    """
+    values, truth = checked(scores, member)
+    distinct, at = np.unique(-values, return_inverse=True)
+    tpr = np.cumsum(np.bincount(at, truth)) / truth.sum()
+    fpr = np.cumsum(np.bincount(at, ~truth)) / (~truth).sum()
+    zero = np.zeros(1)
+    return RocCurve(
+        fpr=np.concatenate([zero, fpr]),
+        tpr=np.concatenate([zero, tpr]),
+        threshold=np.concatenate([[np.inf], -distinct]),
+        resolution=1 / int((~truth).sum()),
+    )
+
+
+def pair_accuracy(scores: Any, member: Any, pair: Any) -> float:
+    """The share of matched pairs whose member scores higher, ties counting half.
+
+    Raises:
+        UsageError: as `auc`; or `pair` does not match one member with one non-member.
+    """
+    wins, ties, n = choices(scores, member, pair)
+    return (wins + ties / 2) / n
+
+
+def choices(scores: Any, member: Any, pair: Any) -> tuple[int, int, int]:
+    values, truth = checked(scores, member)
+    unit = checked_pairs(pair, truth)
+    inside, outside = np.empty(len(values) // 2), np.empty(len(values) // 2)
+    inside[unit[truth]], outside[unit[~truth]] = values[truth], values[~truth]
+    return int((inside > outside).sum()), int((inside == outside).sum()), len(inside)
+
+
+def balanced_accuracy(scores: Any, member: Any, generator: np.random.Generator, *, pair: Any = None) -> float:
+    """(TPR + TNR) / 2 at a threshold chosen on other candidates.
+
+    Candidates are split in two halves at random (whole pairs where given, else members and non-members each
+    in half); the threshold that is best on one half decides the other, and the reverse. A threshold chosen
+    and measured on the same candidates would be above 1/2 even for scores that know nothing.
+
+    Raises:
+        UsageError: as `auc`; or fewer than two pairs, two members or two non-members.
+    """
+    values, truth = checked(scores, member)
+    right = cross_decided(values, truth, generator, None if pair is None else checked_pairs(pair, truth))
+    return float((right[truth].mean() + right[~truth].mean()) / 2)
+
+
+def cross_decided(
+    values: Floats, truth: Flags, generator: np.random.Generator, units: Integers | None
+) -> Flags:
+    """(n,) whether each candidate is decided rightly by the threshold of the half it is not in."""
+    # Ranks, so that thresholds half-way between scores are the same under any increasing map.
+    ranks = np.unique(values, return_inverse=True)[1].astype(np.float64)
+    half = np.zeros(len(values), dtype=np.bool_)
+    if units is None:
+        for group in (np.flatnonzero(truth), np.flatnonzero(~truth)):
+            half[generator.permutation(group)[: len(group) // 2]] = True
+    else:
+        pairs = int(units.max()) + 1
+        half[np.isin(units, generator.permutation(pairs)[: pairs // 2])] = True
+    if min(half[truth].sum(), half[~truth].sum(), (~half)[truth].sum(), (~half)[~truth].sum()) < 1:
+        raise UsageError(
+            "member", len(values), "is too few candidates for two halves", "Score two of each, or two pairs."
+        )
+    right = np.empty(len(values), dtype=np.bool_)
+    for chosen, measured in ((half, ~half), (~half, half)):
+        threshold = _best_threshold(ranks[chosen], truth[chosen])
+        right[measured] = (ranks[measured] > threshold) == truth[measured]
+    return right
+
+
+def _best_threshold(ranks: Floats, truth: Flags) -> float:
+    """The threshold of the best balanced accuracy, half-way between ranks; the middle one of several."""
+    distinct, at = np.unique(ranks, return_inverse=True)
+    rejected = np.cumsum(np.bincount(at, ~truth)) / (~truth).sum()
+    missed = np.cumsum(np.bincount(at, truth)) / truth.sum()
+    gain = np.concatenate([[0.0], rejected - missed])
+    cuts = np.concatenate([[-0.5], (distinct[:-1] + distinct[1:]) / 2, [distinct[-1] + 0.5]])
+    best = np.flatnonzero(gain >= gain.max() - 1e-12)
+    return float(cuts[best[len(best) // 2]])

@@ -1,0 +1,104 @@
+"""Pretrained weights: found on disk, checked against a pinned SHA-256, never downloaded.
+
+Guarantees:
+  * nothing is fetched: a file is taken from `FDAUDIT_WEIGHTS` or else torch's hub cache, or is missing;
+  * the bytes that are hashed are the bytes that are loaded;
+  * a file of another digest is refused, wherever it lies, and no other file is tried in its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from fdaudit.errors import UsageError
+
+__all__ = ["PINS", "Pin", "WeightsUnavailableError", "load_weights"]
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A weights file: its name and the SHA-256 it must have."""
+
+    file: str
+    sha256: str
+
+
+PINS: Mapping[str, Pin] = MappingProxyType(
+    {
+        # torchvision's `AlexNet_Weights.IMAGENET1K_V1`; the file's name carries the digest's first 8 digits.
+        "alexnet": Pin(
+            "alexnet-owt-7be5be79.pth", "7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02"
+        ),
+        # pytorch-fid's Inception; the file's name carries the digest's first 8 digits.
+        "inception": Pin(
+            "pt_inception-2015-12-05-6726825d.pth",
+            "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
+        ),
+        # The linear layers that come inside the `lpips` wheel, version 0.1.
+        "lpips-alex": Pin("alex.pth", "df73285e35b22355a2df87cdb6b70b343713b667eddbda73e1977e0c860835c0"),
+    }
+)
+"""Every weights file that may be loaded."""
+
+
+class WeightsUnavailableError(UsageError):
+    """Weights are missing or are not the pinned ones; the metric that needs them is unavailable."""
+
+
+def _directories() -> list[Path]:
+    named = os.environ.get("FDAUDIT_WEIGHTS")
+    return ([Path(named)] if named else []) + [Path(torch.hub.get_dir()) / "checkpoints"]
+
+
+def load_weights(name: str, directory: Path | None = None) -> dict[str, torch.Tensor]:
+    """The tensors of a pinned weights file, on the CPU.
+
+    Args:
+        name: key of `PINS`.
+        directory: where to look; `FDAUDIT_WEIGHTS` and then torch's hub cache when left out.
+
+    Raises:
+        WeightsUnavailableError: the file is missing, cannot be read, has another digest, or is no mapping of
+            names to tensors.
+    """
+    pin = PINS[name]
+    places = _directories() if directory is None else [directory]
+    path = next((p / pin.file for p in places if (p / pin.file).is_file()), None)
+    if path is None:
+        raise WeightsUnavailableError(
+            "FDAUDIT_WEIGHTS",
+            pin.file,
+            "is in neither FDAUDIT_WEIGHTS nor torch's hub cache",
+            f"Put the file of SHA-256 {pin.sha256} in a directory and set FDAUDIT_WEIGHTS to it.",
+        )
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise WeightsUnavailableError(
+            "FDAUDIT_WEIGHTS", pin.file, f"cannot be read ({error.strerror})", "Make it readable."
+        ) from None
+    found = hashlib.sha256(content).hexdigest()
+    if found != pin.sha256:
+        raise WeightsUnavailableError(
+            "FDAUDIT_WEIGHTS",
+            pin.file,
+            f"has SHA-256 {found}, not the pinned {pin.sha256}",
+            "Replace it with the original file.",
+        )
+    # The one use of torch.load in fdaudit: the formats these weights are published in allow nothing else.
+    # Only bytes of a pinned digest come here, and `weights_only` unpickles tensors and plain containers
+    # alone.
+    tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    if not isinstance(tensors, dict) or not all(isinstance(t, torch.Tensor) for t in tensors.values()):
+        raise WeightsUnavailableError(
+            "FDAUDIT_WEIGHTS", pin.file, "does not map names to tensors", "Replace it with the original file."
+        )
+    return dict(tensors)
