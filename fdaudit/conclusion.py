@@ -73,7 +73,6 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
     return value
 
 
-
 def _utility(run: Path) -> dict[str, Any]:
     import pandas as pd
 
@@ -92,11 +91,14 @@ def _utility(run: Path) -> dict[str, Any]:
 def _limits(plan: Plan) -> list[str]:
     spec, pairs = plan.spec, [len(c.members) for c in plan.splits.clients]
     victims = pairs[: spec.victims]
+    resolution = (
+        f"Membership rests on {min(victims)} to {max(victims)} matched pairs a victim: a true-positive rate at a "
+        f"false-positive rate below {1 / max(victims):.1%} cannot be measured and is refused."
+    )
     return [
         "One run with one seed: intervals speak of these records and victims, not of other partitions or seeds.",
         f"{spec.victims} of {spec.clients} clients were attacked, the first ones, fixed before the run.",
-        f"Membership rests on {min(victims)} to {max(victims)} matched pairs a victim: a true-positive rate at "
-        + f"a false-positive rate below {1 / max(victims):.1%} cannot be measured and is refused.",
+        resolution,
         "Parties were honest but curious; an adversary that deviates from the protocol may learn more.",
         "Adversaries were assumed to hold auxiliary records from the clients' own distribution.",
         "An attack that found nothing bounds nothing: a stronger one may exist. No ε is claimed anywhere.",
@@ -116,5 +118,3 @@ def _reproduce() -> dict[str, list[str]]:
             "On the same machine, with the versions above, it ends with the same head, byte for byte.",
         ],
     }
-
-

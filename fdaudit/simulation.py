@@ -59,7 +59,7 @@ class Utility:
         for party, parameters in models.items():
             guess = trainer.predict(parameters, x).argmax(1)
             rows.append(
-                (line, round, party, accuracy(guess, y), macro_f1(guess, y, plan.dataset.classes), len(y))
+                (line, round, party, accuracy(guess, y), macro_f1(guess, y), len(y))
             )
         self._write(rows)
 
