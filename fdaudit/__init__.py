@@ -1,1 +1,37 @@
-"""fdaudit: privacy auditing, attacks and defences for federated distillation."""
+"""fdaudit: privacy auditing, attacks and defences for federated distillation.
+
+The names below load what they need when they are first used, so that importing the package stays quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fdaudit.errors import FdauditError
+    from fdaudit.runs import Run, attack, load, report, run
+    from fdaudit.spec import Spec, load_spec
+
+__all__ = ["FdauditError", "Run", "Spec", "attack", "load", "load_spec", "report", "run"]
+
+_HOMES = {
+    "FdauditError": "fdaudit.errors",
+    "Run": "fdaudit.runs",
+    "Spec": "fdaudit.spec",
+    "attack": "fdaudit.runs",
+    "load": "fdaudit.runs",
+    "load_spec": "fdaudit.spec",
+    "report": "fdaudit.runs",
+    "run": "fdaudit.runs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'fdaudit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

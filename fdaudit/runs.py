@@ -1,0 +1,182 @@
+"""A run as an object: the Python counterpart of the commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.audit import Tick, attack_cells, perform, reopen
+from fdaudit.cells import Stage
+from fdaudit.conclusion import conclude
+from fdaudit.errors import RunError
+from fdaudit.manifest import verify
+from fdaudit.plan import Plan, plan_attack
+from fdaudit.result import Cell
+from fdaudit.spec import Spec, load_spec
+from fdaudit.storage import load_json
+from fdaudit.view import View
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Run", "attack", "load", "report", "run"]
+
+_QUIET: Tick = lambda what, done, total: None  # noqa: E731  # a default, not a function of its own
+
+
+class Run:
+    """A finished run on disk.
+
+    Args:
+        directory: the run directory.
+
+    Attributes:
+        directory: where it lies.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._plan: Plan | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The run's plan, rebuilt from its spec and its vault on first use."""
+        if self._plan is None:
+            self._plan = reopen(self.directory)
+        return self._plan
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """`result.json`.
+
+        Raises:
+            RunError: the run was not concluded.
+        """
+        path = self.directory / "result.json"
+        if not path.is_file():
+            raise RunError("run", str(self.directory), "has no result yet", "Finish it with --resume.")
+        value: dict[str, Any] = load_json(path)
+        return value
+
+    @property
+    def utility(self) -> pd.DataFrame:
+        """`utility.csv`: columns line, round, party, accuracy, macro_f1, n."""
+        import pandas as pd
+
+        return pd.read_csv(self.directory / "utility.csv")
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds by stage; no digest covers them."""
+        path = self.directory / "timings.json"
+        return dict(load_json(path)) if path.is_file() else {}
+
+    def view(self, name: str) -> View:
+        """What an adversary saw: `server`, `client/3`, `eavesdropper`, `world`, or a coalition `a+b`."""
+        return Stage(self.plan, self.directory).view(name)
+
+    def verify(self) -> list[str]:
+        """Defects of the run's record, one sentence each; empty when there is none."""
+        return verify(self.directory)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.directory)!r})"
+
+
+def run(
+    spec: Spec | Path | str | dict[str, Any] | None,
+    out: Path | str | None = None,
+    *,
+    resume: bool = False,
+    seed_from: Path | str | None = None,
+    tick: Tick = _QUIET,
+) -> Run:
+    """Runs a spec: federation, transcript, attacks, result.
+
+    Args:
+        spec: a `Spec`, a mapping, or the path of a YAML file; None with `resume` takes the run's own.
+        out: the run directory; by default `runs/NAME-DIGEST` from the spec's name and content.
+        resume: go on from the last whole round.
+        seed_from: a run directory whose seed and secret are used again.
+        tick: called with what is under way, how far it is, and of how much.
+
+    Raises:
+        UsageError: the spec is wrong or the directory occupied; nothing was written.
+    """
+    if out is None:
+        if spec is None:
+            raise RunError("out", None, "is missing", "Give the run directory to resume.")
+        out = _default_directory(load_spec(spec))
+    source = Path(seed_from) if seed_from is not None else None
+    perform(spec, Path(out), resume=resume, seed_from=source, tick=tick)
+    return Run(Path(out))
+
+
+def load(path: Path | str) -> Run:
+    """Opens a finished run.
+
+    Raises:
+        RunError: the directory holds no finished run.
+    """
+    directory = Path(path)
+    if not (directory / "manifest.json").is_file():
+        problem = "is not a finished run" if (directory / "vault").is_dir() else "is not a run directory"
+        raise RunError("run", str(path), problem, "Finish it with `fdaudit run --resume`, or give another.")
+    return Run(directory)
+
+
+def attack(name: str, run: Run, adversary: str = "server", tick: Tick = _QUIET, **params: Any) -> Cell:
+    """Runs one attack against one adversary's view of a finished run, and keeps the outcome in the run.
+
+    Args:
+        name: the attack's public name.
+        run: the run.
+        adversary: whose view.
+        tick: progress.
+        **params: the attack's settings, above those of the run's profile.
+
+    Raises:
+        SpecError: the attack or a setting is unknown.
+    """
+    plan = run.plan
+    wanted = plan_attack(name, params, plan.spec, "attack", (adversary,))
+    run.view(adversary)  # an unknown party is refused before anything is written
+    (cell,) = _again(run, (wanted,), lambda a, b: (a, b) == (adversary, name), tick)
+    return cell
+
+
+def _again(run: Run, wanted: tuple[Any, ...], only: Callable[[str, str], bool], tick: Tick) -> list[Cell]:
+    from dataclasses import replace
+
+    adversaries = tuple(dict.fromkeys(a for w in wanted for a in w.adversaries))
+    plan = replace(run.plan, spec=run.plan.spec.model_copy(update={"adversaries": adversaries}), attacks=wanted)
+    cells = attack_cells(plan, run.directory, only=only, again=True, tick=tick)
+    conclude(run.plan, run.directory)
+    return cells
+
+
+def attack_all(run: Run, tick: Tick = _QUIET) -> list[Cell]:
+    """Runs every attack against every adversary of the spec anew, with the settings of the run's profile."""
+    from fdaudit import attacks
+
+    spec = run.plan.spec
+    names = attacks.REGISTRY.names()
+    wanted = tuple(plan_attack(n, {}, spec, "attack", spec.adversaries) for n in names)
+    return _again(run, wanted, lambda adversary, attack: True, tick)
+
+
+def report(run: Run, path: Path | str | None = None) -> Path:
+    """Writes the security report of a run as one HTML file; by default `report/index.html` in the run."""
+    from fdaudit.reports.security import write_report
+
+    target = Path(path) if path is not None else run.directory / "report" / "index.html"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_report(run.result, run.directory, target, run.timings)
+    return target
+
+
+def _default_directory(spec: Spec) -> Path:
+    slug = re.sub(r"[^a-z0-9]+", "-", spec.name.lower()).strip("-")[:40] or "run"
+    return Path("runs") / f"{slug}-{spec.digest()[:8]}"
