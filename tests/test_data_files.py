@@ -217,6 +217,14 @@ def test_things_that_are_no_images(tmp_path, name, content):
     assert name in str(refusal(name=f"folder:{tmp_path}"))
 
 
+def test_formats_outside_the_closed_list_are_refused_though_pillow_reads_them(tmp_path):
+    write_folder(tmp_path)
+    file = tmp_path / "cats" / "x.tga"
+    Image.new("L", (8, 8)).save(file)
+    Image.open(file).close()
+    assert "no readable image" in str(refusal(name=f"folder:{tmp_path}"))
+
+
 def test_images_cut_short_deep_or_palettised(tmp_path):
     write_folder(tmp_path, sizes=((64, 64),), modes=("RGB",))
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
