@@ -131,7 +131,7 @@ def make_plan(spec: Spec, seed: int) -> Plan:
             f"cannot carry the BatchNorm statistics of {spec.model.name}",
             "Set upload to 'model_update', or the model's norm to 'group'.",
         )
-    splits = make_splits(dataset, spec.clients, spec.partition, spec.split, child(seed, "splits"))
+    splits = make_splits(dataset, spec.clients, spec.partition, spec.splits, child(seed, "splits"))
     return Plan(
         spec=spec.model_copy(update=vars(execution)),
         seed=seed,

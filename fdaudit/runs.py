@@ -151,7 +151,9 @@ def _again(run: Run, wanted: tuple[Any, ...], only: Callable[[str, str], bool], 
     from dataclasses import replace
 
     adversaries = tuple(dict.fromkeys(a for w in wanted for a in w.adversaries))
-    plan = replace(run.plan, spec=run.plan.spec.model_copy(update={"adversaries": adversaries}), attacks=wanted)
+    plan = replace(
+        run.plan, spec=run.plan.spec.model_copy(update={"adversaries": adversaries}), attacks=wanted
+    )
     cells = attack_cells(plan, run.directory, only=only, again=True, tick=tick)
     conclude(run.plan, run.directory)
     return cells

@@ -58,9 +58,7 @@ class Utility:
         rows = []
         for party, parameters in models.items():
             guess = trainer.predict(parameters, x).argmax(1)
-            rows.append(
-                (line, round, party, accuracy(guess, y), macro_f1(guess, y), len(y))
-            )
+            rows.append((line, round, party, accuracy(guess, y), macro_f1(guess, y), len(y)))
         self._write(rows)
 
     def _write(self, rows: list[tuple[Any, ...]]) -> None:

@@ -27,7 +27,6 @@ __all__ = [
     "load_spec",
 ]
 
-Fraction = Annotated[float, Field(gt=0, lt=1)]
 Params = dict[str, Any]
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
 
@@ -70,26 +69,23 @@ class PartitionSpec(Config):
 
 
 class SplitSpec(Config):
-    """What is held back from the clients, and how many candidates membership attacks are given."""
+    """What is set aside before the clients share the rest; fractions are of all training records."""
 
-    test: Fraction = 0.2
-    """Share held out for accuracy; ignored when the dataset has a test split of its own."""
-    proxy: Fraction = 0.1
-    """Share that becomes the unlabelled public set of distillation."""
-    auxiliary: Fraction = 0.1
-    """Share that the adversary is assumed to hold."""
-    candidates: int = Field(40, ge=1)
-    """Matched pairs a client: one of each pair is trained on, decided by a fair coin."""
+    test: float = Field(0.2, ge=0, lt=1)
+    """Held out to measure accuracy; ignored when the dataset has a test split of its own."""
+    proxy: float = Field(0.1, ge=0, lt=1)
+    """The public, unlabelled set that clients distil on."""
+    auxiliary: float = Field(0.1, ge=0, lt=1)
+    """What the adversary is assumed to hold from the same distribution."""
+    candidates: int = Field(40, ge=0)
+    """Matched pairs in each client, at most: one of each pair is trained on, decided by a fair coin."""
 
     @model_validator(mode="after")
-    def _leave_something(self) -> Self:
-        total = self.test + self.proxy + self.auxiliary
+    def _something_left(self) -> Self:
+        total = round(self.test + self.proxy + self.auxiliary, 6)
         if total >= 1:
             raise SpecError(
-                "split",
-                round(total, 6),
-                "leaves nothing for the clients",
-                "Let the shares sum to less than 1.",
+                "splits", total, "leaves the clients nothing", "Let the three sum to less than 1."
             )
         return self
 
@@ -174,7 +170,7 @@ class Spec(Config):
     clients: int = Field(5, ge=1, le=100_000)
     dataset: DatasetSpec = DatasetSpec()
     partition: PartitionSpec = PartitionSpec()
-    split: SplitSpec = SplitSpec()
+    splits: SplitSpec = SplitSpec()
     model: ModelSpec = ModelSpec()
     protocol: ProtocolSpec = ProtocolSpec()
     defenses: tuple[DefenseEntry, ...] = ()

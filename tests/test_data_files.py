@@ -13,9 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fdaudit.data import DatasetSpec, load_dataset
+from fdaudit.data import load_dataset
 from fdaudit.errors import DataError
 from fdaudit.rng import child
+from fdaudit.spec import DatasetSpec
 
 
 def load(**fields):

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from fdaudit.data import DATASETS, Dataset, DatasetSpec, load_dataset
+from fdaudit.data import DATASETS, Dataset, load_dataset
 from fdaudit.errors import DataError
 from fdaudit.rng import child
+from fdaudit.spec import DatasetSpec
 
 
 def load(**fields):

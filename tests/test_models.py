@@ -12,8 +12,9 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fdaudit.errors import SpecError
-from fdaudit.models import MODELS, SEED_TABLES, Architecture, ModelSpec, Network, architecture, seed_model
+from fdaudit.models import MODELS, PAPER_TABLES, Architecture, Network, architecture, paper_model
 from fdaudit.rng import child
+from fdaudit.spec import ModelSpec
 
 ZOO = MODELS[:-1]
 LIGHT = [name for name in ZOO if name not in ("resnet18", "resnet34", "resnet50")]
@@ -145,18 +146,18 @@ def test_the_strided_cnn_has_no_pooling():
 
 
 def test_the_seeds_tables_by_task_and_client():
-    assert [SEED_TABLES["pneumonia", k] for k in range(1, 5)] == [
+    assert [PAPER_TABLES["pneumonia", k] for k in range(1, 5)] == [
         "cnn-5-5", "cnn-3-3", "mlp-1024-512-256", "mlp-1024-1024"
     ]  # fmt: skip
-    assert [SEED_TABLES["mnist", k] for k in (1, 2, 3, 5, 7, 10)] == [
+    assert [PAPER_TABLES["mnist", k] for k in (1, 2, 3, 5, 7, 10)] == [
         "cnn-5-5", "cnn-5-5", "cnn-3-3", "cnn-5-3", "mlp-1024-512-256", "mlp-1024-1024"
     ]  # fmt: skip
-    for (task, client), name in SEED_TABLES.items():
-        assert seed_model(task, client).name == name
-    assert seed_model("cifar10", 1) == ModelSpec(name="resnet18", params={"head": [128, 64]})
-    assert seed_model("cifar10", 9) == ModelSpec(name="resnet50", params={"head": [256]})
+    for (task, client), name in PAPER_TABLES.items():
+        assert paper_model(task, client).name == name
+    assert paper_model("cifar10", 1) == ModelSpec(name="resnet18", params={"head": [128, 64]})
+    assert paper_model("cifar10", 9) == ModelSpec(name="resnet50", params={"head": [256]})
     with pytest.raises(SpecError, match="'mnist'"):
-        seed_model("mnst", 1)
+        paper_model("mnst", 1)
 
 
 def test_a_resnets_head_follows_table_4():
@@ -323,7 +324,7 @@ def test_architectures_compare_by_what_they_are():
 
 def test_torchvision_is_imported_only_for_its_resnets():
     code = (
-        "import sys; from fdaudit.models import *; architecture(ModelSpec(name='resnet8'), (1, 8, 8), 10); "
+        "import sys; from fdaudit.models import *; architectureModelSpecname='resnet8', 1, 8, 8, 10; "
         "sys.exit('torchvision' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,9 +8,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fdaudit.config import validate
-from fdaudit.data import PartitionSpec, class_table, partition
+from fdaudit.data import class_table, partition
 from fdaudit.errors import DataError, SpecError
 from fdaudit.rng import child
+from fdaudit.spec import PartitionSpec
 
 CLASSES = 6
 

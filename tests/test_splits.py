@@ -15,10 +15,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold, cross_val_predict
 
 from fdaudit.config import validate
-from fdaudit.data import Dataset, DatasetSpec, PartitionSpec, Splits, SplitSpec, load_dataset, make_splits
+from fdaudit.data import Dataset, Splits, load_dataset, make_splits
 from fdaudit.data import test_xy as xy_of_test
 from fdaudit.errors import DataError, IntegrityError, SpecError
 from fdaudit.rng import child
+from fdaudit.spec import DatasetSpec, PartitionSpec, SplitSpec
 
 DIGITS = load_dataset(DatasetSpec(), child(0, "dataset"))
 SPECS = [

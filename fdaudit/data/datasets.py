@@ -9,18 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from fdaudit.config import Config
 from fdaudit.data.files import read_folder, read_npz, resolve_path
 from fdaudit.data.named import TORCHVISION, read_digits, read_torchvision
 from fdaudit.data.raw import RawData
 from fdaudit.data.resize import fit, to_unit
 from fdaudit.data.stratify import stratified_draw
 from fdaudit.errors import DataError, nearest
+from fdaudit.spec import DatasetSpec
 
-__all__ = ["DATASETS", "Dataset", "DatasetSpec", "load_dataset"]
+__all__ = ["DATASETS", "Dataset", "load_dataset"]
 
 DATASETS: tuple[str, ...] = ("digits", *sorted(TORCHVISION), "folder:DIR", "npz:FILE")
 """Every name `dataset.name` may have; DIR and FILE are paths."""
@@ -90,25 +89,6 @@ class Dataset:
             digest.update(f"{name}:{array.dtype.name}:{tuple(array.shape)};".encode())
             digest.update(np.ascontiguousarray(little).data)
         return digest.hexdigest()
-
-
-class DatasetSpec(Config):
-    """Which dataset to load and from where."""
-
-    name: str = "digits"
-    """digits, a torchvision name, npz:FILE (MedMNIST layout) or folder:DIR (one sub-folder a class)."""
-
-    root: str | None = None
-    """Where the files are; otherwise FDAUDIT_DATA, otherwise a cache folder of the user's."""
-
-    download: bool = False
-    """Whether torchvision may fetch what is absent into the root."""
-
-    image_size: int | None = Field(default=None, ge=1, le=1024)
-    """Side in pixels: smaller images are zero-padded, centred; larger ones are shrunk."""
-
-    limit: int | None = Field(default=None, ge=1)
-    """At most this many training records, with the classes in proportion."""
 
 
 def load_dataset(spec: DatasetSpec, generator: torch.Generator) -> Dataset:

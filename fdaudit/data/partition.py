@@ -3,50 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
-from fdaudit.config import Config
-from fdaudit.errors import DataError, SpecError
+from fdaudit.errors import DataError
+from fdaudit.spec import PartitionSpec
 
-__all__ = ["PartitionSpec", "class_table", "partition"]
-
-
-class PartitionSpec(Config):
-    """The rule by which clients get their records."""
-
-    name: Literal["iid", "by-class", "dirichlet"] = "iid"
-    """iid: at random, evenly; by-class: a few classes a client; dirichlet: uneven shares of every class."""
-
-    classes_per_client: int | None = Field(default=None, ge=1)
-    """by-class only: 1 is the strong non-IID setting of the literature, 2 the weak one."""
-
-    alpha: float | None = Field(default=None, gt=0.0)
-    """dirichlet only: concentration; the smaller, the more unlike the clients."""
-
-    @model_validator(mode="after")
-    def _combination(self) -> PartitionSpec:
-        for field, owner, example in (
-            ("classes_per_client", "by-class", "1 or 2"),
-            ("alpha", "dirichlet", "0.1 or 1.0"),
-        ):
-            value = getattr(self, field)
-            if self.name == owner and value is None:
-                raise SpecError(
-                    f"partition.{field}", None, f"is missing for {owner!r}", f"Give, say, {example}."
-                )
-            if self.name != owner and value is not None:
-                raise SpecError(
-                    f"partition.{field}",
-                    value,
-                    f"means nothing for {self.name!r}",
-                    f"Remove it, or set `partition.name: {owner}`.",
-                )
-        return self
+__all__ = ["class_table", "partition"]
 
 
 def partition(
@@ -173,7 +138,7 @@ _RULES: Mapping[str, Callable[[Tensor, int, PartitionSpec, torch.Generator, int]
     "by-class": _by_class,
     "dirichlet": _dirichlet,
 }
-_REMEDIES: Mapping[str, Any] = {
+_REMEDIES: Mapping[str, str] = {
     "iid": "Use fewer clients or more data.",
     "by-class": "Use fewer clients, more data, or more classes a client.",
     "dirichlet": "Raise `partition.alpha`, use fewer clients or more data.",

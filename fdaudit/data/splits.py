@@ -7,43 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
-from fdaudit.config import Config
 from fdaudit.data.datasets import Dataset
-from fdaudit.data.partition import PartitionSpec, class_table, partition
+from fdaudit.data.partition import class_table, partition
 from fdaudit.data.stratify import apportion, stratified_draw
-from fdaudit.errors import DataError, IntegrityError, SpecError
+from fdaudit.errors import DataError, IntegrityError
+from fdaudit.spec import PartitionSpec, SplitSpec
 
-__all__ = ["ClientSplit", "SplitSpec", "Splits", "make_splits", "test_xy"]
-
-
-class SplitSpec(Config):
-    """What is set aside before the clients share the rest; fractions are of all training records."""
-
-    test: float = Field(default=0.2, ge=0.0, lt=1.0)
-    """Held out to measure utility; ignored when the dataset has a test split of its own."""
-
-    proxy: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """The public, unlabelled set that clients distil on."""
-
-    auxiliary: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """What the attacker is assumed to hold from the same distribution."""
-
-    candidates: int = Field(default=40, ge=0)
-    """Matched pairs of one member and one non-member in each client, at most."""
-
-    @model_validator(mode="after")
-    def _something_left(self) -> SplitSpec:
-        if self.test + self.proxy + self.auxiliary >= 1.0:
-            raise SpecError(
-                "splits",
-                {"test": self.test, "proxy": self.proxy, "auxiliary": self.auxiliary},
-                "leaves the clients nothing",
-                "Let the three sum to less than 1.",
-            )
-        return self
+__all__ = ["ClientSplit", "Splits", "make_splits", "test_xy"]
 
 
 @dataclass(frozen=True, eq=False)

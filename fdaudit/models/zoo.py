@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 from torch import Tensor, nn
 
 from fdaudit.config import Config, validate
@@ -28,8 +28,9 @@ from fdaudit.models.small import (
     pooled_cnn,
     strided_cnn,
 )
+from fdaudit.spec import ModelSpec
 
-__all__ = ["MODELS", "SEED_TABLES", "Architecture", "ModelSpec", "architecture", "seed_model"]
+__all__ = ["MODELS", "PAPER_TABLES", "Architecture", "architecture", "paper_model"]
 
 _Shape = tuple[int, int, int]
 _Builder = Callable[[Any, _Shape, int], nn.Module]
@@ -68,23 +69,13 @@ _TABLES = {
     "cifar10": _TABLE_4,
 }
 
-SEED_TABLES: Mapping[tuple[str, int], str] = MappingProxyType(
+PAPER_TABLES: Mapping[tuple[str, int], str] = MappingProxyType(
     {(task, client): name for task, names in _TABLES.items() for client, name in enumerate(names, start=1)}
 )
 """Model names by task and client, numbered from 1 as in Shao 2023: Table 2 (`pneumonia`), Table 3 (`mnist`,
-`fashion-mnist`), Table 4 (`cifar10`, whose heads `seed_model` adds)."""
+`fashion-mnist`), Table 4 (`cifar10`, whose heads `paper_model` adds)."""
 
-_SEED_HEADS = ((128, 64), (128, 64), (256,), (256,), (128, 64), (128, 64), (256,), (256,), (256,), (256,))
-
-
-class ModelSpec(Config):
-    """Which network to build."""
-
-    name: str
-    """A name from the zoo, or import:package.module:Class, which runs that package's code."""
-
-    params: dict[str, JsonValue] = Field(default_factory=dict)
-    """The network's own parameters."""
+_PAPER_HEADS = ((128, 64), (128, 64), (256,), (256,), (128, 64), (128, 64), (256,), (256,), (256,), (256,))
 
 
 @dataclass(frozen=True)
@@ -165,20 +156,20 @@ def architecture(spec: ModelSpec, input_shape: _Shape, classes: int) -> Architec
     return made
 
 
-def seed_model(task: str, client: int) -> ModelSpec:
+def paper_model(task: str, client: int) -> ModelSpec:
     """The model of `client` (from 1) in Shao 2023's table for `task`, heads included.
 
     Raises:
         SpecError: the tables have no such task or client.
     """
-    if (task, client) not in SEED_TABLES:
+    if (task, client) not in PAPER_TABLES:
         raise SpecError(
             "model", f"{task}, client {client}", "is in none of the tables", nearest(task, _TABLES)
         )
     params: dict[str, JsonValue] = {}
     if task == "cifar10":
-        params["head"] = list(_SEED_HEADS[client - 1])
-    return ModelSpec(name=SEED_TABLES[task, client], params=params)
+        params["head"] = list(_PAPER_HEADS[client - 1])
+    return ModelSpec(name=PAPER_TABLES[task, client], params=params)
 
 
 def _module(name: str, params: Mapping[str, Any], input_shape: _Shape, classes: int) -> nn.Module:
