@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fdaudit.config import Config
     from fdaudit.training import Parameters, Trainer
     from fdaudit.wire import Wire
 
@@ -85,12 +84,12 @@ class FederatedProtocol(Protocol):
     deviations: ClassVar[tuple[str, ...]]
     withholdable: ClassVar[tuple[str, ...]]
     pools_data: ClassVar[bool]
-    Config: ClassVar[type[Config]]
+    Config: ClassVar[type[Any]]
 
     state: dict[str, Tensor]
     """Everything that outlives a round, by name; restored by assignment before `rounds` is called."""
 
-    def __init__(self, config: Config, setting: Setting) -> None: ...
+    def __init__(self, config: Any, setting: Setting) -> None: ...
 
     def rounds(self, start: int) -> Iterator[Round]:
         """Runs from round `start` to the end."""

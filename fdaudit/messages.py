@@ -16,7 +16,7 @@ __all__ = ["ALL", "DATA", "GENESIS", "KINDS", "Inputs", "Message", "TensorInfo",
 DATA = "data"
 """The input that stands for the sender's raw private data."""
 
-ALL = "all"
+ALL: Literal["all"] = "all"
 """`inputs` left undeclared: everything the sender held when it sent, which is always sound."""
 
 GENESIS = "0" * 64
@@ -91,7 +91,7 @@ class Message:
     kind: str
     tensors: Mapping[str, TensorInfo] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
-    inputs: Inputs = ALL
+    inputs: Inputs = "all"
     defenses: tuple[Mapping[str, Any], ...] = ()
     event: Event | None = None
     bytes_on_wire: int = 0

@@ -196,7 +196,7 @@ class Trainer:
             torch.channels_last if execution.memory_format == "channels_last" else torch.contiguous_format
         )
         module = architecture.build(torch.Generator().manual_seed(0))
-        self._module = module.to(self.device).to(memory_format=self._format)  # type: ignore[call-overload]
+        self._module = module.to(self.device).to(memory_format=self._format)
         self._named = {
             n: t for n, t in self._module.state_dict(keep_vars=True).items() if t.is_floating_point()
         }

@@ -97,6 +97,11 @@ class OracleHandle(Protocol):
         ...
 
     @property
+    def budget(self) -> int:
+        """Samples that may be asked in all."""
+        ...
+
+    @property
     def remaining(self) -> int:
         """Samples that may still be asked."""
         ...

@@ -148,7 +148,7 @@ class Wire:
             receivers=tuple(receivers),
             kind=kind,
             fields=dict(fields or {}),
-            inputs=ALL if inputs == ALL else tuple(inputs),
+            inputs=tuple(inputs) if inputs != ALL else ALL,
             defenses=tuple(described),
             event=event,
             bytes_on_wire=bits,

@@ -1,0 +1,47 @@
+# `make audit` and `make test` are all a newcomer needs; both create the environment on first use.
+.DEFAULT_GOAL := help
+.PHONY: audit bench check clean format help slow test
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+OUT ?= audit
+
+# Rooms such as attacks/ must never be importable as top-level packages from the repository's root.
+export PYTHONSAFEPATH = 1
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+audit: $(READY) ## run the example audit and write its report to $(OUT)/report/index.html
+	$(BIN)/fdaudit quickstart --out $(OUT)
+
+test: $(READY) ## run the tests (about 10 minutes on 2 cores; nothing but the digits data is needed)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+slow: $(READY) ## run the slow tests, with their figures; FDAUDIT_DATA adds those that need data
+	$(BIN)/python -m pytest -m slow -s $(ARGS)
+
+check: $(READY) ## ruff, mypy --strict over an installed copy, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@rm -rf build .check && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .check .
+	@rm -rf build
+	MYPYPATH=.check $(BIN)/mypy --config-file pyproject.toml --cache-dir .mypy_cache -p fdaudit
+	$(BIN)/python -m pytest -q tests/test_import_rules.py tests/test_packaging.py
+
+bench: $(READY) ## run every benchmark; each prints ratios measured in one run
+	@for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python $$f || exit 1; done
+
+format: $(READY) ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove what the targets above made, but no run
+	rm -rf $(VENV) .check build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,281 @@
+"""The command line. What a command needs is imported when it runs: `--help` stays quick."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fdaudit.errors import FdauditError, IntegrityError, UsageError
+
+if TYPE_CHECKING:
+    from fdaudit.audit import Tick
+    from fdaudit.runs import Run
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    name="fdaudit",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Audit what federated learning and distillation leak: run a protocol with every message on record, attack "
+    "the record with what each adversary saw, report what leaked next to what was learnt.",
+    epilog="Exit codes: 0 done, 1 a gate of the spec or a cell failed, 2 bad input, 3 the record was changed.",
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+
+
+def main() -> None:
+    """Entry point: every refusal is one line on standard error and its exit code."""
+    try:
+        app(standalone_mode=True)
+    except FdauditError as error:
+        _say_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted; go on with --resume", file=sys.stderr)  # noqa: T201
+        sys.exit(130)
+
+
+def _say_error(error: FdauditError) -> None:
+    lines = error.findings if isinstance(error, IntegrityError) else (str(error),)
+    for line in lines:
+        print(f"fdaudit: {_visible(line)}", file=sys.stderr)  # noqa: T201
+
+
+def _visible(text: str) -> str:
+    """Text with control characters and directional marks written out: it may come from a stranger's file."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _print(text: str = "") -> None:
+    print("\n".join(_visible(line) for line in text.split("\n")))  # noqa: T201
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Tick]:
+    """One bar for what is under way, on standard error, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
+        bar = progress.add_task("preparing", total=None)
+
+        def tick(what: str, done: int, total: int) -> None:
+            progress.update(bar, description=what, completed=done, total=total)
+
+        yield tick
+
+
+@app.command()
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Where the run goes.")] = Path("audit"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run the built-in example on data that ships with scikit-learn, and write its report."""
+    spec = Path(__file__).with_name("quickstart.yaml")
+    _run(spec, out, resume=resume, seed_from=None, as_json=as_json, then_report=True)
+
+
+@app.command()
+def run(
+    spec: Annotated[Path | None, typer.Argument(help="A spec (YAML); left out with --resume.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; default: runs/NAME-DIGEST.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")] = False,
+    seed_from: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Use the seed and secret in that run's vault again.")
+    ] = None,
+    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report too.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Run a spec: federation, transcript, attacks, result, report."""
+    if spec is None and not (resume and out is not None):
+        raise UsageError("SPEC", None, "is missing", "Give a spec, or --resume with --out.")
+    _run(spec, out, resume=resume, seed_from=seed_from, as_json=as_json, then_report=with_report)
+
+
+def _run(
+    spec: Path | None,
+    out: Path | None,
+    *,
+    resume: bool,
+    seed_from: Path | None,
+    as_json: bool,
+    then_report: bool,
+) -> None:
+    from fdaudit import runs
+
+    with _progress(quiet=as_json) as tick:
+        finished = runs.run(spec, out, resume=resume, seed_from=seed_from, tick=tick)
+    path = runs.report(finished) if then_report else None
+    _conclude(finished, path, as_json)
+
+
+def _conclude(finished: Run, path: Path | None, as_json: bool) -> None:
+    result = finished.result
+    if as_json:
+        value = {
+            "run": str(finished.directory),
+            "report": None if path is None else str(path),
+            "result": result,
+        }
+        _print(json.dumps(value))
+    else:
+        _print(_summary(result))
+        _print(f"\nrun     {finished.directory}")
+        if path is not None:
+            _print(f"report  {path}")
+    failed = [f"cell {c['id']} failed: {c['reason']}" for c in result["cells"] if c["status"] == "failed"]
+    failed += [
+        f"gate {g['name']} failed: {g['value']} > {g['threshold']}"
+        for g in result["gates"]
+        if not g["passed"]
+    ]
+    for line in failed:
+        print(f"fdaudit: {_visible(line)}", file=sys.stderr)  # noqa: T201
+    if failed:
+        raise typer.Exit(1)
+
+
+def _summary(result: dict[str, Any]) -> str:
+    """Accuracy by line, then one line a cell."""
+    lines = []
+    best: dict[str, list[float]] = {}
+    for row in result["utility"]["final"]:
+        shared = any(r["line"] == row["line"] and r["party"] == "server" for r in result["utility"]["final"])
+        if not shared or row["party"] == "server":
+            best.setdefault(row["line"], []).append(row["figure"]["value"])
+    for name, values in best.items():
+        lines.append(f"accuracy  {name:<14} {sum(values) / len(values):6.1%}")
+    for cell in result["cells"]:
+        if cell["status"] in ("not-requested",):
+            continue
+        figure = next(
+            (f for f in cell["figures"] if f["name"] in ("psnr", "auc") and f["value"] is not None), None
+        )
+        shown = (
+            cell["reason"] if figure is None else f"{figure['name']} {figure['value']:.3g} {figure['unit']}"
+        )
+        lines.append(f"{cell['status']:<15} {cell['id']:<36} {shown}")
+    return "\n".join(lines)
+
+
+@app.command()
+def attack(
+    run: RunPath,
+    name: Annotated[str | None, typer.Argument(metavar="ATTACK", help="See `fdaudit list`.")] = None,
+    adversary: Annotated[
+        str, typer.Option(help="Whose view: server, client/3, eavesdropper, world, a+b.")
+    ] = "server",
+    every: Annotated[bool, typer.Option("--all", help="All attacks against the spec's adversaries.")] = False,
+    param: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the attack; VALUE is JSON."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack a finished run; the outcome is kept in it."""
+    from fdaudit import runs
+
+    if every == (name is not None):
+        raise UsageError("ATTACK", name, "and --all exclude each other", "Name one attack, or give --all.")
+    loaded, settings = runs.load(run), dict(_setting(p) for p in param or [])
+    with _progress(quiet=as_json) as tick:
+        if name is None:
+            cells = runs.attack_all(loaded, tick)
+        else:
+            cells = [runs.attack(name, loaded, adversary, tick, **settings)]
+    if as_json:
+        _print(json.dumps([c.to_json() for c in cells]))
+    else:
+        _print(_summary({"utility": {"final": []}, "cells": [c.to_json() for c in cells]}))
+    if any(c.status == "failed" for c in cells):
+        raise typer.Exit(1)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError("--set", text, "is not KEY=VALUE", "Write, for example, --set restarts=4.")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+@app.command()
+def report(
+    run: RunPath,
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file; default: report/index.html in the run.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the security report of a run: one HTML file, nothing else needed to read it."""
+    from fdaudit import runs
+
+    path = runs.report(runs.load(run), out)
+    _print(json.dumps({"report": str(path)}) if as_json else str(path))
+
+
+@app.command()
+def verify(run: RunPath, as_json: AsJson = False) -> None:
+    """Check a run's record: every byte of the transcript against the manifest."""
+    from fdaudit.manifest import verify as check
+
+    findings = check(run)
+    if as_json:
+        _print(json.dumps({"run": str(run), "intact": not findings, "findings": findings}))
+    elif not findings:
+        _print("intact: every line chains, every payload matches its digest, nothing else lies there")
+    if findings:
+        raise typer.Exit(3) if as_json else IntegrityError(findings)
+
+
+@app.command(name="list")
+def list_(as_json: AsJson = False) -> None:
+    """List protocols, attacks, defences, models and datasets."""
+    from fdaudit import attacks, defenses, protocols
+
+    rooms = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defences": defenses.REGISTRY}
+    found = {room: {n: _first_line(r.describe(n)["doc"]) for n in r.names()} for room, r in rooms.items()}
+    if as_json:
+        _print(json.dumps(found))
+        return
+    for room, entries in found.items():
+        _print(room)
+        for name, line in entries.items():
+            _print(f"  {name:<20} {line}")
+    _print("\n`fdaudit explain NAME` says more.")
+
+
+def _first_line(doc: str) -> str:
+    return doc.strip().split("\n")[0]
+
+
+@app.command()
+def explain(
+    name: Annotated[str, typer.Argument(help="See `fdaudit list`.")], as_json: AsJson = False
+) -> None:
+    """Explain a protocol, an attack or a defence: what it does, who sees what, what it assumes."""
+    from fdaudit.explain import card, text
+
+    found = card(name)
+    _print(json.dumps(found) if as_json else text(found))
