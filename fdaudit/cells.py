@@ -237,19 +237,16 @@ class Stage:
     def _score_membership(
         self, cell: str, guesses: Sequence[Membership]
     ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
-        scores: dict[str, MembershipScore] = {g.target: self._truth.membership(g, cell) for g in guesses}
+        whole = self._truth.membership(guesses, cell)
+        scores = {g.target: self._truth.membership([g], cell) for g in guesses}
         targets = tuple(
-            TargetResult(
-                target=name,
-                figures=tuple(score.figures.values()),
-                roc={"fpr": score.roc.fpr.tolist(), "tpr": score.roc.tpr.tolist()},
-            )
+            TargetResult(target=name, figures=tuple(score.figures.values()), roc=_roc(score))
             for name, score in scores.items()
         )
-        figures: list[Figure] = []
-        for name in next(iter(scores.values())).figures:
-            generator = child_numpy(self.plan.seed, "score", cell, name)
-            figures += mean_and_worst({t: s.figures[name] for t, s in scores.items()}, generator)
+        figures = list(whole.figures.values())
+        for name in figures[:]:
+            generator = child_numpy(self.plan.seed, "score", cell, name.name)
+            figures.append(mean_and_worst({t: s.figures[name.name] for t, s in scores.items()}, generator)[1])
         return tuple(figures), targets
 
     def _score_reconstruction(
@@ -363,6 +360,10 @@ def _png(image: Tensor) -> bytes:
     stream = BytesIO()
     Image.fromarray(np.ascontiguousarray(array)).save(stream, format="PNG")
     return stream.getvalue()
+
+
+def _roc(score: MembershipScore) -> dict[str, Any]:
+    return {"fpr": score.roc.fpr.tolist(), "tpr": score.roc.tpr.tolist()}
 
 
 def _control(value: Mapping[str, Any]) -> Control:

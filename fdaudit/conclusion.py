@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fdaudit.cells import Stage
 from fdaudit.manifest import read_manifest
-from fdaudit.metrics import clopper_pearson
-from fdaudit.result import SCHEMA, exposure, figure_json, gates, wire_table
+from fdaudit.metrics import bytes_on_wire, clopper_pearson
+from fdaudit.result import SCHEMA, exposure, figure_json, gates
 from fdaudit.storage import load_json, save_json
 from fdaudit.transcript import read_messages
 from fdaudit.types import Figure
@@ -23,7 +23,6 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
     """Writes `result.json` and returns its value."""
     spec, manifest = plan.spec, read_manifest(run)
     stage = Stage(plan, run)
-    messages = list(read_messages(run / "transcript"))
     cells = [load_json(path) for path in sorted((run / "attacks").glob("*.json"))]
     seen = dict.fromkeys([*plan.parties, *spec.adversaries])
     card = plan.protocol
@@ -45,7 +44,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
             "parameters": sum(t.numel() for t in plan.initial().values()),
             "head": manifest["head"],
             "messages": manifest["messages"],
-            "record": spec.model_dump(mode="json")["record"],
+            "record": spec.record if isinstance(spec.record, str) else f"rounds {list(spec.record.rounds)}",
             "transport": spec.transport,
             "spec": spec.public(manifest["commitments"]["seed"]),
             "spec_sha256": manifest["spec_sha256"],
@@ -58,10 +57,13 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
         "class_table": plan.splits.class_table.tolist(),
         "utility": _utility(run),
         "exposure": [row for p in seen for row in exposure(stage.view(p).messages, p)],
-        "wire": wire_table(messages),
+        "wire": [
+            {"kind": w.kind, "sender_role": w.sender, "messages": w.messages, "bytes": w.bytes}
+            for w in bytes_on_wire(read_messages(run / "transcript"))
+        ],
         "assumptions": list(card.trust),
         "oracles": [
-            {"name": o["name"], "available_to": list(o["available_to"]), "answers": list(o["answers"])}
+            {"name": o["name"], "available_to": list(o["available_to"]), "answers": ", ".join(o["answers"])}
             for o in card.oracles
         ],
         "cells": cells,

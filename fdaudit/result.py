@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fdaudit.messages import Message, role
 from fdaudit.types import Figure, Goal
 
-__all__ = ["SCHEMA", "Cell", "Control", "TargetResult", "exposure", "figure_json", "gates", "wire_table"]
+__all__ = ["SCHEMA", "Cell", "Control", "TargetResult", "exposure", "figure_json", "gates"]
 
 SCHEMA = "fdaudit-result/1"
 Status = Literal["run", "not-applicable", "not-requested", "inconclusive", "failed"]
@@ -101,19 +101,6 @@ class Cell:
             "targets": [t.to_json() for t in self.targets],
             "controls": {k: c.to_json() for k, c in self.controls.items()} or None,
         }
-
-
-def wire_table(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages and bytes by kind and sender role; a message to r receivers counts r times its bytes."""
-    table: dict[tuple[str, str], list[int]] = {}
-    for m in messages:
-        row = table.setdefault((m.kind, role(m.sender)), [0, 0])
-        row[0] += 1
-        row[1] += m.bytes_on_wire * max(len(m.receivers), 1)
-    return [
-        {"kind": kind, "sender_role": sender, "messages": n, "bytes": b}
-        for (kind, sender), (n, b) in sorted(table.items())
-    ]
 
 
 def exposure(messages: Sequence[Message], party: str) -> list[dict[str, Any]]:

@@ -48,14 +48,19 @@ class Truth:
         )
         return challenge, member[order]
 
-    def membership(self, guess: Membership, cell: str) -> MembershipScore:
-        """Scores a membership guess against the coins."""
-        challenge, member = self.challenge(guess.target)
+    def membership(self, guesses: Sequence[Membership], cell: str) -> MembershipScore:
+        """Scores membership guesses against the coins, the candidates of several victims pooled."""
+        members, pairs, offset = [], [], 0
+        for guess in guesses:
+            challenge, member = self.challenge(guess.target)
+            members.append(member)
+            pairs.append(challenge.pair + offset)
+            offset += len(member) // 2
         return score_membership(
-            guess.scores,
-            member,
-            generator=child_numpy(self._plan.seed, "score", cell, guess.target),
-            pair=challenge.pair,
+            torch.cat([g.scores for g in guesses]),
+            torch.cat(members),
+            generator=child_numpy(self._plan.seed, "score", cell, *(g.target for g in guesses)),
+            pair=torch.cat(pairs),
         )
 
     def behind(self, client: str, messages: Sequence[int]) -> tuple[Tensor, Tensor]:

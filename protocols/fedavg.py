@@ -35,11 +35,18 @@ class FedAvgConfig(LocalTraining):
     server_momentum: float = Field(0.0, ge=0, lt=1)
     """FedAvgM's β (Hsu et al. 2019); 0 is FedAvg."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _gradients_are_one_step(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("upload") == "gradient" and not values.get("local_epochs"):
+            return {"local_steps": 1} | {k: v for k, v in values.items() if v is not None}
+        return values
+
     @model_validator(mode="after")
     def _one_step_for_gradients(self) -> Self:
         if self.upload != "gradient":
             return self
-        if self.local_epochs is not None or self.local_steps not in (None, 1):
+        if self.local_epochs is not None or self.local_steps != 1:
             raise ValueError(
                 "upload = 'gradient' is one step a round; local_epochs or local_steps say otherwise. "
                 "Set local_steps to 1, or upload to 'model_update'."
@@ -229,7 +236,6 @@ class FedAvg:
 
     def _job(self, t: int, k: str, data: PartyData, w_t: Delivery) -> Job:
         generator = child(self._seed, "fedavg", "batches", t, k)
-        length = {"steps": 1, "epochs": None} if self.config.upload == "gradient" else self.config.steps
-        batches = draw_batches(len(data), self.config.batch_size, generator=generator, **length)
+        batches = draw_batches(len(data), self.config.batch_size, generator=generator, **self.config.steps)
         seed = child_seed(self._seed, "fedavg", "dropout", t, k)
         return Job(party=k, parameters=w_t, x=data.x, targets=data.y, batches=batches, anchor=w_t, seed=seed)
