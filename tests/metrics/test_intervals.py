@@ -49,6 +49,14 @@ def test_bootstrap_covers_about_nominally(method: str, draw: str) -> None:
     assert 0.83 <= hits / runs <= 0.96
 
 
+@pytest.mark.parametrize("n", [6, 12])
+def test_means_of_few_values_cover_about_nominally(n: int) -> None:
+    rng, runs = np.random.default_rng(12), 400
+    figures = [mean_figure("x", rng.normal(1, 1, n), rng, resamples=400, confidence=0.9) for _ in range(runs)]
+    # Without the expansion, six values cover 0.8; four standard errors of 400 runs around 0.9 are 0.06.
+    assert 0.84 <= np.mean([f.low <= 1 <= f.high for f in figures]) <= 0.96
+
+
 def test_bca_against_scipy() -> None:
     values = np.random.default_rng(3).exponential(size=50)
     ours = bootstrap(_mean_of(values), 50, np.random.default_rng(1), resamples=20_000)
