@@ -66,6 +66,7 @@ def bootstrap(
     resamples: int = 2000,
     confidence: float = 0.95,
     method: Literal["bca", "percentile"] = "bca",
+    expand: bool = False,
 ) -> Interval | None:
     """A bootstrap interval for a statistic of `n` independent units.
 
@@ -83,6 +84,10 @@ def bootstrap(
         method: `bca`, bias-corrected and accelerated (Efron, "Better bootstrap confidence intervals", JASA 82
             (1987); acceleration over several strata as in Davison and Hinkley (1997), section 5.3), or
             `percentile`.
+        expand: whether to widen the interval as Student's t widens the normal one. Resampling `n` units
+            shows a variance short by (n - 1) / n and normal tails, which costs a mean of ten values some
+            five points of coverage (Hesterberg, "What teachers should know about the bootstrap", The
+            American Statistician 69 (2015), section 5.2).
 
     Returns:
         The interval, or None where the bootstrap has nothing to say: fewer than two units, or a
@@ -91,7 +96,7 @@ def bootstrap(
     Raises:
         UsageError: no unit, fewer than 100 resamples, or a confidence outside (0, 1).
     """
-    from scipy.special import ndtr, ndtri
+    from scipy.special import ndtr, ndtri, stdtrit
 
     tail = (1 - probability(confidence, "confidence")) / 2
     if n < 1 or resamples < 100:
@@ -104,14 +109,17 @@ def bootstrap(
     same = _SAME * max(1.0, abs(point))
     if n < 2 or float(np.ptp(values)) <= same:
         return None
-    levels: Floats = np.array([tail, 1 - tail])
+    z: Floats = ndtri(np.array([tail, 1 - tail]))
+    if expand:
+        z = z * np.sqrt(n / (n - 1)) * stdtrit(n - 1, 1 - tail) / ndtri(1 - tail)
+    levels = ndtr(z)
     if method == "bca":
         below = (values < point - same).mean() + 0.5 * (np.abs(values - point) <= same).mean()
         bias = ndtri(np.clip(below, 0.5 / resamples, 1 - 0.5 / resamples))
-        shifted = bias + ndtri(levels)
+        shifted = bias + z
         levels = ndtr(bias + shifted / (1 - _acceleration(statistic, groups) * shifted))
     low, high = np.quantile(values, levels)
-    return Interval(float(low), float(high), confidence, f"bootstrap ({method})")
+    return Interval(float(low), float(high), confidence, f"bootstrap ({method}{', expanded' * expand})")
 
 
 def _replicates(
@@ -162,7 +170,7 @@ def mean_figure(
     confidence: float = 0.95,
     resamples: int = 2000,
 ) -> Figure:
-    """The mean of `values` (n,) with a BCa bootstrap interval.
+    """The mean of `values` (n,) with an expanded BCa bootstrap interval.
 
     Args:
         name: name of the figure.
@@ -190,7 +198,9 @@ def mean_figure(
     def statistic(weights: Floats) -> Floats:
         return np.asarray(weights @ sums / (weights @ counts))
 
-    interval = bootstrap(statistic, len(sums), generator, confidence=confidence, resamples=resamples)
+    interval = bootstrap(
+        statistic, len(sums), generator, confidence=confidence, resamples=resamples, expand=True
+    )
     if interval is None:
         why = "one item" if len(sums) < 2 else "values that do not vary"
         note = "; ".join(filter(None, [note, f"no interval: {why}"]))

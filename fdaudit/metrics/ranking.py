@@ -4,8 +4,7 @@ A score is higher for "member". `member` says which candidates were trained on. 
 matched pairs (one coin each decided which of two was trained on), `pair` (n,) numbers the pairs.
 
 Guarantees:
-  * AUC and balanced accuracy do not change under any increasing map of the scores, and
-    auc(-scores) = 1 - auc(scores);
+  * AUC does not change under any increasing map of the scores, and auc(-scores) = 1 - auc(scores);
   * a tie counts half in AUC and never as a detection in a TPR, so constant scores have AUC 1/2 and TPR 0 at
     every FPR under 1;
   * a TPR at an FPR that the non-members cannot resolve is refused, not interpolated;
@@ -200,8 +199,9 @@ def cross_decided(
     values: Floats, truth: Flags, generator: np.random.Generator, units: Integers | None
 ) -> Flags:
     """(n,) whether each candidate is decided rightly by the threshold of the half it is not in."""
-    # Ranks, so that thresholds half-way between scores are the same under any increasing map.
-    ranks = np.unique(values, return_inverse=True)[1].astype(np.float64)
+    finite = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
+    # Infinities stand one beyond the rest, so that there is a half-way to them.
+    values = np.clip(values, finite.min() - 1, finite.max() + 1)
     half = np.zeros(len(values), dtype=np.bool_)
     if units is None:
         for group in (np.flatnonzero(truth), np.flatnonzero(~truth)):
@@ -215,17 +215,17 @@ def cross_decided(
         )
     right = np.empty(len(values), dtype=np.bool_)
     for chosen, measured in ((half, ~half), (~half, half)):
-        threshold = _best_threshold(ranks[chosen], truth[chosen])
-        right[measured] = (ranks[measured] > threshold) == truth[measured]
+        threshold = _best_threshold(values[chosen], truth[chosen])
+        right[measured] = (values[measured] > threshold) == truth[measured]
     return right
 
 
-def _best_threshold(ranks: Floats, truth: Flags) -> float:
-    """The threshold of the best balanced accuracy, half-way between ranks; the middle one of several."""
-    distinct, at = np.unique(ranks, return_inverse=True)
+def _best_threshold(values: Floats, truth: Flags) -> float:
+    """The threshold of the best balanced accuracy, half-way between scores; the middle one of several."""
+    distinct, at = np.unique(values, return_inverse=True)
     rejected = np.cumsum(np.bincount(at, ~truth)) / (~truth).sum()
     missed = np.cumsum(np.bincount(at, truth)) / truth.sum()
     gain = np.concatenate([[0.0], rejected - missed])
-    cuts = np.concatenate([[-0.5], (distinct[:-1] + distinct[1:]) / 2, [distinct[-1] + 0.5]])
+    cuts = np.concatenate([[-np.inf], distinct[:-1] / 2 + distinct[1:] / 2, [np.inf]])
     best = np.flatnonzero(gain >= gain.max() - 1e-12)
     return float(cuts[best[len(best) // 2]])

@@ -96,7 +96,10 @@ def load_weights(name: str, directory: Path | None = None) -> dict[str, torch.Te
     # The one use of torch.load in fdaudit: the formats these weights are published in allow nothing else.
     # Only bytes of a pinned digest come here, and `weights_only` unpickles tensors and plain containers
     # alone.
-    tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    try:
+        tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception:  # the unpickler's, the archive reader's or torch's own: in each case no weights
+        tensors = None
     if not isinstance(tensors, dict) or not all(isinstance(t, torch.Tensor) for t in tensors.values()):
         raise WeightsUnavailableError(
             "FDAUDIT_WEIGHTS", pin.file, "does not map names to tensors", "Replace it with the original file."

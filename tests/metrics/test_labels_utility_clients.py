@@ -1,0 +1,174 @@
+"""Label distances, accuracy, macro-F1, bytes on the wire, means over clients."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.metrics import accuracy_score, f1_score
+
+from fdaudit.errors import UsageError
+from fdaudit.messages import Message
+from fdaudit.metrics import (
+    SMOOTHING,
+    accuracy,
+    accuracy_figure,
+    bytes_figure,
+    bytes_on_wire,
+    chebyshev,
+    clopper_pearson,
+    kl_divergence,
+    label_overlap,
+    label_recovery_figures,
+    macro_f1,
+    macro_f1_figure,
+    mean_and_worst,
+    score_label_distribution,
+    total_variation,
+)
+from fdaudit.types import Figure
+
+_WEIGHTS = st.lists(st.floats(0, 1), min_size=4, max_size=4).filter(lambda w: sum(w) > 0.1)
+DISTRIBUTIONS = _WEIGHTS.map(lambda w: np.array(w) / sum(w))
+
+
+@settings(max_examples=100, deadline=None)
+@given(DISTRIBUTIONS, DISTRIBUTIONS)
+def test_laws_of_the_label_distances(p: np.ndarray, q: np.ndarray) -> None:
+    kl, tv, far = kl_divergence(p, q), total_variation(p, q), chebyshev(p, q)
+    assert 0 <= far <= tv + 1e-12
+    assert tv <= 1 + 1e-12
+    assert 2 * (tv / (1 + 4 * SMOOTHING)) ** 2 <= kl + 1e-12
+    assert kl_divergence(p, p) == total_variation(p, p) == chebyshev(p, p) == 0
+    assert total_variation(q, p) == pytest.approx(tv)
+
+
+@settings(max_examples=50, deadline=None)
+@given(DISTRIBUTIONS, DISTRIBUTIONS)
+def test_kl_against_scipy(p: np.ndarray, q: np.ndarray) -> None:
+    reference = stats.entropy(p + SMOOTHING, q + SMOOTHING)
+    assert kl_divergence(p, q) == pytest.approx(reference, abs=1e-9)
+
+
+def test_distances_by_hand() -> None:
+    p, q = [0.5, 0.5, 0.0], [0.25, 0.25, 0.5]
+    assert total_variation(p, q) == pytest.approx(0.5)
+    assert chebyshev(p, q) == pytest.approx(0.5)
+    assert kl_divergence(p, q) == pytest.approx(math.log(2), abs=1e-4)
+    assert kl_divergence([1, 0], [0, 1]) == pytest.approx(-math.log(SMOOTHING), abs=1e-4)
+
+
+@pytest.mark.parametrize("bad", [[0.5, 0.6], [-0.5, 1.5], [np.inf, 0.0], [0.5, 0.25, 0.25]])
+def test_what_is_no_distribution_is_refused(bad: list[float]) -> None:
+    with pytest.raises(UsageError):
+        total_variation([0.5, 0.5], bad)
+
+
+def test_label_distribution_stands_next_to_its_prior() -> None:
+    figures = score_label_distribution([1.0, 0.0], [0.9, 0.1])
+    assert figures["label_tv"].value == pytest.approx(0.1)
+    assert figures["label_tv_prior"].value == pytest.approx(0.5)
+    assert "uniform" in figures["label_tv_prior"].note
+    told = score_label_distribution([1.0, 0.0], [0.9, 0.1], prior=[1.0, 0.0])
+    assert told["label_kl_prior"].value == 0
+    assert told["label_kl"].unit == "nats"
+
+
+def test_labels_are_compared_as_multisets() -> None:
+    assert label_overlap([3, 1, 1, 2], [1, 2, 3, 4]) == 3
+    assert label_overlap([1, 1], [1]) == 1
+    rng = np.random.default_rng(0)
+    right, prior = label_recovery_figures([[1, 0], [1, 1]], [[0, 1], [1, 0]], [0, 1], rng)
+    assert right.value == 0.75
+    assert (right.low, right.high) == clopper_pearson(3, 4)[:2]
+    # Two fair coins against {0, 1}: overlap 2 with chance 1/2, else 1: 0.75 on average.
+    assert prior.value == pytest.approx(0.75, abs=0.05)
+
+
+def test_labels_that_are_not_there_are_unavailable() -> None:
+    rng = np.random.default_rng(0)
+    assert all(f.value is None for f in label_recovery_figures(None, [[1]], [1], rng))
+    assert all("true labels" in f.unavailable for f in label_recovery_figures([[1]], None, [1], rng))
+    right, prior = label_recovery_figures([[1]], [[1]], None, rng)
+    assert (right.value, prior.value) == (1, None)
+
+
+_PREDICTIONS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_PREDICTIONS)
+def test_accuracy_and_macro_f1_against_scikit_learn(pairs: list[tuple[int, int]]) -> None:
+    predicted, true = (list(x) for x in zip(*pairs, strict=True))
+    assert accuracy(predicted, true) == pytest.approx(accuracy_score(true, predicted))
+    assert macro_f1(predicted, true) == pytest.approx(
+        f1_score(true, predicted, average="macro", zero_division=0)
+    )
+
+
+def test_utility_figures_carry_intervals() -> None:
+    rng = np.random.default_rng(0)
+    true = rng.integers(0, 3, 200)
+    predicted = np.where(rng.random(200) < 0.8, true, (true + 1) % 3)
+    right = int((true == predicted).sum())
+    figure = accuracy_figure(predicted, true)
+    assert (figure.low, figure.high) == clopper_pearson(right, 200)[:2]
+    f1 = macro_f1_figure(predicted, true, rng)
+    assert f1.value == macro_f1(predicted, true)
+    assert f1.low < f1.value < f1.high
+    # Near balance macro-F1 behaves like accuracy, so its interval is about as wide.
+    assert f1.high - f1.low == pytest.approx(figure.high - figure.low, rel=0.3)
+    assert macro_f1_figure([1, 1], [1, 1], rng).low is None
+
+
+@pytest.mark.parametrize(("predicted", "true"), [([], []), ([1], [1, 2]), ([0.5], [1])])
+def test_unfit_predictions_are_refused(predicted: list, true: list) -> None:
+    with pytest.raises(UsageError):
+        accuracy(predicted, true)
+
+
+def _message(seq: int, sender: str, receivers: tuple[str, ...], kind: str, size: int) -> Message:
+    return Message(
+        seq=seq, round=0, step=0, sender=sender, receivers=receivers, kind=kind, bytes_on_wire=size
+    )
+
+
+def test_bytes_are_counted_once_for_each_receiver() -> None:
+    messages = [
+        _message(0, "server", ("client/0", "client/1", "client/2"), "model_parameters", 100),
+        _message(1, "client/0", ("server",), "logits", 7),
+        _message(2, "client/1", ("server",), "logits", 8),
+        _message(3, "client/1", (), "release", 999),
+        _message(4, "client/2", ("server",), "silence", 0),
+    ]
+    table = {(row.kind, row.sender): (row.messages, row.bytes) for row in bytes_on_wire(iter(messages))}
+    assert table == {
+        ("model_parameters", "server"): (1, 300),
+        ("logits", "client"): (2, 15),
+        ("release", "client"): (1, 0),
+        ("silence", "client"): (1, 0),
+    }
+    assert bytes_figure(messages).value == 315
+    assert bytes_on_wire([]) == ()
+
+
+def test_the_mean_never_comes_without_the_worst() -> None:
+    rng = np.random.default_rng(0)
+    figures = {
+        "client/0": Figure(name="auc", value=0.5, low=0.4, high=0.6, confidence=0.95, n=40),
+        "client/1": Figure(name="auc", value=0.9, low=0.8, high=0.95, confidence=0.95, n=40),
+        "client/2": Figure(name="auc", value=None, unavailable="no candidates"),
+    }
+    mean, worst = mean_and_worst(figures, rng)
+    assert (mean.name, mean.value, mean.n) == ("auc_mean", pytest.approx(0.7), 2)
+    assert (worst.name, worst.value, worst.low, worst.high) == ("auc_worst", 0.9, 0.8, 0.95)
+    assert "client/1" in worst.note
+    assert "client/2" in worst.note
+    assert "client/2" in mean.note
+    assert mean_and_worst(figures, rng, higher_is_worse=False)[1].value == 0.5
+    none = mean_and_worst({"client/2": figures["client/2"]}, rng)
+    assert all("no candidates" in f.unavailable for f in none)
+    with pytest.raises(UsageError):
+        mean_and_worst({}, rng)
