@@ -1,1 +1,8 @@
-"""Defences: applied where data leaves a party."""
+"""Defences: applied where data leaves a party, on the sender's side of the wire."""
+
+from fdaudit.registry import Registry
+
+__all__ = ["REGISTRY"]
+
+REGISTRY = Registry("fdaudit.defenses", {"gaussian-noise": "fdaudit.defenses.noise:GaussianNoise"})
+"""Public names of defences; installed packages add theirs through the entry-point group."""

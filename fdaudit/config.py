@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 from fdaudit.errors import SpecError, nearest
 
@@ -25,6 +30,9 @@ class Config(BaseModel):
         protected_namespaces=(),
     )
 
+
+# How pydantic names a member of a union inside an error's location: `literal['all']`, `tuple[…]`, `Model`.
+_UNION_MEMBER = re.compile(r".*\[|function-|[A-Z]")
 
 C = TypeVar("C", bound=Config)
 
@@ -48,8 +56,6 @@ def validate(config: type[C], values: Mapping[str, Any], where: str = "") -> C:
 
 
 def _to_json(values: Mapping[str, Any], where: str) -> str:
-    import json
-
     if not isinstance(values, Mapping):
         raise SpecError(where or "spec", values, "is not a mapping", "Write `key: value` lines.")
     try:
@@ -61,12 +67,8 @@ def _to_json(values: Mapping[str, Any], where: str) -> str:
 
 
 def _spec_error(config: type[Config], error: ValidationError, where: str) -> SpecError:
-    first = error.errors()[0]
-    parts = [
-        str(p)
-        for p in first["loc"]
-        if not (isinstance(p, str) and p.startswith(("function-", "constrained-")))
-    ]
+    first = _telling(error.errors())
+    parts = [str(p) for p in first["loc"] if not _UNION_MEMBER.match(str(p))]
     field = ".".join(([where] if where else []) + parts) or where or "spec"
     kind, value = first["type"], first["input"]
     if kind == "extra_forbidden":
@@ -89,11 +91,23 @@ def _spec_error(config: type[Config], error: ValidationError, where: str) -> Spe
     return SpecError(field, value, f"is refused: {message}", _remedy(kind, first.get("ctx", {})))
 
 
+def _telling(errors: list[ErrorDetails]) -> ErrorDetails:
+    """The error to show: of a choice between a word and a structure, the one about what the user wrote."""
+    for error in errors:
+        if error["type"] != "literal_error" or isinstance(error["input"], str):
+            return error
+    return errors[0]
+
+
 def _remedy(kind: str, context: Mapping[str, Any]) -> str:
     bounds = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
     for key, words in bounds.items():
         if key in context:
             return f"Give a value {words} {context[key]}."
+    if kind == "string_pattern_mismatch":
+        return f"Write it as {context['pattern'].strip('^$()')}."
+    if kind in ("model_type", "dict_type"):
+        return "Write a mapping of its settings below it."
     if "type" in kind or kind.endswith("_parsing"):
         return f"Give a {kind.split('_')[0].replace('int', 'whole number').replace('float', 'number')}."
     return "Change it."

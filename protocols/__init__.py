@@ -1,1 +1,15 @@
 """Protocols: one file each, in the order of the paper's algorithm box."""
+
+from fdaudit.registry import Registry
+
+__all__ = ["REGISTRY"]
+
+REGISTRY = Registry(
+    "fdaudit.protocols",
+    {
+        "centralized": "fdaudit.protocols.standalone:Centralized",
+        "fedavg": "fdaudit.protocols.fedavg:FedAvg",
+        "standalone": "fdaudit.protocols.standalone:Standalone",
+    },
+)
+"""Public names of protocols; installed packages add theirs through the entry-point group."""

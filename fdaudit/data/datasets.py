@@ -1,0 +1,188 @@
+"""Datasets by name: what they are once loaded, and how a spec names them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.data.files import read_folder, read_npz, resolve_path
+from fdaudit.data.named import TORCHVISION, read_digits, read_torchvision
+from fdaudit.data.raw import RawData
+from fdaudit.data.resize import fit, to_unit
+from fdaudit.data.stratify import stratified_draw
+from fdaudit.errors import DataError, nearest
+
+__all__ = ["DATASETS", "Dataset", "DatasetSpec", "load_dataset"]
+
+DATASETS: tuple[str, ...] = ("digits", *sorted(TORCHVISION), "folder:DIR", "npz:FILE")
+"""Every name `dataset.name` may have; DIR and FILE are paths."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """Images with one label each.
+
+    Guarantees:
+      * `x` and `test_x` are finite and lie in [0, 1]; labels lie in [0, `classes`);
+      * there is one label an image, and training and test images have one shape.
+
+    Attributes:
+        name: as in the spec.
+        x: (n, c, h, w) float32 in [0, 1].
+        y: (n,) int64.
+        test_x: (m, c, h, w), the official test split; None when there is none and one is held out.
+        test_y: (m,), its labels.
+        classes: number of classes C.
+        provenance: one sentence: source, and licence where known.
+
+    Raises:
+        DataError: a guarantee would not hold.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    test_x: Tensor | None = None
+    test_y: Tensor | None = None
+    classes: int
+    provenance: str
+
+    def __post_init__(self) -> None:
+        _check(self.x, self.y, self.classes, self.name)
+        if (self.test_x is None) != (self.test_y is None):
+            raise DataError(
+                "dataset", self.name, "has half a test split", "Give test_x and test_y, or neither."
+            )
+        if self.test_x is not None and self.test_y is not None:
+            _check(self.test_x, self.test_y, self.classes, self.name)
+            if self.test_x.shape[1:] != self.x.shape[1:]:
+                raise DataError(
+                    "dataset", self.name, "has training and test images of unlike shape", "Give one shape."
+                )
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of one image."""
+        c, h, w = self.x.shape[1:]
+        return int(c), int(h), int(w)
+
+    def sha256(self) -> str:
+        """Digest of every tensor's name, dtype, shape and little-endian bytes, in hexadecimal.
+
+        It is unsalted and so confirms a guess of the data: whoever publishes it salts it first.
+        """
+        digest = hashlib.sha256()
+        for name in ("x", "y", "test_x", "test_y"):
+            tensor: Tensor | None = getattr(self, name)
+            if tensor is None:
+                digest.update(f"{name}:none;".encode())
+                continue
+            array = tensor.detach().cpu().contiguous().numpy()
+            little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+            digest.update(f"{name}:{array.dtype.name}:{tuple(array.shape)};".encode())
+            digest.update(np.ascontiguousarray(little).data)
+        return digest.hexdigest()
+
+
+class DatasetSpec(Config):
+    """Which dataset to load and from where."""
+
+    name: str = "digits"
+    """digits, a torchvision name, npz:FILE (MedMNIST layout) or folder:DIR (one sub-folder a class)."""
+
+    root: str | None = None
+    """Where the files are; otherwise FDAUDIT_DATA, otherwise a cache folder of the user's."""
+
+    download: bool = False
+    """Whether torchvision may fetch what is absent into the root."""
+
+    image_size: int | None = Field(default=None, ge=1, le=1024)
+    """Side in pixels: smaller images are zero-padded, centred; larger ones are shrunk."""
+
+    limit: int | None = Field(default=None, ge=1)
+    """At most this many training records, with the classes in proportion."""
+
+
+def load_dataset(spec: DatasetSpec, generator: torch.Generator) -> Dataset:
+    """The dataset that `spec` names.
+
+    Args:
+        spec: name, place and size.
+        generator: draws the records that `spec.limit` keeps, from the labels alone; otherwise unused.
+
+    Raises:
+        DataError: the name is unknown, or the files are absent, damaged or unfit.
+    """
+    raw = _read(spec)
+    if spec.limit is not None and spec.limit < len(raw.y):
+        kept, _ = stratified_draw(raw.y, spec.limit, raw.classes, generator)
+        raw = replace(raw, x=raw.x[kept], y=raw.y[kept])
+    return Dataset(
+        name=spec.name,
+        x=_sized(raw.x, spec.image_size),
+        y=raw.y,
+        test_x=None if raw.test_x is None else _sized(raw.test_x, spec.image_size),
+        test_y=raw.test_y,
+        classes=raw.classes,
+        provenance=raw.provenance,
+    )
+
+
+def _read(spec: DatasetSpec) -> RawData:
+    root = _root(spec.root)
+    scheme, colon, rest = spec.name.partition(":")
+    if colon and rest and scheme in ("npz", "folder"):
+        path = resolve_path(rest, root, "dataset.name")
+        return read_npz(path) if scheme == "npz" else read_folder(path, spec.image_size)
+    if spec.name == "digits":
+        return read_digits()
+    if spec.name in TORCHVISION:
+        return read_torchvision(spec.name, root, spec.download)
+    raise DataError("dataset.name", spec.name, "is not a known dataset", nearest(spec.name, DATASETS))
+
+
+def _root(root: str | None) -> Path:
+    if root is not None:
+        return Path(root).expanduser()
+    if os.environ.get("FDAUDIT_DATA"):
+        return Path(os.environ["FDAUDIT_DATA"]).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "fdaudit"
+
+
+def _sized(x: Tensor, size: int | None) -> Tensor:
+    return to_unit(x) if size is None else fit(x, size)
+
+
+def _check(x: Tensor, y: Tensor, classes: int, name: str) -> None:
+    if x.ndim != 4 or x.dtype != torch.float32 or not x.numel():
+        raise DataError(
+            "dataset", name, f"has images {x.dtype} {tuple(x.shape)}", "Give float32 (n, c, h, w), not empty."
+        )
+    if y.shape != x.shape[:1] or y.dtype != torch.int64:
+        raise DataError(
+            "dataset",
+            name,
+            f"has {len(x)} images but labels {y.dtype} {tuple(y.shape)}",
+            "Give one int64 label for each image.",
+        )
+    if not torch.isfinite(x).all():
+        raise DataError("dataset", name, "holds NaN or infinite values", "Remove or repair those records.")
+    low, high = x.aminmax()
+    if low < 0.0 or high > 1.0:
+        raise DataError("dataset", name, f"holds values in [{low:g}, {high:g}]", "Scale images to [0, 1].")
+    if int(y.min()) < 0 or int(y.max()) >= classes:
+        raise DataError(
+            "dataset",
+            name,
+            f"holds labels from {int(y.min())} to {int(y.max())} for {classes} classes",
+            "Number the classes from 0.",
+        )

@@ -1,0 +1,158 @@
+"""Datasets known by name: scikit-learn's digits, and torchvision's collections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from fdaudit.data.raw import RawData, as_images, as_labels, same_count
+from fdaudit.errors import DataError
+
+__all__ = ["TORCHVISION", "read_digits", "read_torchvision"]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A class of `torchvision.datasets`, where its files lie below the root, and how to ask for a split."""
+
+    cls: str
+    place: str
+    classes: int
+    provenance: str
+    train: Mapping[str, Any] = field(default_factory=lambda: {"train": True})
+    test: Mapping[str, Any] = field(default_factory=lambda: {"train": False})
+
+
+TORCHVISION: Mapping[str, _Source] = MappingProxyType(
+    {
+        "mnist": _Source("MNIST", "MNIST/raw", 10, "MNIST (LeCun, Cortes and Burges), CC BY-SA 3.0."),
+        "fashion-mnist": _Source(
+            "FashionMNIST",
+            "FashionMNIST/raw",
+            10,
+            "Fashion-MNIST (Xiao, Rasul and Vollgraf 2017), MIT licence.",
+        ),
+        "emnist": _Source(
+            "EMNIST",
+            "EMNIST/raw",
+            47,
+            "EMNIST, balanced split, turned upright (Cohen et al. 2017, from NIST Special Database 19); "
+            "licence not stated.",
+            {"split": "balanced", "train": True},
+            {"split": "balanced", "train": False},
+        ),
+        "kmnist": _Source(
+            "KMNIST", "KMNIST/raw", 10, "Kuzushiji-MNIST (Clanuwat et al. 2018), CC BY-SA 4.0."
+        ),
+        "svhn": _Source(
+            "SVHN",
+            "train_32x32.mat",
+            10,
+            "SVHN cropped digits, without the extra part (Netzer et al. 2011), for non-commercial use only.",
+            {"split": "train"},
+            {"split": "test"},
+        ),
+        "cifar10": _Source(
+            "CIFAR10", "cifar-10-batches-py", 10, "CIFAR-10 (Krizhevsky 2009); licence not stated."
+        ),
+        "cifar100": _Source(
+            "CIFAR100",
+            "cifar-100-python",
+            100,
+            "CIFAR-100, fine labels (Krizhevsky 2009); licence not stated.",
+        ),
+    }
+)
+"""Of EMNIST's six splits this reads `balanced`: 47 classes of equal size, so no class is rare by design."""
+
+# What torchvision raises on files that are absent, short, of another type, or that cannot be fetched.
+_UNREADABLE = (RuntimeError, ValueError, AssertionError, TypeError, KeyError, IndexError, OSError, EOFError)
+
+
+def read_digits() -> RawData:
+    """The 1,797 8x8 digits that ship with scikit-learn; no official test split."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return RawData(
+        x=torch.from_numpy((bunch.images / 16.0).astype(np.float32)).unsqueeze(1),
+        y=torch.from_numpy(bunch.target.astype(np.int64)),
+        classes=10,
+        provenance="Optical Recognition of Handwritten Digits (Alpaydin and Kaynak 1998, UCI), the part "
+        "shipped with scikit-learn, CC BY 4.0.",
+    )
+
+
+def read_torchvision(name: str, root: Path, download: bool) -> RawData:
+    """One of torchvision's collections, with its official test split.
+
+    CIFAR's files are pickles and so could run code. Torchvision's constructor compares the MD5 of every one
+    of them with the published value (`_check_integrity`) and raises `RuntimeError` before it unpickles
+    any; nothing here skips or catches that in order to go on. SVHN's are checked likewise; MNIST and its
+    kin are plain bytes.
+
+    Raises:
+        DataError: the files are absent and may not be downloaded, or damaged.
+    """
+    source = TORCHVISION[name]
+    place = root / source.place
+    if not download and not place.exists():
+        raise DataError(
+            "dataset.root",
+            str(root),
+            f"holds no copy of {name!r} (there is no {place})",
+            "Put torchvision's files there, point `dataset.root` or FDAUDIT_DATA at them, "
+            "or set `dataset.download: true`.",
+        )
+    x, y = _split(name, source, root, source.train, download)
+    test_x, test_y = _split(name, source, root, source.test, download)
+    return RawData(
+        x=x, y=y, test_x=test_x, test_y=test_y, classes=source.classes, provenance=source.provenance
+    )
+
+
+def _split(
+    name: str, source: _Source, root: Path, which: Mapping[str, Any], download: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    place = str(root / source.place)
+    try:
+        dataset = _loader(source.cls)(str(root), **which, download=download)
+    except _UNREADABLE as error:
+        reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+        raise DataError(
+            "dataset.root",
+            str(root),
+            f"gave no whole, unaltered copy of {name!r} below {place} ({reason})",
+            "Delete the damaged files and fetch them again, for example with `dataset.download: true`.",
+        ) from error
+    data = np.asarray(dataset.data)
+    if name == "svhn":
+        data = data.transpose(0, 2, 3, 1)
+    elif name == "emnist":
+        # EMNIST stores every character transposed.
+        data = data.transpose(0, 2, 1)
+    labels = np.asarray(dataset.labels if name == "svhn" else dataset.targets)
+    x, y = as_images(data, "dataset.root", place), as_labels(labels, "dataset.root", place)
+    same_count(x, y, "dataset.root", place)
+    if int(y.max()) >= source.classes:
+        raise DataError(
+            "dataset.root", place, f"holds the class {int(y.max())}", f"{name} has {source.classes} classes."
+        )
+    return x, y
+
+
+def _loader(name: str) -> Any:
+    import torchvision.datasets
+
+    base = getattr(torchvision.datasets, name)
+    if not hasattr(base, "_check_legacy_exist"):
+        return base
+    # A `processed/training.pt` beside `raw/` would be read with torch.load in place of the raw files. The
+    # subclass keeps the name because torchvision derives the folder from it.
+    return type(name, (base,), {"_check_legacy_exist": lambda self: False})

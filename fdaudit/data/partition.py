@@ -1,0 +1,180 @@
+"""How records come to be spread over clients: evenly, by class, or by a Dirichlet draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.errors import DataError, SpecError
+
+__all__ = ["PartitionSpec", "class_table", "partition"]
+
+
+class PartitionSpec(Config):
+    """The rule by which clients get their records."""
+
+    name: Literal["iid", "by-class", "dirichlet"] = "iid"
+    """iid: at random, evenly; by-class: a few classes a client; dirichlet: uneven shares of every class."""
+
+    classes_per_client: int | None = Field(default=None, ge=1)
+    """by-class only: 1 is the strong non-IID setting of the literature, 2 the weak one."""
+
+    alpha: float | None = Field(default=None, gt=0.0)
+    """dirichlet only: concentration; the smaller, the more unlike the clients."""
+
+    @model_validator(mode="after")
+    def _combination(self) -> PartitionSpec:
+        for field, owner, example in (
+            ("classes_per_client", "by-class", "1 or 2"),
+            ("alpha", "dirichlet", "0.1 or 1.0"),
+        ):
+            value = getattr(self, field)
+            if self.name == owner and value is None:
+                raise SpecError(
+                    f"partition.{field}", None, f"is missing for {owner!r}", f"Give, say, {example}."
+                )
+            if self.name != owner and value is not None:
+                raise SpecError(
+                    f"partition.{field}",
+                    value,
+                    f"means nothing for {self.name!r}",
+                    f"Remove it, or set `partition.name: {owner}`.",
+                )
+        return self
+
+
+def partition(
+    y: Tensor,
+    clients: int,
+    spec: PartitionSpec,
+    generator: torch.Generator,
+    classes: int,
+    minimum: int = 1,
+) -> tuple[Tensor, ...]:
+    """Indices of each client's records.
+
+    - `iid`: a random order cut into runs whose lengths differ by at most one.
+    - `by-class`: clients in turn take the `classes_per_client` classes held by the fewest so far (ties at
+      random), then every class is shared evenly among its holders (Shao 2023's strong and weak non-IID).
+    - `dirichlet`: for every class, p ~ Dir_K(α), and client k gets the share p_k of it (Shao 2023, the
+      supplement's Dir_K(β)).
+
+    Guarantees:
+      * no record goes to two clients;
+      * every record goes to some client, except under `by-class` with `clients * classes_per_client` below
+        the number of classes: then classes that nobody holds are left over;
+      * under `by-class` each client has exactly `classes_per_client` classes;
+      * only `y` and the generator decide.
+
+    Args:
+        y: (n,) labels of the records to share out.
+        clients: number of clients K.
+        spec: the rule.
+        generator: the source of every random choice.
+        classes: number of classes C.
+        minimum: fewest records a client may be left with.
+
+    Returns:
+        K ascending int64 tensors of positions in `y`.
+
+    Raises:
+        DataError: some client would get fewer than `minimum` records, or a class cannot be shared out.
+    """
+    if clients < 1:
+        raise DataError("clients", clients, "is not a number of clients", "Give at least 1.")
+    parts = _RULES[spec.name](y, clients, spec, generator, classes)
+    smallest = min(range(clients), key=lambda k: len(parts[k]))
+    if len(parts[smallest]) < minimum:
+        raise DataError(
+            "partition.name",
+            spec.name,
+            f"leaves client/{smallest} with {len(parts[smallest])} of {len(y)} records, fewer than {minimum}",
+            _REMEDIES[spec.name],
+        )
+    return tuple(part.sort().values for part in parts)
+
+
+def class_table(y: Tensor, parts: Sequence[Tensor], classes: int) -> Tensor:
+    """Records by client and class, int64 (clients, classes); each of `parts` indexes `y`."""
+    return torch.stack([torch.bincount(y[part], minlength=classes) for part in parts])
+
+
+def _iid(
+    y: Tensor, clients: int, spec: PartitionSpec, generator: torch.Generator, classes: int
+) -> list[Tensor]:
+    return list(torch.randperm(len(y), generator=generator).tensor_split(clients))
+
+
+def _by_class(
+    y: Tensor, clients: int, spec: PartitionSpec, generator: torch.Generator, classes: int
+) -> list[Tensor]:
+    wanted = spec.classes_per_client or 1
+    present = torch.bincount(y, minlength=classes).nonzero().flatten()
+    if wanted > len(present):
+        raise DataError(
+            "partition.classes_per_client",
+            wanted,
+            f"exceeds the {len(present)} classes there are",
+            f"Give at most {len(present)}.",
+        )
+    holders: dict[int, list[int]] = {int(label): [] for label in present}
+    for client in range(clients):
+        order = present[torch.randperm(len(present), generator=generator)].tolist()
+        for label in sorted(order, key=lambda c: len(holders[c]))[:wanted]:
+            holders[label].append(client)
+    parts: list[list[Tensor]] = [[] for _ in range(clients)]
+    for label, held_by in holders.items():
+        records = _shuffled(y, label, generator)
+        if len(records) < len(held_by):
+            raise DataError(
+                "partition.classes_per_client",
+                wanted,
+                f"asks {len(held_by)} clients to share the {len(records)} records of class {label}",
+                "Lower it, or use fewer clients or more data.",
+            )
+        if held_by:
+            for client, share in zip(held_by, records.tensor_split(len(held_by)), strict=True):
+                parts[client].append(share)
+    return [torch.cat(shares) for shares in parts]
+
+
+def _dirichlet(
+    y: Tensor, clients: int, spec: PartitionSpec, generator: torch.Generator, classes: int
+) -> list[Tensor]:
+    # PyTorch's Dirichlet sampler takes no generator, so NumPy draws, seeded by ours.
+    numpy = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+    parts: list[list[Tensor]] = [[] for _ in range(clients)]
+    for label in range(classes):
+        records = _shuffled(y, label, generator)
+        shares = numpy.dirichlet([spec.alpha or 1.0] * clients)
+        if not np.isfinite(shares).all():
+            raise DataError(
+                "partition.alpha", spec.alpha, "is beyond what can be drawn", "Give 0.001 to 1e6."
+            )
+        cuts = np.round(np.cumsum(shares)[:-1] * len(records)).astype(np.int64)
+        for client, share in enumerate(records.tensor_split(torch.from_numpy(cuts))):
+            parts[client].append(share)
+    return [torch.cat(shares) for shares in parts]
+
+
+def _shuffled(y: Tensor, label: int, generator: torch.Generator) -> Tensor:
+    records = (y == label).nonzero().flatten()
+    return records[torch.randperm(len(records), generator=generator)]
+
+
+_RULES: Mapping[str, Callable[[Tensor, int, PartitionSpec, torch.Generator, int], list[Tensor]]] = {
+    "iid": _iid,
+    "by-class": _by_class,
+    "dirichlet": _dirichlet,
+}
+_REMEDIES: Mapping[str, Any] = {
+    "iid": "Use fewer clients or more data.",
+    "by-class": "Use fewer clients, more data, or more classes a client.",
+    "dirichlet": "Raise `partition.alpha`, use fewer clients or more data.",
+}

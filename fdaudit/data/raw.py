@@ -1,0 +1,111 @@
+"""What a source hands over before scaling: arrays as they were stored, checked against what they claim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fdaudit.errors import DataError
+
+__all__ = ["RawData", "as_images", "as_labels", "class_total", "same_count"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RawData:
+    """Records as stored: images (n, c, h, w), uint8 or float32 in [0, 1]; labels (n,) int64."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor | None = None
+    test_y: Tensor | None = None
+    classes: int
+    provenance: str
+
+
+def as_images(array: Any, field: str, what: str) -> Tensor:
+    """Images (n, c, h, w) from an array (n, h, w) or (n, h, w, c) of uint8 or floats in [0, 1].
+
+    Args:
+        array: a NumPy array.
+        field: the user's field that led here.
+        what: which array of which file, for the error.
+
+    Raises:
+        DataError: the dtype, the shape, or a value is not what images have.
+    """
+    if array.dtype != np.uint8 and array.dtype.kind != "f":
+        raise DataError(field, what, f"has dtype {array.dtype}", "Store uint8, or floats in [0, 1].")
+    if array.ndim not in (3, 4) or 0 in array.shape:
+        raise DataError(
+            field, what, f"has shape {array.shape}", "Store at least one image as (n, h, w) or (n, h, w, c)."
+        )
+    if array.ndim == 4 and array.shape[3] > 4:
+        raise DataError(
+            field,
+            what,
+            f"has {array.shape[3]} channels in its last axis",
+            "Store channels last: (n, h, w, c).",
+        )
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            raise DataError(field, what, "holds NaN or infinite values", "Remove or repair those records.")
+        low, high = float(array.min()), float(array.max())
+        if low < 0.0 or high > 1.0:
+            raise DataError(
+                field, what, f"holds values in [{low:g}, {high:g}]", "Scale floats to [0, 1], or store uint8."
+            )
+        array = array.astype(np.float32)
+    images = torch.from_numpy(np.ascontiguousarray(array))
+    return images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous()
+
+
+def as_labels(array: Any, field: str, what: str) -> Tensor:
+    """Labels (n,) int64 from an integer array (n,) or (n, 1).
+
+    Raises:
+        DataError: the labels are not whole numbers, negative, or several to a record.
+    """
+    if array.dtype.kind not in "iu":
+        raise DataError(field, what, f"has dtype {array.dtype}", "Store class numbers 0, 1, … as integers.")
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1 or not array.size:
+        raise DataError(
+            field, what, f"has shape {array.shape}", "Store one class a record, as (n,) or (n, 1)."
+        )
+    if int(array.min()) < 0:
+        raise DataError(field, what, f"holds the class {int(array.min())}", "Number the classes from 0.")
+    if int(array.max()) > np.iinfo(np.int32).max:
+        raise DataError(field, what, f"holds the class {int(array.max())}", "Number the classes 0, 1, ….")
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def same_count(x: Tensor, y: Tensor, field: str, what: str) -> None:
+    """Raises a `DataError` unless there is one label an image."""
+    if len(x) != len(y):
+        raise DataError(
+            field, what, f"has {len(x)} images but {len(y)} labels", "Store one label for each image."
+        )
+
+
+def class_total(labels: list[Tensor], field: str, what: str) -> int:
+    """The number of classes: one more than the largest label.
+
+    Raises:
+        DataError: there is only one class, or class numbers run past the number of records.
+    """
+    classes = 1 + max(int(y.max()) for y in labels)
+    if classes > sum(len(y) for y in labels):
+        raise DataError(
+            field,
+            what,
+            f"holds the class {classes - 1}, past its record count",
+            "Number the classes 0, 1, ….",
+        )
+    if classes < 2:
+        raise DataError(field, what, "holds one class only", "Give data of at least two classes.")
+    return classes

@@ -1,0 +1,206 @@
+"""The disjoint sets an audit needs: members and non-members by client, proxy, auxiliary, test."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.data.datasets import Dataset
+from fdaudit.data.partition import PartitionSpec, class_table, partition
+from fdaudit.data.stratify import apportion, stratified_draw
+from fdaudit.errors import DataError, IntegrityError, SpecError
+
+__all__ = ["ClientSplit", "SplitSpec", "Splits", "make_splits", "test_xy"]
+
+
+class SplitSpec(Config):
+    """What is set aside before the clients share the rest; fractions are of all training records."""
+
+    test: float = Field(default=0.2, ge=0.0, lt=1.0)
+    """Held out to measure utility; ignored when the dataset has a test split of its own."""
+
+    proxy: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """The public, unlabelled set that clients distil on."""
+
+    auxiliary: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """What the attacker is assumed to hold from the same distribution."""
+
+    candidates: int = Field(default=40, ge=0)
+    """Matched pairs of one member and one non-member in each client, at most."""
+
+    @model_validator(mode="after")
+    def _something_left(self) -> SplitSpec:
+        if self.test + self.proxy + self.auxiliary >= 1.0:
+            raise SpecError(
+                "splits",
+                {"test": self.test, "proxy": self.proxy, "auxiliary": self.auxiliary},
+                "leaves the clients nothing",
+                "Let the three sum to less than 1.",
+            )
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class ClientSplit:
+    """One client's records, as indices into `Dataset.x`.
+
+    Attributes:
+        train: (n,) what the client trains on, ascending, members included.
+        members: (p,) the half of each matched pair that it trains on.
+        non_members: (p,) the other half: `members[i]` and `non_members[i]` are pair i, of one class.
+    """
+
+    train: Tensor
+    members: Tensor
+    non_members: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """Every set of an audit; only the auditor holds this.
+
+    Attributes:
+        clients: by client number.
+        proxy: indices into `Dataset.x`, ascending.
+        auxiliary: indices into `Dataset.x`, ascending.
+        test: indices into `Dataset.test_x` where the dataset has one, into `Dataset.x` otherwise; `test_xy`
+            looks them up.
+        class_table: (clients, classes) int64, what each client trains on, by class.
+    """
+
+    clients: tuple[ClientSplit, ...]
+    proxy: Tensor
+    auxiliary: Tensor
+    test: Tensor
+    class_table: Tensor
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """A flat mapping of names to int64 tensors, fit for safetensors; `from_dict` inverts it."""
+        named = {name: getattr(self, name) for name in _SHARED}
+        for k, client in enumerate(self.clients):
+            named |= {f"client/{k}/{name}": getattr(client, name) for name in _OWN}
+        return {name: tensor.contiguous() for name, tensor in named.items()}
+
+    @classmethod
+    def from_dict(cls, tensors: Mapping[str, Tensor]) -> Splits:
+        """The splits that `to_dict` wrote.
+
+        Raises:
+            IntegrityError: a name is absent or unknown, or the tensors cannot have been written by `to_dict`.
+        """
+        numbers = {int(m[1]) for name in tensors if (m := re.fullmatch(r"client/(0|[1-9]\d{0,8})/\w+", name))}
+        count = len(numbers)
+        expected = {*_SHARED, *(f"client/{k}/{name}" for k in range(count) for name in _OWN)}
+        findings = [f"splits lack {name}" for name in sorted(expected - set(tensors))]
+        findings += [f"splits hold an unknown {name}" for name in sorted(set(tensors) - expected)]
+        for name in sorted(expected & set(tensors)):
+            ndim = 2 if name == "class_table" else 1
+            if tensors[name].dtype != torch.int64 or tensors[name].ndim != ndim:
+                findings.append(f"splits: {name} is {tensors[name].dtype} {tuple(tensors[name].shape)}")
+        if not findings:
+            table = tensors["class_table"]
+            findings += [] if len(table) == count else [f"splits: class_table has {len(table)} rows"]
+            for k in range(count):
+                members, others = tensors[f"client/{k}/members"], tensors[f"client/{k}/non_members"]
+                train = tensors[f"client/{k}/train"]
+                paired = members.shape == others.shape and bool(torch.isin(members, train).all())
+                if not paired or bool(torch.isin(others, train).any()):
+                    findings.append(f"splits: client/{k} has candidates that are not matched pairs")
+        if findings:
+            raise IntegrityError(findings)
+        clients = [ClientSplit(*(tensors[f"client/{k}/{name}"] for name in _OWN)) for k in range(count)]
+        return cls(tuple(clients), *(tensors[name] for name in _SHARED))
+
+
+_SHARED = ("proxy", "auxiliary", "test", "class_table")
+_OWN = ("train", "members", "non_members")
+
+
+def make_splits(
+    dataset: Dataset,
+    clients: int,
+    partition_spec: PartitionSpec,
+    split_spec: SplitSpec,
+    generator: torch.Generator,
+) -> Splits:
+    """Splits `dataset` for an audit of `clients` clients.
+
+    Test (unless the dataset has its own), proxy and auxiliary are set aside at random, class by class in
+    proportion; the rest is partitioned. In each client matched pairs of one class are drawn, as
+    many of each class as its share of the client's records allows, and one fair coin a pair decides which of
+    the two is trained on. All other records of the client are trained on and are no candidates. A client
+    with too few records for `candidates` pairs gets as many as it can have.
+
+    Guarantees:
+      * all sets are disjoint, and members are part of their own client's training records only;
+      * given which records form a pair, each of the two is the member with probability 1/2, independently of
+        everything else: members and non-members of a client have one distribution, class by class;
+      * only labels and the generator decide: altering an image alters no index.
+
+    Raises:
+        DataError: the partition is impossible, or some client cannot form a single pair.
+    """
+    y, classes = dataset.y, dataset.classes
+    rest = torch.arange(len(y))
+    held: dict[str, Tensor] = {}
+    own_test = dataset.test_y is not None
+    for name in ("proxy", "auxiliary") if own_test else ("test", "proxy", "auxiliary"):
+        total = round(getattr(split_spec, name) * len(y))
+        drawn, left = stratified_draw(y[rest], min(total, len(rest)), classes, generator)
+        held[name], rest = rest[drawn], rest[left]
+    if dataset.test_y is not None:
+        held["test"] = torch.arange(len(dataset.test_y))
+    if not len(held["test"]):
+        raise DataError(
+            "splits.test", split_spec.test, f"leaves no test record out of {len(y)}", "Raise the fraction."
+        )
+    minimum = 2 if split_spec.candidates else 1
+    parts = partition(y[rest], clients, partition_spec, generator, classes, minimum)
+    made = tuple(
+        _client(k, rest[part], y, classes, split_spec.candidates, generator) for k, part in enumerate(parts)
+    )
+    return Splits(clients=made, class_table=class_table(y, [c.train for c in made], classes), **held)
+
+
+def test_xy(dataset: Dataset, splits: Splits) -> tuple[Tensor, Tensor]:
+    """The test images (n, c, h, w) and labels (n,), from the official split where the dataset has one."""
+    if dataset.test_x is not None and dataset.test_y is not None:
+        return dataset.test_x[splits.test], dataset.test_y[splits.test]
+    return dataset.x[splits.test], dataset.y[splits.test]
+
+
+test_xy.__test__ = False  # type: ignore[attr-defined]  # pytest collects functions named test_*
+
+
+def _client(
+    number: int, records: Tensor, y: Tensor, classes: int, wanted: int, generator: torch.Generator
+) -> ClientSplit:
+    """Draws a client's matched pairs and tosses their coins; `records` are its indices into `y`."""
+    counts = torch.bincount(y[records], minlength=classes).tolist()
+    room = [count // 2 for count in counts]
+    total = min(wanted, sum(room))
+    if wanted and not total:
+        raise DataError(
+            "splits.candidates",
+            wanted,
+            f"asks for matched pairs, but client/{number} has no two records of one class",
+            "Use fewer clients, more data, or another partition.",
+        )
+    pairs = []
+    for label, share in enumerate(apportion(total, counts, room)):
+        of_class = records[y[records] == label]
+        pairs.append(of_class[torch.randperm(len(of_class), generator=generator)[: 2 * share]].view(-1, 2))
+    drawn = torch.cat(pairs)
+    coin = torch.randint(2, (len(drawn), 1), generator=generator)
+    non_members = drawn.gather(1, 1 - coin).flatten()
+    return ClientSplit(
+        train=records[~torch.isin(records, non_members)],
+        members=drawn.gather(1, coin).flatten(),
+        non_members=non_members,
+    )

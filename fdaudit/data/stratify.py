@@ -1,0 +1,62 @@
+"""Sharing records out in proportion to the classes: who gets how many of each, and which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["apportion", "stratified_draw"]
+
+
+def apportion(total: int, weights: Sequence[int], caps: Sequence[int] | None = None) -> list[int]:
+    """Whole shares of `total` in proportion to `weights`, by the largest-remainder (Hamilton) method.
+
+    Guarantees:
+      * the shares sum to `total`, and none exceeds its cap;
+      * where no cap binds, a share differs from its exact quota by less than one.
+
+    Args:
+        total: how many units to share out.
+        weights: non-negative integers; quotas are exact integer arithmetic.
+        caps: the most each may get; the weights themselves when left out.
+
+    Raises:
+        ValueError: `total` is negative or exceeds the sum of the caps.
+    """
+    caps = weights if caps is None else caps
+    if not 0 <= total <= sum(caps):
+        raise ValueError(
+            f"apportion: total = {total} must lie between 0 and {sum(caps)}, the sum of the caps."
+        )
+    whole = max(sum(weights), 1)
+    shares = [min(total * weight // whole, cap) for weight, cap in zip(weights, caps, strict=True)]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))
+    left = total - sum(shares)
+    while left:
+        for i in by_remainder:
+            if left and shares[i] < caps[i]:
+                shares[i] += 1
+                left -= 1
+    return shares
+
+
+def stratified_draw(y: Tensor, total: int, classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A random sample of `total` records with the classes in proportion, and the rest.
+
+    Args:
+        y: (n,) class labels, the only thing looked at.
+        total: how many to draw, at most n.
+        classes: number of classes C; labels lie in [0, C).
+        generator: decides which records of each class are drawn.
+
+    Returns:
+        Two ascending index tensors (total,) and (n - total,) into `y`.
+    """
+    shares = apportion(total, torch.bincount(y, minlength=classes).tolist())
+    drawn = torch.zeros(len(y), dtype=torch.bool)
+    for label, share in enumerate(shares):
+        of_class = (y == label).nonzero().flatten()
+        drawn[of_class[torch.randperm(len(of_class), generator=generator)[:share]]] = True
+    return drawn.nonzero().flatten(), (~drawn).nonzero().flatten()

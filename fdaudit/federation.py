@@ -1,0 +1,101 @@
+"""What a protocol is given, what it yields, and what it declares: the contract of the `protocols` room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.config import Config
+    from fdaudit.training import Parameters, Trainer
+    from fdaudit.wire import Wire
+
+__all__ = ["FederatedProtocol", "PartyData", "Round", "Setting"]
+
+
+@dataclass(frozen=True, eq=False)
+class PartyData:
+    """One client's private records: x (n, c, h, w) and y (n,)."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Setting:
+    """What a protocol is given: its clients' data, each of which only that client's code may touch.
+
+    Attributes:
+        clients: private data by party name, `client/0` first.
+        wire: the only way between parties.
+        trainer: the shared training core for the federation's architecture.
+        initial: the public initial parameters.
+        seed: the run's seed, for named child generators.
+    """
+
+    clients: Mapping[str, PartyData]
+    wire: Wire
+    trainer: Trainer
+    initial: Parameters
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Round:
+    """What the auditor learns after a round; no party sees it.
+
+    Attributes:
+        index: the round's number.
+        models: parameters by the party that holds them, where the round left any new ones.
+        batches: by message `seq`, the sender's own record numbers (local indices, in order of use) that
+            went into it: the truth that a reconstruction is later measured against.
+        losses: by party, the mean local loss.
+    """
+
+    index: int
+    models: Mapping[str, Parameters]
+    batches: Mapping[int, Tensor] = field(default_factory=dict)
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+
+class FederatedProtocol(Protocol):
+    """A protocol: a frozen config and one generator that reads like the paper's algorithm box.
+
+    The class attributes are plain literals, so that `list` and `explain` can read them without running code.
+
+    Guarantees every protocol must keep (one conformance suite checks them):
+      * it talks only through the wire, in the kinds that it declares;
+      * all randomness comes from named child generators of the run's seed;
+      * what outlives a round sits in `state`, so a run resumed after any round ends bit for bit the same;
+      * a message's `inputs`, where declared, leave out nothing that it depends on.
+    """
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+    roles: ClassVar[tuple[str, ...]]
+    messages: ClassVar[tuple[dict[str, str], ...]]
+    trust: ClassVar[tuple[str, ...]]
+    oracles: ClassVar[tuple[dict[str, Any], ...]]
+    deviations: ClassVar[tuple[str, ...]]
+    withholdable: ClassVar[tuple[str, ...]]
+    pools_data: ClassVar[bool]
+    Config: ClassVar[type[Config]]
+
+    state: dict[str, Tensor]
+    """Everything that outlives a round, by name; restored by assignment before `rounds` is called."""
+
+    def __init__(self, config: Config, setting: Setting) -> None: ...
+
+    def rounds(self, start: int) -> Iterator[Round]:
+        """Runs from round `start` to the end."""
+        ...
+
+    def released(self) -> Parameters | None:
+        """The released model's parameters as they stand in `state`, or None when none is released."""
+        ...

@@ -1,0 +1,93 @@
+"""The manifest: written last, it states what a finished run consists of and makes changes to it visible."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fdaudit.errors import IntegrityError, RunError
+from fdaudit.messages import canonical
+from fdaudit.storage import write_atomically
+from fdaudit.transcript import verify_transcript
+
+__all__ = ["COVERED", "MANIFEST", "read_manifest", "verify", "write_manifest"]
+
+MANIFEST = "manifest.json"
+COVERED = ("spec.yaml", "utility.csv")
+"""Files beside the transcript whose digests the manifest holds."""
+_SCHEMA = "fdaudit-manifest/1"
+
+
+def write_manifest(run: Path, values: Mapping[str, Any]) -> None:
+    """Writes the manifest of a run whose other files are in place.
+
+    Args:
+        run: the run directory.
+        values: `head`, `messages`, `commitments`, `versions`, …; the schema, the digests of the covered files
+            and the manifest's own digest are added.
+    """
+    files = {name: _sha256(run / name) for name in COVERED}
+    body = {"schema": _SCHEMA, "status": "complete", "files": files, **values}
+    body["self"] = hashlib.sha256(canonical(body)).hexdigest()
+    write_atomically(run / MANIFEST, canonical(body) + b"\n")
+
+
+def read_manifest(run: Path) -> dict[str, Any]:
+    """The manifest of a run, checked against its own digest.
+
+    Raises:
+        RunError: there is none: the run is unfinished, or this is no run directory.
+        IntegrityError: it was changed.
+    """
+    path = run / MANIFEST
+    if not path.is_file():
+        raise RunError(
+            "run", str(run), "has no manifest", "Finish it with `fdaudit run --resume --out` first."
+        )
+    data = path.read_bytes()
+    try:
+        body = json.loads(data)
+        stated = body.pop("self")
+        whole = canonical({**body, "self": stated}) + b"\n"
+        right = hashlib.sha256(canonical(body)).hexdigest()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise IntegrityError([f"{MANIFEST} is malformed: {error}"]) from None
+    if whole != data or stated != right or body.get("schema") != _SCHEMA:
+        raise IntegrityError([f"{MANIFEST} does not match its own digest"])
+    return dict(body)
+
+
+def verify(run: Path) -> list[str]:
+    """Checks a finished run: manifest, covered files, every line and payload of the transcript.
+
+    It finds damage, and edits by someone who cannot also rewrite the head. Unsigned, it proves no authorship;
+    signed or not, it proves no honest run.
+
+    Returns:
+        One sentence for each defect; empty when there is none.
+
+    Raises:
+        RunError: there is no manifest.
+    """
+    try:
+        manifest = read_manifest(run)
+        head, count, files = str(manifest["head"]), int(manifest["messages"]), dict(manifest["files"])
+    except IntegrityError as error:
+        return list(error.findings)
+    except (KeyError, TypeError, ValueError) as error:
+        return [f"{MANIFEST} is malformed: {error}"]
+    findings = []
+    for name in COVERED:
+        path = run / name
+        if not path.is_file():
+            findings.append(f"{name} is missing")
+        elif _sha256(path) != files.get(name):
+            findings.append(f"{name} does not match its digest in the manifest")
+    return findings + verify_transcript(run / "transcript", head=head, count=count)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,240 @@
+"""Networks by name: what a spec may ask for, and what an architecture is once it is known to fit."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from pydantic import Field, JsonValue
+from torch import Tensor, nn
+
+from fdaudit.config import Config, validate
+from fdaudit.errors import SpecError, nearest
+from fdaudit.models.resnets import Resnet8Params, ResnetParams, resnet8, resnet_small
+from fdaudit.models.small import (
+    CNNS,
+    MLPS,
+    MlpParams,
+    NoParams,
+    StridedParams,
+    lenet_dlg,
+    mlp,
+    pooled_cnn,
+    strided_cnn,
+)
+
+__all__ = ["MODELS", "SEED_TABLES", "Architecture", "ModelSpec", "architecture", "seed_model"]
+
+_Shape = tuple[int, int, int]
+_Builder = Callable[[Any, _Shape, int], nn.Module]
+_IMPORT = "import:"
+
+_ZOO: Mapping[str, tuple[type[Config], _Builder]] = {
+    **{name: (NoParams, lambda _, shape, c, name=name: pooled_cnn(name, shape, c)) for name in CNNS},
+    **{name: (NoParams, lambda _, shape, c, w=widths: mlp(w, shape, c)) for name, widths in MLPS.items()},
+    "cnn-strided": (StridedParams, strided_cnn),
+    "lenet-dlg": (NoParams, lambda _, shape, c: lenet_dlg(shape, c)),
+    "mlp": (MlpParams, lambda params, shape, c: mlp(params.widths, shape, c)),
+    "resnet8": (Resnet8Params, resnet8),
+    **{name: (ResnetParams, partial(resnet_small, name)) for name in ("resnet18", "resnet34", "resnet50")},
+}
+
+MODELS: tuple[str, ...] = (*sorted(_ZOO), "import:package.module:Class")
+"""Every name `model.name` may have; the last is a pattern."""
+
+_TABLE_3 = (
+    *["cnn-5-5"] * 2,
+    *["cnn-3-3"] * 2,
+    *["cnn-5-3"] * 2,
+    *["mlp-1024-512-256"] * 2,
+    *["mlp-1024-1024"] * 2,
+)
+_TABLE_4 = (*["resnet18"] * 4, *["resnet34"] * 4, *["resnet50"] * 2)
+_TABLES = {
+    "pneumonia": ("cnn-5-5", "cnn-3-3", "mlp-1024-512-256", "mlp-1024-1024"),
+    "mnist": _TABLE_3,
+    "fashion-mnist": _TABLE_3,
+    "cifar10": _TABLE_4,
+}
+
+SEED_TABLES: Mapping[tuple[str, int], str] = MappingProxyType(
+    {(task, client): name for task, names in _TABLES.items() for client, name in enumerate(names, start=1)}
+)
+"""Model names by task and client, numbered from 1 as in Shao 2023: Table 2 (`pneumonia`), Table 3 (`mnist`,
+`fashion-mnist`), Table 4 (`cifar10`, whose heads `seed_model` adds)."""
+
+_SEED_HEADS = ((128, 64), (128, 64), (256,), (256,), (128, 64), (128, 64), (256,), (256,), (256,), (256,))
+
+
+class ModelSpec(Config):
+    """Which network to build."""
+
+    name: str
+    """A name from the zoo, or import:package.module:Class, which runs that package's code."""
+
+    params: dict[str, JsonValue] = Field(default_factory=dict)
+    """The network's own parameters."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A network known to fit its input; every party that knows this can build it.
+
+    Guarantees:
+      * `build` gives equal weights for generators in equal states, whatever the global random state is;
+      * `build` leaves the global random state as it was, on every device.
+
+    An imported class keeps these only as far as it draws from PyTorch's CPU generator.
+
+    Attributes:
+        name: as in the spec.
+        params: the parameters, all named, as plain JSON values.
+        input_shape: (channels, height, width).
+        classes: number of classes C.
+    """
+
+    name: str
+    params: Mapping[str, Any]
+    input_shape: _Shape
+    classes: int
+
+    def build(self, generator: torch.Generator) -> nn.Module:
+        """A fresh float32 module on the CPU, in training mode, mapping (n, c, h, w) to logits (n, C).
+
+        Args:
+            generator: one draw from it seeds the initial weights.
+        """
+        seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+        return self._seeded(seed)
+
+    @property
+    def has_batchnorm(self) -> bool:
+        """Whether some layer is a BatchNorm, whose statistics are private data that travel unprotected."""
+        kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+        return any(isinstance(module, kinds) for module in self._skeleton.modules())
+
+    @property
+    def has_convolutions(self) -> bool:
+        """Whether some layer is a convolution."""
+        kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        return any(isinstance(module, kinds) for module in self._skeleton.modules())
+
+    def _seeded(self, seed: int) -> nn.Module:
+        # Initialisers draw from the global CPU generator. It is forked and seeded here and nowhere else;
+        # torch.manual_seed would reseed the accelerators' generators too.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            return _module(self.name, self.params, self.input_shape, self.classes)
+
+    @cached_property
+    def _skeleton(self) -> nn.Module:
+        """The module without storage; an imported class may not bear that and is built in full."""
+        if self.name.startswith(_IMPORT):
+            return self._seeded(0)
+        with torch.device("meta"):
+            return self._seeded(0)
+
+
+def architecture(spec: ModelSpec, input_shape: _Shape, classes: int) -> Architecture:
+    """The architecture that `spec` names, once it is shown to map such images to so many logits.
+
+    Raises:
+        SpecError: the name or a parameter is unknown, an import fails, the images are too small for the
+            network, or its output is not (n, classes).
+    """
+    params: Mapping[str, Any] = spec.params
+    if not spec.name.startswith(_IMPORT):
+        if spec.name not in _ZOO:
+            raise SpecError("model.name", spec.name, "is not a known model", nearest(spec.name, MODELS))
+        params = validate(_ZOO[spec.name][0], spec.params, "model.params").model_dump(mode="json")
+    made = Architecture(spec.name, dict(params), input_shape, classes)
+    problem = _misfit(made)
+    if problem:
+        raise SpecError("model.name", spec.name, problem, _remedy(made))
+    return made
+
+
+def seed_model(task: str, client: int) -> ModelSpec:
+    """The model of `client` (from 1) in Shao 2023's table for `task`, heads included.
+
+    Raises:
+        SpecError: the tables have no such task or client.
+    """
+    if (task, client) not in SEED_TABLES:
+        raise SpecError(
+            "model", f"{task}, client {client}", "is in none of the tables", nearest(task, _TABLES)
+        )
+    params: dict[str, JsonValue] = {}
+    if task == "cifar10":
+        params["head"] = list(_SEED_HEADS[client - 1])
+    return ModelSpec(name=SEED_TABLES[task, client], params=params)
+
+
+def _module(name: str, params: Mapping[str, Any], input_shape: _Shape, classes: int) -> nn.Module:
+    if name.startswith(_IMPORT):
+        return _imported(name, params, input_shape, classes)
+    config, builder = _ZOO[name]
+    return builder(validate(config, params, "model.params"), input_shape, classes)
+
+
+def _imported(name: str, params: Mapping[str, Any], input_shape: _Shape, classes: int) -> nn.Module:
+    """The module made by the class that `import:package.module:Class` names, as the current RNG has it."""
+    path, colon, attribute = name.removeprefix(_IMPORT).partition(":")
+    if not (colon and path and attribute):
+        raise SpecError("model.name", name, "is no import path", "Write import:package.module:Class.")
+    try:
+        constructor = getattr(importlib.import_module(path), attribute)
+        accepted = inspect.signature(constructor).parameters
+        offered = {"classes": classes, "input_shape": input_shape}
+        module = constructor(**{k: v for k, v in offered.items() if k in accepted}, **params)
+    except Exception as error:  # whatever a stranger's module raises is one clear error here
+        raise SpecError(
+            "model.name",
+            name,
+            f"cannot be made ({type(error).__name__}: {error})",
+            "Check the import path and `model.params`.",
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise SpecError("model.name", name, f"makes a {type(module).__name__}", "Name a torch.nn.Module.")
+    return module
+
+
+def _misfit(made: Architecture) -> str | None:
+    """Why the network does not map images to logits, or None when it does."""
+    n = 3 if made.classes == 2 else 2  # so that (n, classes) and (classes, n) differ
+    device = torch.device("cpu" if made.name.startswith(_IMPORT) else "meta")
+    try:
+        # The trial run of an imported module may draw at random: inside the fork, like the building.
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            module = made._skeleton
+            training = module.training
+            output = module.eval()(torch.zeros(n, *made.input_shape, device=device))
+            module.train(training)
+    except SpecError:
+        raise
+    except Exception as error:
+        c, h, w = made.input_shape
+        reason = str(error).partition("\n")[0].rstrip(". ")
+        return f"does not accept images of {c}x{h}x{w} ({reason})"
+    if not isinstance(output, Tensor) or tuple(output.shape) != (n, made.classes):
+        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        return f"maps {n} images to {shape}, not to logits {(n, made.classes)}"
+    return None
+
+
+def _remedy(made: Architecture) -> str:
+    if made.name.startswith(_IMPORT):
+        return "Make it map (n, c, h, w) to (n, classes), or set `dataset.image_size`."
+    channels, height, width = made.input_shape
+    for size in (16, 32, 64, 128):
+        if size > max(height, width):
+            larger = Architecture(made.name, made.params, (channels, size, size), made.classes)
+            if _misfit(larger) is None:
+                return f"Zero-pad the images with `dataset.image_size: {size}`, or choose a smaller network."
+    return "Choose a smaller network."

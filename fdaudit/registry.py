@@ -1,0 +1,99 @@
+"""Names to classes, resolved late: listing and explaining run no code of the classes they speak of."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from functools import cached_property
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from fdaudit.errors import FdauditError, SpecError, nearest
+
+__all__ = ["Registry"]
+
+
+class Registry:
+    """The public names of one room.
+
+    Guarantees:
+      * a name given twice, by us or by an installed package, is an error;
+      * `describe` parses the class's source for its docstring and literal attributes and imports neither it
+        nor torch.
+
+    Args:
+        group: entry-point group through which installed packages add names, `fdaudit.protocols` say.
+        mapping: public name to `"module:Class"`.
+    """
+
+    def __init__(self, group: str, mapping: Mapping[str, str]) -> None:
+        self.group, self._own = group, dict(mapping)
+
+    @cached_property
+    def _targets(self) -> dict[str, str]:
+        targets = dict(self._own)
+        for entry in entry_points(group=self.group):
+            if entry.name in targets:
+                raise FdauditError(
+                    f"{self.group}: {entry.name!r} is both {targets[entry.name]} and {entry.value}. "
+                    "Uninstall or rename one of them."
+                )
+            targets[entry.name] = entry.value
+        return targets
+
+    def names(self) -> list[str]:
+        """All public names, sorted."""
+        return sorted(self._targets)
+
+    def load(self, name: str, field: str | None = None) -> Any:
+        """The class behind a name.
+
+        Raises:
+            SpecError: the name is not known; `field` is the spec's field that gave it.
+        """
+        module, _, attribute = self._target(name, field).partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def describe(self, name: str, field: str | None = None) -> dict[str, Any]:
+        """The class's docstring (key `doc`) and every class attribute that is a plain literal."""
+        module, _, attribute = self._target(name, field).partition(":")
+        tree = ast.parse(_source(module))
+        classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        described: dict[str, Any] = {}
+        for base in classes[attribute].bases:
+            if isinstance(base, ast.Name) and base.id in classes:
+                described |= _literals(classes[base.id])
+        described |= _literals(classes[attribute])
+        return {"doc": ast.get_docstring(classes[attribute]) or "", **described}
+
+    def _target(self, name: str, field: str | None) -> str:
+        if name not in self._targets:
+            where = field or self.group.rpartition(".")[2].removesuffix("s")
+            raise SpecError(where, name, "is not known", nearest(name, self._targets))
+        return self._targets[name]
+
+
+def _source(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise FdauditError(f"module {module} is not installed")
+    return Path(spec.origin).read_text(encoding="utf-8")
+
+
+def _literals(node: ast.ClassDef) -> dict[str, Any]:
+    found = {}
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            name, value = statement.target.id, statement.value
+        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name, value = statement.targets[0].id, statement.value
+        else:
+            continue
+        try:
+            found[name] = ast.literal_eval(value) if value is not None else None
+        except ValueError:
+            continue
+    return found

@@ -1,0 +1,197 @@
+"""The simulation: runs a protocol over the wire, round by round, so that it can be resumed after any of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fdaudit.errors import ProtocolError
+from fdaudit.federation import PartyData, Round, Setting
+from fdaudit.metrics import accuracy, macro_f1
+from fdaudit.plan import Plan
+from fdaudit.spec import RecordRounds
+from fdaudit.training import Parameters, Trainer
+from fdaudit.transcript import Position, Transcript
+from fdaudit.vault import Vault
+from fdaudit.wire import Delivery, Wire
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Utility", "federate", "kinds_of"]
+
+Tick = Callable[[str, int, int], None]
+"""Progress: what, how far, of how much."""
+
+_COLUMNS = ("line", "round", "party", "accuracy", "macro_f1", "n")
+
+
+class Utility:
+    """`utility.csv`: one row for each model evaluated on the test records.
+
+    Args:
+        path: the file.
+        offset: where to go on; what lies beyond is removed first.
+    """
+
+    def __init__(self, path: Path, offset: int) -> None:
+        self._path = path
+        path.touch()
+        os.truncate(path, offset)
+        self.offset = offset
+        if offset == 0:
+            self._write([_COLUMNS])
+
+    def add(
+        self, line: str, round: int, models: Mapping[str, Parameters], trainer: Trainer, plan: Plan
+    ) -> None:
+        """Evaluates models on the test records and appends their rows."""
+        x, y = plan.test
+        rows = []
+        for party, parameters in models.items():
+            guess = trainer.predict(parameters, x).argmax(1)
+            rows.append(
+                (line, round, party, accuracy(guess, y), macro_f1(guess, y, plan.dataset.classes), len(y))
+            )
+        self._write(rows)
+
+    def _write(self, rows: list[tuple[Any, ...]]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        with self._path.open("ab") as file:
+            file.write(text.getvalue().encode("utf-8"))
+            file.flush()
+            os.fsync(file.fileno())
+        self.offset = self._path.stat().st_size
+
+
+class _NoWire:
+    """The wire of a reference line, which must not send anything."""
+
+    def begin(self, round: int, step: int = 0) -> None:
+        """Nothing to begin."""
+
+    def send(self, sender: str, receivers: Any, kind: str, *_: Any, **__: Any) -> Delivery | None:
+        raise ProtocolError(f"a reference line sent {kind} from {sender}.")
+
+
+@dataclass(frozen=True, eq=False)
+class _Stage:
+    """One protocol set up on a plan: the run's own, or a reference line."""
+
+    plan: Plan
+    protocol: Any
+    trainer: Trainer
+    evaluator: Trainer
+
+    @classmethod
+    def set_up(cls, plan: Plan, protocol: Any, config: Any, wire: Any) -> _Stage:
+        trainer = plan.trainer()
+        clients = {k: PartyData(*plan.records(k)) for k in plan.clients}
+        if protocol.pools_data:
+            x, y = (torch.cat([getattr(d, part) for d in clients.values()]) for part in ("x", "y"))
+            clients = {"client/0": PartyData(x, y)}
+        setting = Setting(clients=clients, wire=wire, trainer=trainer, initial=plan.initial(), seed=plan.seed)
+        return cls(plan, protocol(config, setting), trainer, plan.trainer())
+
+    def worth_a_row(self, done: Round, rounds: int) -> Mapping[str, Parameters]:
+        """The models to evaluate: what a server holds as the run goes, everybody's at the end."""
+        last = done.index == rounds - 1
+        if not last and done.index % self.plan.spec.evaluate_every:
+            return {}
+        shared = {p: m for p, m in done.models.items() if not p.startswith("client/")}
+        return done.models if last or not shared else shared
+
+
+def kinds_of(protocol: Any) -> list[str]:
+    """The message kinds that a protocol declares."""
+    return sorted({m["kind"] for m in protocol.messages} | {"silence", "release"})
+
+
+def federate(plan: Plan, run: Path, tick: Tick) -> Position:
+    """Runs the protocol from the last checkpoint to its end, then the reference lines.
+
+    After each round, in this order: the truth behind its messages goes to the vault, the transcript is made
+    durable, the protocol's state is saved, and `round.json` is replaced. A run killed at any instant therefore
+    resumes from the last `round.json` and ends bit for bit as an uninterrupted one.
+
+    Returns:
+        Where the transcript ended.
+    """
+    vault = Vault(run / "vault")
+    secrets, checkpoint = vault.secrets, vault.load_round()
+    start = Position(**checkpoint["transcript"]) if checkpoint else Position()
+    utility = Utility(run / "utility.csv", checkpoint["utility"] if checkpoint else 0)
+    with Transcript(run / "transcript", secret=secrets.secret, start=start, keep=_keep(plan)) as transcript:
+        wire = Wire(
+            transcript,
+            parties=plan.parties,
+            kinds=kinds_of(plan.protocol),
+            device=torch.device(plan.execution.device),
+            secret=secrets.secret,
+            defenses=plan.defenses,
+            withheld=plan.spec.withhold,
+        )
+        stage = _Stage.set_up(plan, plan.protocol, plan.protocol_config, wire)
+        if checkpoint:
+            stage.protocol.state = vault.load(checkpoint["state"])
+        rounds = plan.protocol_config.rounds  # type: ignore[attr-defined]
+        done: Round | None = None
+        first = checkpoint["round"] + 1 if checkpoint else 0
+        for done in stage.protocol.rounds(first):
+            utility.add(
+                plan.protocol.name, done.index, stage.worth_a_row(done, rounds), stage.evaluator, plan
+            )
+            vault.save(f"truth/round-{done.index:06d}", {str(seq): b for seq, b in done.batches.items()})
+            if done.index == rounds - 1:
+                for party, parameters in done.models.items():
+                    vault.save(f"models/{party.replace('/', '-')}", parameters)
+            _checkpoint(vault, transcript, stage.protocol.state, done.index, utility.offset)
+            tick(plan.protocol.name, done.index + 1, rounds)
+        end = transcript.position
+    for protocol, config in plan.references:
+        for _ in _reference_line(plan, protocol, config, utility, tick):
+            pass
+    return end
+
+
+def _reference_line(plan: Plan, protocol: Any, config: Any, utility: Utility, tick: Tick) -> Iterator[None]:
+    stage = _Stage.set_up(plan, protocol, config, _NoWire())
+    for done in stage.protocol.rounds(0):
+        utility.add(protocol.name, done.index, stage.worth_a_row(done, config.rounds), stage.evaluator, plan)
+        tick(protocol.name, done.index + 1, config.rounds)
+        yield
+
+
+def _checkpoint(
+    vault: Vault, transcript: Transcript, state: Mapping[str, Tensor], round: int, utility: int
+) -> None:
+    position = transcript.sync()
+    name = f"state/round-{round:06d}"
+    digest = vault.save(name, state)
+    vault.save_round(
+        {
+            "round": round,
+            "transcript": vars(position),
+            "state": name,
+            "state_sha256": digest,
+            "utility": utility,
+        }
+    )
+    for older in vault.names("state"):
+        if older != name:
+            vault.forget(older)
+
+
+def _keep(plan: Plan) -> Callable[[int], bool]:
+    record = plan.spec.record
+    if isinstance(record, RecordRounds):
+        return frozenset(record.rounds).__contains__
+    return lambda round: record == "full"

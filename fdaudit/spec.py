@@ -1,0 +1,256 @@
+"""The spec: everything a run depends on, as a frozen, validated document."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, model_validator
+
+from fdaudit.config import Config, validate
+from fdaudit.errors import SpecError, nearest
+from fdaudit.messages import KINDS, canonical
+
+__all__ = [
+    "AttackSpec",
+    "DatasetSpec",
+    "DefenseEntry",
+    "GateSpec",
+    "ModelSpec",
+    "PartitionSpec",
+    "ProtocolSpec",
+    "RecordRounds",
+    "Spec",
+    "SplitSpec",
+    "load_spec",
+]
+
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Params = dict[str, Any]
+Text = Annotated[str, Field(min_length=1, max_length=20_000)]
+
+
+class DatasetSpec(Config):
+    """Which images."""
+
+    name: Text = "digits"
+    """A known dataset, `npz:FILE` or `folder:DIR`."""
+    root: str | None = None
+    """Where datasets lie; default: the environment variable FDAUDIT_DATA, then a cache of the user's."""
+    download: bool = False
+    """Whether an absent dataset may be downloaded."""
+    image_size: int | None = Field(None, ge=4, le=512)
+    """Side of the square that images are padded or resized to; default: as they are."""
+    limit: int | None = Field(None, ge=10)
+    """At most this many training records, drawn class by class."""
+
+
+class PartitionSpec(Config):
+    """How records are spread over clients."""
+
+    name: Literal["iid", "by-class", "dirichlet"] = "iid"
+    """`iid`, `by-class` (a fixed number of classes a client) or `dirichlet` (class shares drawn)."""
+    classes_per_client: int | None = Field(None, ge=1)
+    """`by-class`: 1 is the strong non-IID setting, 2 the weak."""
+    alpha: float | None = Field(None, gt=0)
+    """`dirichlet`: concentration; smaller is more uneven."""
+
+    @model_validator(mode="after")
+    def _own_parameters(self) -> Self:
+        for field, owner in (("classes_per_client", "by-class"), ("alpha", "dirichlet")):
+            value = getattr(self, field)
+            if value is not None and self.name != owner:
+                problem = f"does not belong to partition {self.name!r}"
+                raise SpecError(f"partition.{field}", value, problem, f"Remove it, or set name to {owner!r}.")
+            if value is None and self.name == owner:
+                raise SpecError(f"partition.{field}", value, f"is missing for {owner!r}", f"Add {field}.")
+        return self
+
+
+class SplitSpec(Config):
+    """What is held back from the clients, and how many candidates membership attacks are given."""
+
+    test: Fraction = 0.2
+    """Share held out for accuracy; ignored when the dataset has a test split of its own."""
+    proxy: Fraction = 0.1
+    """Share that becomes the unlabelled public set of distillation."""
+    auxiliary: Fraction = 0.1
+    """Share that the adversary is assumed to hold."""
+    candidates: int = Field(40, ge=1)
+    """Matched pairs a client: one of each pair is trained on, decided by a fair coin."""
+
+    @model_validator(mode="after")
+    def _leave_something(self) -> Self:
+        total = self.test + self.proxy + self.auxiliary
+        if total >= 1:
+            raise SpecError(
+                "split",
+                round(total, 6),
+                "leaves nothing for the clients",
+                "Let the shares sum to less than 1.",
+            )
+        return self
+
+
+class ModelSpec(Config):
+    """Which network the clients train."""
+
+    name: Text = "cnn-strided"
+    """A model of the zoo, or `import:package.module:Class`."""
+    params: Params = Field(default_factory=dict)
+    """The model's own parameters."""
+
+
+class ProtocolSpec(Config):
+    """Which protocol, with its own settings under `params`."""
+
+    name: Text = "fedavg"
+    params: Params = Field(default_factory=dict)
+
+
+class AttackSpec(Config):
+    """An attack to run against every adversary to which it applies."""
+
+    name: Text
+    params: Params = Field(default_factory=dict)
+    adversaries: tuple[Text, ...] | None = None
+    """Default: the spec's `adversaries`."""
+
+
+class DefenseEntry(Config):
+    """A defence attached to the messages of one kind from one role."""
+
+    kind: Text
+    sender: Literal["client", "server", "aggregator"] = "client"
+    name: Text
+    params: Params = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _known_kind(self) -> Self:
+        if self.kind not in KINDS:
+            raise SpecError("defenses.kind", self.kind, "is not a message kind", nearest(self.kind, KINDS))
+        return self
+
+
+class RecordRounds(Config):
+    """Keep payloads of these rounds, digests of the others."""
+
+    rounds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+
+
+class GateSpec(Config):
+    """Thresholds fixed beforehand; a run that passes one exits with 1."""
+
+    reconstruction_gain_db: float | None = None
+    """Largest mean PSNR gain over the prior baseline that is tolerated, in dB, for any cell and victim."""
+    membership_auc: float | None = Field(None, ge=0, le=1)
+    """Largest membership AUC tolerated."""
+    membership_tpr_at_1fpr: float | None = Field(None, ge=0, le=1)
+    """Largest true-positive rate at 1 % false positives tolerated."""
+
+
+class Spec(Config):
+    """A run."""
+
+    fdaudit: Literal[1] = 1
+    """Version of this format."""
+    name: Text = "audit"
+    """A name for people; free text."""
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    """The run's seed; drawn afresh when left out. Kept in the vault; the run shows a salted commitment."""
+    profile: Literal["quick", "standard", "full"] = "standard"
+    """How much attacks may spend."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    threads: int | None = Field(None, ge=1, le=1024)
+    """CPU threads of the training core; default by rule. Part of the result: it changes bits."""
+    strategy: Literal["auto", "loop", "stacked"] = "auto"
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    record: Literal["full", "digest"] | RecordRounds = "full"
+    """What the transcript keeps of payloads."""
+    transport: Literal["plain", "encrypted"] = "plain"
+    """With `encrypted`, an eavesdropper sees sizes and order only."""
+    clients: int = Field(5, ge=1, le=100_000)
+    dataset: DatasetSpec = DatasetSpec()
+    partition: PartitionSpec = PartitionSpec()
+    split: SplitSpec = SplitSpec()
+    model: ModelSpec = ModelSpec()
+    protocol: ProtocolSpec = ProtocolSpec()
+    defenses: tuple[DefenseEntry, ...] = ()
+    withhold: tuple[Text, ...] = ()
+    """Message kinds that are not sent, where the protocol can live without them."""
+    references: tuple[Literal["standalone", "centralized"], ...] = ("standalone", "centralized")
+    """Reference lines of the utility curve."""
+    evaluate_every: int = Field(1, ge=1)
+    """Rounds between two points of the utility curve."""
+    adversaries: tuple[Text, ...] = ("server", "client/0", "eavesdropper", "world")
+    """Whose views are attacked; `server+client/0` is a coalition."""
+    victims: int = Field(2, ge=1)
+    """How many clients are attacked; the first ones, fixed before the run."""
+    queries: int = Field(2000, ge=1)
+    """Oracle queries each attack may spend."""
+    attacks: Literal["all"] | tuple[AttackSpec, ...] = "all"
+    """`all`, or a list; every attack not listed is shown as not requested."""
+    gates: GateSpec = GateSpec()
+
+    @model_validator(mode="after")
+    def _parties(self) -> Self:
+        if self.victims > self.clients:
+            raise SpecError(
+                "victims", self.victims, f"is more than the {self.clients} clients", "Ask for fewer victims."
+            )
+        for name in self.adversaries:
+            _check_adversary("adversaries", name, self.clients)
+        for number, attack in enumerate(() if self.attacks == "all" else self.attacks):
+            for name in attack.adversaries or ():
+                _check_adversary(f"attacks.{number}.adversaries", name, self.clients)
+        return self
+
+    def public(self, seed_commitment: str) -> dict[str, Any]:
+        """The resolved spec as it is written beside the run: the seed replaced by its salted commitment."""
+        return {**self.model_dump(mode="json"), "seed": {"commitment": seed_commitment}}
+
+    def digest(self) -> str:
+        """SHA-256 of the spec's canonical bytes, seed left out."""
+        return hashlib.sha256(canonical(self.model_dump(mode="json", exclude={"seed"}))).hexdigest()
+
+
+def _check_adversary(field: str, name: str, clients: int) -> None:
+    parties = ["server", "aggregator", "eavesdropper", "world"]
+    for member in name.split("+"):
+        kind, _, number = member.partition("/")
+        if member in parties:
+            continue
+        if kind == "client" and number.isdecimal() and str(int(number)) == number and int(number) < clients:
+            continue
+        raise SpecError(
+            field,
+            name,
+            "names a party that is not there",
+            nearest(member, [*parties, f"client/{clients - 1}"]),
+        )
+
+
+def load_spec(source: Spec | Path | str | dict[str, Any]) -> Spec:
+    """A spec from itself, a mapping, or a YAML file.
+
+    Raises:
+        SpecError: the file is missing or not YAML, or a field is wrong.
+    """
+    if isinstance(source, Spec):
+        return source
+    if isinstance(source, dict):
+        return validate(Spec, source)
+    path = Path(source)
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})"
+        raise SpecError("spec", str(source), problem, "Give the path of a YAML file.") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        problem = " ".join(str(error).split())
+        raise SpecError("spec", str(source), f"is not YAML: {problem}", "Mend the file.") from None
+    if isinstance(value, dict) and isinstance(value.get("seed"), dict):
+        value = {**value, "seed": None}  # a run's own spec.yaml: its seed lies in the vault
+    return validate(Spec, value if value is not None else {})

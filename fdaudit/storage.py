@@ -1,0 +1,136 @@
+"""Files written whole or not at all, tensors as bytes without pickle, digests with salts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.errors import IntegrityError
+from fdaudit.messages import TensorInfo, canonical
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "commitment",
+    "decode",
+    "encode",
+    "header",
+    "load_json",
+    "load_tensors",
+    "save_json",
+    "save_tensors",
+    "sync_directory",
+    "write_atomically",
+]
+
+_MAX_HEADER = 16 << 20
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
+    """Writes `data` under a temporary name in the same directory, then renames it to `path`."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    temporary.replace(path)
+    if sync:
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes renames inside a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def save_json(path: Path, value: Any, *, indent: int | None = None) -> None:
+    """Writes JSON atomically: canonical bytes and a newline, or indented for people."""
+    text = canonical(value) if indent is None else _pretty(value, indent)
+    write_atomically(path, text + b"\n")
+
+
+def _pretty(value: Any, indent: int) -> bytes:
+    return json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=True, allow_nan=False).encode()
+
+
+def load_json(path: Path) -> Any:
+    """Reads JSON; a file that cannot be parsed is damage.
+
+    Raises:
+        IntegrityError: the file is not JSON.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError([f"{path.name} is not JSON: {error}"]) from None
+
+
+def encode(tensors: Mapping[str, Tensor]) -> bytes:
+    """The safetensors bytes of named tensors; equal tensors always give equal bytes."""
+    from safetensors.torch import save
+
+    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+
+
+def decode(payload: bytes) -> dict[str, Tensor]:
+    """The named tensors of safetensors bytes, as fresh CPU tensors.
+
+    Raises:
+        IntegrityError: the bytes are not safetensors.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return load(payload)
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise IntegrityError([f"payload is not safetensors: {error}"]) from None
+
+
+def header(payload: bytes) -> dict[str, TensorInfo]:
+    """What a safetensors byte string says it holds, read without decoding a tensor.
+
+    Raises:
+        IntegrityError: the header is malformed.
+    """
+    try:
+        (length,) = struct.unpack("<Q", payload[:8])
+        if length > _MAX_HEADER:
+            raise ValueError(f"header of {length} bytes")
+        entries = json.loads(payload[8 : 8 + length])
+        entries.pop("__metadata__", None)
+        return {str(k): TensorInfo(str(v["dtype"]), tuple(v["shape"])) for k, v in entries.items()}
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IntegrityError([f"payload header is malformed: {error}"]) from None
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Writes named tensors atomically as safetensors; returns the file's SHA-256."""
+    payload = encode(tensors)
+    write_atomically(path, payload)
+    return hashlib.sha256(payload).hexdigest()
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Reads named tensors written by `save_tensors`."""
+    return decode(path.read_bytes())
+
+
+def commitment(salt: bytes, *parts: bytes) -> str:
+    """SHA-256 of the salt followed by the parts: hides what it commits to as long as the salt is secret."""
+    digest = hashlib.sha256(salt)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

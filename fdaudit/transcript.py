@@ -1,0 +1,282 @@
+"""The transcript: append-only, on disk, readable and checkable without trust in who wrote it.
+
+Guarantees:
+  * every byte of every payload, safetensors headers included, is covered by a digest in the log;
+  * every line is chained to the line before it, so dropping, swapping, adding or editing one is found;
+  * memory does not grow with the number of messages, neither in writing nor in verifying;
+  * a payload is on disk under its final name before the line that names it is appended.
+
+It proves neither authorship nor an honest run: whoever can rewrite the head can rewrite the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from fdaudit.errors import IntegrityError
+from fdaudit.messages import GENESIS, KINDS, Message
+from fdaudit.rng import SecretStream
+from fdaudit.storage import decode, encode, header, sync_directory, write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["LOG", "PAYLOADS", "Position", "Transcript", "read_messages", "read_payload", "verify_transcript"]
+
+LOG = "messages.jsonl"
+PAYLOADS = "payloads"
+_SALT_BYTES = 16
+_PAYLOAD_NAME = re.compile(r"payloads/(\d{8})\.safetensors")
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a transcript stands: next `seq`, the log's length in bytes, and the SHA-256 of its last line."""
+
+    seq: int = 0
+    offset: int = 0
+    head: str = GENESIS
+
+
+class Transcript:
+    """Writes one transcript.
+
+    Args:
+        directory: where the log and `payloads/` lie; created when missing.
+        secret: the vault's secret, from which the messages' salts are drawn.
+        start: where to go on; whatever lies beyond is removed first.
+        keep: says of a round whether payloads are kept or their digests only.
+        log: the log's file name.
+        salt_path: names the stream of salts, so that two transcripts of one run never share one.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        secret: bytes,
+        start: Position | None = None,
+        keep: Callable[[int], bool] = lambda round: True,
+        log: str = LOG,
+        salt_path: tuple[str, ...] = ("transcript",),
+    ) -> None:
+        self.directory = directory
+        self._secret, self._keep, self._salt_path = secret, keep, salt_path
+        self._payloads = directory / PAYLOADS
+        self._payloads.mkdir(parents=True, exist_ok=True)
+        self._unsynced: list[Path] = []
+        self._log_path = directory / log
+        self.position = start or Position()
+        self._rewind()
+        self._file = self._log_path.open("ab", buffering=0)
+
+    def _rewind(self) -> None:
+        """Cuts the log back to `position` and removes later payloads."""
+        self._log_path.touch()
+        # A continued chain (an oracle's log) starts with a foreign head at offset 0.
+        if self._log_path.stat().st_size < self.position.offset:
+            raise IntegrityError([f"{self._log_path.name} is shorter than the last checkpoint says"])
+        os.truncate(self._log_path, self.position.offset)
+        for path in self._payloads.iterdir():
+            listed = _PAYLOAD_NAME.fullmatch(f"{PAYLOADS}/{path.name}")
+            if listed is None or int(listed[1]) >= self.position.seq:
+                path.unlink()
+
+    def append(self, draft: Message, tensors: Mapping[str, Tensor]) -> tuple[Message, dict[str, Tensor]]:
+        """Records a message and returns it with the decoded payload, which is what a receiver is handed.
+
+        The draft's `seq`, `tensors`, `payload`, `bytes_on_wire`, `salt`, `sha256`, `previous` are filled in.
+        """
+        seq = self.position.seq
+        payload = encode(tensors)
+        salt = SecretStream(self._secret, "salt", *self._salt_path, seq).bytes(_SALT_BYTES)
+        where = None
+        if self._keep(draft.round):
+            name = f"{PAYLOADS}/{seq:08d}.safetensors"
+            path = self.directory / name
+            write_atomically(path, payload, sync=False)
+            self._unsynced.append(path)
+            where = {"file": name, "offset": 0, "length": len(payload)}
+        message = replace(
+            draft,
+            seq=seq,
+            tensors=header(payload),
+            payload=where,
+            bytes_on_wire=draft.bytes_on_wire or sum(t.nbytes for t in tensors.values()),
+            salt=salt.hex(),
+            sha256=hashlib.sha256(salt + payload).hexdigest(),
+            previous=self.position.head,
+        )
+        line = message.to_line()
+        self._file.write(line)
+        head = hashlib.sha256(line[:-1]).hexdigest()
+        self.position = Position(seq + 1, self.position.offset + len(line), head)
+        return message, decode(payload)
+
+    def sync(self) -> Position:
+        """Makes everything so far durable: payloads, their directory, then the log."""
+        for path in self._unsynced:
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+        self._unsynced.clear()
+        sync_directory(self._payloads)
+        os.fsync(self._file.fileno())
+        return self.position
+
+    def close(self) -> None:
+        """Closes the log."""
+        self._file.close()
+
+    def __enter__(self) -> Transcript:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The log's lines, split on the newline byte only; a missing final newline is damage."""
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                raise IntegrityError([f"{path.name} does not end with a newline"])
+            yield line[:-1]
+
+
+def read_messages(directory: Path, log: str = LOG) -> Iterator[Message]:
+    """The messages of a transcript in order, one at a time.
+
+    Raises:
+        IntegrityError: a line is not a message.
+    """
+    for number, line in enumerate(_lines(directory / log), start=1):
+        try:
+            yield Message.from_line(line)
+        except IntegrityError as error:
+            raise IntegrityError([f"{log} line {number}: {error}"]) from None
+
+
+def read_payload(directory: Path, message: Message) -> bytes:
+    """The payload of a message, checked against its digest.
+
+    Raises:
+        IntegrityError: the payload was not kept, its name is not one a transcript writes, or it differs.
+    """
+    where = message.payload
+    if where is None:
+        raise IntegrityError([f"message {message.seq} was recorded as a digest only"])
+    if not _PAYLOAD_NAME.fullmatch(str(where.get("file"))):
+        raise IntegrityError(
+            [f"message {message.seq} names {where.get('file')!r}, not a payload of this transcript"]
+        )
+    try:
+        with (directory / str(where["file"])).open("rb") as file:
+            file.seek(int(where["offset"]))
+            payload = file.read(int(where["length"]))
+        salt = bytes.fromhex(message.salt)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise IntegrityError([f"payload of message {message.seq} ({where.get('file')}): {error}"]) from None
+    if hashlib.sha256(salt + payload).hexdigest() != message.sha256:
+        raise IntegrityError(
+            [f"payload of message {message.seq} ({where['file']}) does not match its digest"]
+        )
+    return payload
+
+
+def verify_transcript(
+    directory: Path, *, head: str, count: int, start: str = GENESIS, log: str = LOG
+) -> list[str]:
+    """Checks a transcript against the head and count that its manifest states.
+
+    Args:
+        directory: the transcript's directory.
+        head: expected SHA-256 of the last line.
+        count: expected number of messages.
+        start: `previous` of the first line.
+        log: the log's file name.
+
+    Returns:
+        One sentence for each defect; empty when there is none.
+    """
+    findings: list[str] = []
+    previous, order, listed, number = start, (0, 0), {log}, 0
+    path = directory / log
+    if not path.is_file() or path.is_symlink():
+        return [f"{log} is missing"]
+    try:
+        for number, line in enumerate(_lines(path), start=1):
+            where = f"{log} line {number}"
+            try:
+                message = Message.from_line(line)
+            except IntegrityError as error:
+                findings.append(f"{where}: {error}")
+                previous = hashlib.sha256(line).hexdigest()
+                continue
+            findings += [f"{where}: {problem}" for problem in _check(message, number - 1, previous, order)]
+            findings += _check_payload(directory, message, listed)
+            previous, order = hashlib.sha256(line).hexdigest(), (message.round, message.step)
+    except IntegrityError as error:
+        findings += error.findings
+    if number != count:
+        findings.append(f"{log} has {number} messages, the manifest says {count}")
+    if previous != head:
+        findings.append(f"{log}: the last line does not match the head in the manifest")
+    return findings + _strays(directory, listed)
+
+
+def _check(message: Message, seq: int, previous: str, order: tuple[int, int]) -> Iterator[str]:
+    if message.seq != seq:
+        yield f"seq is {message.seq}, not {seq}"
+    if message.previous != previous:
+        yield "does not chain to the line before"
+    if (message.round, message.step) < order:
+        yield "is out of order of round and step"
+    if message.kind not in KINDS:
+        yield f"kind {message.kind!r} is not known"
+    if message.inputs != "all" and any(isinstance(i, int) and not 0 <= i < seq for i in message.inputs):
+        yield "names an input that was not sent before it"
+
+
+def _check_payload(directory: Path, message: Message, listed: set[str]) -> list[str]:
+    if message.payload is None:
+        return []
+    file = str(message.payload.get("file"))
+    try:
+        payload = read_payload(directory, message)
+        if header(payload) != dict(message.tensors):
+            return [f"message {message.seq}: {file} does not hold the tensors that the line names"]
+        if file in listed or (directory / file).stat().st_size != len(payload):
+            return [f"message {message.seq}: {file} holds bytes that no digest covers"]
+    except IntegrityError as error:
+        return list(error.findings)
+    finally:
+        listed.add(file)
+    return []
+
+
+def _strays(directory: Path, listed: set[str]) -> list[str]:
+    """Anything under the directory that no line names; symbolic links are never followed."""
+    found = []
+    for root, folders, files in os.walk(directory):
+        below = Path(root).relative_to(directory)
+        found += [
+            f"{(below / f).as_posix()}/ is not part of a transcript"
+            for f in folders
+            if (below / f).as_posix() != PAYLOADS or (Path(root) / f).is_symlink()
+        ]
+        found += [
+            f"{(below / f).as_posix()} is listed by no message"
+            for f in files
+            if (below / f).as_posix() not in listed or (Path(root) / f).is_symlink()
+        ]
+    return sorted(found)

@@ -1,0 +1,112 @@
+"""The vault: what only the auditor holds. Metrics and oracles read it; attacks never do.
+
+Guarantees:
+  * the directory has mode 0700 and carries a `.gitignore` that excludes all of it;
+  * the run's seed and secret are kept nowhere else in a run directory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.errors import IntegrityError, RunError
+from fdaudit.rng import SecretStream
+from fdaudit.storage import commitment, load_json, load_tensors, save_json, save_tensors, write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Secrets", "Vault"]
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """The seed of the run, and the secret behind salts and defence noise; independent of each other."""
+
+    seed: int
+    secret: bytes
+
+    @classmethod
+    def draw(cls, seed: int | None = None) -> Secrets:
+        """Fresh secrets; the seed too, unless the spec gives one."""
+        drawn = int.from_bytes(os.urandom(8), "big") >> 1
+        return cls(drawn if seed is None else seed, os.urandom(32))
+
+    def commit(self, name: str, *parts: bytes) -> str:
+        """A salted commitment whose salt is drawn from the secret under `name`."""
+        return commitment(SecretStream(self.secret, "commitment", name).bytes(32), *parts)
+
+
+class Vault:
+    """The vault of one run.
+
+    Args:
+        directory: `vault/` of the run directory; made on first use.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def create(self, secrets: Secrets) -> None:
+        """Makes the directory and keeps the secrets in it."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory.chmod(0o700)
+        for folder in ("state", "truth", "models"):
+            (self.directory / folder).mkdir(exist_ok=True)
+        write_atomically(self.directory / ".gitignore", b"*\n")
+        value = {"seed": secrets.seed, "secret": secrets.secret.hex()}
+        save_json(self.directory / "secrets.json", value)
+
+    @property
+    def secrets(self) -> Secrets:
+        """The run's seed and secret.
+
+        Raises:
+            RunError: there is no vault here (a view or a bundle has none).
+        """
+        path = self.directory / "secrets.json"
+        if not path.is_file():
+            raise RunError("vault", str(self.directory), "holds no secrets", "Give the run directory itself.")
+        value = load_json(path)
+        try:
+            return Secrets(int(value["seed"]), bytes.fromhex(value["secret"]))
+        except (TypeError, KeyError, ValueError) as error:
+            raise IntegrityError([f"vault/secrets.json is malformed: {error}"]) from None
+
+    def save(self, name: str, tensors: Mapping[str, Tensor]) -> str:
+        """Keeps tensors under a name such as `models/server`; returns the file's SHA-256."""
+        return save_tensors(self.directory / f"{name}.safetensors", tensors)
+
+    def load(self, name: str) -> dict[str, Tensor]:
+        """Tensors kept under a name."""
+        return load_tensors(self.directory / f"{name}.safetensors")
+
+    def has(self, name: str) -> bool:
+        """Whether tensors are kept under a name."""
+        return (self.directory / f"{name}.safetensors").is_file()
+
+    def names(self, folder: str) -> list[str]:
+        """The names kept in a folder, sorted."""
+        return sorted(f"{folder}/{p.stem}" for p in (self.directory / folder).glob("*.safetensors"))
+
+    def forget(self, name: str) -> None:
+        """Removes what is kept under a name, if anything is."""
+        (self.directory / f"{name}.safetensors").unlink(missing_ok=True)
+
+    def save_round(self, checkpoint: Mapping[str, Any]) -> None:
+        """Replaces `round.json`, the point from which a run resumes."""
+        save_json(self.directory / "round.json", dict(checkpoint))
+
+    def load_round(self) -> dict[str, Any] | None:
+        """The last checkpoint, or None before the first."""
+        path = self.directory / "round.json"
+        if not path.is_file():
+            return None
+        value = load_json(path)
+        if not isinstance(value, dict):
+            raise IntegrityError(["vault/round.json is not an object"])
+        return value

@@ -1,0 +1,173 @@
+"""The wire: the only way anything reaches a party, and the place where it is recorded.
+
+Guarantees:
+  * a receiver is handed the decoded record, so nothing it uses is missing from the transcript;
+  * defences act on the sender's side, before the message is recorded, in the order of the spec;
+  * a party the protocol did not declare, or a kind it did not list, cannot be sent or received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fdaudit.errors import ProtocolError, nearest
+from fdaudit.events import Event
+from fdaudit.messages import ALL, DATA, KINDS, Inputs, Message, role
+from fdaudit.rng import SecretStream
+from fdaudit.transcript import Transcript
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["Defense", "Delivery", "Released", "Wire"]
+
+
+class Delivery(dict[str, "Tensor"]):
+    """What a receiver is handed: the recorded tensors by name, and the `seq` to declare them by."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], seq: int) -> None:
+        super().__init__(tensors)
+        self.seq = seq
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """What a defence hands to the wire: the tensors to send, under which kind, and the event."""
+
+    kind: str
+    tensors: Mapping[str, Tensor]
+    event: Event
+    bytes_on_wire: int = 0
+
+
+class Defense(Protocol):
+    """A message defence: maps tensors to tensors on the sender's side and says what it did."""
+
+    name: str
+
+    def describe(self) -> Mapping[str, Any]:
+        """Name and parameters, as recorded beside the message; an adaptive attacker reads them."""
+        ...
+
+    def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
+        """The tensors to send; `noise` is drawn from the vault's secret, never from the run's seed."""
+        ...
+
+
+class Wire:
+    """Carries the messages of one run.
+
+    Args:
+        transcript: where every message is recorded.
+        parties: every party of the federation.
+        kinds: the message kinds that the protocol declares.
+        device: where delivered tensors are put.
+        secret: the vault's secret, for defence noise.
+        defenses: by (kind, sender role), in the order in which they act.
+        withheld: kinds that the spec withholds; sending one returns None and records nothing.
+    """
+
+    def __init__(
+        self,
+        transcript: Transcript,
+        *,
+        parties: Sequence[str],
+        kinds: Sequence[str],
+        device: torch.device,
+        secret: bytes,
+        defenses: Mapping[tuple[str, str], Sequence[Defense]] | None = None,
+        withheld: Sequence[str] = (),
+    ) -> None:
+        unknown = set(kinds) - KINDS.keys()
+        if unknown:
+            raise ProtocolError(
+                f"kinds {sorted(unknown)} are not in the vocabulary. {nearest(min(unknown), KINDS)}"
+            )
+        self._transcript, self._device, self._secret = transcript, device, secret
+        self._parties, self._kinds = frozenset(parties), frozenset(kinds)
+        self._defenses, self._withheld = dict(defenses or {}), frozenset(withheld)
+        self._round, self._step = 0, 0
+
+    def begin(self, round: int, step: int = 0) -> None:
+        """Sets the round and step of the messages that follow; neither ever goes back."""
+        if (round, step) < (self._round, self._step):
+            raise ProtocolError(f"wire: round {round} step {step} lies before {self._round}, {self._step}")
+        self._round, self._step = round, step
+
+    def send(
+        self,
+        sender: str,
+        receivers: Sequence[str],
+        kind: str,
+        tensors: Mapping[str, Tensor],
+        *,
+        inputs: Inputs | Sequence[str | int] = ALL,
+        fields: Mapping[str, Any] | None = None,
+    ) -> Delivery | None:
+        """Sends one message and returns what its receivers get.
+
+        Args:
+            sender: the sending party.
+            receivers: the receiving parties.
+            kind: one of the kinds that the protocol declares.
+            tensors: what is sent, by name.
+            inputs: what it was computed from: `"data"` for the sender's raw private data and the `seq` of
+                messages that it holds. Left out, everything the sender holds, which is always sound.
+            fields: further public scalars.
+
+        Returns:
+            The recorded tensors on the run's device, or None when the spec withholds this kind.
+
+        Raises:
+            ProtocolError: the kind or a party is not declared.
+        """
+        self._check(sender, receivers, kind, inputs)
+        if kind in self._withheld:
+            return None
+        event: Event | None = None
+        described: list[Mapping[str, Any]] = []
+        bits = 0
+        for number, defense in enumerate(self._defenses.get((kind, role(sender)), ())):
+            noise = SecretStream(self._secret, "defense", self._transcript.position.seq, number)
+            released = defense.release(kind, tensors, noise)
+            kind, tensors, event, bits = (
+                released.kind,
+                released.tensors,
+                released.event,
+                released.bytes_on_wire,
+            )
+            described.append(defense.describe())
+        draft = Message(
+            seq=0,
+            round=self._round,
+            step=self._step,
+            sender=sender,
+            receivers=tuple(receivers),
+            kind=kind,
+            fields=dict(fields or {}),
+            inputs=ALL if inputs == ALL else tuple(inputs),
+            defenses=tuple(described),
+            event=event,
+            bytes_on_wire=bits,
+        )
+        message, decoded = self._transcript.append(draft, tensors)
+        return Delivery({name: t.to(self._device) for name, t in decoded.items()}, message.seq)
+
+    def _check(self, sender: str, receivers: Sequence[str], kind: str, inputs: Sequence[str | int]) -> None:
+        if kind not in self._kinds:
+            raise ProtocolError(
+                f"wire: kind {kind!r} is not declared by the protocol. {nearest(kind, self._kinds)}"
+            )
+        for party in (sender, *receivers):
+            if party not in self._parties:
+                raise ProtocolError(f"wire: party {party!r} is not declared. {nearest(party, self._parties)}")
+        if inputs != ALL:
+            seq = self._transcript.position.seq
+            wrong = [i for i in inputs if i != DATA and not (isinstance(i, int) and 0 <= i < seq)]
+            if wrong:
+                raise ProtocolError(
+                    f"wire: inputs {wrong} of a {kind} from {sender} are not earlier messages."
+                )

@@ -1,0 +1,46 @@
+"""What local training takes, shared by the protocols in which clients fit models on their own data."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from fdaudit.config import Config
+from fdaudit.training import Fit
+
+
+class LocalTraining(Config):
+    """Local SGD: steps or epochs a round, batch size and optimizer."""
+
+    rounds: int = Field(20, ge=1)
+    """Communication rounds."""
+    local_steps: int | None = Field(None, ge=1)
+    """SGD steps a round; give this or `local_epochs`. Neither means one epoch."""
+    local_epochs: int | None = Field(None, ge=1)
+    """Passes over a client's data a round."""
+    batch_size: int = Field(64, ge=1)
+    """Records a step."""
+    lr: float = Field(0.1, gt=0)
+    """Learning rate of local SGD."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """Momentum of local SGD; its buffer is reset every round."""
+    weight_decay: float = Field(0.0, ge=0)
+    """ℓ2 penalty of local SGD."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.local_steps is not None and self.local_epochs is not None:
+            both = f"local_steps = {self.local_steps} with local_epochs = {self.local_epochs}"
+            raise ValueError(f"cannot be combined: {both}. Give one of them.")
+        return self
+
+    @property
+    def steps(self) -> dict[str, int | None]:
+        """`steps` and `epochs` as the training core takes them."""
+        epochs = self.local_epochs or (None if self.local_steps else 1)
+        return {"steps": self.local_steps, "epochs": epochs}
+
+    def fit(self, mu: float = 0.0) -> Fit:
+        """The training core's settings."""
+        return Fit(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, mu=mu)

@@ -1,0 +1,235 @@
+"""FedAvg (McMahan et al. 2017), with FedProx's proximal term and server momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fdaudit.errors import ProtocolError
+from fdaudit.federation import PartyData, Round, Setting
+from fdaudit.messages import ALL, DATA
+from fdaudit.rng import child, child_seed
+from fdaudit.training import Job, Parameters, draw_batches
+from fdaudit.wire import Delivery
+
+from ._local import LocalTraining
+
+__all__ = ["FedAvg", "FedAvgConfig"]
+
+
+class FedAvgConfig(LocalTraining):
+    """FedAvg's settings; symbols follow McMahan et al. 2017, Algorithm 1."""
+
+    upload: Literal["gradient", "model_update", "model_parameters"] = "model_update"
+    """What a client sends: the gradient of one batch, the change of its model, or its model."""
+    fraction: float = Field(1.0, gt=0, le=1)
+    """C: share of the clients that take part in a round, at least one."""
+    weighting: Literal["samples", "uniform"] = "samples"
+    """Average weighted by `sample_count`, or plainly; then no count is sent."""
+    mu: float = Field(0.0, ge=0)
+    """FedProx's μ (Li et al. 2020); 0 is FedAvg."""
+    server_momentum: float = Field(0.0, ge=0, lt=1)
+    """FedAvgM's β (Hsu et al. 2019); 0 is FedAvg."""
+
+    @model_validator(mode="after")
+    def _one_step_for_gradients(self) -> Self:
+        if self.upload != "gradient":
+            return self
+        if self.local_epochs is not None or self.local_steps not in (None, 1):
+            raise ValueError(
+                "upload = 'gradient' is one step a round; local_epochs or local_steps say otherwise. "
+                "Set local_steps to 1, or upload to 'model_update'."
+            )
+        if self.momentum or self.weight_decay or self.mu:
+            raise ValueError(
+                "upload = 'gradient' sends the bare gradient; momentum, weight_decay and mu would not apply. "
+                "Set them to 0, or upload to 'model_update'."
+            )
+        return self
+
+
+class FedAvg:
+    """Federated averaging: the server averages what clients learn from its model on their own data.
+
+    Each round the server sends its parameters to a sampled share of the clients; each takes local
+    steps and sends back a gradient, an update or its parameters; the server averages them, weighted by
+    sample counts. The final model is published to everybody and to `world`. The reference that federated distillation
+    is compared with, and the protocol whose messages carry the most about single records.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    source: ClassVar[str] = "McMahan, Moore, Ramage, Hampson & Agüera y Arcas 2017, Algorithm 1"
+    roles: ClassVar[tuple[str, ...]] = ("server", "client")
+    messages: ClassVar[tuple[dict[str, str], ...]] = (
+        {
+            "kind": "sample_count",
+            "from": "client",
+            "to": "server",
+            "what": "n_k, once, unless weighting is uniform",
+        },
+        {"kind": "model_parameters", "from": "server", "to": "client", "what": "w_t, every round"},
+        {
+            "kind": "gradient",
+            "from": "client",
+            "to": "server",
+            "what": "gradient of one batch (upload: gradient)",
+        },
+        {
+            "kind": "model_update",
+            "from": "client",
+            "to": "server",
+            "what": "w_k - w_t (upload: model_update)",
+        },
+        {
+            "kind": "model_parameters",
+            "from": "client",
+            "to": "server",
+            "what": "w_k (upload: model_parameters)",
+        },
+        {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final model"},
+    )
+    trust: ClassVar[tuple[str, ...]] = (
+        "The server sees every client's upload by itself; no secure aggregation is assumed.",
+        "Parties follow the protocol and are curious (honest-but-curious).",
+    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "With `local_steps`, batches are always full and passes reshuffled; the paper speaks of epochs only.",
+        "Integer buffers (BatchNorm's batch counter) stay with their party; other buffers are averaged.",
+    )
+    withholdable: ClassVar[tuple[str, ...]] = ("sample_count",)
+    pools_data: ClassVar[bool] = False
+    Config: ClassVar[type[FedAvgConfig]] = FedAvgConfig
+
+    def __init__(self, config: FedAvgConfig, setting: Setting) -> None:
+        self.config, self._wire, self._trainer, self._seed = (
+            config,
+            setting.wire,
+            setting.trainer,
+            setting.seed,
+        )
+        self._clients = dict(setting.clients)
+        if config.upload == "gradient" and set(setting.trainer.trainable) != set(setting.initial):
+            raise ProtocolError(
+                "upload = 'gradient' cannot carry BatchNorm's statistics. Use 'model_update'."
+            )
+        self.state: dict[str, Tensor] = {f"server/w/{n}": t.clone() for n, t in setting.initial.items()}
+        if config.server_momentum:
+            self.state |= {f"server/v/{n}": torch.zeros_like(t) for n, t in setting.initial.items()}
+        self.state["server/basis"] = torch.zeros(0, dtype=torch.int64)
+
+    def rounds(self, start: int) -> Iterator[Round]:
+        """Algorithm 1: the server's loop, with the clients' part in line."""
+        for t in range(start, self.config.rounds):  # for each round t = 1, 2, ...
+            self._wire.begin(t)
+            if t == 0 and self.config.weighting == "samples":
+                self._announce_counts()
+            S = self._sample(t)  # S_t <- random set of m = max(C·K, 1) clients
+            w_t = self._send_model(S)
+            uploads, batches, losses, models = self._client_updates(t, w_t, S)
+            w = self._aggregate(w_t, uploads)  # w_{t+1} <- sum n_k / n w_k
+            if t == self.config.rounds - 1:
+                self._send_model([*self._clients, "world"])
+            yield Round(index=t, models={"server": w, **models}, batches=batches, losses=losses)
+
+    def released(self) -> Parameters:
+        """The server's model."""
+        return {n: self.state[f"server/w/{n}"] for n in self._names("server/w/")}
+
+    # -- the server -----------------------------------------------------------------------------------------
+
+    def _sample(self, t: int) -> list[str]:
+        m = max(round(self.config.fraction * len(self._clients)), 1)
+        order = torch.randperm(len(self._clients), generator=child(self._seed, "fedavg", "sample", t))
+        chosen = {int(k) for k in order[:m]}
+        return [name for k, name in enumerate(self._clients) if k in chosen]
+
+    def _send_model(self, receivers: Sequence[str]) -> Delivery:
+        # The velocity of server momentum goes back to every earlier upload: then all that is held counts.
+        inputs = ALL if self.config.server_momentum else [int(i) for i in self.state["server/basis"]]
+        sent = self._wire.send("server", receivers, "model_parameters", self.released(), inputs=inputs)
+        if sent is None:
+            raise ProtocolError("fedavg cannot do without model_parameters. Do not withhold it.")
+        return sent
+
+    def _aggregate(self, w_t: Delivery, uploads: Mapping[str, Delivery]) -> Parameters:
+        """Line 8: the weighted average, from the model as it was sent (a defence may have changed it).
+
+        FedAvgM (Hsu et al. 2019) keeps a velocity v <- βv + Δ of the change Δ and adds v instead of Δ.
+        """
+        weights = self._weights(list(uploads))
+        scale = {"gradient": -self.config.lr, "model_update": 1.0, "model_parameters": 1.0}[
+            self.config.upload
+        ]
+        beta, result = self.config.server_momentum, dict[str, Tensor]()
+        for n, sent in w_t.items():
+            previous = sent.cpu()
+            parts = [p * u[n].cpu() for p, u in zip(weights, uploads.values(), strict=True)]
+            mean = torch.stack(parts).sum(0)
+            delta = mean - previous if self.config.upload == "model_parameters" else scale * mean
+            if beta:
+                delta = self.state[f"server/v/{n}"] = beta * self.state[f"server/v/{n}"] + delta
+            elif self.config.upload == "model_parameters":
+                previous, delta = mean, torch.zeros(())
+            result[n] = self.state[f"server/w/{n}"] = previous + delta
+        basis = [w_t.seq, *(u.seq for u in uploads.values()), *self._count_seqs(uploads)]
+        self.state["server/basis"] = torch.tensor(basis, dtype=torch.int64)
+        return result
+
+    def _weights(self, senders: Sequence[str]) -> list[float]:
+        """n_k / n over the clients that answered; uniform where counts are not sent or withheld."""
+        counts = [int(self.state.get(f"server/n/{k}", torch.tensor(1))) for k in senders]
+        return [n / sum(counts) for n in counts]
+
+    def _count_seqs(self, senders: Mapping[str, Delivery]) -> list[int]:
+        return [int(self.state[f"server/n_seq/{k}"]) for k in senders if f"server/n_seq/{k}" in self.state]
+
+    def _names(self, prefix: str) -> list[str]:
+        return [n.removeprefix(prefix) for n in self.state if n.startswith(prefix)]
+
+    # -- the clients ----------------------------------------------------------------------------------------
+
+    def _announce_counts(self) -> None:
+        for k, data in self._clients.items():
+            n_k = self._wire.send(
+                k, ["server"], "sample_count", {"n": torch.tensor(len(data))}, inputs=[DATA]
+            )
+            if n_k is not None:
+                self.state[f"server/n/{k}"] = n_k["n"].cpu()
+                self.state[f"server/n_seq/{k}"] = torch.tensor(n_k.seq)
+
+    def _client_updates(
+        self, t: int, w_t: Delivery, selected: Sequence[str]
+    ) -> tuple[dict[str, Delivery], dict[int, Tensor], dict[str, float], dict[str, Parameters]]:
+        """Lines 5-6 and ClientUpdate: all selected clients advance together in the training core."""
+        cfg = self.config
+        jobs = [self._job(t, k, self._clients[k], w_t) for k in selected]  # B <- split into batches
+        run = self._trainer.gradients if cfg.upload == "gradient" else self._trainer.fit
+        fitted = run(jobs, cfg.fit(cfg.mu))  # w <- w - eta grad, for each local step
+        uploads, batches, losses, models = {}, {}, {}, {}
+        for job, result in zip(jobs, fitted, strict=True):
+            tensors = result.parameters
+            if cfg.upload == "model_update":
+                tensors = {n: p - w_t[n] for n, p in tensors.items()}
+            upload = self._wire.send(job.party, ["server"], cfg.upload, tensors, inputs=[DATA, w_t.seq])
+            if upload is None:
+                raise ProtocolError(f"fedavg cannot do without {cfg.upload}. Do not withhold it.")
+            uploads[job.party] = upload
+            batches[upload.seq] = torch.cat(list(job.batches))
+            losses[job.party] = float(result.losses.mean())
+            if cfg.upload != "gradient":
+                models[job.party] = result.parameters
+        return uploads, batches, losses, models
+
+    def _job(self, t: int, k: str, data: PartyData, w_t: Delivery) -> Job:
+        generator = child(self._seed, "fedavg", "batches", t, k)
+        length = {"steps": 1, "epochs": None} if self.config.upload == "gradient" else self.config.steps
+        batches = draw_batches(len(data), self.config.batch_size, generator=generator, **length)
+        seed = child_seed(self._seed, "fedavg", "dropout", t, k)
+        return Job(party=k, parameters=w_t, x=data.x, targets=data.y, batches=batches, anchor=w_t, seed=seed)

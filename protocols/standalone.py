@@ -1,0 +1,133 @@
+"""The two reference lines of every curve: clients that learn alone, and one client that holds the union."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from fdaudit.federation import PartyData, Round, Setting
+from fdaudit.messages import DATA
+from fdaudit.rng import child, child_seed
+from fdaudit.training import Job, Parameters, draw_batches
+
+from ._local import LocalTraining
+
+__all__ = ["Centralized", "CentralizedConfig", "Standalone", "StandaloneConfig"]
+
+
+class StandaloneConfig(LocalTraining):
+    """Local SGD, round by round, without any exchange."""
+
+
+class CentralizedConfig(LocalTraining):
+    """Local SGD of one client that holds the union of the data."""
+
+    publish: bool = True
+    """Publish the final model to `world`."""
+
+
+class _Alone:
+    """Clients that never exchange anything: round t goes on from round t - 1's own parameters."""
+
+    def __init__(self, config: LocalTraining, setting: Setting) -> None:
+        self.config, self._wire, self._trainer, self._seed = (
+            config,
+            setting.wire,
+            setting.trainer,
+            setting.seed,
+        )
+        self._clients = dict(setting.clients)
+        self.state: dict[str, Tensor] = {
+            f"{k}/w/{n}": t.clone() for k in self._clients for n, t in setting.initial.items()
+        }
+
+    def rounds(self, start: int) -> Iterator[Round]:
+        """Every client takes its local steps; nothing is sent."""
+        for t in range(start, self.config.rounds):
+            self._wire.begin(t)
+            jobs = [self._job(t, k, data) for k, data in self._clients.items()]
+            fitted = self._trainer.fit(jobs, self.config.fit())
+            for job, result in zip(jobs, fitted, strict=True):
+                self.state |= {f"{job.party}/w/{n}": p for n, p in result.parameters.items()}
+            losses = {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
+            yield Round(index=t, models={k: self._own(k) for k in self._clients}, losses=losses)
+
+    def released(self) -> Parameters | None:
+        """Nothing is released."""
+        return None
+
+    def _own(self, k: str) -> Parameters:
+        prefix = f"{k}/w/"
+        return {n.removeprefix(prefix): t for n, t in self.state.items() if n.startswith(prefix)}
+
+    def _job(self, t: int, k: str, data: PartyData) -> Job:
+        generator = child(self._seed, "alone", "batches", t, k)
+        batches = draw_batches(len(data), self.config.batch_size, generator=generator, **self.config.steps)
+        seed = child_seed(self._seed, "alone", "dropout", t, k)
+        return Job(party=k, parameters=self._own(k), x=data.x, targets=data.y, batches=batches, seed=seed)
+
+
+class Standalone(_Alone):
+    """Each client trains on its own data and sends nothing: what collaboration has to beat.
+
+    No message is sent, so no party but the client itself learns anything; its accuracy is the lower reference
+    line of every utility curve.
+    """
+
+    name: ClassVar[str] = "standalone"
+    source: ClassVar[str] = "reference line; `IndepLearn` in Shao, Wu & Zhang 2023"
+    roles: ClassVar[tuple[str, ...]] = ("client",)
+    messages: ClassVar[tuple[dict[str, str], ...]] = ()
+    trust: ClassVar[tuple[str, ...]] = ("Nothing leaves a client.",)
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = ()
+    deviations: ClassVar[tuple[str, ...]] = ()
+    withholdable: ClassVar[tuple[str, ...]] = ()
+    pools_data: ClassVar[bool] = False
+    Config: ClassVar[type[StandaloneConfig]] = StandaloneConfig
+
+
+class Centralized(_Alone):
+    """One client holds the union of everybody's data: what collaboration could at best reach.
+
+    Data is pooled before the protocol starts, which is the whole privacy cost; nothing but the final model is
+    sent, and that to `world`.
+    """
+
+    name: ClassVar[str] = "centralized"
+    source: ClassVar[str] = "reference line"
+    roles: ClassVar[tuple[str, ...]] = ("client",)
+    messages: ClassVar[tuple[dict[str, str], ...]] = (
+        {
+            "kind": "model_parameters",
+            "from": "client",
+            "to": "world",
+            "what": "the final model, when published",
+        },
+    )
+    trust: ClassVar[tuple[str, ...]] = ("One party holds everybody's data.",)
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
+    )
+    deviations: ClassVar[tuple[str, ...]] = ()
+    withholdable: ClassVar[tuple[str, ...]] = ("model_parameters",)
+    pools_data: ClassVar[bool] = True
+    Config: ClassVar[type[CentralizedConfig]] = CentralizedConfig
+
+    def __init__(self, config: CentralizedConfig, setting: Setting) -> None:
+        super().__init__(config, setting)
+        self._publish = config.publish
+
+    def rounds(self, start: int) -> Iterator[Round]:
+        """Trains the pooled client, then publishes its model."""
+        for round in super().rounds(start):
+            if self._publish and round.index == self.config.rounds - 1:
+                (only,) = self._clients
+                self._wire.send(only, ["world"], "model_parameters", self._own(only), inputs=[DATA])
+            yield round
+
+    def released(self) -> Parameters | None:
+        """The pooled client's model, when it is published."""
+        (only,) = self._clients
+        return self._own(only) if self._publish else None
