@@ -48,14 +48,20 @@ def dlg_lenet(hw: int, generator: torch.Generator, c: int = 1, classes: int = 10
 
 
 def strided_cnn(
-    hw: int, generator: torch.Generator, widths: tuple[int, ...] = (16, 32, 64), strides=(1, 2, 2), k=3, c: int = 1, classes: int = 10
+    hw: int,
+    generator: torch.Generator,
+    widths: tuple[int, ...] = (16, 32, 64),
+    strides=(1, 2, 2),
+    k=3,
+    c: int = 1,
+    classes: int = 10,
 ) -> nn.Module:
     """ReLU convolutions that shrink by stride, never by pooling."""
     layers: list[nn.Module] = []
     size = hw
     for width, stride in zip(widths, strides, strict=True):
-        layers += [nn.Conv2d(c, width, k, stride, k//2), nn.ReLU()]
-        c, size = width, _conv_out(size, k, stride, k//2)
+        layers += [nn.Conv2d(c, width, k, stride, k // 2), nn.ReLU()]
+        c, size = width, _conv_out(size, k, stride, k // 2)
     return init_uniform(nn.Sequential(*layers, nn.Flatten(), nn.Linear(c * size * size, classes)), generator)
 
 

@@ -14,19 +14,16 @@ Sources: Zhu, Liu & Han 2019, algorithm 1 (squared ℓ2, L-BFGS); Geiping et al.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .gradients import _chunks
+from .gradients import Simulator, _chunks
 from .lbfgs import minimise
 
 __all__ = [
     "Matched",
-    "Simulator",
     "best_of",
     "cosine_distance",
     "match_adam",
@@ -34,9 +31,6 @@ __all__ = [
     "squared_l2",
     "total_variation",
 ]
-
-Simulator = Callable[[Tensor, Tensor], Tensor]
-"""Images (R, B, c, h, w) and labels (R, B) or (R, B, C) to gradients or updates (R, P)."""
 
 _CHUNK = 1 << 15
 """Image values (pixels by channels) evaluated at once: beyond about this, caches overflow and nothing is won."""
@@ -64,9 +58,10 @@ def squared_l2(simulated: Tensor, target: Tensor) -> Tensor:
     return (simulated - target).square().sum(1)
 
 
-def cosine_distance(simulated: Tensor, target: Tensor) -> Tensor:
-    """1 − cos∠(simulated, target) for each row: (R, P), (R, P) to (R,), in [0, 2]."""
-    return 1 - F.cosine_similarity(simulated, target, dim=1, eps=1e-30)
+def cosine_distance(simulate: Simulator, x: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """1 − cos∠(simulated, target) of each problem, (R,), in [0, 2]; gradients may vanish, then it is 1."""
+    dot, square = simulate.products(x, y, target)
+    return 1 - dot / (square * target.square().sum(1)).clamp_min(1e-30).sqrt()
 
 
 def total_variation(x: Tensor) -> Tensor:
@@ -181,7 +176,7 @@ def _adam(
     drops = [math.ceil(iterations * k / 8) for k in (3, 5, 7)]
     for i in range(1, iterations + 1):
         v = x.requires_grad_()
-        distance = cosine_distance(simulate(v, y), target)
+        distance = cosine_distance(simulate, v, y, target)
         total = distance + tv * total_variation(v) if tv else distance
         (g,) = torch.autograd.grad(total.sum(), v)
         x = x.detach()

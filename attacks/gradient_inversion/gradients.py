@@ -12,8 +12,8 @@ Guarantees:
 
 from __future__ import annotations
 
-import copy
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -24,10 +24,23 @@ from torch.func import functional_call, grad, vmap
 
 from fdaudit.errors import UsageError
 
-__all__ = ["GradientMap", "Strategy", "choose_strategy", "flatten", "mixes_samples", "unflatten"]
+from .folded import Folded, foldable
+
+__all__ = [
+    "GradientMap",
+    "Simulator",
+    "Strategy",
+    "choose_strategy",
+    "flatten",
+    "mixes_samples",
+    "unfolded_values",
+]
 
 Strategy = Literal["loop", "vmap", "folded"]
 """How R gradients are computed: one at a time, under `torch.func.vmap`, or folded into one large batch."""
+
+_FOLDED_VALUES = 100_000
+_VMAP_BATCHES = 4
 
 
 def flatten(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
@@ -35,30 +48,70 @@ def flatten(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
     return torch.cat([tensors[name].reshape(-1) for name in names])
 
 
-def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Undoes `flatten` for the names and shapes of `like`."""
-    pieces = vector.split([t.numel() for t in like.values()])
-    return {name: piece.view(t.shape) for (name, t), piece in zip(like.items(), pieces, strict=True)}
-
-
 def mixes_samples(module: nn.Module) -> bool:
     """Whether a layer of the module makes one image's output depend on the others of its batch."""
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
 
-def choose_strategy(module: nn.Module, batches: int) -> Strategy:
-    """The fixed rule: one batch by plain autograd; several folded where the layers allow, else `vmap`.
+class Simulator(ABC):
+    """Maps guessed images and labels to what a client would have sent for them."""
 
-    Two or three batches under `vmap` are slower than one after the other.
+    @abstractmethod
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """Images (R, B, c, h, w) and labels (R, B) or probabilities (R, B, C) to gradients or updates (R, P)."""
+
+    def products(self, x: Tensor, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """⟨v_r, target_r⟩ and ‖v_r‖² of what is simulated, v (R, P): two tensors (R,)."""
+        v = self(x, y)
+        return (v * target).sum(1), v.square().sum(1)
+
+
+def unfolded_values(module: nn.Module, shape: Sequence[int]) -> int:
+    """How many values one image's unfolded inputs have, over all convolutions and linear layers.
+
+    Args:
+        module: the network.
+        shape: (c, h, w) of an image.
+    """
+    found: list[int] = []
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        if isinstance(layer, nn.Conv2d):
+            found.append(layer.weight[0].numel() * out[0, 0].numel())
+        else:
+            found.append(inputs[0].numel())
+
+    layers = [m for m in module.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    hooks = [m.register_forward_hook(count) for m in layers]
+    try:
+        with torch.no_grad():
+            module(next(module.parameters()).new_zeros(1, *shape))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(found)
+
+
+def choose_strategy(module: nn.Module, batches: int, images: int, shape: Sequence[int]) -> Strategy:
+    """The fixed rule: one batch by plain autograd; several folded where that fits the caches, else `vmap`.
+
+    Measured on CPU cores: folding pays while a batch's unfolded inputs stay below about 100,000 values;
+    `vmap`, whose per-batch weight gradients are grouped convolutions, pays from about four batches on.
+
+    Args:
+        module: the network.
+        batches: R, how many gradients are wanted.
+        images: B, images behind each.
+        shape: (c, h, w) of an image.
     """
     if batches == 1:
         return "loop"
-    if _foldable(module):
+    if foldable(module) and images * unfolded_values(module, shape) <= _FOLDED_VALUES:
         return "folded"
-    return "vmap" if batches >= 4 else "loop"
+    return "vmap" if batches >= _VMAP_BATCHES else "loop"
 
 
-class GradientMap:
+class GradientMap(Simulator):
     """Maps R batches of images and labels to the R gradients of their mean cross-entropy.
 
     Args:
@@ -77,22 +130,40 @@ class GradientMap:
         self.parameters, self._buffers = _split(module, tensors)
         self.names = tuple(self.parameters)
         self._module, self._strategy = module, strategy
-        self._folded: _Folded | None = None
+        self._folded: Folded | None = None
+        self._rule: dict[tuple[int, ...], Strategy] = {}
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Gradients (R, P) of images x (R, B, c, h, w) with labels y (R, B), or class probabilities (R, B, C).
 
         Parameters follow each other in the order of `names`. Differentiable in x and in probabilities y.
         """
-        strategy = self._strategy or choose_strategy(self._module, len(x))
+        strategy = self._choose(x)
         if strategy == "folded":
-            if self._folded is None:
-                self._folded = _Folded(self._module, self.parameters, self._buffers)
-            return self._folded(x, y)
+            return self._fold()(x, y)
         if strategy == "vmap":
             gradients: dict[str, Tensor] = vmap(self._vmapped)(x, y)
             return torch.cat([gradients[name].flatten(1) for name in self.names], 1)
         return torch.stack([self._one(xr, yr) for xr, yr in zip(x, y, strict=True)])
+
+    def products(self, x: Tensor, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Simulator.products`; folded, the gradients of linear layers are never written out."""
+        if self._choose(x) == "folded":
+            return self._fold().products(x, y, target)
+        return super().products(x, y, target)
+
+    def _choose(self, x: Tensor) -> Strategy:
+        if self._strategy is not None:
+            return self._strategy
+        key = (len(x), *x.shape[1:])
+        if key not in self._rule:
+            self._rule[key] = choose_strategy(self._module, len(x), x.shape[1], x.shape[2:])
+        return self._rule[key]
+
+    def _fold(self) -> Folded:
+        if self._folded is None:
+            self._folded = Folded(self._module, self.parameters, self._buffers)
+        return self._folded
 
     def _loss(self, parameters: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         out: Tensor = functional_call(self._module, {**parameters, **self._buffers}, (x,))
@@ -109,13 +180,14 @@ class GradientMap:
         create = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
         found = torch.autograd.grad(loss, inputs, create_graph=create, allow_unused=True)
         return torch.cat(
-            [(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(found, inputs, strict=True)]
+            [
+                (torch.zeros_like(p) if g is None else g).reshape(-1)
+                for g, p in zip(found, inputs, strict=True)
+            ]
         )
 
 
-def _split(
-    module: nn.Module, tensors: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _split(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     if mixes_samples(module):
         raise UsageError(
             "module",
@@ -137,132 +209,6 @@ def _split(
         parameters[name] = given.detach()
     buffers = {name: tensors.get(name, own).detach() for name, own in module.named_buffers()}
     return parameters, buffers
-
-
-def _foldable(module: nn.Module) -> bool:
-    """Whether every parameter belongs to one plain convolution or linear layer that `_Folded` can record."""
-    owned = 0
-    for m in module.modules():
-        if isinstance(m, (nn.Dropout, nn.Dropout2d)) and m.training and m.p > 0:
-            return False
-        if getattr(m, "inplace", False):
-            return False  # it would overwrite a recorded output
-        mine = list(m.parameters(recurse=False))
-        plain_conv = type(m) is nn.Conv2d and m.groups == 1 and m.padding_mode == "zeros"
-        if mine and not (type(m) is nn.Linear or (plain_conv and not isinstance(m.padding, str))):
-            return False
-        owned += len(mine)
-    # `parameters()` leaves duplicates out: a smaller count means tied weights.
-    return owned == sum(1 for _ in module.parameters())
-
-
-class _Folded:
-    """R*B images through the shared weights at once; each batch's weight gradients from the layers' signals.
-
-    A layer z = W a has, for each image, dL/dW = (dL/dz) aᵀ. All images pass through the same W, so forward
-    and backward passes are shared and only these products, R of them for each layer, are not. A convolution
-    is the same with a its unfolded input patches (K, P), which serve the forward product as well.
-    """
-
-    def __init__(
-        self, module: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
-    ) -> None:
-        twin = copy.deepcopy(module)
-        self._layers: dict[str, _Recorder] = {}
-        for name, layer in list(twin.named_modules()):
-            if isinstance(layer, (nn.Conv2d, nn.Linear)):
-                bias = parameters.get(f"{name}.bias" if name else "bias")
-                weight = parameters[f"{name}.weight" if name else "weight"]
-                kind = _RecordingConv if isinstance(layer, nn.Conv2d) else _RecordingLinear
-                self._layers[name] = recorder = kind(layer, weight, bias)
-                if not name:
-                    twin = recorder
-                else:
-                    parent, _, child = name.rpartition(".")
-                    setattr(twin.get_submodule(parent), child, recorder)
-        self._twin, self._buffers, self._names = twin, dict(buffers), tuple(parameters)
-
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        R, B = x.shape[:2]
-        for recorder in self._layers.values():
-            recorder.record = None
-        if not torch.is_grad_enabled() or not x.requires_grad:
-            x = x.detach().requires_grad_()  # the signals dL/dz need a graph
-        with torch.enable_grad():
-            out = functional_call(self._twin, self._buffers, (x.flatten(0, 1),))
-            # Mean over each batch, summed over batches: image b's signal is that of its own batch's loss.
-            loss = F.cross_entropy(out, y.flatten(0, 1), reduction="sum") / B
-            records = [r.take() for r in self._layers.values()]
-            signals = torch.autograd.grad(loss, [z for _, z in records], create_graph=True)
-            found: dict[str, Tensor] = {}
-            for (name, recorder), (a, _), signal in zip(self._layers.items(), records, signals, strict=True):
-                prefix = f"{name}." if name else ""
-                found[f"{prefix}weight"], found[f"{prefix}bias"] = recorder.gradients(a, signal, R)
-            return torch.cat([found[name] for name in self._names], 1)
-
-
-class _Recorder(nn.Module):
-    """A layer with fixed weights that keeps its input patches and its output of the last pass."""
-
-    def __init__(self, layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.weight, self.bias = weight, bias
-        self.record: tuple[Tensor, Tensor] | None = None
-        self._version = 0
-
-    def keep(self, a: Tensor, z: Tensor) -> None:
-        if self.record is not None:
-            raise UsageError(
-                "module", type(self).__name__, "is called twice in one pass", "Give each call its own layer."
-            )
-        self.record, self._version = (a, z), z._version
-
-    def take(self) -> tuple[Tensor, Tensor]:
-        if self.record is None or self.record[1]._version != self._version:
-            raise UsageError(
-                "module",
-                type(self).__name__,
-                "is left out of the pass, or its output is overwritten in place",
-                "Use every layer once, and no in-place operations.",
-            )
-        record, self.record = self.record, None
-        return record
-
-    def gradients(self, a: Tensor, signal: Tensor, R: int) -> tuple[Tensor, Tensor]:
-        """Weight and bias gradients (R, ...) flattened after the first dimension."""
-        raise NotImplementedError
-
-
-class _RecordingLinear(_Recorder):
-    def forward(self, a: Tensor) -> Tensor:
-        z = F.linear(a, self.weight, self.bias)
-        self.keep(a, z)
-        return z
-
-    def gradients(self, a: Tensor, signal: Tensor, R: int) -> tuple[Tensor, Tensor]:
-        s, a = signal.reshape(R, -1, signal.shape[-1]), a.reshape(R, -1, a.shape[-1])
-        return torch.bmm(s.mT, a).flatten(1), s.sum(1)
-
-
-class _RecordingConv(_Recorder):
-    def __init__(self, layer: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__(layer, weight, bias)
-        self._kernel, self._dilation = layer.kernel_size, layer.dilation
-        self._padding, self._stride = layer.padding, layer.stride
-
-    def forward(self, a: Tensor) -> Tensor:
-        patches = F.unfold(a, self._kernel, self._dilation, self._padding, self._stride)  # (N, K, P)
-        z = self.weight.flatten(1) @ patches
-        if self.bias is not None:
-            z = z + self.bias[:, None]
-        self.keep(patches, z)
-        sizes = zip(a.shape[2:], self._kernel, self._dilation, self._padding, self._stride, strict=True)
-        return z.view(len(a), -1, *((n + 2 * int(p) - d * (k - 1) - 1) // s + 1 for n, k, d, p, s in sizes))
-
-    def gradients(self, a: Tensor, signal: Tensor, R: int) -> tuple[Tensor, Tensor]:
-        each = torch.bmm(signal, a.mT)  # (R*B, O, K)
-        weight = each.view(R, -1, *each.shape[1:]).sum(1) if len(each) > R else each
-        return weight.flatten(1), signal.sum(2).view(R, -1, signal.shape[1]).sum(1)
 
 
 def _chunks(rows: int, size: int) -> list[slice]:
