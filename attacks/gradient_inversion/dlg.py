@@ -1,0 +1,170 @@
+"""Deep leakage from gradients: images, and labels, whose gradient is the one that was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fdaudit.config import Config
+from fdaudit.errors import UsageError
+from fdaudit.types import Applicability, AttackTask, Reconstruction
+
+from .engine import Matched, best_of, match_lbfgs
+from .gradients import GradientMap, flatten
+from .labels import recover_labels
+from .uploads import (
+    Upload,
+    adversary_probes,
+    device_of,
+    find_uploads,
+    network,
+    reconstruction,
+    together,
+)
+
+if TYPE_CHECKING:
+    from fdaudit.knowledge import Knowledge
+    from fdaudit.view import View
+
+__all__ = ["DLG", "DLGConfig", "deep_leakage"]
+
+
+class DLGConfig(Config):
+    """Settings of DLG."""
+
+    labels: Literal["recover", "optimise"] = "recover"
+    """recover: read off the last layer (iDLG); optimise: found together with the images, as in the paper."""
+    restarts: int = Field(4, ge=1)
+    """Random starts for each message; all advance together, the best match is kept."""
+    evaluations: int = Field(400, ge=1)
+    """Most gradient evaluations of each start."""
+    history: int = Field(20, ge=1)
+    """Curvature pairs that L-BFGS keeps."""
+    tolerance: float = Field(1e-9, ge=0)
+    """Relative squared distance of gradients at which a start has converged."""
+    init: Literal["uniform", "normal"] = "uniform"
+    """How starting images are drawn: uniform in [0, 1], or standard normal as in the paper."""
+    round: int = Field(0, ge=0)
+    """Which round's upload is inverted."""
+    max_images: int = Field(16, ge=1)
+    """Uploads that mix more images than this are not tried."""
+
+
+class DLG:
+    """Finds images whose gradient is the one sent, by L-BFGS on the squared distance of gradients.
+
+    Labels are read off the last layer first (iDLG) unless `labels: optimise` asks for the paper's joint search.
+    Works on the gradient of one step, sent as such or as the update it caused. Works best on few images and on
+    networks that keep the image's detail: sigmoid or ReLU, downsampling by stride. All restarts of all victims
+    of one model advance together.
+    """
+
+    name: ClassVar[str] = "dlg"
+    goal: ClassVar[str] = "reconstruction"
+    needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
+    assumes: ClassVar[tuple[str, ...]] = ("architecture",)
+    source: ClassVar[str] = "Zhu, Liu & Han 2019; labels: Zhao, Mopuri & Bilen 2020"
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"restarts": 2, "evaluations": 300},
+        "standard": {"restarts": 4, "evaluations": 600},
+        "full": {"restarts": 16, "evaluations": 2000},
+    }
+    Config: ClassVar[type[DLGConfig]] = DLGConfig
+
+    def __init__(self, config: DLGConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Yes where a victim's one-step upload, the model it started from and its architecture are at hand."""
+        module = network(knowledge)
+        if isinstance(module, str):
+            return Applicability(False, module)
+        found, reasons = self._uploads(view, task)
+        return (
+            Applicability(True) if found else Applicability(False, "; ".join(reasons) or "no victim is named")
+        )
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Reconstruction, ...]:
+        """One `Reconstruction` for each victim with a one-step upload; images (n, c, h, w) clamped to [0, 1]."""
+        module, device = network(knowledge), device_of(knowledge)
+        if isinstance(module, str):
+            raise UsageError("knowledge", None, f"does not do: {module}", "Ask `applicable` first.")
+        guesses = []
+        for group in together(self._uploads(view, task)[0]):
+            first = group[0]
+            probes = adversary_probes(knowledge, generator)
+            labels = None
+            if self.config.labels == "recover":
+                n = first.training.images
+                labels = torch.stack([recover_labels(u.gradient, module, u.start, n, probes) for u in group])
+            found = deep_leakage(
+                module.to(device),
+                {k: t.to(device) for k, t in first.start.items()},
+                [{k: t.to(device) for k, t in u.gradient.items()} for u in group],
+                labels,
+                images=(first.training.images, *probes.shape[1:]),
+                config=self.config,
+                generator=generator,
+            )
+            guesses += [reconstruction(u, found, i) for i, u in enumerate(group)]
+        return tuple(guesses)
+
+    def _uploads(self, view: View, task: AttackTask) -> tuple[list[Upload], list[str]]:
+        found, reasons = find_uploads(view, task.targets, self.config.round, self.config.max_images)
+        several = [u for u in found if u.update is not None]
+        reasons += [
+            f"{u.target}: its update takes {len(u.training.batches)} steps; inverting-gradients simulates them"
+            for u in several
+        ]
+        return [u for u in found if u.update is None], reasons
+
+
+def deep_leakage(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    gradients: Sequence[Mapping[str, Tensor]],
+    labels: Tensor | None,
+    *,
+    images: tuple[int, ...],
+    config: DLGConfig,
+    generator: torch.Generator,
+) -> Matched:
+    """DLG on bare gradients (Zhu 2019, algorithm 1): M gradients of the same model at once.
+
+    Args:
+        module: the architecture.
+        tensors: its parameters, and buffers, that the gradients were taken at.
+        gradients: M named gradients of mean cross-entropy.
+        labels: (M, n), or None to optimise them (whatever `config.labels` says).
+        images: (n, c, h, w), the shape of the images behind each gradient.
+        config: settings.
+        generator: draws starting points.
+
+    Returns:
+        M rows, the best restart of each; images are not clamped.
+    """
+    simulate, R = GradientMap(module, tensors), config.restarts
+    target = torch.stack([flatten(g, simulate.names) for g in gradients])
+    draw = torch.rand if config.init == "uniform" else torch.randn
+    x = draw(len(target) * R, *images, generator=generator).to(target)
+    if labels is None:
+        _, classes = module(x[0, :1]).shape
+        y = torch.randn(len(x), images[0], classes, generator=generator).to(target)
+    else:
+        y = labels.to(target.device).repeat_interleave(R, 0)
+    matched = match_lbfgs(
+        simulate,
+        target.repeat_interleave(R, 0),
+        x,
+        y,
+        evaluations=config.evaluations,
+        history=config.history,
+        tolerance=config.tolerance,
+    )
+    return best_of(matched, R)

@@ -1,0 +1,204 @@
+"""Matching: images whose simulated gradient, or update, is the one that was sent.
+
+Every attack here that optimises is a choice of simulator (`GradientMap`, `UpdateMap`), of distance and of
+optimiser. R problems advance together: restarts, and messages of equal shape from one model.
+
+Guarantees:
+  * a problem's result depends on no other problem, up to floating-point error;
+  * evaluations are counted by image: one forward, backward and double-backward pass of one image;
+  * all randomness comes from the generator handed in.
+
+Sources: Zhu, Liu & Han 2019, algorithm 1 (squared ℓ2, L-BFGS); Geiping et al. 2020, eq. 4 (cosine, signed Adam).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .gradients import Simulator, _chunks
+from .lbfgs import minimise
+
+__all__ = [
+    "Matched",
+    "best_of",
+    "cosine_distance",
+    "match_adam",
+    "match_lbfgs",
+    "squared_l2",
+    "total_variation",
+]
+
+_CHUNK = 1 << 15
+"""Image values (pixels by channels) evaluated at once: beyond about this, caches overflow and nothing is won."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Matched:
+    """Where R problems ended.
+
+    Attributes:
+        images: (R, B, c, h, w).
+        labels: (R, B).
+        objective: (R,) matching loss, without regularisation; NaN becomes infinity.
+        evaluations: (R,) image evaluations spent on each problem.
+    """
+
+    images: Tensor
+    labels: Tensor
+    objective: Tensor
+    evaluations: Tensor
+
+
+def squared_l2(simulated: Tensor, target: Tensor) -> Tensor:
+    """‖simulated − target‖² for each row: (R, P), (R, P) to (R,)."""
+    return (simulated - target).square().sum(1)
+
+
+def cosine_distance(simulate: Simulator, x: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """1 − cos∠(simulated, target) of each problem, (R,), in [0, 2]; gradients may vanish, then it is 1."""
+    dot, square = simulate.products(x, y, target)
+    return 1 - dot / (square * target.square().sum(1)).clamp_min(1e-30).sqrt()
+
+
+def total_variation(x: Tensor) -> Tensor:
+    """Mean absolute difference of neighbouring pixels, vertically plus horizontally: (R, B, c, h, w) to (R,)."""
+    vertical = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1).mean(1)
+    horizontal = (x[..., 1:] - x[..., :-1]).abs().flatten(1).mean(1)
+    return vertical + horizontal
+
+
+def match_lbfgs(
+    simulate: Simulator,
+    target: Tensor,
+    x: Tensor,
+    y: Tensor,
+    *,
+    evaluations: int,
+    history: int = 20,
+    tolerance: float = 0.0,
+) -> Matched:
+    """DLG: L-BFGS on the squared ℓ2 distance, scaled by 1/‖target‖² so that tolerances mean the same anywhere.
+
+    Args:
+        simulate: the map to invert.
+        target: (R, P) what was sent, one row for each problem.
+        x: (R, B, c, h, w) starting images.
+        y: (R, B) labels held fixed; or (R, B, C) starting label logits, optimised with the images.
+        evaluations: most evaluations of each problem's objective.
+        history: curvature pairs kept by L-BFGS.
+        tolerance: relative squared distance at which a problem has converged.
+    """
+    shape, split = x.shape, x[0].numel()
+    optimise_labels = y.dim() == 3
+    start = torch.cat([x.flatten(1), y.flatten(1)], 1) if optimise_labels else x.flatten(1)
+    scale = target.square().sum(1).clamp_min(1e-30)
+    size = max(1, _CHUNK // split)
+
+    def objective(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        values, gradients = [], []
+        for part in _chunks(len(points), size):
+            v, index = points[part].detach().requires_grad_(), rows[part]
+            labels = v[:, split:].view(-1, *y.shape[1:]).softmax(2) if optimise_labels else y[index]
+            simulated = simulate(v[:, :split].view(-1, *shape[1:]), labels)
+            value = squared_l2(simulated, target[index]) / scale[index]
+            gradients.append(torch.autograd.grad(value.sum(), v)[0])
+            values.append(value.detach())
+        return torch.cat(values), torch.cat(gradients)
+
+    found = minimise(objective, start, evaluations=evaluations, history=history, tolerance=tolerance)
+    labels = found.x[:, split:].view(y.shape).argmax(2) if optimise_labels else y
+    return Matched(
+        images=found.x[:, :split].view(shape),
+        labels=labels,
+        objective=found.value.nan_to_num(torch.inf),
+        evaluations=found.evaluations * shape[1],
+    )
+
+
+def match_adam(
+    simulate: Simulator,
+    target: Tensor,
+    x: Tensor,
+    y: Tensor,
+    *,
+    iterations: int,
+    lr: float,
+    tv: float,
+    signed: bool = True,
+) -> Matched:
+    """Inverting Gradients: cosine distance plus `tv` times total variation, Adam on the gradient's sign, in [0, 1].
+
+    The step is multiplied by 0.1 after 3/8, 5/8 and 7/8 of the iterations. The best point met is returned, not
+    the last.
+
+    Args:
+        simulate: the map to invert.
+        target: (R, P) what was sent, one row for each problem.
+        x: (R, B, c, h, w) starting images in [0, 1].
+        y: (R, B) labels, held fixed.
+        iterations: evaluations of each problem's objective.
+        lr: Adam's step at the start, in units of pixel intensity.
+        tv: weight of the total variation.
+        signed: replace the gradient by its sign.
+    """
+    size = max(1, _CHUNK // x[0].numel())
+    parts = [
+        _adam(simulate, target[part], x[part], y[part], iterations, lr, tv, signed)
+        for part in _chunks(len(x), size)
+    ]
+    return Matched(
+        images=torch.cat([p[0] for p in parts]),
+        labels=y,
+        objective=torch.cat([p[1] for p in parts]),
+        evaluations=torch.full((len(x),), iterations * x.shape[1], device=x.device),
+    )
+
+
+def _adam(
+    simulate: Simulator,
+    target: Tensor,
+    x: Tensor,
+    y: Tensor,
+    iterations: int,
+    lr: float,
+    tv: float,
+    signed: bool,
+) -> tuple[Tensor, Tensor]:
+    """Best images and their cosine distances; all rows of one chunk."""
+    x = x.detach().clone()
+    first, second = torch.zeros_like(x), torch.zeros_like(x)  # Adam's moments, β = (0.9, 0.999)
+    best, best_total = x.clone(), x.new_full((len(x),), torch.inf)
+    best_distance = best_total.clone()
+    drops = [math.ceil(iterations * k / 8) for k in (3, 5, 7)]
+    for i in range(1, iterations + 1):
+        v = x.requires_grad_()
+        distance = cosine_distance(simulate, v, y, target)
+        total = distance + tv * total_variation(v) if tv else distance
+        (g,) = torch.autograd.grad(total.sum(), v)
+        x = x.detach()
+        better = total.detach() < best_total
+        best_total = torch.where(better, total.detach(), best_total)
+        best_distance = torch.where(better, distance.detach(), best_distance)
+        best = torch.where(better.view(-1, 1, 1, 1, 1), x, best)
+        g = g.nan_to_num(0.0).sign() if signed else g.nan_to_num(0.0)
+        first = first.lerp(g, 0.1)
+        second = second.lerp(g * g, 0.001)
+        step = lr * 0.1 ** sum(i > d for d in drops) / (1 - 0.9**i)
+        x = (x - step * first / ((second / (1 - 0.999**i)).sqrt() + 1e-8)).clamp_(0, 1)
+    return best, best_distance
+
+
+def best_of(matched: Matched, restarts: int) -> Matched:
+    """The best of every `restarts` consecutive problems, by objective; their evaluations add up."""
+    objective = matched.objective.nan_to_num(torch.inf).view(-1, restarts)
+    rows = objective.argmin(1) + restarts * torch.arange(len(objective), device=objective.device)
+    return Matched(
+        images=matched.images[rows],
+        labels=matched.labels[rows],
+        objective=matched.objective[rows],
+        evaluations=matched.evaluations.view(-1, restarts).sum(1),
+    )

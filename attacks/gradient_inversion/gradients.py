@@ -1,0 +1,217 @@
+"""Parameter gradients of many independent batches at one model, differentiable in the images.
+
+A gradient-inversion attack evaluates, thousands of times, the map from a guessed batch to the gradient that a
+client would have sent for it. `GradientMap` evaluates it for R guessed batches (restarts, victims) at once.
+
+Guarantees:
+  * every strategy returns the same gradients, up to floating-point error;
+  * the strategy depends on the model and on R only, never on timing or free memory;
+  * gradients of one batch never depend on the other batches;
+  * the module handed in is left as it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fdaudit.errors import UsageError
+
+from .folded import Folded, foldable
+
+__all__ = [
+    "GradientMap",
+    "Simulator",
+    "Strategy",
+    "choose_strategy",
+    "flatten",
+    "mixes_samples",
+    "unfolded_values",
+]
+
+Strategy = Literal["loop", "vmap", "folded"]
+"""How R gradients are computed: one at a time, under `torch.func.vmap`, or folded into one large batch."""
+
+_FOLDED_VALUES = 100_000
+_VMAP_BATCHES = 4
+
+
+def flatten(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """The named tensors, in the order of `names`, as one vector (P,)."""
+    return torch.cat([tensors[name].reshape(-1) for name in names])
+
+
+def mixes_samples(module: nn.Module) -> bool:
+    """Whether a layer of the module makes one image's output depend on the others of its batch."""
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+
+
+class Simulator(ABC):
+    """Maps guessed images and labels to what a client would have sent for them."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """Images (R, B, c, h, w) and labels (R, B) or probabilities (R, B, C) to gradients or updates (R, P)."""
+
+    def products(self, x: Tensor, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """⟨v_r, target_r⟩ and ‖v_r‖² of what is simulated, v (R, P): two tensors (R,)."""
+        v = self(x, y)
+        return (v * target).sum(1), v.square().sum(1)
+
+
+def unfolded_values(module: nn.Module, shape: Sequence[int]) -> int:
+    """How many values one image's unfolded inputs have, over all convolutions and linear layers.
+
+    Args:
+        module: the network.
+        shape: (c, h, w) of an image.
+    """
+    found: list[int] = []
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        if isinstance(layer, nn.Conv2d):
+            found.append(layer.weight[0].numel() * out[0, 0].numel())
+        else:
+            found.append(inputs[0].numel())
+
+    layers = [m for m in module.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    hooks = [m.register_forward_hook(count) for m in layers]
+    try:
+        with torch.no_grad():
+            module(next(module.parameters()).new_zeros(1, *shape))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(found)
+
+
+def choose_strategy(module: nn.Module, batches: int, images: int, shape: Sequence[int]) -> Strategy:
+    """The fixed rule: one batch by plain autograd; several folded where that fits the caches, else `vmap`.
+
+    Measured on CPU cores: folding pays while a batch's unfolded inputs stay below about 100,000 values;
+    `vmap`, whose per-batch weight gradients are grouped convolutions, pays from about four batches on.
+
+    Args:
+        module: the network.
+        batches: R, how many gradients are wanted.
+        images: B, images behind each.
+        shape: (c, h, w) of an image.
+    """
+    if batches == 1:
+        return "loop"
+    if foldable(module) and images * unfolded_values(module, shape) <= _FOLDED_VALUES:
+        return "folded"
+    return "vmap" if batches >= _VMAP_BATCHES else "loop"
+
+
+class GradientMap(Simulator):
+    """Maps R batches of images and labels to the R gradients of their mean cross-entropy.
+
+    Args:
+        module: the architecture; its own parameter values are not used.
+        tensors: named parameters, and buffers where the module has any, that the gradient is taken at.
+        strategy: overrules `choose_strategy`, for comparisons.
+
+    Raises:
+        UsageError: a parameter is missing or has another shape, or the module mixes samples (BatchNorm), for
+            which the gradient of a batch is not the mean of its images' gradients.
+    """
+
+    def __init__(
+        self, module: nn.Module, tensors: Mapping[str, Tensor], strategy: Strategy | None = None
+    ) -> None:
+        self.parameters, self._buffers = _split(module, tensors)
+        self.names = tuple(self.parameters)
+        self._module, self._strategy = module, strategy
+        self._folded: Folded | None = None
+        self._rule: dict[tuple[int, ...], Strategy] = {}
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """Gradients (R, P) of images x (R, B, c, h, w) with labels y (R, B), or class probabilities (R, B, C).
+
+        Parameters follow each other in the order of `names`. Differentiable in x and in probabilities y.
+        """
+        strategy = self._choose(x)
+        if strategy == "folded":
+            return self._fold()(x, y)
+        if strategy == "vmap":
+            gradients: dict[str, Tensor] = vmap(self._vmapped)(x, y)
+            return torch.cat([gradients[name].flatten(1) for name in self.names], 1)
+        return torch.stack([self._one(xr, yr) for xr, yr in zip(x, y, strict=True)])
+
+    def products(self, x: Tensor, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Simulator.products`; folded, the gradients of linear layers are never written out."""
+        if self._choose(x) == "folded":
+            return self._fold().products(x, y, target)
+        return super().products(x, y, target)
+
+    def _choose(self, x: Tensor) -> Strategy:
+        if self._strategy is not None:
+            return self._strategy
+        key = (len(x), *x.shape[1:])
+        if key not in self._rule:
+            self._rule[key] = choose_strategy(self._module, len(x), x.shape[1], x.shape[2:])
+        return self._rule[key]
+
+    def _fold(self) -> Folded:
+        if self._folded is None:
+            self._folded = Folded(self._module, self.parameters, self._buffers)
+        return self._folded
+
+    def _loss(self, parameters: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        out: Tensor = functional_call(self._module, {**parameters, **self._buffers}, (x,))
+        return F.cross_entropy(out, y)
+
+    def _vmapped(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        gradient: dict[str, Tensor] = grad(self._loss)(self.parameters, x, y)
+        return gradient
+
+    def _one(self, x: Tensor, y: Tensor) -> Tensor:
+        parameters = {k: p.detach().requires_grad_() for k, p in self.parameters.items()}
+        loss = self._loss(parameters, x, y)
+        inputs = list(parameters.values())
+        create = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
+        found = torch.autograd.grad(loss, inputs, create_graph=create, allow_unused=True)
+        return torch.cat(
+            [
+                (torch.zeros_like(p) if g is None else g).reshape(-1)
+                for g, p in zip(found, inputs, strict=True)
+            ]
+        )
+
+
+def _split(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    if mixes_samples(module):
+        raise UsageError(
+            "module",
+            type(module).__name__,
+            "has BatchNorm, so a batch's gradient is not the mean of its images' gradients",
+            "Use a model with GroupNorm or without normalisation.",
+        )
+    parameters: dict[str, Tensor] = {}
+    for name, own in module.named_parameters():
+        given = tensors.get(name)
+        if given is None or given.shape != own.shape:
+            shape = None if given is None else tuple(given.shape)
+            raise UsageError(
+                f"parameters.{name}",
+                shape,
+                f"does not fit the architecture, which has {tuple(own.shape)}",
+                "Give the parameters of this architecture.",
+            )
+        parameters[name] = given.detach()
+    buffers = {name: tensors.get(name, own).detach() for name, own in module.named_buffers()}
+    return parameters, buffers
+
+
+def _chunks(rows: int, size: int) -> list[slice]:
+    """Slices of at most `size` rows."""
+    bounds = [*range(0, rows, size), rows]
+    return [slice(a, b) for a, b in itertools.pairwise(bounds)]

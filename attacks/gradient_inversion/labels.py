@@ -1,0 +1,128 @@
+"""Which labels are behind a gradient, read off its last layer.
+
+For mean cross-entropy over n images the last layer's bias gradient is (1/n) Σ_b (p_b − onehot(y_b)): every
+image subtracts 1/n at its own class, and what softmax adds can be estimated for an untrained network, whose
+probabilities hardly depend on the image.
+
+Sources: Zhao, Mopuri & Bilen 2020 (iDLG, one image); Yin et al. 2021; Geng et al. 2021 (eq. 8); Wainakh et al.
+2021 (LLG: estimated softmax term, negative entries certain).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fdaudit.errors import UsageError
+
+__all__ = [
+    "expected_probabilities",
+    "label_of_one",
+    "last_layer",
+    "probe_images",
+    "recover_counts",
+    "recover_labels",
+]
+
+
+def last_layer(module: nn.Module) -> tuple[str, str | None]:
+    """Names of the weight and of the bias (None without one) of the network's last linear layer.
+
+    Raises:
+        UsageError: the network's last layer with parameters is not linear.
+    """
+    owners = [(name, m) for name, m in module.named_modules() if list(m.parameters(recurse=False))]
+    name, layer = owners[-1] if owners else ("", module)
+    if not isinstance(layer, nn.Linear):
+        raise UsageError(
+            "module", type(layer).__name__, "does not end in a linear layer", "Give the labels to the attack."
+        )
+    prefix = f"{name}." if name else ""
+    return f"{prefix}weight", None if layer.bias is None else f"{prefix}bias"
+
+
+def label_of_one(gradient: Mapping[str, Tensor], module: nn.Module) -> int:
+    """iDLG: the label of the one image behind a gradient, exactly (Zhao 2020, eq. 4).
+
+    With a bias it is the only negative entry of the bias gradient. Without one, rows of the weight gradient are
+    (p_c − onehot(y)_c) a: the row of y, alone, points against all others.
+    """
+    weight, bias = last_layer(module)
+    if bias is not None:
+        return int(gradient[bias].argmin())
+    rows = gradient[weight].flatten(1)
+    gram = rows @ rows.T
+    return int((gram.sum(1) - gram.diagonal()).argmin())
+
+
+def expected_probabilities(module: nn.Module, tensors: Mapping[str, Tensor], probes: Tensor) -> Tensor:
+    """Mean softmax output (C,) of the network with these parameters over probe images (n, c, h, w)."""
+    with torch.no_grad():
+        return torch.cat(
+            [functional_call(module, dict(tensors), (p,)).softmax(1) for p in probes.split(256)]
+        ).mean(0)
+
+
+def probe_images(shape: tuple[int, ...], n: int, generator: torch.Generator) -> Tensor:
+    """Stand-ins (n, c, h, w) in [0, 1] where no auxiliary data is known: noise of random density and brightness."""
+    x = torch.rand(n, *shape, generator=generator)
+    density, brightness = torch.rand(2, n, 1, 1, 1, generator=generator)
+    return x * brightness * (torch.rand(n, *shape, generator=generator) < density)
+
+
+def recover_counts(
+    gradient: Mapping[str, Tensor], module: nn.Module, tensors: Mapping[str, Tensor], n: int, probes: Tensor
+) -> Tensor:
+    """How often each class occurs among the n images behind a gradient: (C,) int64, summing to n.
+
+    Guarantees:
+      * exact for one image;
+      * a class with a negative bias gradient is counted at least once, which is certain;
+      * exact whenever the network's summed probabilities on the batch are within 1/2 of n times those on the
+        probes, class by class: the case for untrained networks and small batches, ever less so with training.
+
+    Args:
+        gradient: named gradient of mean cross-entropy.
+        module: the architecture.
+        tensors: parameters, and buffers, that the gradient was taken at.
+        n: number of images.
+        probes: (m, c, h, w) images standing for the clients'.
+    """
+    weight, bias = last_layer(module)
+    p = expected_probabilities(module, tensors, probes)
+    if n == 1:
+        return torch.nn.functional.one_hot(torch.tensor(label_of_one(gradient, module)), len(p))
+    # Without a bias: row sums of the weight gradient are its gradient times the mean sum of features (LLG).
+    g = gradient[bias] if bias else gradient[weight].sum(1) / _feature_sum(module, tensors, probes)
+    expected = n * (p - g.to(p)).double().cpu()
+    counts = expected.floor().clamp_min(0)
+    counts = torch.maximum(counts, (g.cpu() < 0).double()) if bias is not None else counts
+    while counts.sum() < n:
+        counts[(expected - counts).argmax()] += 1
+    while counts.sum() > n:
+        counts[torch.where(counts > 0, expected - counts, torch.inf).argmin()] -= 1
+    return counts.long()
+
+
+def recover_labels(
+    gradient: Mapping[str, Tensor], module: nn.Module, tensors: Mapping[str, Tensor], n: int, probes: Tensor
+) -> Tensor:
+    """The labels (n,) of `recover_counts`, in ascending order: a batch's order leaves no trace in its gradient."""
+    counts = recover_counts(gradient, module, tensors, n, probes)
+    return torch.repeat_interleave(torch.arange(len(counts)), counts)
+
+
+def _feature_sum(module: nn.Module, tensors: Mapping[str, Tensor], probes: Tensor) -> Tensor:
+    """Mean over the probes of the sum of the last layer's inputs."""
+    name = last_layer(module)[0].rpartition(".")[0]
+    seen: list[Tensor] = []
+    hook = module.get_submodule(name).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    try:
+        with torch.no_grad():
+            functional_call(module, dict(tensors), (probes[:256],))
+    finally:
+        hook.remove()
+    return seen[0].sum(1).mean()

@@ -1,0 +1,199 @@
+"""Limited-memory BFGS for many independent problems at once.
+
+`torch.optim.LBFGS` treats all its tensors as one problem: one line search, one curvature history. Restarts of
+an attack are separate problems, so here every row of x has its own history, its own bracket and its own
+step; one call of the objective serves them all, each at whatever stage of its own line search it is.
+
+Guarantees:
+  * a row's path depends on no other row (up to floating-point error in the objective itself);
+  * the value of a row never increases;
+  * a row is evaluated at most `evaluations` times, and not again once it has converged or is stuck.
+
+Source: Liu & Nocedal 1989; the product with the inverse Hessian in the compact form of Byrd, Nocedal &
+Schnabel 1994 (theorem 2.2), equal to the two-loop recursion; weak-Wolfe bracketing of Lewis & Overton 2013,
+which also suits networks with kinks (ReLU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Minimum", "Objective", "inverse_hessian_product", "minimise"]
+
+Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Maps points (k, n) and the rows (k,) they belong to, to values (k,) and gradients (k, n)."""
+
+_ARMIJO, _CURVATURE = 1e-4, 0.9  # c1, c2 of Nocedal & Wright 2006, section 3.1
+_TRIALS = 20  # evaluations in one line search before the history is dropped
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Minimum:
+    """Where each row ended.
+
+    Attributes:
+        x: (R, n) best points.
+        value: (R,) objective there.
+        gradient: (R, n) gradient there.
+        evaluations: (R,) evaluations spent, int64.
+        converged: (R,) whether the gradient's or value's tolerance was met (else: budget spent or stuck).
+    """
+
+    x: Tensor
+    value: Tensor
+    gradient: Tensor
+    evaluations: Tensor
+    converged: Tensor
+
+
+def inverse_hessian_product(S: Tensor, Y: Tensor, g: Tensor) -> Tensor:
+    """The L-BFGS approximation of H⁻¹g for each row.
+
+    Args:
+        S: (R, m, n) steps, oldest first; unused places hold zeros and come first.
+        Y: (R, m, n) differences of gradients, likewise; sᵀy > 0 wherever used.
+        g: (R, n) vectors to multiply.
+
+    Returns:
+        (R, n) products; g itself for a row without history. The initial H⁻¹ is (sᵀy / yᵀy) I of the newest pair.
+    """
+    # The small systems are solved in double precision: they are what loses digits near the minimum.
+    SY = torch.bmm(S, Y.mT).double()
+    YY = torch.bmm(Y, Y.mT).double()
+    p, q = (torch.bmm(M, g[:, :, None]).double() for M in (S, Y))
+    D = torch.diagonal(SY, dim1=1, dim2=2)
+    used = D > 0
+    gamma = torch.where(used[:, -1], D[:, -1] / YY[:, -1, -1].clamp_min(1e-300), 1.0)[:, None, None]
+    upper = torch.triu(SY) + torch.diag_embed((~used).double())
+    u = torch.linalg.solve_triangular(upper, p, upper=True)
+    v = torch.linalg.solve_triangular(upper.mT, D[:, :, None] * u + gamma * (YY @ u - q), upper=False)
+    v, w = v.to(g.dtype), (gamma * u).to(g.dtype)
+    product: Tensor = gamma[:, :, 0].to(g.dtype) * g + (S.mT @ v - Y.mT @ w)[:, :, 0]
+    return product
+
+
+def minimise(
+    objective: Objective,
+    x: Tensor,
+    *,
+    evaluations: int = 300,
+    history: int = 20,
+    tolerance: float = 0.0,
+    gradient_tolerance: float = 0.0,
+) -> Minimum:
+    """Minimises each row of x (R, n) separately.
+
+    Args:
+        objective: values and gradients; called with fewer rows as rows finish.
+        x: starting points.
+        evaluations: most evaluations of each row.
+        history: pairs (s, y) kept by row.
+        tolerance: a row has converged when its value is at most this.
+        gradient_tolerance: a row has converged when the largest entry of its gradient is at most this.
+    """
+    search = _Search(x.detach().clone(), history)
+    rows = torch.arange(len(x), device=x.device)
+    search.start(*objective(search.x, rows))
+    for _ in range(evaluations - 1):
+        small = search.g.abs().amax(1) <= gradient_tolerance
+        search.converged = (search.f <= tolerance) | small
+        active = (~(search.converged | search.stuck)).nonzero()[:, 0]
+        if not len(active):
+            break
+        trial = search.x[active] + search.t[active, None] * search.d[active]
+        search.advance(active, trial, *objective(trial, active))
+    small = search.g.abs().amax(1) <= gradient_tolerance
+    return Minimum(
+        x=search.x,
+        value=search.f,
+        gradient=search.g,
+        evaluations=search.spent,
+        converged=(search.f <= tolerance) | small,
+    )
+
+
+class _Search:
+    """The state of R line searches: x, value f, gradient g, direction d, step t within (low, high)."""
+
+    def __init__(self, x: Tensor, history: int) -> None:
+        R, n = x.shape
+        self.x = x
+        self.S, self.Y = x.new_zeros(R, history, n), x.new_zeros(R, history, n)
+        self.low, self.high = x.new_zeros(R), x.new_full((R,), torch.inf)
+        self.trials = torch.zeros(R, dtype=torch.int64, device=x.device)
+        self.spent = torch.zeros_like(self.trials)
+        self.stuck = torch.zeros(R, dtype=torch.bool, device=x.device)
+        self.converged = self.stuck.clone()
+
+    def start(self, f: Tensor, g: Tensor) -> None:
+        """Takes in the first evaluation; a row whose value is not finite is stuck."""
+        self.f, self.g, self.d = f.clone(), g.clone(), -g
+        self.stuck = ~(torch.isfinite(f) & torch.isfinite(g).all(1))
+        self.t = self._first_step(g)
+        self.spent += 1
+
+    @staticmethod
+    def _first_step(g: Tensor) -> Tensor:
+        return (1 / g.abs().sum(1).clamp_min(1e-30)).clamp_max(1.0)
+
+    def advance(self, rows: Tensor, trial: Tensor, f: Tensor, g: Tensor) -> None:
+        """Takes in one evaluation of `rows`: each accepts its trial point or narrows its bracket."""
+        self.spent[rows] += 1
+        self.trials[rows] += 1
+        t, slope = self.t[rows], (self.g[rows] * self.d[rows]).sum(1)
+        finite = torch.isfinite(f) & torch.isfinite(g).all(1)
+        falls = finite & (f <= self.f[rows] + _ARMIJO * t * slope)
+        flattens = (g * self.d[rows]).sum(1) >= _CURVATURE * slope
+        late = self.trials[rows] >= _TRIALS
+        accepted = falls & (flattens | late)
+        self._narrow(rows, t, f, slope, falls, finite)
+        if bool(accepted.any()):
+            self._accept(rows[accepted], trial[accepted], f[accepted], g[accepted])
+        given_up = rows[late & ~accepted]
+        if len(given_up):
+            self._restart(given_up)
+
+    def _narrow(
+        self, rows: Tensor, t: Tensor, f: Tensor, slope: Tensor, falls: Tensor, finite: Tensor
+    ) -> None:
+        low = torch.where(falls, t, self.low[rows])
+        high = torch.where(falls, self.high[rows], t)
+        # Too long a step: the minimum of the parabola through f, slope and the trial's value, kept inside the
+        # bracket. Too short a step: double it, or halve the bracket.
+        rise = 2 * (f - self.f[rows] - t * slope)
+        parabola = torch.where(finite & (rise > 0), -slope * t * t / rise, 0.1 * t)
+        width = high - low
+        shorter = torch.minimum(torch.maximum(parabola, low + 0.1 * width), low + 0.5 * width)
+        longer = torch.where(torch.isinf(high), 2 * low, low + 0.5 * width)
+        self.low[rows], self.high[rows] = low, high
+        self.t[rows] = torch.where(falls, longer, shorter)
+
+    def _accept(self, rows: Tensor, x: Tensor, f: Tensor, g: Tensor) -> None:
+        s, y = x - self.x[rows], g - self.g[rows]
+        sy = (s * y).sum(1)
+        curved = sy > 1e-10 * s.norm(dim=1) * y.norm(dim=1)
+        keep = rows[curved]
+        for pairs, new in ((self.S, s), (self.Y, y)):
+            pairs[keep] = torch.cat([pairs[keep, 1:], new[curved, None]], 1)
+        self.x[rows], self.f[rows], self.g[rows] = x, f, g
+        d = -inverse_hessian_product(self.S[rows], self.Y[rows], g)
+        descends = torch.isfinite(d).all(1) & ((d * g).sum(1) < 0)
+        self.d[rows], self.t[rows] = d, 1.0
+        self._open(rows)
+        if not bool(descends.all()):
+            self._restart(rows[~descends])
+
+    def _restart(self, rows: Tensor) -> None:
+        """Drops the history and tries steepest descent; a row that had none left is stuck."""
+        empty = (self.S[rows, -1] == 0).all(1)
+        self.stuck[rows[empty]] = True
+        self.S[rows], self.Y[rows] = 0, 0
+        self.d[rows], self.t[rows] = -self.g[rows], self._first_step(self.g[rows])
+        self._open(rows)
+
+    def _open(self, rows: Tensor) -> None:
+        self.low[rows], self.high[rows], self.trials[rows] = 0, torch.inf, 0

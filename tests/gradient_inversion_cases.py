@@ -1,0 +1,143 @@
+"""Networks, images and scores that the gradient-inversion tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+
+def _conv_out(size: int, kernel: int, stride: int, padding: int) -> int:
+    return (size + 2 * padding - kernel) // stride + 1
+
+
+def init_uniform(module: nn.Module, generator: torch.Generator, bound: float | None = None) -> nn.Module:
+    """Uniform weights in ±bound; without a bound, PyTorch's default ±1/√fan-in for every layer."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            b = layer.weight[0].numel() ** -0.5 if bound is None else bound
+            nn.init.uniform_(layer.weight, -b, b, generator=generator)
+            nn.init.uniform_(layer.bias, -b, b, generator=generator)
+    return module
+
+
+def dlg_lenet(hw: int, generator: torch.Generator, c: int = 1, classes: int = 10) -> nn.Module:
+    """The network of DLG's code: three 5x5 sigmoid convolutions of 12 channels; weights uniform(-0.5, 0.5)."""
+    size = hw
+    for stride in (2, 2, 1):
+        size = _conv_out(size, 5, stride, 2)
+    return init_uniform(
+        nn.Sequential(
+            nn.Conv2d(c, 12, 5, 2, 2),
+            nn.Sigmoid(),
+            nn.Conv2d(12, 12, 5, 2, 2),
+            nn.Sigmoid(),
+            nn.Conv2d(12, 12, 5, 1, 2),
+            nn.Sigmoid(),
+            nn.Flatten(),
+            nn.Linear(12 * size * size, classes),
+        ),
+        generator,
+        0.5,
+    )
+
+
+def strided_cnn(
+    hw: int,
+    generator: torch.Generator,
+    widths: tuple[int, ...] = (16, 32, 64),
+    strides=(1, 2, 2),
+    k=3,
+    c: int = 1,
+    classes: int = 10,
+) -> nn.Module:
+    """ReLU convolutions that shrink by stride, never by pooling."""
+    layers: list[nn.Module] = []
+    size = hw
+    for width, stride in zip(widths, strides, strict=True):
+        layers += [nn.Conv2d(c, width, k, stride, k // 2), nn.ReLU()]
+        c, size = width, _conv_out(size, k, stride, k // 2)
+    return init_uniform(nn.Sequential(*layers, nn.Flatten(), nn.Linear(c * size * size, classes)), generator)
+
+
+def mlp(hw: int, generator: torch.Generator, c: int = 1, classes: int = 10, width: int = 128) -> nn.Module:
+    return init_uniform(
+        nn.Sequential(nn.Flatten(), nn.Linear(c * hw * hw, width), nn.ReLU(), nn.Linear(width, classes)),
+        generator,
+    )
+
+
+def pooling_cnn(hw: int, generator: torch.Generator, c: int = 1, classes: int = 10) -> nn.Module:
+    """The max-pooling CNN of FedKD and its successors."""
+    size = ((hw - 4) // 2 - 4) // 2
+    return init_uniform(
+        nn.Sequential(
+            nn.Conv2d(c, 10, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(10, 20, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(20 * size * size, 50),
+            nn.ReLU(),
+            nn.Linear(50, classes),
+        ),
+        generator,
+    )
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """scikit-learn's digits, (1797, 1, 16, 16) in [0, 1], zero-padded from 8x8."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    x = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
+    return F.pad(x, (4, 4, 4, 4)), torch.tensor(data.target, dtype=torch.int64)
+
+
+def mnist(n: int) -> tuple[Tensor, Tensor]:
+    """The first n test images of MNIST, (n, 1, 28, 28) in [0, 1], from FDAUDIT_DATA."""
+    raw = Path(os.environ["FDAUDIT_DATA"]) / "MNIST" / "raw"
+    x = np.fromfile(raw / "t10k-images-idx3-ubyte", np.uint8, count=n * 784, offset=16).reshape(n, 1, 28, 28)
+    y = np.fromfile(raw / "t10k-labels-idx1-ubyte", np.uint8, count=n, offset=8)
+    return torch.from_numpy(x).float() / 255, torch.from_numpy(y).long()
+
+
+def tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {k: v.detach().clone() for k, v in module.named_parameters()}
+
+
+def true_gradient(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """What a client sends: gradients of the mean cross-entropy, by plain autograd on the module itself."""
+    named = dict(module.named_parameters())
+    gradients = torch.autograd.grad(F.cross_entropy(module(x), y), list(named.values()))
+    return {k: g.detach() for k, g in zip(named, gradients, strict=True)}
+
+
+def psnr(a: Tensor, b: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio in dB of images (n, c, h, w) in [0, 1]."""
+    return -10 * (a - b).square().flatten(1).mean(1).clamp_min(1e-12).log10()
+
+
+def matched_psnr(guess: Tensor, truth: Tensor) -> Tensor:
+    """PSNR of each true image under the one-to-one matching with the least squared error."""
+    cost = torch.cdist(truth.flatten(1).double(), guess.flatten(1).double()).square()
+    rows, columns = linear_sum_assignment(cost.numpy())
+    return psnr(guess[columns], truth[rows])
+
+
+def prior_baseline(truth: Tensor, y: Tensor, aux_x: Tensor, aux_y: Tensor) -> float:
+    """Mean matched PSNR of the best guess from auxiliary data alone.
+
+    The best of: the mean auxiliary image of each true class, the grand mean, auxiliary images of the classes.
+    """
+    means = torch.stack([aux_x[aux_y == c].mean(0) for c in y.tolist()])
+    grand = aux_x.mean(0, keepdim=True).expand_as(truth)
+    drawn = torch.cat([aux_x[aux_y == c][i : i + 1] for i, c in enumerate(y.tolist())])
+    return max(float(matched_psnr(g, truth).mean()) for g in (means, grand, drawn))
