@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from fdaudit.types import Figure
 from .diagram import diagram
 from .figures import ForestRow, forest_chart, roc_chart, utility_chart
 from .images import data_uri
+from .rules import RULES, by_name
 from .schema import Exposure, Image, Result, Target
 from .summary import private_kinds, summarise
 from .text import amount, clip, joined, label
-from .verdict import RULES, Finding, by_name, judge_all
+from .verdict import Finding, judge_all
 
 __all__ = ["IMAGES_SHOWN", "build"]
 
@@ -118,11 +119,7 @@ def build(result: Result, directory: Path, timings: Mapping[str, float]) -> dict
 def _cell(finding: Finding, directory: Path) -> CellView:
     cell, number = finding.cell, finding.number
     worst = finding.worst
-    names = dict.fromkeys(f.name for fs in (cell.figures, worst.figures if worst else ()) for f in fs)
-    rows = tuple(
-        FigureRow(name=n, mean=_any(cell.figures, n), worst=_any(worst.figures, n) if worst else None)
-        for n in names
-    )
+    rows = _rows(cell.figures, worst.figures if worst else ())
     curves = [(t.target, t.roc) for t in cell.targets if t.roc is not None]
     sizes = [c.nonmembers for _, c in curves if c.nonmembers is not None]
     title = f"{clip(cell.attack, 60)} by {clip(cell.adversary, 60)}"
@@ -138,6 +135,15 @@ def _cell(finding: Finding, directory: Path) -> CellView:
         else Markup(""),
         nonmembers=min(sizes, default=None),
     )
+
+
+def _rows(summary: Sequence[Figure], worst: Sequence[Figure]) -> tuple[FigureRow, ...]:
+    """The mean's figures beside the worst victim's; `NAME_mean` and `NAME_worst` share the row of NAME."""
+    means = {f.name.removesuffix("_mean"): f for f in summary if not f.name.endswith("_worst")}
+    worsts = {f.name.removesuffix("_worst"): f for f in summary if f.name.endswith("_worst")}
+    worsts |= {f.name: f for f in worst}
+    names = dict.fromkeys([*means, *worsts])
+    return tuple(FigureRow(name=n, mean=means.get(n), worst=worsts.get(n)) for n in names)
 
 
 def _victims(finding: Finding, directory: Path) -> tuple[Victim, ...]:
@@ -156,18 +162,22 @@ def _victims(finding: Finding, directory: Path) -> tuple[Victim, ...]:
             for image in target.images[:IMAGES_SHOWN]
         )
         left_out = max(0, len(target.images) - IMAGES_SHOWN)
-        victims.append(Victim(target=target, worst=target is finding.worst, pictures=pictures, left_out=left_out))
+        victims.append(
+            Victim(target=target, worst=target is finding.worst, pictures=pictures, left_out=left_out)
+        )
     return tuple(victims)
 
 
 def _forest(finding: Finding, name: str, title: str) -> tuple[str, Markup]:
-    """The axis and drawing of the deciding figure: mean, victims, controls; empty where nothing has a value."""
+    """The axis and drawing of the deciding figure (mean, victims, controls); empty where none has a value."""
     rule = RULES.get(finding.cell.goal)
     if rule is None:
         return "", Markup("")
     cell, controls = finding.cell, finding.cell.controls
     groups: list[tuple[str, str, Iterable[Figure]]] = [("Mean over victims", "mean", cell.figures)]
-    groups += [(f"{t.target}{' (worst)' if t is finding.worst else ''}", "victim", t.figures) for t in cell.targets]
+    groups += [
+        (f"{t.target}{' (worst)' if t is finding.worst else ''}", "victim", t.figures) for t in cell.targets
+    ]
     if controls and controls.positive:
         groups.append(("Positive control", "control", controls.positive.figures))
     if controls and controls.negative:
@@ -176,7 +186,7 @@ def _forest(finding: Finding, name: str, title: str) -> tuple[str, Markup]:
     for text, kind, figures in groups:
         figure = by_name(tuple(figures), rule.figure)
         if figure is not None and figure.value is not None:
-            unit = figure.unit
+            unit = "" if figure.unit == "fraction" else figure.unit
             rows.append(ForestRow(name=text, value=figure.value, low=figure.low, high=figure.high, role=kind))
     if not rows:
         return "", Markup("")
@@ -194,7 +204,8 @@ def _deciding(view: CellView) -> list[Figure]:
         f
         for figures in groups
         for f in figures
-        if f.name == rule.figure or (view.finding.cell.goal == "membership" and f.name.startswith("tpr_at_"))
+        if f.name.removesuffix("_mean") == rule.figure
+        or (view.finding.cell.goal == "membership" and f.name.startswith("tpr_at_"))
     ]
 
 
@@ -233,12 +244,8 @@ def _exposure(rows: Iterable[Exposure]) -> tuple[ExposureRow, ...]:
 def _ledger(result: Result) -> tuple[LedgerRow, ...]:
     seers = [r.party for r in result.exposure if r.direction == "received"]
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
-    for adversary in dict.fromkeys([*(c.adversary for c in result.cells), *seers]):
+    for adversary in dict.fromkeys([*seers, *(c.adversary for c in result.cells)]):
         kinds = private_kinds(result, adversary)
         bare, defended = tuple(k for k, d in kinds if not d), tuple(k for k, d in kinds if d)
         groups.setdefault((bare, defended), []).append(adversary)
     return tuple(LedgerRow(parties=tuple(who), bare=b, defended=d) for (b, d), who in groups.items())
-
-
-def _any(figures: Iterable[Figure], name: str) -> Figure | None:
-    return next((f for f in figures if f.name == name), None)

@@ -15,8 +15,7 @@ from .text import clip, kilobytes, visible
 __all__ = ["Arrow", "arrows", "diagram"]
 
 _ORDER = ("client", "aggregator", "server", "world")
-_ROW, _TOP, _WIDTH, _MARGIN = 38, 52, 440, 66
-_LOOP = 46
+_ROW, _TOP, _GAP, _MARGIN, _LOOP = 44, 48, 158, 62, 46
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,24 +62,25 @@ def diagram(exposure: Sequence[Exposure], clients: int) -> Markup:
     roles = sorted({r for a in rows for r in (a.sender, a.receiver)}, key=_place)
     if not rows:
         return Markup("")
-    gap = (_WIDTH - 2 * _MARGIN) / max(1, len(roles) - 1)
-    x = {r: _MARGIN + i * gap for i, r in enumerate(roles)}
+    x = {r: float(_MARGIN + i * _GAP) for i, r in enumerate(roles)}
+    width = 2 * _MARGIN + _GAP * max(1, len(roles) - 1)
     rows = tuple(sorted(rows, key=lambda a: (_place(a.sender), _place(a.receiver), a.kind)))
     height = _TOP + _ROW * len(rows) + 12
     says = "; ".join(f"{a.sender} to {a.receiver}: {a.kind}, {a.messages} received" for a in rows)
+    title = escape(visible(clip("Who sends what to whom. " + says, 2000)))
     parts = [
-        f'<svg class="chart wires" viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="wires-title">',
-        f'<title id="wires-title">{escape(visible(clip("Who sends what to whom. " + says, 2000)))}</title>',
+        f'<svg class="chart wires" viewBox="0 0 {width} {height}" style="min-width: {0.75 * width:.0f}px" '
+        f'role="img" aria-labelledby="wires-title"><title id="wires-title">{title}</title>'
     ]
     for r in roles:
         name = f"{clients} clients" if r == "client" else clip(r, 16)
         parts.append(
             f'<line class="life" x1="{x[r]:.1f}" y1="34" x2="{x[r]:.1f}" y2="{height - 4}"/>'
-            f'<rect class="role" x="{x[r] - 46:.1f}" y="8" width="92" height="26" rx="4"/>'
+            f'<rect class="role" x="{x[r] - 48:.1f}" y="8" width="96" height="26" rx="4"/>'
             f'<text class="role" x="{x[r]:.1f}" y="25.5">{escape(visible(name))}</text>'
         )
     for i, arrow in enumerate(rows):
-        parts.append(_arrow(arrow, x[arrow.sender], x[arrow.receiver], _TOP + _ROW * i + 22))
+        parts.append(_arrow(arrow, x[arrow.sender], x[arrow.receiver], _TOP + _ROW * i + 24))
     return Markup("".join(parts) + "</svg>")  # noqa: S704 - every text in it is escaped above
 
 
@@ -99,7 +99,7 @@ def _arrow(arrow: Arrow, start: float, end: float, y: float) -> str:
         f'<g class="{shield}"><line x1="{start:.1f}" y1="{y}" x2="{tip - 6 * sign:.1f}" y2="{y}"/>'
         f'<polygon points="{head}"/>'
         f'<text class="kind" x="{middle:.1f}" y="{y - 5}">{escape(visible(name))}</text>'
-        f'<text class="detail" x="{middle:.1f}" y="{y + 11}">{escape(detail)}</text></g>'
+        f'<text class="detail" x="{middle:.1f}" y="{y + 13}">{escape(detail)}</text></g>'
     )
 
 

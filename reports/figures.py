@@ -33,15 +33,15 @@ _MARKERS = ("o", "s", "^", "D", "v")
 
 _TAG = re.compile(r'(\bid="|\bhref="#|url\(#)')
 
-_SETTINGS: dict[str, Any] = {
+_SETTINGS: Any = {
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
-    "axes.labelsize": 8.5,
+    "axes.labelsize": 9,
     "axes.linewidth": 0.6,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "font.family": "DejaVu Sans",
-    "font.size": 8.5,
+    "font.size": 9,
     "grid.color": RULE,
     "grid.linewidth": 0.5,
     "svg.fonttype": "none",
@@ -50,10 +50,10 @@ _SETTINGS: dict[str, Any] = {
     "text.parse_math": False,
     "xtick.color": MUTED,
     "xtick.labelcolor": INK,
-    "xtick.labelsize": 8,
+    "xtick.labelsize": 8.5,
     "ytick.color": MUTED,
     "ytick.labelcolor": INK,
-    "ytick.labelsize": 8,
+    "ytick.labelsize": 8.5,
 }
 
 
@@ -94,24 +94,40 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
                 else:
                     marker = _MARKERS[i % 5] if k == 0 else None
                     every = max(1, len(x) // 8)
-                    axes.plot(x, y, color=colour, linestyle=style, linewidth=width, marker=marker, markersize=3, markevery=every)
+                    axes.plot(
+                        x,
+                        y,
+                        color=colour,
+                        linestyle=style,
+                        linewidth=width,
+                        marker=marker,
+                        markersize=3,
+                        markevery=every,
+                    )
                 best.append(y[-1])
             count = f" ({len(parties)} parties)" if len(parties) > 1 else ""
             ends.append((sum(best) / len(best), f"{_plain(line)}{count}", colour))
         axes.set(xlabel="Round", ylabel="Test accuracy (%)", xlim=(0, last), ylim=(0, 101))
         axes.grid(axis="y")
-        for y_text, text, colour in _spread(ends, 6.5):
-            axes.annotate(text, (1.02, y_text), xycoords=("axes fraction", "data"), color=colour, va="center", fontsize=8)
+        for y_text, text, colour in _spread(ends, 7.5):
+            axes.annotate(
+                text,
+                (1.02, y_text),
+                xycoords=("axes fraction", "data"),
+                color=colour,
+                va="center",
+                fontsize=8.5,
+            )
 
-    return _svg(draw, (5.3, 2.7), (0.1, 0.17, 0.66, 0.78), name, title)
+    return _svg(draw, (4.9, 2.75), (0.115, 0.17, 0.6, 0.79), name, title)
 
 
-def forest_chart(rows: Sequence[ForestRow], chance: float, axis: str, name: str, title: str) -> Markup:
+def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, name: str, title: str) -> Markup:
     """Values with their intervals, one row each, beside the line of chance.
 
     Args:
         rows: from top to bottom.
-        chance: where the vertical reference line stands.
+        chance: where the vertical reference line stands, if anywhere.
         axis: label of the horizontal axis with its unit.
         name: prefix of the drawing's identifiers, unique on the page.
         title: what the drawing shows, for readers who can't see it.
@@ -125,7 +141,8 @@ def forest_chart(rows: Sequence[ForestRow], chance: float, axis: str, name: str,
                 axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.6, solid_capstyle="butt")
             axes.plot([row.value], [y], marker=marker, color=colour, markersize=5, linestyle="none",
                       markerfacecolor="white" if row.role == "control" else colour)  # fmt: skip
-        axes.axvline(chance, color=VERMILLION, linewidth=0.9, linestyle=(0, (4, 2)))
+        if chance is not None:
+            axes.axvline(chance, color=VERMILLION, linewidth=0.9, linestyle=(0, (4, 2)))
         names = [_plain(row.name) for row in reversed(rows)]
         axes.set_yticks(range(len(rows)), names)
         axes.set(xlabel=axis, ylim=(-0.6, len(rows) - 0.4))
@@ -136,7 +153,7 @@ def forest_chart(rows: Sequence[ForestRow], chance: float, axis: str, name: str,
         axes.set_axisbelow(True)
 
     height = 0.62 + 0.23 * len(rows)
-    return _svg(draw, (5.3, height), (0.27, 0.46 / height, 0.7, 1 - 0.52 / height), name, title)
+    return _svg(draw, (4.3, height), (0.31, 0.48 / height, 0.66, 1 - 0.54 / height), name, title)
 
 
 def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: str) -> Markup:
@@ -155,7 +172,16 @@ def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: s
 
     def draw(axes: Axes) -> None:
         axes.plot([floor, 1], [floor, 1], color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
-        axes.annotate("chance", (0.72, 0.665), xycoords="axes fraction", color=MUTED, rotation=45, ha="center", va="center", fontsize=8)
+        axes.annotate(
+            "chance",
+            (0.43, 0.375),
+            xycoords="axes fraction",
+            color=MUTED,
+            rotation=45,
+            ha="center",
+            va="center",
+            fontsize=8,
+        )
         for i, (who, curve) in enumerate(sorted(curves, key=lambda c: c[0] == worst)):
             bold = who == worst
             x, y = [max(v, floor) for v in curve.fpr], [max(v, floor) for v in curve.tpr]
@@ -198,7 +224,9 @@ def _spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[fl
 
 def _plain(text: str) -> str:
     """A short label of characters that the drawing's font surely has; others become a replacement mark."""
-    kept = "".join(c if c.isprintable() and ord(c) < 0x250 else "\N{REPLACEMENT CHARACTER}" for c in text[:24])
+    kept = "".join(
+        c if c.isprintable() and ord(c) < 0x250 else "\N{REPLACEMENT CHARACTER}" for c in text[:24]
+    )
     return kept + "…" if len(text) > 24 else kept
 
 

@@ -86,6 +86,8 @@ def _environment() -> jinja2.Environment:
         kilobytes=text.kilobytes,
         label=text.label,
         level=_level_text,
+        measure=text.measure,
+        sentence=text.sentence,
     )
     environment.globals.update(
         LEVELS=verdict.LEVELS,

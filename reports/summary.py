@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from .rules import RULES
 from .schema import Result
-from .text import clip, joined, party
-from .verdict import RULES, Finding, Level, strongest
+from .text import clip, joined, party, sentence
+from .verdict import Finding, Level, strongest
 
 __all__ = ["Action", "MatrixEntry", "MatrixRow", "Reason", "Summary", "private_kinds", "summarise"]
 
@@ -97,8 +98,8 @@ def _headline(level: Level, findings: Sequence[Finding]) -> str:
     if level not in ("leak", "partial"):
         return "Nothing can be concluded: no attack ran whose controls hold."
     grave, partial = _clauses(findings, "leak"), _clauses(findings, "partial")
-    first = f"{_sentence(grave)}." if grave else ""
-    second = f"In part, {joined(partial)}." if partial else ""
+    first = f"{sentence(joined(grave, ', and'))}." if grave else ""
+    second = f"In part, {joined(partial, ', and')}." if partial else ""
     return f"{first} {second}".strip()
 
 
@@ -110,11 +111,6 @@ def _clauses(findings: Sequence[Finding], level: Level) -> list[str]:
         if who:
             clauses.append(f"{joined(who)} {rule.leaked}")
     return clauses
-
-
-def _sentence(clauses: Sequence[str]) -> str:
-    text = joined(clauses)
-    return text[:1].upper() + text[1:]
 
 
 def _adversaries(findings: Iterator[Finding]) -> list[str]:
@@ -150,7 +146,10 @@ def _reasons(result: Result, findings: Sequence[Finding]) -> Iterator[Reason]:
         top = strongest(best)
         if top is not None:
             best.remove(top)
-            yield Reason(text=top.measured, because=top.because, cautions=top.cautions, number=top.number)
+            who = sentence(f"{party(top.cell.adversary)}, with {clip(top.cell.attack, 60)}")
+            yield Reason(
+                text=f"{who}: {top.measured}", because=top.because, cautions=top.cautions, number=top.number
+            )
     yield from _exposure_reasons(result)
     open_cells = [f for f in findings if f.level in ("inconclusive", "failed")]
     if open_cells:
@@ -161,16 +160,22 @@ def _reasons(result: Result, findings: Sequence[Finding]) -> Iterator[Reason]:
 
 
 def _exposure_reasons(result: Result) -> Iterator[Reason]:
-    adversaries = dict.fromkeys(cell.adversary for cell in result.cells)
-    bare = {a: [kind for kind, defended in private_kinds(result, a) if not defended] for a in adversaries}
-    seers = [a for a, kinds in bare.items() if kinds]
-    if seers:
-        kinds = dict.fromkeys(kind for a in seers for kind in bare[a])
-        yield Reason(
-            text=f"{joined(party(a) for a in seers)} received {joined(clip(k, 60) for k in kinds)} computed from "
-            "private data with no defence on the way.",
-            because="Without a noisy release on every path no ε can be claimed, whatever the attacks found.",
-        )
+    """The audited adversary that received most kinds undefended; the others are counted."""
+    bare: dict[str, list[str]] = {}
+    for cell in result.cells:
+        kinds = [kind for kind, defended in private_kinds(result, cell.adversary) if not defended]
+        if kinds:
+            bare[cell.adversary] = kinds
+    if not bare:
+        return
+    most = max(bare, key=lambda a: len(bare[a]))
+    others = [party(a) for a in bare if a != most]
+    yield Reason(
+        text=f"{sentence(party(most))} received {joined(clip(k, 60) for k in bare[most])}, computed from "
+        "private data, with no defence on the way.",
+        because=(f"{sentence(joined(others))} received some of these or what they led to. " if others else "")
+        + "Without a noisy release on every path no ε can be claimed, whatever the attacks found.",
+    )
 
 
 def _matrix(findings: Sequence[Finding]) -> tuple[tuple[str, ...], tuple[MatrixRow, ...]]:
@@ -201,25 +206,25 @@ def _actions(result: Result, findings: Sequence[Finding]) -> Iterator[Action]:
     if members:
         yield Action(
             do="Bound what one record can do: train with DP-SGD at a stated ε and unit, then audit again.",
-            why=f"{joined(_adversaries(iter(members)))} could tell members from non-members. "
+            why=f"{sentence(joined(_adversaries(iter(members))))} could tell members from non-members. "
             "Answering with labels only is no remedy: label-only attacks exist (Choquette-Choo 2021).",
         )
     labels = [f for f in leaks if f.cell.goal == "label-distribution"]
     if labels:
         yield Action(
-            do="Keep per-client counts and label statistics from single parties: sum them securely or leave them out.",
-            why=f"{joined(_adversaries(iter(labels)))} could tell clients' class shares.",
+            do="Keep clients' counts and label statistics from single parties: sum securely or leave them out.",
+            why=f"{sentence(joined(_adversaries(iter(labels))))} could tell clients' class shares.",
         )
     open_cells = [f for f in findings if f.level in ("inconclusive", "failed")]
     if open_cells:
         yield Action(
-            do=f"Settle the {len(open_cells)} open cells: repair what failed, raise the budget until the controls hold.",
+            do=f"Settle the {len(open_cells)} open cells: repair what failed, spend more until controls hold.",
             why="Until then treat each as a possible leak.",
         )
     if not leaks:
         yield Action(
             do="Claim no more than was measured: these attacks, this profile, this data.",
-            why="Absence of a measured leak is no proof of its absence. A guarantee needs a mechanism with an ε.",
+            why="Absence of a measured leak is no proof of its absence. Only a mechanism with an ε bounds it.",
         )
 
 
@@ -230,8 +235,8 @@ def _reconstruction_action(result: Result, findings: Sequence[Finding]) -> Itera
     kinds = dict.fromkeys(k for a in adversaries for k, _ in private_kinds(result, a) if k in _MODEL_KINDS)
     carrier = joined(kinds) if kinds else "their answers"
     yield Action(
-        do=f"Keep single clients' {carrier} from {joined(party(a) for a in adversaries)}: secure aggregation, "
-        "or clipping and noise at the client.",
+        do=f"Keep single clients' {carrier} from {joined(party(a) for a in adversaries)}: secure "
+        "aggregation, or clipping and noise at the client.",
         why="Inputs were reconstructed from them. Larger batches or more local steps make the attack harder "
         "but guarantee nothing.",
     )
@@ -239,5 +244,3 @@ def _reconstruction_action(result: Result, findings: Sequence[Finding]) -> Itera
         yield Action(
             do="Encrypt the transport.", why="An eavesdropper could read what the reconstruction needs."
         )
-
-

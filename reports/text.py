@@ -14,14 +14,15 @@ from collections.abc import Iterable, Sequence
 from fdaudit.types import Figure
 
 __all__ = [
-    "FIGURE_NAMES",
     "amount",
     "clip",
     "duration",
     "joined",
     "kilobytes",
     "label",
+    "measure",
     "party",
+    "sentence",
     "visible",
     "with_interval",
 ]
@@ -29,29 +30,40 @@ __all__ = [
 NBSP = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"
 
-FIGURE_NAMES = {
+_NAMES = {
     "accuracy": "Accuracy",
     "auc": "Area under the ROC curve",
     "balanced_accuracy": "Balanced accuracy",
-    "chebyshev": "Chebyshev distance",
+    "bytes_on_wire": "Bytes on the wire",
     "epsilon_lower_bound": "ε from below",
-    "kl": "KL divergence",
-    "label_accuracy": "Labels recovered",
+    "fid": "FID",
+    "label_chebyshev": "Chebyshev distance of class shares",
+    "label_kl": "KL divergence of class shares",
+    "label_tv": "Total variation of class shares",
+    "labels_right": "Labels recovered",
     "lpips": "LPIPS distance",
     "macro_f1": "Macro F1",
     "mse": "Mean squared error",
-    "prior_psnr": "PSNR of the prior alone",
-    "prior_total_variation": "Total variation of the prior alone",
+    "pair_accuracy": "Right choices within pairs",
     "psnr": "PSNR",
-    "psnr_gain": "PSNR gain over the prior",
     "ssim": "SSIM",
-    "total_variation": "Total variation distance",
-    "total_variation_gain": "Total variation gain over the prior",
     "tpr_at_0.1fpr": "True positives at 0.1 % false positives",
     "tpr_at_10fpr": "True positives at 10 % false positives",
     "tpr_at_1fpr": "True positives at 1 % false positives",
 }
-"""Names of figures as a reader sees them; any other name is shown with its underscores as spaces."""
+
+_SUFFIXES = {
+    "_prior_max": ", the prior's luckiest",
+    "_worst_target": ", worst target",
+    "_gain": " gain over the prior",
+    "_prior": " of the prior alone",
+    "_max": ", most leaked image",
+    "_mean": "",
+    "_worst": ", worst client",
+}
+
+_PURE = ("auc",)
+"""Figures in [0, 1] that nobody reads as a percentage."""
 
 _ROLES = {
     "server": "the server",
@@ -91,10 +103,8 @@ def amount(value: float, unit: str = "") -> str:
 
 def _decimal(value: float, digits: int) -> str:
     """`value` to `digits` decimals, or to two significant digits where those would show a false zero."""
-    if value and abs(value) < 0.5 * 10.0**-digits:
-        text = f"{value:.1e}"
-    else:
-        text = f"{value:,.{digits}f}"
+    vanishes = value != 0 and abs(value) < 0.5 * 10.0**-digits
+    text = f"{value:.1e}" if vanishes else f"{value:,.{digits}f}"
     return text.replace("-", MINUS)
 
 
@@ -118,18 +128,26 @@ def with_interval(figure: Figure) -> str:
     """A figure's value and interval in one line, or the reason why there is none."""
     if figure.value is None:
         return f"unavailable ({figure.unavailable})"
-    text = amount(figure.value, figure.unit)
+    text = measure(figure, figure.value)
     if figure.low is None or figure.high is None:
         return text
-    low, high = amount(figure.low, figure.unit), amount(figure.high, figure.unit)
-    level = "" if figure.confidence is None else f"{figure.confidence:.0%} interval ".replace("%", f"{NBSP}%")
-    return f"{text} ({level}{low} to {high})"
+    return f"{text} [{measure(figure, figure.low)}, {measure(figure, figure.high)}]"
+
+
+def measure(figure: Figure, value: float) -> str:
+    """A value of a figure (its own, or an end of its interval) as that figure's readers expect it."""
+    return amount(value, "" if figure.name.removesuffix("_mean") in _PURE else figure.unit)
 
 
 def label(name: str) -> str:
-    """A figure's name as a reader sees it."""
-    known = FIGURE_NAMES.get(name)
-    return known if known else clip(name.replace("_", " "), 80)
+    """A figure's name as a reader sees it; an unknown one with its underscores as spaces."""
+    if name in _NAMES:
+        return _NAMES[name]
+    for suffix, words in _SUFFIXES.items():
+        base = name.removesuffix(suffix)
+        if base != name and base in _NAMES:
+            return _NAMES[base] + words
+    return clip(name.replace("_", " "), 80)
 
 
 def party(name: str) -> str:
@@ -137,9 +155,15 @@ def party(name: str) -> str:
     return " with ".join(_ROLES.get(part, clip(part, 60)) for part in name.split("+"))
 
 
+def sentence(text: str) -> str:
+    """`text` with its first letter as a capital."""
+    return text[:1].upper() + text[1:]
+
+
 def joined(parts: Iterable[str], word: str = "and") -> str:
     """An English list: "a", "a and b", "a, b and c"."""
     items: Sequence[str] = list(parts)
     if len(items) < 2:
         return "".join(items)
-    return f"{', '.join(items[:-1])} {word} {items[-1]}"
+    gap = "" if word.startswith(",") else " "
+    return f"{', '.join(items[:-1])}{gap}{word} {items[-1]}"
