@@ -69,8 +69,8 @@ def diagram(exposure: Sequence[Exposure], clients: int) -> Markup:
     says = "; ".join(f"{a.sender} to {a.receiver}: {a.kind}, {a.messages} received" for a in rows)
     title = escape(visible(clip("Who sends what to whom. " + says, 2000)))
     parts = [
-        f'<svg class="chart wires" viewBox="0 0 {width} {height}" style="min-width: {0.75 * width:.0f}px" '
-        f'role="img" aria-labelledby="wires-title"><title id="wires-title">{title}</title>'
+        f'<svg class="chart wires" viewBox="0 0 {width} {height}" style="min-width: {0.75 * width:.0f}px" ',
+        f'role="img" aria-labelledby="wires-title"><title id="wires-title">{title}</title>',
     ]
     for r in roles:
         name = f"{clients} clients" if r == "client" else clip(r, 16)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 from .schema import CurvePoint, Roc
+from .text import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,7 +107,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
                     )
                 best.append(y[-1])
             count = f" ({len(parties)} parties)" if len(parties) > 1 else ""
-            ends.append((sum(best) / len(best), f"{_plain(line)}{count}", colour))
+            ends.append((sum(best) / len(best), f"{_plain(line, 14)}{count}", colour))
         axes.set(xlabel="Round", ylabel="Test accuracy (%)", xlim=(0, last), ylim=(0, 101))
         axes.grid(axis="y")
         for y_text, text, colour in _spread(ends, 7.5):
@@ -119,7 +120,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
                 fontsize=8.5,
             )
 
-    return _svg(draw, (4.9, 2.75), (0.115, 0.17, 0.6, 0.79), name, title)
+    return _svg(draw, (4.9, 2.75), (0.115, 0.17, 0.57, 0.79), name, title)
 
 
 def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, name: str, title: str) -> Markup:
@@ -143,7 +144,7 @@ def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, nam
                       markerfacecolor="white" if row.role == "control" else colour)  # fmt: skip
         if chance is not None:
             axes.axvline(chance, color=VERMILLION, linewidth=0.9, linestyle=(0, (4, 2)))
-        names = [_plain(row.name) for row in reversed(rows)]
+        names = [_plain(row.name, 19) for row in reversed(rows)]
         axes.set_yticks(range(len(rows)), names)
         axes.set(xlabel=axis, ylim=(-0.6, len(rows) - 0.4))
         axes.tick_params(axis="y", length=0)
@@ -186,7 +187,7 @@ def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: s
             bold = who == worst
             x, y = [max(v, floor) for v in curve.fpr], [max(v, floor) for v in curve.tpr]
             axes.step(x, y, where="post", color=VERMILLION if bold else BLUE, linewidth=1.8 if bold else 1.0,
-                      linestyle="-" if bold else _STYLES[1 + i % 4], label=_plain(who))  # fmt: skip
+                      linestyle="-" if bold else _STYLES[1 + i % 4], label=_plain(who, 19))  # fmt: skip
         axes.set(xscale="log", yscale="log", xlim=(floor, 1.0), ylim=(floor, 1.05), aspect="equal",
                  xlabel="False-positive rate", ylabel="True-positive rate")  # fmt: skip
         axes.grid(which="major")
@@ -222,12 +223,12 @@ def _spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[fl
     return lowered
 
 
-def _plain(text: str) -> str:
+def _plain(text: str, limit: int = 24) -> str:
     """A short label of characters that the drawing's font surely has; others become a replacement mark."""
     kept = "".join(
-        c if c.isprintable() and ord(c) < 0x250 else "\N{REPLACEMENT CHARACTER}" for c in text[:24]
+        c if c.isprintable() and ord(c) < 0x250 else "\N{REPLACEMENT CHARACTER}" for c in text[:limit]
     )
-    return kept + "…" if len(text) > 24 else kept
+    return kept + "…" if len(text) > limit else kept
 
 
 def _svg(
@@ -264,6 +265,6 @@ def _inline(document: str, name: str, title: str) -> Markup:
     head = (
         f'<svg class="chart" viewBox="{box}" role="img" aria-labelledby="{name}-title" '
         'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
-        f'<title id="{name}-title">{escape(title)}</title>'
+        f'<title id="{name}-title">{escape(visible(title))}</title>'
     )
     return Markup(head + rest.strip())  # noqa: S704 - matplotlib escapes its text, the title is escaped here

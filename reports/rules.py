@@ -202,8 +202,8 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             telling=_bounded("psnr_gain"),
             text="The interval of the PSNR gain over the prior lies above 0 dB, or single images reach "
             f"{PSNR_STRONG:.0f} dB and stand {IMAGE_GAIN:.0f} dB or more above the prior. It is a leak where "
-            f"PSNR reaches {PSNR_STRONG:.0f} dB (pixels off by a tenth of their range, root mean square), else a "
-            "partial leak.",
+            f"PSNR reaches {PSNR_STRONG:.0f} dB (pixels off by a tenth of their range, root mean square), "
+            "else a partial leak.",
         ),
         "membership": Rule(
             figure="auc",

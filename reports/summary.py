@@ -212,19 +212,19 @@ def _actions(result: Result, findings: Sequence[Finding]) -> Iterator[Action]:
     labels = [f for f in leaks if f.cell.goal == "label-distribution"]
     if labels:
         yield Action(
-            do="Keep clients' counts and label statistics from single parties: sum securely or leave them out.",
+            do="Keep clients' counts and label statistics from single parties: sum securely or omit them.",
             why=f"{sentence(joined(_adversaries(iter(labels))))} could tell clients' class shares.",
         )
     open_cells = [f for f in findings if f.level in ("inconclusive", "failed")]
     if open_cells:
         yield Action(
-            do=f"Settle the {len(open_cells)} open cells: repair what failed, spend more until controls hold.",
+            do=f"Settle the {len(open_cells)} open cells: repair them, spend more until controls hold.",
             why="Until then treat each as a possible leak.",
         )
     if not leaks:
         yield Action(
             do="Claim no more than was measured: these attacks, this profile, this data.",
-            why="Absence of a measured leak is no proof of its absence. Only a mechanism with an ε bounds it.",
+            why="No measured leak is no proof of none. Only a mechanism with an ε bounds it.",
         )
 
 

@@ -98,7 +98,7 @@ def amount(value: float, unit: str = "") -> str:
     if unit == "fraction":
         return f"{_decimal(100 * value, 1)}{NBSP}%"
     digits = 1 if unit == "dB" else 3 if abs(value) < 10 else 1
-    return _decimal(value, digits) + (f"{NBSP}{unit}" if unit else "")
+    return _decimal(value, digits) + (f"{NBSP}{clip(unit, 16)}" if unit else "")
 
 
 def _decimal(value: float, digits: int) -> str:

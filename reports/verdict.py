@@ -152,7 +152,7 @@ def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:
     if controls is None or controls.positive is None:
         yield "No positive control was run beside it."
     elif not controls.positive.passed:
-        yield "Its positive control failed, so the attack is weaker than it should be; the leak may be larger."
+        yield "Its positive control failed, so the attack is weak here; the leak may be larger."
     if _MEAN not in signs and len(cell.targets) > 1:
         yield (
             f"Only {len(signs)} of {len(cell.targets)} victims show it and the mean does not; "
