@@ -1,1 +1,22 @@
 """Reports: a finished run's results as pages a person can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .security import render_report, write_report
+
+__all__ = ["render_report", "write_report"]
+
+_PUBLIC: Mapping[str, str] = MappingProxyType({"render_report": "security", "write_report": "security"})
+
+
+def __getattr__(name: str) -> Any:
+    """Resolves public names late, so that importing the package loads neither templates nor matplotlib."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)

@@ -1,0 +1,251 @@
+"""What the templates are given: the result, its findings, and drawings made from both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from markupsafe import Markup
+
+from fdaudit.messages import KINDS, role
+from fdaudit.types import Figure
+
+from .diagram import diagram
+from .figures import ForestRow, forest_chart, roc_chart, utility_chart
+from .images import data_uri
+from .rules import RULES, by_name
+from .schema import Exposure, Image, Result, Target
+from .summary import private_kinds, summarise
+from .text import amount, clip, joined, label
+from .verdict import Finding, judge_all
+
+__all__ = ["IMAGES_SHOWN", "build"]
+
+IMAGES_SHOWN = 24
+"""Images shown of one victim: the first in the result's order, never a choice by quality."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureRow:
+    """One figure of a cell: the mean over victims beside the worst victim's."""
+
+    name: str
+    mean: Figure | None
+    worst: Figure | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """One image ready to show; the sources are data URIs."""
+
+    truth: str
+    guess: str
+    prior: str | None
+    image: Image
+
+
+@dataclass(frozen=True, kw_only=True)
+class Victim:
+    """One victim of a cell with its pictures; `left_out` counts those not shown."""
+
+    target: Target
+    worst: bool
+    pictures: tuple[Picture, ...]
+    left_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellView:
+    """One attack cell as its section shows it."""
+
+    finding: Finding
+    rows: tuple[FigureRow, ...]
+    victims: tuple[Victim, ...]
+    forest: Markup
+    forest_axis: str
+    roc: Markup
+    nonmembers: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExposureRow:
+    """An exposure row, and every party whose row is the same."""
+
+    parties: tuple[str, ...]
+    row: Exposure
+    holds: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerRow:
+    """What can be said of ε for parties whose views are of the same kinds."""
+
+    parties: tuple[str, ...]
+    bare: tuple[str, ...]
+    defended: tuple[str, ...]
+
+
+def build(result: Result, directory: Path, timings: Mapping[str, float]) -> dict[str, Any]:
+    """The templates' context.
+
+    Raises:
+        UsageError: an image's path leaves `directory` or names no small PNG.
+    """
+    findings = judge_all(result)
+    cells = [_cell(f, directory) for f in findings if f.cell.status == "run" or f.cell.targets]
+    ids = {cell.id for cell in result.cells}
+    return {
+        "result": result,
+        "run": result.run,
+        "findings": findings,
+        "summary": summarise(result, findings),
+        "rules": RULES,
+        "cells": cells,
+        "diagram": diagram(result.exposure, result.run.clients),
+        "exposure": _exposure(result.exposure),
+        "ledger": _ledger(result),
+        "utility_chart": _utility(result),
+        "utility_words": _utility_words(result),
+        "intervals": sum(1 for c in cells for f in _deciding(c) if f.low is not None),
+        "timings": timings,
+        "stages": {name: seconds for name, seconds in timings.items() if name not in ids},
+        "spec_text": yaml.safe_dump(result.run.spec, sort_keys=False, allow_unicode=True, width=96),
+    }
+
+
+def _cell(finding: Finding, directory: Path) -> CellView:
+    cell, number = finding.cell, finding.number
+    worst = finding.worst
+    rows = _rows(cell.figures, worst.figures if worst else ())
+    curves = [(t.target, t.roc) for t in cell.targets if t.roc is not None]
+    sizes = [c.nonmembers for _, c in curves if c.nonmembers is not None]
+    title = f"{clip(cell.attack, 60)} by {clip(cell.adversary, 60)}"
+    axis, forest = _forest(finding, f"forest{number}", title)
+    return CellView(
+        finding=finding,
+        rows=rows,
+        victims=_victims(finding, directory),
+        forest=forest,
+        forest_axis=axis,
+        roc=roc_chart(curves, worst.target if worst else "", f"roc{number}", f"ROC of {title}")
+        if curves
+        else Markup(""),
+        nonmembers=min(sizes, default=None),
+    )
+
+
+def _rows(summary: Sequence[Figure], worst: Sequence[Figure]) -> tuple[FigureRow, ...]:
+    """The mean's figures beside the worst victim's; `NAME_mean` and `NAME_worst` share the row of NAME."""
+    means = {f.name.removesuffix("_mean"): f for f in summary if not f.name.endswith("_worst")}
+    worsts = {f.name.removesuffix("_worst"): f for f in summary if f.name.endswith("_worst")}
+    worsts |= {f.name: f for f in worst}
+    names = dict.fromkeys([*means, *worsts])
+    return tuple(FigureRow(name=n, mean=means.get(n), worst=worsts.get(n)) for n in names)
+
+
+def _victims(finding: Finding, directory: Path) -> tuple[Victim, ...]:
+    """Victims with images, the worst first, the others in the result's order."""
+    victims = []
+    for target in sorted(finding.cell.targets, key=lambda t: t is not finding.worst):
+        if not target.images:
+            continue
+        pictures = tuple(
+            Picture(
+                truth=data_uri(directory, image.truth),
+                guess=data_uri(directory, image.guess),
+                prior=None if image.prior is None else data_uri(directory, image.prior),
+                image=image,
+            )
+            for image in target.images[:IMAGES_SHOWN]
+        )
+        left_out = max(0, len(target.images) - IMAGES_SHOWN)
+        victims.append(
+            Victim(target=target, worst=target is finding.worst, pictures=pictures, left_out=left_out)
+        )
+    return tuple(victims)
+
+
+def _forest(finding: Finding, name: str, title: str) -> tuple[str, Markup]:
+    """The axis and drawing of the deciding figure (mean, victims, controls); empty where none has a value."""
+    rule = RULES.get(finding.cell.goal)
+    if rule is None:
+        return "", Markup("")
+    cell, controls = finding.cell, finding.cell.controls
+    groups: list[tuple[str, str, Iterable[Figure]]] = [("Mean over victims", "mean", cell.figures)]
+    groups += [
+        (f"{t.target}{' (worst)' if t is finding.worst else ''}", "victim", t.figures) for t in cell.targets
+    ]
+    if controls and controls.positive:
+        groups.append(("Positive control", "control", controls.positive.figures))
+    if controls and controls.negative:
+        groups.append(("Negative control", "control", controls.negative.figures))
+    rows, unit = [], ""
+    for text, kind, figures in groups:
+        figure = by_name(tuple(figures), rule.figure)
+        if figure is not None and figure.value is not None:
+            unit = "" if figure.unit == "fraction" else figure.unit
+            rows.append(ForestRow(name=text, value=figure.value, low=figure.low, high=figure.high, role=kind))
+    if not rows:
+        return "", Markup("")
+    axis = label(rule.figure) + (f" ({clip(unit, 12)})" if unit else "")
+    return axis, forest_chart(rows, rule.chance, axis, name, f"{axis} of {title}")
+
+
+def _deciding(view: CellView) -> list[Figure]:
+    """The figures whose intervals the verdict looks at in a cell."""
+    rule = RULES.get(view.finding.cell.goal)
+    if rule is None:
+        return []
+    groups = [view.finding.cell.figures, *(t.figures for t in view.finding.cell.targets)]
+    return [
+        f
+        for figures in groups
+        for f in figures
+        if f.name.removesuffix("_mean") == rule.figure
+        or (view.finding.cell.goal == "membership" and f.name.startswith("tpr_at_"))
+    ]
+
+
+def _utility(result: Result) -> Markup:
+    if not result.utility.curve:
+        return Markup("")
+    return utility_chart(result.utility.curve, "utility", "Test accuracy by round, a line for each party")
+
+
+def _utility_words(result: Result) -> str:
+    """The final accuracies of each line in one sentence; a line of many parties by its least and greatest."""
+    parts = []
+    for line in dict.fromkeys(f.line for f in result.utility.final):
+        finals = [f for f in result.utility.final if f.line == line and f.figure.name == "accuracy"]
+        values = [f.figure.value for f in finals if f.figure.value is not None]
+        if len(values) == 1:
+            parts.append(f"{clip(line, 40)} reaches {amount(values[0], 'fraction')}")
+        elif values:
+            low, high = amount(min(values), "fraction"), amount(max(values), "fraction")
+            parts.append(f"{clip(line, 40)} lies between {low} and {high} over {len(values)} parties")
+    return f"At the end {joined(parts)} test accuracy." if parts else "No final accuracy is on record."
+
+
+def _exposure(rows: Iterable[Exposure]) -> tuple[ExposureRow, ...]:
+    """Rows that differ in nothing but the party's number, as one."""
+    groups: dict[tuple[Any, ...], list[Exposure]] = {}
+    for row in rows:
+        rest = row.model_dump(exclude={"party"})
+        groups.setdefault((role(row.party), *map(str, rest.values())), []).append(row)
+    return tuple(
+        ExposureRow(parties=tuple(r.party for r in same), row=same[0], holds=KINDS.get(same[0].kind, ""))
+        for same in groups.values()
+    )
+
+
+def _ledger(result: Result) -> tuple[LedgerRow, ...]:
+    seers = [r.party for r in result.exposure if r.direction == "received"]
+    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for adversary in dict.fromkeys([*seers, *(c.adversary for c in result.cells)]):
+        kinds = private_kinds(result, adversary)
+        bare, defended = tuple(k for k, d in kinds if not d), tuple(k for k, d in kinds if d)
+        groups.setdefault((bare, defended), []).append(adversary)
+    return tuple(LedgerRow(parties=tuple(who), bare=b, defended=d) for (b, d), who in groups.items())

@@ -1,0 +1,107 @@
+"""Who sends what to whom: one lifeline a role, one arrow a kind of message, as inline SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from fdaudit.messages import role
+
+from .schema import Exposure
+from .text import clip, kilobytes, visible
+
+__all__ = ["Arrow", "arrows", "diagram"]
+
+_ORDER = ("client", "aggregator", "server", "world")
+_ROW, _TOP, _GAP, _MARGIN, _LOOP = 44, 48, 158, 62, 46
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrow:
+    """Traffic of one kind from one role to another: messages and bytes received, summed over the receivers.
+
+    `shared`: the counts are of several senders' roles together, because the result does not part them.
+    """
+
+    sender: str
+    receiver: str
+    kind: str
+    messages: int
+    bytes: int
+    defended: bool
+    shared: bool
+
+
+def arrows(exposure: Sequence[Exposure]) -> tuple[Arrow, ...]:
+    """The arrows that the receivers' rows draw; who only listens in (eavesdropper, coalition) draws none."""
+    sums: dict[tuple[str, str, str], Arrow] = {}
+    for row in exposure:
+        receiver = role(row.party)
+        if row.direction != "received" or receiver == "eavesdropper" or "+" in row.party:
+            continue
+        senders = tuple(dict.fromkeys(role(s) for s in row.senders))
+        for sender in senders:
+            before = sums.get((sender, receiver, row.kind))
+            sums[sender, receiver, row.kind] = Arrow(
+                sender=sender,
+                receiver=receiver,
+                kind=row.kind,
+                messages=row.count + (before.messages if before else 0),
+                bytes=row.bytes + (before.bytes if before else 0),
+                defended=bool(row.defenses) and (before is None or before.defended),
+                shared=len(senders) > 1 or (before is not None and before.shared),
+            )
+    return tuple(sums.values())
+
+
+def diagram(exposure: Sequence[Exposure], clients: int) -> Markup:
+    """The diagram as an `svg` element, or an empty text where nobody received anything."""
+    rows = arrows(exposure)
+    roles = sorted({r for a in rows for r in (a.sender, a.receiver)}, key=_place)
+    if not rows:
+        return Markup("")
+    x = {r: float(_MARGIN + i * _GAP) for i, r in enumerate(roles)}
+    width = 2 * _MARGIN + _GAP * max(1, len(roles) - 1)
+    rows = tuple(sorted(rows, key=lambda a: (_place(a.sender), _place(a.receiver), a.kind)))
+    height = _TOP + _ROW * len(rows) + 12
+    says = "; ".join(f"{a.sender} to {a.receiver}: {a.kind}, {a.messages} received" for a in rows)
+    title = escape(visible(clip("Who sends what to whom. " + says, 2000)))
+    parts = [
+        f'<svg class="chart wires" viewBox="0 0 {width} {height}" style="min-width: {0.75 * width:.0f}px" ',
+        f'role="img" aria-labelledby="wires-title"><title id="wires-title">{title}</title>',
+    ]
+    for r in roles:
+        name = f"{clients} clients" if r == "client" else clip(r, 16)
+        parts.append(
+            f'<line class="life" x1="{x[r]:.1f}" y1="34" x2="{x[r]:.1f}" y2="{height - 4}"/>'
+            f'<rect class="role" x="{x[r] - 48:.1f}" y="8" width="96" height="26" rx="4"/>'
+            f'<text class="role" x="{x[r]:.1f}" y="25.5">{escape(visible(name))}</text>'
+        )
+    for i, arrow in enumerate(rows):
+        parts.append(_arrow(arrow, x[arrow.sender], x[arrow.receiver], _TOP + _ROW * i + 24))
+    return Markup("".join(parts) + "</svg>")  # noqa: S704 - every text in it is escaped above
+
+
+def _arrow(arrow: Arrow, start: float, end: float, y: float) -> str:
+    """One arrow with its label; a role that sends to itself gets a loop to the right."""
+    reach = start + _LOOP if start == end else end
+    sign = 1 if reach > start else -1
+    tip = reach - 2 * sign
+    head = f"{tip:.1f},{y:.1f} {tip - 8 * sign:.1f},{y - 4:.1f} {tip - 8 * sign:.1f},{y + 4:.1f}"
+    name = clip(arrow.kind, 28)
+    most = "up to " if arrow.shared else ""
+    detail = f"{most}{arrow.messages:,} received, {kilobytes(arrow.bytes)}"
+    shield = "defended" if arrow.defended else "bare"
+    middle = (start + reach) / 2
+    return (
+        f'<g class="{shield}"><line x1="{start:.1f}" y1="{y}" x2="{tip - 6 * sign:.1f}" y2="{y}"/>'
+        f'<polygon points="{head}"/>'
+        f'<text class="kind" x="{middle:.1f}" y="{y - 5}">{escape(visible(name))}</text>'
+        f'<text class="detail" x="{middle:.1f}" y="{y + 13}">{escape(detail)}</text></g>'
+    )
+
+
+def _place(name: str) -> tuple[int, str]:
+    return (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)

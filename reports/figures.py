@@ -1,0 +1,270 @@
+"""The report's charts: matplotlib drawings as inline SVG.
+
+Guarantees:
+  * the same data give the same bytes: no date, no random identifiers;
+  * no global matplotlib state is touched: figures are made without pyplot, settings hold inside one call;
+  * text from a result can neither be read as mathematics nor leave its element;
+  * series are told apart by line style and marker as well as by colour (Okabe and Ito's palette).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup, escape
+
+from .schema import CurvePoint, Roc
+from .text import visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+__all__ = ["ForestRow", "forest_chart", "roc_chart", "utility_chart"]
+
+BLUE, VERMILLION, GREEN, ORANGE, PURPLE = "#0072B2", "#D55E00", "#00795A", "#B77A00", "#A34E7E"
+INK, MUTED, RULE = "#1f2a37", "#56626f", "#d9d5cb"
+_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE)
+_STYLES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2, 2, 2)))
+_MARKERS = ("o", "s", "^", "D", "v")
+
+_TAG = re.compile(r'(\bid="|\bhref="#|url\(#)')
+
+_SETTINGS: Any = {
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 9,
+    "axes.linewidth": 0.6,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "grid.color": RULE,
+    "grid.linewidth": 0.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fdaudit",
+    "text.color": INK,
+    "text.parse_math": False,
+    "xtick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "xtick.labelsize": 8.5,
+    "ytick.color": MUTED,
+    "ytick.labelcolor": INK,
+    "ytick.labelsize": 8.5,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForestRow:
+    """One interval of a forest chart; `role` is `mean`, `victim` or `control`."""
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    role: str
+
+
+def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
+    """Accuracy by round: one line a party; a line with a single round is a dashed level.
+
+    Args:
+        curve: points of every line and party.
+        name: prefix of the drawing's identifiers, unique on the page.
+        title: what the drawing shows, for readers who can't see it.
+    """
+    lines = list(dict.fromkeys(p.line for p in curve))
+
+    def draw(axes: Axes) -> None:
+        ends: list[tuple[float, str, str]] = []
+        last = max((p.round for p in curve), default=1)
+        for i, line in enumerate(lines):
+            colour, style = _COLOURS[i % 5], _STYLES[i % 5]
+            parties = list(dict.fromkeys(p.party for p in curve if p.line == line))
+            best: list[float] = []
+            for k, who in enumerate(parties):
+                points = sorted((p.round, p.accuracy) for p in curve if p.line == line and p.party == who)
+                x, y = [r for r, _ in points], [100 * a for _, a in points]
+                width = 1.7 if len(parties) == 1 else 0.8
+                if len(points) == 1:
+                    axes.axhline(y[0], color=colour, linestyle=style, linewidth=width)
+                else:
+                    marker = _MARKERS[i % 5] if k == 0 else None
+                    every = max(1, len(x) // 8)
+                    axes.plot(
+                        x,
+                        y,
+                        color=colour,
+                        linestyle=style,
+                        linewidth=width,
+                        marker=marker,
+                        markersize=3,
+                        markevery=every,
+                    )
+                best.append(y[-1])
+            count = f" ({len(parties)} parties)" if len(parties) > 1 else ""
+            ends.append((sum(best) / len(best), f"{_plain(line, 14)}{count}", colour))
+        axes.set(xlabel="Round", ylabel="Test accuracy (%)", xlim=(0, last), ylim=(0, 101))
+        axes.grid(axis="y")
+        for y_text, text, colour in _spread(ends, 7.5):
+            axes.annotate(
+                text,
+                (1.02, y_text),
+                xycoords=("axes fraction", "data"),
+                color=colour,
+                va="center",
+                fontsize=8.5,
+            )
+
+    return _svg(draw, (4.9, 2.75), (0.115, 0.17, 0.57, 0.79), name, title)
+
+
+def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, name: str, title: str) -> Markup:
+    """Values with their intervals, one row each, beside the line of chance.
+
+    Args:
+        rows: from top to bottom.
+        chance: where the vertical reference line stands, if anywhere.
+        axis: label of the horizontal axis with its unit.
+        name: prefix of the drawing's identifiers, unique on the page.
+        title: what the drawing shows, for readers who can't see it.
+    """
+
+    def draw(axes: Axes) -> None:
+        for y, row in enumerate(reversed(rows)):
+            colour = {"mean": INK, "victim": BLUE}.get(row.role, MUTED)
+            marker = {"mean": "D", "victim": "o"}.get(row.role, "s")
+            if row.low is not None and row.high is not None:
+                axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.6, solid_capstyle="butt")
+            axes.plot([row.value], [y], marker=marker, color=colour, markersize=5, linestyle="none",
+                      markerfacecolor="white" if row.role == "control" else colour)  # fmt: skip
+        if chance is not None:
+            axes.axvline(chance, color=VERMILLION, linewidth=0.9, linestyle=(0, (4, 2)))
+        names = [_plain(row.name, 19) for row in reversed(rows)]
+        axes.set_yticks(range(len(rows)), names)
+        axes.set(xlabel=axis, ylim=(-0.6, len(rows) - 0.4))
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        axes.margins(x=0.06)
+        axes.grid(axis="x")
+        axes.set_axisbelow(True)
+
+    height = 0.62 + 0.23 * len(rows)
+    return _svg(draw, (4.3, height), (0.31, 0.48 / height, 0.66, 1 - 0.54 / height), name, title)
+
+
+def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: str) -> Markup:
+    """ROC curves on logarithmic axes with the line of chance; the worst victim is drawn bold.
+
+    Rates too small for the axes (zero has no logarithm) are drawn at the left or lower edge.
+
+    Args:
+        curves: victims and their curves.
+        worst: the victim drawn bold.
+        name: prefix of the drawing's identifiers, unique on the page.
+        title: what the drawing shows, for readers who can't see it.
+    """
+    rates = [v for _, c in curves for v in (*c.fpr, *c.tpr) if v > 0]
+    floor = 10.0 ** (_floor_decade(min(rates, default=0.01)))
+
+    def draw(axes: Axes) -> None:
+        axes.plot([floor, 1], [floor, 1], color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
+        axes.annotate(
+            "chance",
+            (0.43, 0.375),
+            xycoords="axes fraction",
+            color=MUTED,
+            rotation=45,
+            ha="center",
+            va="center",
+            fontsize=8,
+        )
+        for i, (who, curve) in enumerate(sorted(curves, key=lambda c: c[0] == worst)):
+            bold = who == worst
+            x, y = [max(v, floor) for v in curve.fpr], [max(v, floor) for v in curve.tpr]
+            axes.step(x, y, where="post", color=VERMILLION if bold else BLUE, linewidth=1.8 if bold else 1.0,
+                      linestyle="-" if bold else _STYLES[1 + i % 4], label=_plain(who, 19))  # fmt: skip
+        axes.set(xscale="log", yscale="log", xlim=(floor, 1.0), ylim=(floor, 1.05), aspect="equal",
+                 xlabel="False-positive rate", ylabel="True-positive rate")  # fmt: skip
+        axes.grid(which="major")
+        axes.minorticks_off()
+        ticks = [10.0**d for d in range(_floor_decade(floor), 1)]
+        axes.set_xticks(ticks, [_percent(t) for t in ticks])
+        axes.set_yticks(ticks, [_percent(t) for t in ticks])
+        axes.legend(loc="lower right", frameon=True, edgecolor="none", framealpha=0.9, fontsize=8)
+
+    return _svg(draw, (3.6, 3.4), (0.17, 0.15, 0.78, 0.8), name, title)
+
+
+def _floor_decade(value: float) -> int:
+    """The decade at or below `value`, at most -1."""
+    import math
+
+    return min(-1, math.floor(math.log10(value) + 1e-9))
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:g} %"
+
+
+def _spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[float, str, str]]:
+    """Moves labels apart so that neighbours stand at least `gap` from one another."""
+    placed: list[tuple[float, str, str]] = []
+    for y, text, colour in sorted(ends):
+        placed.append((max(y, placed[-1][0] + gap) if placed else y, text, colour))
+    over = max(0.0, placed[-1][0] - 100.0) if placed else 0.0
+    lowered: list[tuple[float, str, str]] = []
+    for y, text, colour in reversed(placed):
+        lowered.append((min(y, lowered[-1][0] - gap) if lowered else y - over, text, colour))
+    return lowered
+
+
+def _plain(text: str, limit: int = 24) -> str:
+    """A short label of characters that the drawing's font surely has; others become a replacement mark."""
+    kept = "".join(
+        c if c.isprintable() and ord(c) < 0x250 else "\N{REPLACEMENT CHARACTER}" for c in text[:limit]
+    )
+    return kept + "…" if len(text) > limit else kept
+
+
+def _svg(
+    draw: Callable[[Axes], None],
+    size: tuple[float, float],
+    box: tuple[float, float, float, float],
+    name: str,
+    title: str,
+) -> Markup:
+    """Draws on fresh axes and returns an inline `svg` element; size in inches, box in fractions of it."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_SETTINGS):
+        canvas: Canvas = Figure(figsize=size)
+        FigureCanvasSVG(canvas)
+        canvas.patch.set_visible(False)
+        axes = canvas.add_axes(box)
+        axes.patch.set_visible(False)
+        draw(axes)
+        buffer = io.StringIO()
+        canvas.savefig(buffer, format="svg", metadata={"Date": None})
+    return _inline(buffer.getvalue(), name, title)
+
+
+def _inline(document: str, name: str, title: str) -> Markup:
+    """An SVG document as an element for HTML: identifiers made unique, prologue and metadata left out."""
+    body = document[document.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
+    # Only inside tags: a label may hold the same characters.
+    body = re.sub(r"<[^>]*>", lambda tag: _TAG.sub(rf"\1{name}-", tag[0]), body)
+    _, box, rest = re.split(r'viewBox="([^"]*)"[^>]*>', body, maxsplit=1)
+    head = (
+        f'<svg class="chart" viewBox="{box}" role="img" aria-labelledby="{name}-title" '
+        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+        f'<title id="{name}-title">{escape(visible(title))}</title>'
+    )
+    return Markup(head + rest.strip())  # noqa: S704 - matplotlib escapes its text, the title is escaped here

@@ -1,0 +1,237 @@
+"""The rules by which a report calls something a leak, one a goal, each with the words the report prints.
+
+Guarantees:
+  * a signal is an interval above chance or above the prior, a single image that no prior guess comes near,
+    or an exact distance of at most half the prior's: never a bare mean;
+  * figures are found by the names that `fdaudit.metrics` gives them, a mean over clients included.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from fdaudit.types import Figure
+
+from .schema import Image
+from .text import amount, measure
+
+__all__ = [
+    "AUC_STRONG",
+    "IMAGE_GAIN",
+    "PSNR_STRONG",
+    "RULES",
+    "TPR_STRONG",
+    "TV_STRONG",
+    "Evidence",
+    "Rule",
+    "by_name",
+    "worth",
+]
+
+PSNR_STRONG = 20.0
+"""dB; a root-mean-square pixel error of a tenth of the range."""
+
+IMAGE_GAIN = 6.0
+"""dB above the prior from which a single image counts: half the prior's root-mean-square error."""
+
+AUC_STRONG = 0.7
+"""Area under the ROC curve from which membership counts as a leak, not a partial one."""
+
+TPR_STRONG = 5.0
+"""Multiple of the false-positive rate from which membership counts as a leak."""
+
+TV_STRONG = 0.1
+"""Total variation distance up to which a guessed label distribution counts as a leak."""
+
+_TPR = re.compile(r"tpr_at_(\d+(?:\.\d+)?)fpr")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a rule looks at: the figures of the mean or of one victim, and that victim's images."""
+
+    who: str
+    figures: Sequence[Figure]
+    images: Sequence[Image] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """How cells of one goal are judged.
+
+    Attributes:
+        figure: the deciding figure.
+        chance: the value it has when nothing leaks, where that is one number.
+        higher: whether a higher value means a larger leak.
+        leaked: what the adversary could do, as a clause that follows its name.
+        frame: the deciding figure in a sentence, with a place for its value.
+        signal: how evidence shows a leak, as a clause; empty where it shows none.
+        strong: whether evidence with a signal shows a grave one.
+        telling: whether evidence without a signal says anything.
+        text: the rule in words, as the report prints it.
+    """
+
+    figure: str
+    chance: float | None
+    higher: bool
+    leaked: str
+    frame: str
+    signal: Callable[[Evidence], str]
+    strong: Callable[[Evidence], bool]
+    telling: Callable[[Evidence], bool]
+    text: str
+
+
+def by_name(figures: Sequence[Figure], name: str) -> Figure | None:
+    """The figure of that name, or the mean over clients of it, that has a value; or None."""
+    return next((f for f in figures if f.name in (name, f"{name}_mean") and f.value is not None), None)
+
+
+def worth(rule: Rule, figure: Figure | None) -> float:
+    """How large a leak a deciding figure shows, for ordering; minus infinity where there is none."""
+    if figure is None or figure.value is None:
+        return float("-inf")
+    return figure.value if rule.higher else -figure.value
+
+
+def _value(figures: Sequence[Figure], name: str) -> float | None:
+    figure = by_name(figures, name)
+    return None if figure is None else figure.value
+
+
+def _above(figure: Figure | None, bound: float) -> bool:
+    return figure is not None and figure.low is not None and figure.low > bound
+
+
+def _bounded(name: str) -> Callable[[Evidence], bool]:
+    def telling(evidence: Evidence) -> bool:
+        figure = by_name(evidence.figures, name)
+        return figure is not None and figure.low is not None
+
+    return telling
+
+
+def _lower_end(figure: Figure, bound: str) -> str:
+    low = measure(figure, figure.low or 0.0)
+    return f"the lower end of the interval, {low}, lies above {bound}"
+
+
+def _clear_images(evidence: Evidence) -> int:
+    """How many single images are reconstructed beyond what the prior explains."""
+    return sum(
+        image.psnr is not None
+        and image.prior_psnr is not None
+        and image.psnr >= PSNR_STRONG
+        and image.psnr - image.prior_psnr >= IMAGE_GAIN
+        for image in evidence.images
+    )
+
+
+def _reconstruction_signal(evidence: Evidence) -> str:
+    gain = by_name(evidence.figures, "psnr_gain")
+    if gain is not None and _above(gain, 0.0):
+        return _lower_end(gain, f"0 {gain.unit}".strip())
+    clear = _clear_images(evidence)
+    if clear:
+        return (
+            f"{clear} of {len(evidence.images)} images reach {PSNR_STRONG:.0f} dB and stand "
+            f"{IMAGE_GAIN:.0f} dB or more above the prior"
+        )
+    return ""
+
+
+def _reconstruction_strong(evidence: Evidence) -> bool:
+    psnr = _value(evidence.figures, "psnr")
+    return _clear_images(evidence) > 0 or (psnr is not None and psnr >= PSNR_STRONG)
+
+
+def _membership_signal(evidence: Evidence) -> str:
+    auc = by_name(evidence.figures, "auc")
+    if auc is not None and _above(auc, 0.5):
+        return _lower_end(auc, "0.5")
+    for figure, rate in _tprs(evidence.figures):
+        if _above(figure, rate):
+            low = amount(figure.low or 0.0, "fraction")
+            return f"the lower end of the true-positive rate, {low}, lies above {amount(rate, 'fraction')}"
+    return ""
+
+
+def _membership_strong(evidence: Evidence) -> bool:
+    auc = by_name(evidence.figures, "auc")
+    if auc is not None and (auc.value or 0.0) >= AUC_STRONG and _above(auc, 0.5):
+        return True
+    return any((f.value or 0.0) >= TPR_STRONG * r and _above(f, r) for f, r in _tprs(evidence.figures))
+
+
+def _tprs(figures: Sequence[Figure]) -> Iterator[tuple[Figure, float]]:
+    for figure in figures:
+        match = _TPR.fullmatch(figure.name.removesuffix("_mean"))
+        if match and figure.value is not None:
+            yield figure, float(match[1]) / 100
+
+
+def _labels_signal(evidence: Evidence) -> str:
+    distance, prior = _value(evidence.figures, "label_tv"), _value(evidence.figures, "label_tv_prior")
+    if distance is None or prior is None or distance > prior / 2:
+        return ""
+    return f"the distance left, {amount(distance)}, is at most half the prior's, {amount(prior)}"
+
+
+def _labels_strong(evidence: Evidence) -> bool:
+    distance = _value(evidence.figures, "label_tv")
+    return distance is not None and distance <= TV_STRONG
+
+
+def _labels_telling(evidence: Evidence) -> bool:
+    return None not in (_value(evidence.figures, "label_tv"), _value(evidence.figures, "label_tv_prior"))
+
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "reconstruction": Rule(
+            figure="psnr_gain",
+            chance=0.0,
+            higher=True,
+            leaked="could reconstruct private training inputs",
+            frame="{} closer to the truth than the prior",
+            signal=_reconstruction_signal,
+            strong=_reconstruction_strong,
+            telling=_bounded("psnr_gain"),
+            text="The interval of the PSNR gain over the prior lies above 0 dB, or single images reach "
+            f"{PSNR_STRONG:.0f} dB and stand {IMAGE_GAIN:.0f} dB or more above the prior. It is a leak where "
+            f"PSNR reaches {PSNR_STRONG:.0f} dB (pixels off by a tenth of their range, root mean square), "
+            "else a partial leak.",
+        ),
+        "membership": Rule(
+            figure="auc",
+            chance=0.5,
+            higher=True,
+            leaked="could tell which records were trained on",
+            frame="AUC {}",
+            signal=_membership_signal,
+            strong=_membership_strong,
+            telling=_bounded("auc"),
+            text="The interval of the AUC lies above 0.5, or that of the true-positive rate at a stated "
+            "false-positive rate lies above that rate. It is a leak where such an AUC reaches "
+            f"{AUC_STRONG:.2f} or such a rate {TPR_STRONG:.0f} times the false-positive rate, "
+            "else a partial leak.",
+        ),
+        "label-distribution": Rule(
+            figure="label_tv",
+            chance=None,
+            higher=False,
+            leaked="could tell how clients' data divide among the classes",
+            frame="total variation {} left",
+            signal=_labels_signal,
+            strong=_labels_strong,
+            telling=_labels_telling,
+            text="The total variation distance to the true class shares is at most half the prior's; it is "
+            "exact for a client, so it has no interval. It is a leak where the distance is at most "
+            f"{TV_STRONG:.1f}, else a partial leak.",
+        ),
+    }
+)
+"""The rules, by goal. A goal without one gets no verdict: its cells read inconclusive."""

@@ -1,0 +1,277 @@
+"""What a report reads: `result.json`, schema `fdaudit-result/1`, as typed and checked parts.
+
+Unknown members are ignored, so that a newer result with more in it still renders; a missing or mistyped
+member is one error that names its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from fdaudit.config import Config, validate
+from fdaudit.errors import SpecError, UsageError
+from fdaudit.types import Figure
+
+__all__ = [
+    "SCHEMA",
+    "Cell",
+    "Control",
+    "Controls",
+    "CurvePoint",
+    "Exposure",
+    "FinalUtility",
+    "Gate",
+    "Image",
+    "LedgerEntry",
+    "Oracle",
+    "Queries",
+    "Reproduce",
+    "Result",
+    "Roc",
+    "Run",
+    "Target",
+    "Utility",
+    "WireRow",
+    "read",
+]
+
+SCHEMA = "fdaudit-result/1"
+
+
+class _Part(Config):
+    model_config = ConfigDict(extra="ignore")
+
+
+class Run(_Part):
+    """What was run, with which code and on what."""
+
+    name: str
+    status: str
+    profile: str
+    protocol: str
+    protocol_summary: str = ""
+    deviations: tuple[str, ...] = ()
+    dataset: str
+    dataset_provenance: str = ""
+    clients: int
+    rounds: int
+    model: str
+    parameters: int
+    head: str
+    messages: int
+    record: str
+    transport: str
+    spec: dict[str, Any]
+    spec_sha256: str
+    versions: dict[str, str]
+    device: str
+    threads: int
+    strategy: str
+    seed_commitment: str
+
+
+class CurvePoint(_Part):
+    """Utility of one party's model after one round; fractions in [0, 1]."""
+
+    line: str
+    round: int
+    party: str
+    accuracy: float
+    macro_f1: float | None = None
+
+
+class FinalUtility(_Part):
+    """One final utility figure of one party's model."""
+
+    line: str
+    party: str
+    figure: Figure
+
+
+class Utility(_Part):
+    """Utility by round, and at the end with intervals."""
+
+    curve: tuple[CurvePoint, ...]
+    final: tuple[FinalUtility, ...]
+
+
+class Exposure(_Part):
+    """What one party saw or sent of one kind, with whom it was shared and what defended it."""
+
+    party: str
+    kind: str
+    direction: Literal["received", "sent"]
+    count: int
+    bytes: int
+    senders: tuple[str, ...] = ()
+    recorded: str
+    defenses: tuple[str, ...] = ()
+    private: bool = True
+    """Whether what it was computed from reaches anyone's raw data; left out, it does."""
+
+
+class WireRow(_Part):
+    """Traffic of one kind from one role."""
+
+    kind: str
+    sender_role: str
+    messages: int
+    bytes: int
+
+
+class Oracle(_Part):
+    """A means of asking that the protocol gives to some parties."""
+
+    name: str
+    available_to: tuple[str, ...]
+    answers: str
+
+
+class Queries(_Part):
+    """Samples an attack was allowed to ask, and asked."""
+
+    budget: int
+    spent: int
+
+
+class Image(_Part):
+    """One true image beside its reconstruction and the prior's guess; paths below the run directory."""
+
+    truth: str
+    guess: str
+    prior: str | None = None
+    psnr: float | None = None
+    prior_psnr: float | None = None
+    ssim: float | None = None
+    true_label: int | None = None
+    guessed_label: int | None = None
+
+
+class Roc(_Part):
+    """A receiver operating characteristic; fractions in [0, 1], ascending in `fpr`."""
+
+    fpr: tuple[float, ...]
+    tpr: tuple[float, ...]
+    members: int | None = None
+    nonmembers: int | None = None
+
+    @model_validator(mode="after")
+    def _same_length(self) -> Roc:
+        if len(self.fpr) != len(self.tpr) or len(self.fpr) < 2:
+            raise ValueError("has no pairs to draw. Give fpr and tpr of one length, two points at least.")
+        return self
+
+
+class Target(_Part):
+    """What an attack achieved against one victim."""
+
+    target: str
+    messages: tuple[int, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    images: tuple[Image, ...] | None = None
+    roc: Roc | None = None
+
+
+class Control(_Part):
+    """The same attack where its outcome is known beforehand."""
+
+    what: str
+    passed: bool
+    figures: tuple[Figure, ...] = ()
+
+
+class Controls(_Part):
+    """Where the attack must work, and where it must fail."""
+
+    positive: Control | None = None
+    negative: Control | None = None
+
+
+class Cell(_Part):
+    """One protocol x adversary x attack."""
+
+    id: str
+    protocol: str
+    adversary: str
+    attack: str
+    goal: str
+    status: Literal["run", "not-applicable", "inconclusive", "failed"]
+    reason: str = ""
+    source: str = ""
+    assumes: tuple[str, ...] = ()
+    params: dict[str, Any] = Field(default_factory=dict)
+    queries: Queries | None = None
+    figures: tuple[Figure, ...] = ()
+    targets: tuple[Target, ...] = ()
+    controls: Controls | None = None
+
+    @model_validator(mode="after")
+    def _has_reason(self) -> Cell:
+        if self.status != "run" and not self.reason.strip():
+            raise ValueError(f"cell {self.id[:80]!r} is {self.status} without a reason. Say why.")
+        return self
+
+
+class Gate(_Part):
+    """A bound that the spec sets on a figure."""
+
+    name: str
+    threshold: float
+    value: float | None
+    passed: bool
+
+
+class LedgerEntry(_Part):
+    """ε of one adversary's view for one unit of the worst client; `None` means infinite, with its cause."""
+
+    adversary: str
+    epsilon: float | None
+    delta: float | None = None
+    unit: str = ""
+    relation: str = ""
+    accountant: str = ""
+    cause: str = ""
+    assumptions: tuple[str, ...] = ()
+
+
+class Reproduce(_Part):
+    """How to make the result again."""
+
+    commands: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Result(_Part):
+    """A finished run's result."""
+
+    schema_name: Literal["fdaudit-result/1"] = Field(alias="schema")
+    run: Run
+    auditor_only: bool
+    class_table: tuple[tuple[int, ...], ...] | None = None
+    utility: Utility
+    exposure: tuple[Exposure, ...]
+    wire: tuple[WireRow, ...]
+    assumptions: tuple[str, ...] = ()
+    oracles: tuple[Oracle, ...] = ()
+    cells: tuple[Cell, ...]
+    gates: tuple[Gate, ...] = ()
+    limits: tuple[str, ...] = ()
+    ledger: tuple[LedgerEntry, ...] | None = None
+    reproduce: Reproduce
+
+
+def read(result: Mapping[str, Any]) -> Result:
+    """The checked form of a parsed `result.json`.
+
+    Raises:
+        UsageError: a member is missing, mistyped or not finite; `field` says where it stands.
+    """
+    try:
+        return validate(Result, result, "result")
+    except SpecError as error:
+        raise UsageError(
+            error.field, error.value, error.problem, f"{error.remedy} (schema {SCHEMA})"
+        ) from None

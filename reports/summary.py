@@ -1,0 +1,246 @@
+"""The first page: one headline, three reasons, what to do, and who can learn what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .rules import RULES
+from .schema import Result
+from .text import clip, joined, party, sentence
+from .verdict import Finding, Level, strongest
+
+__all__ = ["Action", "MatrixEntry", "MatrixRow", "Reason", "Summary", "private_kinds", "summarise"]
+
+_MODEL_KINDS = ("gradient", "model_update", "model_parameters")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """One reason for the verdict; `number` is the cell it rests on, if it rests on one."""
+
+    text: str
+    because: str = ""
+    cautions: tuple[str, ...] = ()
+    number: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """One thing to do and why."""
+
+    do: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixEntry:
+    """What one adversary learnt of one goal: the gravest finding, and how many attacks stand behind it."""
+
+    goal: str
+    finding: Finding | None
+    conclusive: int = 0
+    tried: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixRow:
+    """One adversary's entries, a goal each."""
+
+    adversary: str
+    entries: tuple[MatrixEntry, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The verdict and what follows from it."""
+
+    level: Level
+    headline: str
+    standing: str
+    reasons: tuple[Reason, ...]
+    actions: tuple[Action, ...]
+    goals: tuple[str, ...]
+    matrix: tuple[MatrixRow, ...]
+
+
+def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
+    """The first page of a result, from its findings and its exposure; pure."""
+    top = strongest(findings)
+    level: Level = top.level if top else "inconclusive"
+    if level in ("failed", "not-applicable"):
+        level = "inconclusive"
+    goals, matrix = _matrix(findings)
+    return Summary(
+        level=level,
+        headline=_headline(level, findings),
+        standing=_standing(result, findings),
+        reasons=tuple(_reasons(result, findings))[:3],
+        actions=tuple(_actions(result, findings)),
+        goals=goals,
+        matrix=matrix,
+    )
+
+
+def private_kinds(result: Result, adversary: str) -> tuple[tuple[str, bool], ...]:
+    """Kinds that carry someone's private data to an adversary, and whether a defence stands on each."""
+    members = adversary.split("+")
+    seen: dict[str, bool] = {}
+    for row in result.exposure:
+        if row.direction == "received" and row.private and (row.party in members or row.party == adversary):
+            seen[row.kind] = seen.get(row.kind, True) and bool(row.defenses)
+    return tuple(seen.items())
+
+
+def _headline(level: Level, findings: Sequence[Finding]) -> str:
+    if level == "none-seen":
+        return "No leak was measured. That is not evidence of safety."
+    if level not in ("leak", "partial"):
+        return "Nothing can be concluded: no attack ran whose controls hold."
+    grave, partial = _clauses(findings, "leak"), _clauses(findings, "partial")
+    first = f"{sentence(joined(grave, ', and'))}." if grave else ""
+    second = f"In part, {joined(partial, ', and')}." if partial else ""
+    return f"{first} {second}".strip()
+
+
+def _clauses(findings: Sequence[Finding], level: Level) -> list[str]:
+    """Who could do what, a clause a goal."""
+    clauses = []
+    for goal, rule in RULES.items():
+        who = _adversaries(f for f in findings if f.level == level and f.cell.goal == goal)
+        if who:
+            clauses.append(f"{joined(who)} {rule.leaked}")
+    return clauses
+
+
+def _adversaries(findings: Iterator[Finding]) -> list[str]:
+    return list(dict.fromkeys(party(f.cell.adversary) for f in findings))
+
+
+def _standing(result: Result, findings: Sequence[Finding]) -> str:
+    """How far the verdict carries: how many attacks ran, on which data, and what that leaves open."""
+    ran = [f for f in findings if f.level not in ("not-applicable", "failed")]
+    settled = [f for f in ran if f.level != "inconclusive"]
+    run = result.run
+    return (
+        f"{len(settled)} of {len(findings)} attack cells gave a conclusive answer about "
+        f"{clip(run.protocol)} with {run.clients} clients on {clip(run.dataset)}, "
+        f"in one run of {run.rounds} rounds from one seed with the {clip(run.profile)} profile. "
+        "The verdict speaks of these attacks on this run, not of other data, models or stronger attacks."
+    )
+
+
+def _reasons(result: Result, findings: Sequence[Finding]) -> Iterator[Reason]:
+    """Two findings (the gravest of two goals if there are two), then exposure, then what stays open."""
+    settled = [f for f in findings if f.level in ("leak", "partial", "none-seen")]
+    groups: dict[str, list[Finding]] = {}
+    for finding in settled:
+        groups.setdefault(finding.cell.goal, []).append(finding)
+    if len(groups) == 1:
+        only = next(iter(groups.values()))
+        groups = {}
+        for finding in only:
+            groups.setdefault(finding.cell.adversary, []).append(finding)
+    best = [f for f in map(strongest, groups.values()) if f is not None]
+    for _ in range(min(2, len(best))):
+        top = strongest(best)
+        if top is not None:
+            best.remove(top)
+            who = sentence(f"{party(top.cell.adversary)}, with {clip(top.cell.attack, 60)}")
+            yield Reason(
+                text=f"{who}: {top.measured}", because=top.because, cautions=top.cautions, number=top.number
+            )
+    yield from _exposure_reasons(result)
+    open_cells = [f for f in findings if f.level in ("inconclusive", "failed")]
+    if open_cells:
+        yield Reason(
+            text=f"{len(open_cells)} of {len(findings)} cells stay open: they failed, or their controls did.",
+            because="An open cell is neither a leak nor its absence.",
+        )
+
+
+def _exposure_reasons(result: Result) -> Iterator[Reason]:
+    """The audited adversary that received most kinds undefended; the others are counted."""
+    bare: dict[str, list[str]] = {}
+    for cell in result.cells:
+        kinds = [kind for kind, defended in private_kinds(result, cell.adversary) if not defended]
+        if kinds:
+            bare[cell.adversary] = kinds
+    if not bare:
+        return
+    most = max(bare, key=lambda a: len(bare[a]))
+    others = [party(a) for a in bare if a != most]
+    yield Reason(
+        text=f"{sentence(party(most))} received {joined(clip(k, 60) for k in bare[most])}, computed from "
+        "private data, with no defence on the way.",
+        because=(f"{sentence(joined(others))} received some of these or what they led to. " if others else "")
+        + "Without a noisy release on every path no ε can be claimed, whatever the attacks found.",
+    )
+
+
+def _matrix(findings: Sequence[Finding]) -> tuple[tuple[str, ...], tuple[MatrixRow, ...]]:
+    goals = tuple(dict.fromkeys([*(g for g in RULES if any(f.cell.goal == g for f in findings))]))
+    goals += tuple(dict.fromkeys(f.cell.goal for f in findings if f.cell.goal not in RULES))
+    rows = []
+    for adversary in dict.fromkeys(f.cell.adversary for f in findings):
+        entries = []
+        for goal in goals:
+            cells = [f for f in findings if f.cell.adversary == adversary and f.cell.goal == goal]
+            settled = sum(f.level in ("leak", "partial", "none-seen") for f in cells)
+            tried = sum(f.level != "not-applicable" for f in cells)
+            entries.append(MatrixEntry(goal=goal, finding=strongest(cells), conclusive=settled, tried=tried))
+        rows.append(MatrixRow(adversary=adversary, entries=tuple(entries)))
+    return goals, tuple(rows)
+
+
+def _actions(result: Result, findings: Sequence[Finding]) -> Iterator[Action]:
+    leaks = [f for f in findings if f.level in ("leak", "partial")]
+    failed_gates = [g.name for g in result.gates if not g.passed]
+    if failed_gates:
+        yield Action(
+            do="Hold the release: a gate of the spec failed.",
+            why=f"Not met: {joined(clip(name, 80) for name in failed_gates)}.",
+        )
+    yield from _reconstruction_action(result, [f for f in leaks if f.cell.goal == "reconstruction"])
+    members = [f for f in leaks if f.cell.goal == "membership"]
+    if members:
+        yield Action(
+            do="Bound what one record can do: train with DP-SGD at a stated ε and unit, then audit again.",
+            why=f"{sentence(joined(_adversaries(iter(members))))} could tell members from non-members. "
+            "Answering with labels only is no remedy: label-only attacks exist (Choquette-Choo 2021).",
+        )
+    labels = [f for f in leaks if f.cell.goal == "label-distribution"]
+    if labels:
+        yield Action(
+            do="Keep clients' counts and label statistics from single parties: sum securely or omit them.",
+            why=f"{sentence(joined(_adversaries(iter(labels))))} could tell clients' class shares.",
+        )
+    open_cells = [f for f in findings if f.level in ("inconclusive", "failed")]
+    if open_cells:
+        yield Action(
+            do=f"Settle the {len(open_cells)} open cells: repair them, spend more until controls hold.",
+            why="Until then treat each as a possible leak.",
+        )
+    if not leaks:
+        yield Action(
+            do="Claim no more than was measured: these attacks, this profile, this data.",
+            why="No measured leak is no proof of none. Only a mechanism with an ε bounds it.",
+        )
+
+
+def _reconstruction_action(result: Result, findings: Sequence[Finding]) -> Iterator[Action]:
+    if not findings:
+        return
+    adversaries = dict.fromkeys(f.cell.adversary for f in findings)
+    kinds = dict.fromkeys(k for a in adversaries for k, _ in private_kinds(result, a) if k in _MODEL_KINDS)
+    carrier = joined(kinds) if kinds else "their answers"
+    yield Action(
+        do=f"Keep single clients' {carrier} from {joined(party(a) for a in adversaries)}: secure "
+        "aggregation, or clipping and noise at the client.",
+        why="Inputs were reconstructed from them. Larger batches or more local steps make the attack harder "
+        "but guarantee nothing.",
+    )
+    if "eavesdropper" in adversaries:
+        yield Action(
+            do="Encrypt the transport.", why="An eavesdropper could read what the reconstruction needs."
+        )

@@ -1,0 +1,169 @@
+"""Numbers and names as a reader sees them: units, intervals, and no invisible characters.
+
+Guarantees:
+  * `visible` leaves no control, format, bidirectional-override or surrogate character in a text: each is
+    written as its code point, so that nothing can reorder or hide what a page says;
+  * a number is rounded for reading only; the page carries the exact value beside it.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+from fdaudit.types import Figure
+
+__all__ = [
+    "amount",
+    "clip",
+    "duration",
+    "joined",
+    "kilobytes",
+    "label",
+    "measure",
+    "party",
+    "sentence",
+    "visible",
+    "with_interval",
+]
+
+NBSP = "\N{NO-BREAK SPACE}"
+MINUS = "\N{MINUS SIGN}"
+
+_NAMES = {
+    "accuracy": "Accuracy",
+    "auc": "Area under the ROC curve",
+    "balanced_accuracy": "Balanced accuracy",
+    "bytes_on_wire": "Bytes on the wire",
+    "epsilon_lower_bound": "ε from below",
+    "fid": "FID",
+    "label_chebyshev": "Chebyshev distance of class shares",
+    "label_kl": "KL divergence of class shares",
+    "label_tv": "Total variation of class shares",
+    "labels_right": "Labels recovered",
+    "lpips": "LPIPS distance",
+    "macro_f1": "Macro F1",
+    "mse": "Mean squared error",
+    "pair_accuracy": "Right choices within pairs",
+    "psnr": "PSNR",
+    "ssim": "SSIM",
+    "tpr_at_0.1fpr": "True positives at 0.1 % false positives",
+    "tpr_at_10fpr": "True positives at 10 % false positives",
+    "tpr_at_1fpr": "True positives at 1 % false positives",
+}
+
+_SUFFIXES = {
+    "_prior_max": ", the prior's luckiest",
+    "_worst_target": ", worst target",
+    "_gain": " gain over the prior",
+    "_prior": " of the prior alone",
+    "_max": ", most leaked image",
+    "_mean": "",
+    "_worst": ", worst client",
+}
+
+_PURE = ("auc",)
+"""Figures in [0, 1] that nobody reads as a percentage."""
+
+_ROLES = {
+    "server": "the server",
+    "world": "anyone who holds the released model",
+    "eavesdropper": "an eavesdropper on the network",
+    "aggregator": "the aggregator",
+}
+
+
+def visible(text: str) -> str:
+    """`text` with every invisible or reordering character written as its code point; newline and tab stay."""
+    return "".join(c if _harmless(c) else f"\u27e8U+{ord(c):04X}\u27e9" for c in text)
+
+
+def _harmless(c: str) -> bool:
+    return c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def clip(text: str, limit: int = 120) -> str:
+    """`text`, or its start and the number of characters left out."""
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]}… (+{len(text) - limit:,} characters)"
+
+
+def amount(value: float, unit: str = "") -> str:
+    """A number with its unit, rounded for reading: fractions as percentages, decibels to a tenth."""
+    if unit == "bytes":
+        return kilobytes(value)
+    if unit == "count":
+        return f"{value:,.0f}"
+    if unit == "fraction":
+        return f"{_decimal(100 * value, 1)}{NBSP}%"
+    digits = 1 if unit == "dB" else 3 if abs(value) < 10 else 1
+    return _decimal(value, digits) + (f"{NBSP}{clip(unit, 16)}" if unit else "")
+
+
+def _decimal(value: float, digits: int) -> str:
+    """`value` to `digits` decimals, or to two significant digits where those would show a false zero."""
+    vanishes = value != 0 and abs(value) < 0.5 * 10.0**-digits
+    text = f"{value:.1e}" if vanishes else f"{value:,.{digits}f}"
+    return text.replace("-", MINUS)
+
+
+def kilobytes(n: float) -> str:
+    """A number of bytes in decimal multiples: 1 kB is 1,000 bytes."""
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(n) >= size:
+            return f"{n / size:,.1f}{NBSP}{unit}"
+    return f"{n:,.0f}{NBSP}B"
+
+
+def duration(seconds: float) -> str:
+    """A time in seconds or minutes."""
+    if seconds < 60:
+        return f"{seconds:.1f}{NBSP}s"
+    whole = round(seconds)
+    return f"{whole // 60}{NBSP}min {whole % 60:02d}{NBSP}s"
+
+
+def with_interval(figure: Figure) -> str:
+    """A figure's value and interval in one line, or the reason why there is none."""
+    if figure.value is None:
+        return f"unavailable ({figure.unavailable})"
+    text = measure(figure, figure.value)
+    if figure.low is None or figure.high is None:
+        return text
+    return f"{text} [{measure(figure, figure.low)}, {measure(figure, figure.high)}]"
+
+
+def measure(figure: Figure, value: float) -> str:
+    """A value of a figure (its own, or an end of its interval) as that figure's readers expect it."""
+    return amount(value, "" if figure.name.removesuffix("_mean") in _PURE else figure.unit)
+
+
+def label(name: str) -> str:
+    """A figure's name as a reader sees it; an unknown one with its underscores as spaces."""
+    if name in _NAMES:
+        return _NAMES[name]
+    for suffix, words in _SUFFIXES.items():
+        base = name.removesuffix(suffix)
+        if base != name and base in _NAMES:
+            return _NAMES[base] + words
+    return clip(name.replace("_", " "), 80)
+
+
+def party(name: str) -> str:
+    """A party in running text: "the server", "client/3", "the server with client/3"."""
+    return " with ".join(_ROLES.get(part, clip(part, 60)) for part in name.split("+"))
+
+
+def sentence(text: str) -> str:
+    """`text` with its first letter as a capital."""
+    return text[:1].upper() + text[1:]
+
+
+def joined(parts: Iterable[str], word: str = "and") -> str:
+    """An English list: "a", "a and b", "a, b and c"."""
+    items: Sequence[str] = list(parts)
+    if len(items) < 2:
+        return "".join(items)
+    gap = "" if word.startswith(",") else " "
+    return f"{', '.join(items[:-1])}{gap}{word} {items[-1]}"

@@ -1,0 +1,101 @@
+"""A headless Chromium for tests that must see a page as a reader does; absent, such tests skip and say so.
+
+Used as a context manager so that any test can open any page:
+
+    with chromium(tmp_path) as browser:
+        page = browser.open(report_path)
+        assert page.errors == []
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What opening a page brought to light."""
+
+    url: str
+    errors: tuple[str, ...]
+    requests: tuple[str, ...]
+
+
+class Browser:
+    """One Chromium with its logs: `driver` is Selenium's."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def open(self, path: Path, width: int = 1280, height: int = 900) -> Page:
+        """Opens a local file at a viewport of `width` x `height` CSS pixels; reports errors and requests."""
+        self.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
+        )
+        for log in ("browser", "performance"):
+            self.driver.get_log(log)
+        url = path.resolve().as_uri()
+        self.driver.get(url)
+        errors = tuple(e["message"] for e in self.driver.get_log("browser"))
+        events = (json.loads(e["message"])["message"] for e in self.driver.get_log("performance"))
+        sent = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        requests = tuple(u for u in sent if not u.startswith("data:"))
+        return Page(url, errors, requests)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """The value of a JavaScript function body in the page (the debugger's, not the page's)."""
+        return self.driver.execute_script(script, *arguments)
+
+    def screenshot(self, path: Path) -> None:
+        """The whole page, not only what the window shows, as a PNG."""
+        shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def pdf(self, path: Path) -> None:
+        """The page as it prints on A4."""
+        made = self.driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
+        path.write_bytes(base64.b64decode(made["data"]))
+
+
+@contextmanager
+def chromium(profile: Path) -> Iterator[Browser]:
+    """A browser with a new profile below `profile`; skips the test where Chromium or its driver is absent."""
+    selenium = pytest.importorskip("selenium.webdriver")
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    binary, driver_path = shutil.which("chromium"), shutil.which("chromedriver")
+    if binary is None or driver_path is None:
+        pytest.skip("Chromium or chromedriver is not installed")
+    options = Options()
+    options.binary_location = binary
+    for flag in (*FLAGS, f"--user-data-dir={profile / 'chromium'}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = selenium.Chrome(options=options, service=Service(driver_path))
+    try:
+        yield Browser(driver)
+    finally:
+        driver.quit()
