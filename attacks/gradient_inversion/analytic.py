@@ -48,6 +48,7 @@ class AnalyticRecovery:
     assumes: ClassVar[tuple[str, ...]] = ("architecture",)
     source: ClassVar[str] = "Phong et al. 2018, section 3; batches: Boenisch et al. 2023, Fowl et al. 2022"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
+    control: ClassVar[dict[str, Any]] = {"model": "mlp", "images": 2}
     Config: ClassVar[type[AnalyticConfig]] = AnalyticConfig
 
     def __init__(self, config: AnalyticConfig) -> None:
