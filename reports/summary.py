@@ -224,7 +224,7 @@ def _actions(result: Result, findings: Sequence[Finding]) -> Iterator[Action]:
     if not leaks:
         yield Action(
             do="Claim no more than was measured: these attacks, this profile, this data.",
-            why="No measured leak is no proof of none. Only a mechanism with an ε bounds it.",
+            why="Not finding a leak does not show that there is none. Only a mechanism with an ε bounds one.",
         )
 
 
