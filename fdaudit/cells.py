@@ -30,7 +30,7 @@ from fdaudit.oracle import Oracle, serve
 from fdaudit.plan import AttackPlan, Plan
 from fdaudit.rehearsal import rehearse
 from fdaudit.result import Cell, Control, TargetResult
-from fdaudit.rng import child, child_numpy
+from fdaudit.rng import child, child_numpy, child_seed
 from fdaudit.simulation import NoWire
 from fdaudit.storage import load_json, save_json, write_atomically
 from fdaudit.training import Parameters
@@ -123,7 +123,7 @@ class Stage:
             self.plan.auxiliary,
             classes=self.plan.dataset.classes,
             execution=self.plan.execution,
-            seed=self.plan.seed,
+            seed=child_seed(self.plan.seed, "encoder"),
         )
 
     @cached_property

@@ -242,7 +242,7 @@ def _exposure(rows: Iterable[Exposure]) -> tuple[ExposureRow, ...]:
 
 
 def _ledger(result: Result) -> tuple[LedgerRow, ...]:
-    seers = [r.party for r in result.exposure if r.direction == "received"]
+    seers = [r.party for r in result.exposure if r.direction != "sent"]
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for adversary in dict.fromkeys([*seers, *(c.adversary for c in result.cells)]):
         kinds = private_kinds(result, adversary)

@@ -64,11 +64,15 @@ class Summary:
     matrix: tuple[MatrixRow, ...]
 
 
+_UNTRIED = ("not-applicable", "not-requested")
+"""Levels of cells in which nothing was tried."""
+
+
 def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
     """The first page of a result, from its findings and its exposure; pure."""
     top = strongest(findings)
     level: Level = top.level if top else "inconclusive"
-    if level in ("failed", "not-applicable"):
+    if level in ("failed", *_UNTRIED):
         level = "inconclusive"
     goals, matrix = _matrix(findings)
     return Summary(
@@ -87,7 +91,7 @@ def private_kinds(result: Result, adversary: str) -> tuple[tuple[str, bool], ...
     members = adversary.split("+")
     seen: dict[str, bool] = {}
     for row in result.exposure:
-        if row.direction == "received" and row.private and (row.party in members or row.party == adversary):
+        if row.direction != "sent" and row.private and (row.party in members or row.party == adversary):
             seen[row.kind] = seen.get(row.kind, True) and bool(row.defenses)
     return tuple(seen.items())
 
@@ -119,7 +123,7 @@ def _adversaries(findings: Iterator[Finding]) -> list[str]:
 
 def _standing(result: Result, findings: Sequence[Finding]) -> str:
     """How far the verdict carries: how many attacks ran, on which data, and what that leaves open."""
-    ran = [f for f in findings if f.level not in ("not-applicable", "failed")]
+    ran = [f for f in findings if f.level not in (*_UNTRIED, "failed")]
     settled = [f for f in ran if f.level != "inconclusive"]
     run = result.run
     return (
@@ -187,7 +191,7 @@ def _matrix(findings: Sequence[Finding]) -> tuple[tuple[str, ...], tuple[MatrixR
         for goal in goals:
             cells = [f for f in findings if f.cell.adversary == adversary and f.cell.goal == goal]
             settled = sum(f.level in ("leak", "partial", "none-seen") for f in cells)
-            tried = sum(f.level != "not-applicable" for f in cells)
+            tried = sum(f.level not in _UNTRIED for f in cells)
             entries.append(MatrixEntry(goal=goal, finding=strongest(cells), conclusive=settled, tried=tried))
         rows.append(MatrixRow(adversary=adversary, entries=tuple(entries)))
     return goals, tuple(rows)

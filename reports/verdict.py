@@ -22,7 +22,7 @@ from .text import clip, measure, with_interval
 
 __all__ = ["LEVELS", "Finding", "Level", "judge", "judge_all", "strongest"]
 
-Level = Literal["leak", "partial", "none-seen", "inconclusive", "failed", "not-applicable"]
+Level = Literal["leak", "partial", "none-seen", "inconclusive", "failed", "not-applicable", "not-requested"]
 
 LEVELS: Mapping[Level, str] = MappingProxyType(
     {
@@ -32,6 +32,7 @@ LEVELS: Mapping[Level, str] = MappingProxyType(
         "inconclusive": "Inconclusive",
         "failed": "Failed",
         "not-applicable": "Not applicable",
+        "not-requested": "Not requested",
     }
 )
 """Levels from the gravest to the one that says least, with the words shown for each."""
