@@ -59,11 +59,28 @@ def _to_json(values: Mapping[str, Any], where: str) -> str:
     if not isinstance(values, Mapping):
         raise SpecError(where or "spec", values, "is not a mapping", "Write `key: value` lines.")
     try:
+        _refuse_foreign(values, where)
         return json.dumps(values, allow_nan=True)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise SpecError(
             where or "spec", values, f"is not plain data ({error})", "Use text, numbers, lists."
         ) from None
+
+
+def _refuse_foreign(value: Any, where: str) -> None:
+    """Refuses a value that JSON has no form for (YAML reads `2020-01-01` as a date), naming its field."""
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            _refuse_foreign(below, f"{where}.{key}".lstrip("."))
+    elif isinstance(value, (list, tuple)):
+        for number, below in enumerate(value):
+            _refuse_foreign(below, f"{where}.{number}".lstrip("."))
+    elif isinstance(value, str):
+        if any("\ud800" <= c <= "\udfff" for c in value):
+            raise SpecError(where or "spec", value, "holds half a character", "Write whole characters.")
+    elif not (value is None or isinstance(value, (bool, int, float))):
+        problem = f"is a {type(value).__name__}, not plain data"
+        raise SpecError(where or "spec", value, problem, "Write text in quotes, a number, a list or a mapping.")
 
 
 def _spec_error(config: type[Config], error: ValidationError, where: str) -> SpecError:
