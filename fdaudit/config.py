@@ -33,6 +33,7 @@ class Config(BaseModel):
 
 # How pydantic names a member of a union inside an error's location: `literal['all']`, `tuple[…]`, `Model`.
 _UNION_MEMBER = re.compile(r".*\[|function-|[A-Z]")
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d{1,3}")
 
 C = TypeVar("C", bound=Config)
 
@@ -104,6 +105,9 @@ def _spec_error(config: type[Config], error: ValidationError, where: str) -> Spe
             return cause
         problem, _, remedy = str(cause).partition(". ")
         return SpecError(field, value, problem, remedy or "Change one of them.")
+    if kind in ("float_type", "int_type") and isinstance(value, str) and _EXPONENT.fullmatch(value):
+        remedy = f"Write {float(value)!r}: YAML reads an exponent as a number only after a decimal point."
+        return SpecError(field, value, "is text, not a number", remedy)
     message = first["msg"][0].lower() + first["msg"][1:]
     return SpecError(field, value, f"is refused: {message}", _remedy(kind, first.get("ctx", {})))
 
