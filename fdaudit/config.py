@@ -105,7 +105,7 @@ def _spec_error(config: type[Config], error: ValidationError, where: str) -> Spe
             return cause
         problem, _, remedy = str(cause).partition(". ")
         return SpecError(field, value, problem, remedy or "Change one of them.")
-    if kind in ("float_type", "int_type") and isinstance(value, str) and _EXPONENT.fullmatch(value):
+    if kind in ("float_type", "int_type") and isinstance(value, str) and _EXPONENT.fullmatch(value) and float(value) < float("inf"):
         remedy = f"Write {float(value)!r}: YAML reads an exponent as a number only after a decimal point."
         return SpecError(field, value, "is text, not a number", remedy)
     message = first["msg"][0].lower() + first["msg"][1:]
