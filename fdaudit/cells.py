@@ -25,7 +25,13 @@ from fdaudit.errors import FdauditError
 from fdaudit.federation import PartyData, Setting
 from fdaudit.knowledge import Knowledge
 from fdaudit.manifest import read_manifest
-from fdaudit.metrics import MembershipScore, ReconstructionScore, mean_and_worst
+from fdaudit.metrics import (
+    MembershipScore,
+    ReconstructionScore,
+    fid_figure,
+    mean_and_worst,
+    task_encoder_distance,
+)
 from fdaudit.oracle import Oracle, serve
 from fdaudit.plan import AttackPlan, Plan
 from fdaudit.rehearsal import rehearse
@@ -264,7 +270,19 @@ class Stage:
                     images=self._pictures(cell, guess, score),
                 )
             )
-        return tuple(whole.figures.values()), tuple(targets)
+        return (*whole.figures.values(), *self._distances(guesses)), tuple(targets)
+
+    def _distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:
+        """How far all guesses lie from all true images as sets: FID, and the task encoder's distance beside it."""
+        guess = torch.cat([g.images for g in guesses])
+        truth = torch.cat([self._truth.behind(g.target, g.messages)[0] for g in guesses])
+        if min(len(guess), len(truth)) < 2:
+            why = "a distance between sets needs at least two images on each side"
+            return tuple(Figure(name=n, value=None, unavailable=why) for n in ("fid", "frechet_task_encoder"))
+        return (
+            fid_figure(guess, truth),
+            task_encoder_distance(guess, truth, self._encoder, TaskEncoder.name),
+        )
 
     def _pictures(
         self, cell: str, guess: Reconstruction, score: ReconstructionScore
@@ -272,16 +290,20 @@ class Stage:
         """Writes true images and guesses as PNG; returns one entry an image, most alike first."""
         x, y = self._truth.behind(guess.target, guess.messages)
         folder = _cell_directory(self.run, cell)
+        prior = self._truth.prior_images(guess, score, cell)
         entries = []
         for row in sorted(score.images, key=lambda r: -r.psnr):
             stem = f"{guess.target.replace('/', '-')}-{row.truth:03d}"
             paths = {"truth": f"{stem}-truth.png", "guess": f"{stem}-guess.png"}
             write_atomically(folder / paths["truth"], _png(x[row.truth]), sync=False)
             write_atomically(folder / paths["guess"], _png(guess.images[row.guess]), sync=False)
+            if prior is not None:
+                paths["prior"] = f"{stem}-prior.png"
+                write_atomically(folder / paths["prior"], _png(prior[row.truth]), sync=False)
             entries.append(
                 {
-                    **{k: (folder / p).relative_to(self.run).as_posix() for k, p in paths.items()},
                     "prior": None,
+                    **{k: (folder / p).relative_to(self.run).as_posix() for k, p in paths.items()},
                     "psnr": row.psnr,
                     "prior_psnr": row.psnr_prior,
                     "ssim": row.ssim,
