@@ -16,6 +16,7 @@ from fdaudit.rehearsal import parties_of
 from fdaudit.rng import child
 from fdaudit.spec import Spec
 from fdaudit.training import Execution, Parameters, Trainer, parameters_of
+from fdaudit.view import members_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,6 +109,8 @@ def make_plan(spec: Spec, seed: int) -> Plan:
     protocol = protocols.REGISTRY.load(spec.protocol.name, "protocol.name")
     config = validate(protocol.Config, spec.protocol.params, "protocol.params")
     attack_plans = _attacks(spec)
+    for name in dict.fromkeys([*spec.adversaries, *(a for p in attack_plans for a in p.adversaries)]):
+        members_of(name, parties_of(protocol, spec.clients))
     attached = _defenses(spec, protocol)
     for number, kind in enumerate(spec.withhold):
         if kind not in protocol.withholdable:
