@@ -53,7 +53,7 @@ def text(found: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _message(message: dict[str, str]) -> str:
+def _message(message: dict[str, Any]) -> str:
     head = f"  {message['from']} -> {message['to']}: {message['kind']} ({message['what']})"
     return f"{head}\n      {KINDS[message['kind']]}"
 

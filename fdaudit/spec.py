@@ -238,15 +238,45 @@ def load_spec(source: Spec | Path | str | dict[str, Any]) -> Spec:
         return source
     if isinstance(source, dict):
         return validate(Spec, source)
-    path = Path(source)
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})"
         raise SpecError("spec", str(source), problem, "Give the path of a YAML file.") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        problem = " ".join(str(error).split())
-        raise SpecError("spec", str(source), f"is not YAML: {problem}", "Mend the file.") from None
+    value = _from_yaml(text, str(source))
     if isinstance(value, dict) and isinstance(value.get("seed"), dict):
         value = {**value, "seed": None}  # a run's own spec.yaml: its seed lies in the vault
     return validate(Spec, value if value is not None else {})
+
+
+def _from_yaml(text: str, source: str) -> Any:
+    """Plain data from YAML, after a look at the document that PyYAML would read without a word."""
+    try:
+        _refuse_ambiguity(yaml.compose(text, Loader=yaml.SafeLoader), source)
+        return yaml.safe_load(text)
+    # Besides its own errors PyYAML lets through what Python raises on `!!int x`, `2020-13-45` and the like.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        problem = " ".join(str(error).split()) or type(error).__name__
+        raise SpecError("spec", source, f"is not YAML: {problem}", "Mend the file.") from None
+
+
+def _refuse_ambiguity(document: yaml.Node | None, source: str) -> None:
+    """Refuses a key given twice (YAML keeps the last, silently) and aliases (which can grow without bound)."""
+    pending, seen = [] if document is None else [("", document)], set[int]()
+    while pending:
+        where, node = pending.pop()
+        if id(node) in seen:
+            line = node.start_mark.line + 1
+            problem = f"repeats what stands in line {line} by an alias"
+            raise SpecError(where, source, problem, "Write it out.")
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            pending += [(f"{where}.{n}".lstrip("."), child) for n, child in enumerate(node.value)]
+        elif isinstance(node, yaml.MappingNode):
+            keys: dict[Any, Any] = {}
+            for key, child in node.value:
+                name = f"{where}.{key.value}".lstrip(".")
+                if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                    raise SpecError(name, child.value, "is a second value for one key", "Keep one of them.")
+                keys[str(key.value)] = child
+                pending.append((name, child))
