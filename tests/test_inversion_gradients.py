@@ -26,7 +26,16 @@ from fdaudit.attacks.gradient_inversion.gradients import (
 )
 from fdaudit.errors import UsageError
 
-from .gradient_inversion_cases import dlg_lenet, init_uniform, mlp, pooling_cnn, strided_cnn, tensors, true_gradient
+from .gradient_inversion_cases import (
+    dlg_lenet,
+    init_uniform,
+    mlp,
+    one_thread,  # noqa: F401
+    pooling_cnn,
+    strided_cnn,
+    tensors,
+    true_gradient,
+)
 
 STRATEGIES: tuple[Strategy, ...] = ("loop", "vmap", "folded")
 NETWORKS = {"lenet": dlg_lenet, "strided": strided_cnn, "pooling": pooling_cnn, "mlp": mlp}
@@ -54,7 +63,9 @@ def test_gradients_and_their_derivatives_are_those_of_plain_autograd(
     (derivative,) = torch.autograd.grad(squared_l2(found, target).sum() + (dot / square).sum(), v)
     for r in range(3):
         w = x[r].clone().requires_grad_()
-        g = torch.autograd.grad(F.cross_entropy(module(w), y[r]), list(module.parameters()), create_graph=True)
+        g = torch.autograd.grad(
+            F.cross_entropy(module(w), y[r]), list(module.parameters()), create_graph=True
+        )
         flat = torch.cat([t.flatten() for t in g])
         torch.testing.assert_close(found[r].detach(), flat.detach())
         total = (flat - target[r]).square().sum() + flat @ target[r] / flat.square().sum()
@@ -87,7 +98,11 @@ def test_folded_convolutions_of_any_shape(
     module = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(width, 4, bias=bias)).double()
     for p in module.parameters():
         nn.init.normal_(p, generator=g)
-    y = torch.rand(2, 2, 4, generator=g, dtype=torch.float64).softmax(2) if soft else torch.tensor([[0, 3], [1, 1]])
+    y = (
+        torch.rand(2, 2, 4, generator=g, dtype=torch.float64).softmax(2)
+        if soft
+        else torch.tensor([[0, 3], [1, 1]])
+    )
     folded, loop = (GradientMap(module, tensors(module), s)(x, y) for s in ("folded", "loop"))
     torch.testing.assert_close(folded.detach(), loop.detach())
 
@@ -166,7 +181,9 @@ def test_problems_advance_together_as_they_would_alone() -> None:
     module, x, y = _case("lenet", 6, 2)
     g = torch.Generator().manual_seed(9)
     simulate = GradientMap(module, tensors(module))
-    target = torch.stack([flatten(true_gradient(module, a, b), simulate.names) for a, b in zip(x, y, strict=True)])
+    target = torch.stack(
+        [flatten(true_gradient(module, a, b), simulate.names) for a, b in zip(x, y, strict=True)]
+    )
     start = torch.rand(x.shape, generator=g, dtype=torch.float64)
     adam = match_adam(simulate, target, start, y, iterations=30, lr=0.1, tv=1e-3)
     bfgs = match_lbfgs(simulate, target, start, y, evaluations=40)

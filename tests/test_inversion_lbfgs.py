@@ -57,7 +57,9 @@ def test_quadratics_reach_the_solution_of_their_linear_systems() -> None:
         Hx = (H[rows] @ x[:, :, None])[:, :, 0]
         return 0.5 * (x * Hx).sum(1) - (x * b[rows]).sum(1), Hx - b[rows]
 
-    found = minimise(objective, torch.zeros(6, 20, dtype=torch.float64), evaluations=200, gradient_tolerance=1e-6)
+    found = minimise(
+        objective, torch.zeros(6, 20, dtype=torch.float64), evaluations=200, gradient_tolerance=1e-6
+    )
     assert found.converged.all()
     torch.testing.assert_close(found.x, torch.linalg.solve(H, b), rtol=1e-4, atol=1e-4)
 
@@ -74,7 +76,8 @@ def test_rosenbrock_needs_about_as_many_evaluations_as_scipy() -> None:
     found = minimise(_rosenbrock, x, evaluations=500, history=10, tolerance=1e-12)
     assert found.converged.all()
     references = [
-        minimize(rosen, p.numpy(), jac=rosen_der, method="L-BFGS-B", options={"ftol": 0, "gtol": 1e-8}) for p in x
+        minimize(rosen, p.numpy(), jac=rosen_der, method="L-BFGS-B", options={"ftol": 0, "gtol": 1e-8})
+        for p in x
     ]
     ours, theirs = found.evaluations.double().mean(), np.mean([r.nfev for r in references])
     assert ours < 2 * theirs

@@ -197,7 +197,10 @@ def _split(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[str, 
         )
     if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
         raise UsageError(
-            "module", type(module).__name__, "has tied weights", "Use a model whose layers share no parameter."
+            "module",
+            type(module).__name__,
+            "has tied weights",
+            "Use a model whose layers share no parameter.",
         )
     parameters: dict[str, Tensor] = {}
     for name, own in module.named_parameters():
