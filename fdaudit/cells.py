@@ -21,11 +21,16 @@ from torch import Tensor
 
 from fdaudit.controls import answer, controls
 from fdaudit.encoder import TaskEncoder
-from fdaudit.errors import FdauditError
 from fdaudit.federation import PartyData, Setting
 from fdaudit.knowledge import Knowledge
 from fdaudit.manifest import read_manifest
-from fdaudit.metrics import MembershipScore, ReconstructionScore, mean_and_worst
+from fdaudit.metrics import (
+    MembershipScore,
+    ReconstructionScore,
+    fid_figure,
+    mean_and_worst,
+    task_encoder_distance,
+)
 from fdaudit.oracle import Oracle, serve
 from fdaudit.plan import AttackPlan, Plan
 from fdaudit.rehearsal import rehearse
@@ -35,7 +40,7 @@ from fdaudit.simulation import NoWire
 from fdaudit.storage import load_json, save_json, write_atomically
 from fdaudit.training import Parameters
 from fdaudit.transcript import Position, Transcript
-from fdaudit.truth import Truth
+from fdaudit.truth import Truth, check_guesses
 from fdaudit.types import AttackTask, Challenge, Figure, Guess, Membership, Reconstruction
 from fdaudit.vault import Vault
 from fdaudit.view import View, export_view, open_view, view_of
@@ -45,10 +50,11 @@ __all__ = ["Adversary", "Stage"]
 
 @dataclass(frozen=True, eq=False)
 class Adversary:
-    """An adversary with its exported view, while that lies on disk."""
+    """An adversary with its exported view, and a directory for its rehearsals, while they lie on disk."""
 
     name: str
     view: View
+    scratch: Path
 
 
 class Stage:
@@ -63,17 +69,22 @@ class Stage:
         self.plan, self.run = plan, run
         self._vault = Vault(run / "vault")
         self._truth = Truth(plan, self._vault)
-        self._shadow = tempfile.TemporaryDirectory(prefix="fdaudit-shadow-")
 
     # -- what an attack is given ----------------------------------------------------------------------------
 
     @contextmanager
     def adversary(self, name: str) -> Iterator[Adversary]:
-        """Exports an adversary's view to a temporary directory of its own."""
-        with tempfile.TemporaryDirectory(prefix="fdaudit-view-") as folder:
+        """Exports an adversary's view to a temporary directory of its own; another is for its rehearsals.
+
+        Adversaries share neither: what one rehearses on its own records is nothing that another may read.
+        """
+        with (
+            tempfile.TemporaryDirectory(prefix="fdaudit-view-") as folder,
+            tempfile.TemporaryDirectory(prefix="fdaudit-shadow-") as scratch,
+        ):
             target = Path(folder) / "view"
             export_view(self.view(name), target)
-            yield Adversary(name, open_view(target))
+            yield Adversary(name, open_view(target), Path(scratch))
 
     def view(self, name: str) -> View:
         """The view of an adversary on the run's own transcript."""
@@ -87,14 +98,14 @@ class Stage:
             own_data=own,
         )
 
-    def knowledge(self, adversary: str) -> Knowledge:
+    def knowledge(self, adversary: Adversary) -> Knowledge:
         """What adversaries are assumed to know; none of it holds a weight of any party."""
         return Knowledge(
             architecture=self.plan.architecture,
             auxiliary=self.plan.auxiliary,
             train=self.plan.trainer(),
             encode=self._encoder,
-            rehearse=_Rehearsal(self.plan, adversary, Path(self._shadow.name)),
+            rehearse=_Rehearsal(self.plan, adversary.name, adversary.scratch),
         )
 
     def task(self, adversary: str, attack: AttackPlan) -> AttackTask:
@@ -157,23 +168,27 @@ class Stage:
             return base.cell("not-requested", reason="the spec does not ask for this attack")
         if adversary.name not in attack.adversaries:
             return base.cell("not-requested", reason="the spec does not ask for it against this adversary")
-        task, knowledge = self.task(adversary.name, attack), self.knowledge(adversary.name)
-        runner = attack.cls(attack.config)
         try:
+            task, knowledge = self.task(adversary.name, attack), self.knowledge(adversary)
+            candidates = {k: len(c.y) for k, c in task.challenges.items()}
+            runner = attack.cls(attack.config)
             applicable = runner.applicable(adversary.view, knowledge, task)
             if not applicable:
                 return base.cell("not-applicable", reason=applicable.reason)
             generator = child(self.plan.seed, "attack", base.id)
-            guesses = self._ask(base.id, task, lambda: runner.run(adversary.view, knowledge, task, generator))
+            guesses, spent = self._ask(
+                base, task, lambda: runner.run(adversary.view, knowledge, task, generator)
+            )
             if not guesses:
                 return base.cell("not-applicable", reason="no victim has a message that the attack can use")
+            check_guesses(guesses, task.targets, candidates, adversary.view)
             figures, targets = self._score(base.id, guesses)
             tried = self._controls(attack)
-        except (FdauditError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+        except Exception as error:  # an attack may be anybody's code, and raise anything
             return base.cell("failed", reason=f"{type(error).__name__}: {error}")
         queries = None
         if isinstance(task.oracle, Oracle):
-            queries = {"budget": task.oracle.budget, "spent": task.oracle.spent}
+            queries = {"budget": self.plan.spec.queries, "spent": spent}
         failed = [name for name, control in tried.items() if not control.passed]
         reason = "" if not failed else f"its {' and '.join(failed)} control failed"
         return base.cell(
@@ -185,23 +200,30 @@ class Stage:
             controls=tried,
         )
 
-    def _ask(self, cell: str, task: AttackTask, attack: Callable[[], tuple[Guess, ...]]) -> tuple[Guess, ...]:
-        """Runs the attack, serving its oracle; every question and answer is chained from the run's head."""
+    def _ask(
+        self, base: _Base, task: AttackTask, attack: Callable[[], tuple[Guess, ...]]
+    ) -> tuple[tuple[Guess, ...], int]:
+        """Runs the attack, serving its oracle; every question and answer is chained from the run's head.
+
+        Returns:
+            The guesses, and how many samples were asked, counted where they were answered.
+        """
         if not isinstance(task.oracle, Oracle) or self._released is None:
-            return attack()
+            return attack(), 0
         trainer, released, kind = self.plan.trainer(), self._released, task.oracle.answers
         start = Position(head=str(read_manifest(self.run)["head"]))
         log = Transcript(
-            _cell_directory(self.run, cell),
+            _cell_directory(self.run, base.id),
             secret=self._vault.secrets.secret,
             start=start,
             log="queries.jsonl",
-            salt_path=("oracle", cell),
+            salt_path=("oracle", base.id),
         )
-        asker, answerer = cell.partition("/")[0], "oracle"
+        asker, answerer, asked = base.adversary, "oracle", list[int]()
         with log:
 
             def serve_one(x: Tensor) -> Tensor:
+                asked.append(len(x))
                 log.record(asker, answerer, "oracle_query", {"samples": x})
                 values = answer(kind, trainer.predict(released, x))
                 log.record(answerer, asker, "oracle_answer", {"values": values})
@@ -209,7 +231,7 @@ class Stage:
 
             guesses = serve(attack, task.oracle, serve_one)
             log.sync()
-        return guesses
+        return guesses, sum(asked)
 
     def _controls(self, attack: AttackPlan) -> dict[str, Control]:
         """Both controls of an attack; run once and kept, since they depend on no adversary."""
@@ -265,7 +287,19 @@ class Stage:
                     images=self._pictures(cell, guess, score),
                 )
             )
-        return tuple(whole.figures.values()), tuple(targets)
+        return (*whole.figures.values(), *self._distances(guesses)), tuple(targets)
+
+    def _distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:
+        """How far all guesses lie from all true images as sets: FID, and the task encoder's distance beside it."""
+        guess = torch.cat([g.images for g in guesses])
+        truth = torch.cat([self._truth.behind(g.target, g.messages)[0] for g in guesses])
+        if min(len(guess), len(truth)) < 2:
+            why = "a distance between sets needs at least two images on each side"
+            return tuple(Figure(name=n, value=None, unavailable=why) for n in ("fid", "frechet_task_encoder"))
+        return (
+            fid_figure(guess, truth),
+            task_encoder_distance(guess, truth, self._encoder, TaskEncoder.name),
+        )
 
     def _pictures(
         self, cell: str, guess: Reconstruction, score: ReconstructionScore
@@ -273,16 +307,20 @@ class Stage:
         """Writes true images and guesses as PNG; returns one entry an image, most alike first."""
         x, y = self._truth.behind(guess.target, guess.messages)
         folder = _cell_directory(self.run, cell)
+        prior = self._truth.prior_images(guess, score, cell)
         entries = []
         for row in sorted(score.images, key=lambda r: -r.psnr):
             stem = f"{guess.target.replace('/', '-')}-{row.truth:03d}"
             paths = {"truth": f"{stem}-truth.png", "guess": f"{stem}-guess.png"}
             write_atomically(folder / paths["truth"], _png(x[row.truth]), sync=False)
             write_atomically(folder / paths["guess"], _png(guess.images[row.guess]), sync=False)
+            if prior is not None:
+                paths["prior"] = f"{stem}-prior.png"
+                write_atomically(folder / paths["prior"], _png(prior[row.truth]), sync=False)
             entries.append(
                 {
-                    **{k: (folder / p).relative_to(self.run).as_posix() for k, p in paths.items()},
                     "prior": None,
+                    **{k: (folder / p).relative_to(self.run).as_posix() for k, p in paths.items()},
                     "psnr": row.psnr,
                     "prior_psnr": row.psnr_prior,
                     "ssim": row.ssim,
@@ -327,6 +365,7 @@ class _Rehearsal:
         self._protocol, self._config, self._adversary = plan.protocol, plan.protocol_config, adversary
         self._architecture, self._execution = plan.architecture, plan.execution
         self._defenses, self._folder = dict(plan.defenses), folder
+        self._withheld, self._transport = plan.spec.withhold, plan.spec.transport
 
     def __call__(self, data: list[tuple[Tensor, Tensor]], seed: int) -> View:
         from fdaudit.training import Trainer, parameters_of
@@ -341,6 +380,8 @@ class _Rehearsal:
             seed=seed,
             adversary=self._adversary,
             defenses=self._defenses,
+            withheld=self._withheld,
+            transport=self._transport,
         )
 
 

@@ -31,7 +31,7 @@ class TaskEncoder:
         seed: the seed of its initial weights and batches.
     """
 
-    name = "cnn-strided trained on auxiliary data"
+    name = "auxiliary-trained cnn-strided"
 
     def __init__(
         self, auxiliary: tuple[Tensor, Tensor], *, classes: int, execution: Execution, seed: int

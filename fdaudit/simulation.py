@@ -16,7 +16,7 @@ from fdaudit.errors import ProtocolError
 from fdaudit.federation import PartyData, Round, Setting
 from fdaudit.metrics import accuracy, macro_f1
 from fdaudit.plan import Plan
-from fdaudit.rehearsal import kinds_of
+from fdaudit.rehearsal import kinds_of, pooled
 from fdaudit.spec import RecordRounds
 from fdaudit.training import Parameters, Trainer
 from fdaudit.transcript import Position, Transcript
@@ -96,8 +96,7 @@ class _Stage:
         trainer = plan.trainer()
         clients = {k: PartyData(*plan.records(k)) for k in plan.clients}
         if protocol.pools_data:
-            x, y = (torch.cat([getattr(d, part) for d in clients.values()]) for part in ("x", "y"))
-            clients = {"client/0": PartyData(x, y)}
+            clients = {"client/0": pooled(clients)}
         setting = Setting(clients=clients, wire=wire, trainer=trainer, initial=plan.initial(), seed=plan.seed)
         return cls(plan, protocol(config, setting), trainer, plan.trainer())
 

@@ -342,7 +342,11 @@ class Trainer:
             return
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
+            # torch.manual_seed would reseed every accelerator, also those that were not forked.
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                with torch.cuda.device(self.device):
+                    torch.cuda.manual_seed(seed)
             yield
 
 

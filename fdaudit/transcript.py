@@ -30,7 +30,16 @@ from fdaudit.storage import decode, encode, header, sync_directory, write_atomic
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LOG", "PAYLOADS", "Position", "Transcript", "read_messages", "read_payload", "verify_transcript"]
+__all__ = [
+    "LOG",
+    "PAYLOADS",
+    "Position",
+    "Transcript",
+    "payload_name",
+    "read_messages",
+    "read_payload",
+    "verify_transcript",
+]
 
 LOG = "messages.jsonl"
 PAYLOADS = "payloads"
@@ -191,21 +200,29 @@ def read_messages(directory: Path, log: str = LOG) -> Iterator[Message]:
             raise IntegrityError([f"{log} line {number}: {error}"]) from None
 
 
+def payload_name(message: Message) -> str:
+    """Where the payload of a message lies, below its transcript; never outside of it.
+
+    Raises:
+        IntegrityError: the payload was not kept, or its name is not one that a transcript writes.
+    """
+    if message.payload is None:
+        raise IntegrityError([f"message {message.seq} was recorded as a digest only"])
+    name = str(message.payload.get("file"))
+    if not _PAYLOAD_NAME.fullmatch(name):
+        raise IntegrityError([f"message {message.seq} names {name!r}, not a payload of this transcript"])
+    return name
+
+
 def read_payload(directory: Path, message: Message) -> bytes:
     """The payload of a message, checked against its digest.
 
     Raises:
         IntegrityError: the payload was not kept, its name is not one a transcript writes, or it differs.
     """
-    where = message.payload
-    if where is None:
-        raise IntegrityError([f"message {message.seq} was recorded as a digest only"])
-    if not _PAYLOAD_NAME.fullmatch(str(where.get("file"))):
-        raise IntegrityError(
-            [f"message {message.seq} names {where.get('file')!r}, not a payload of this transcript"]
-        )
+    name, where = payload_name(message), message.payload or {}
     try:
-        path = directory / str(where["file"])
+        path = directory / name
         if path.is_symlink() or not path.is_file():
             raise ValueError("is missing" if not path.exists() else "is no regular file")
         with path.open("rb") as file:
@@ -216,11 +233,9 @@ def read_payload(directory: Path, message: Message) -> bytes:
             payload = file.read(length)
         salt = bytes.fromhex(message.salt)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise IntegrityError([f"payload of message {message.seq} ({where.get('file')}): {error}"]) from None
+        raise IntegrityError([f"payload of message {message.seq} ({name}): {error}"]) from None
     if hashlib.sha256(salt + payload).hexdigest() != message.sha256:
-        raise IntegrityError(
-            [f"payload of message {message.seq} ({where['file']}) does not match its digest"]
-        )
+        raise IntegrityError([f"payload of message {message.seq} ({name}) does not match its digest"])
     return payload
 
 

@@ -140,6 +140,8 @@ class Wire:
                 released.bytes_on_wire,
             )
             described.append(defense.describe())
+        if kind not in KINDS:
+            raise ProtocolError(f"wire: a defence made a message of kind {kind!r}. {nearest(kind, KINDS)}")
         draft = Message(
             seq=0,
             round=self._round,

@@ -194,8 +194,11 @@ class FedAvg:
         return result
 
     def _weights(self, senders: Sequence[str]) -> list[float]:
-        """n_k / n over the clients that answered; uniform where counts are not sent or withheld."""
-        counts = [int(self.state.get(f"server/n/{k}", torch.tensor(1))) for k in senders]
+        """n_k / n over the clients that answered; uniform where counts are not sent or withheld.
+
+        A count that a defence has noised may come out as nothing or less; it counts as one record then.
+        """
+        counts = [max(int(self.state.get(f"server/n/{k}", torch.tensor(1))), 1) for k in senders]
         return [n / sum(counts) for n in counts]
 
     def _count_seqs(self, senders: Mapping[str, Delivery]) -> list[int]:

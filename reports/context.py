@@ -143,6 +143,10 @@ def _rows(summary: Sequence[Figure], worst: Sequence[Figure]) -> tuple[FigureRow
     worsts = {f.name.removesuffix("_worst"): f for f in summary if f.name.endswith("_worst")}
     worsts |= {f.name: f for f in worst}
     names = dict.fromkeys([*means, *worsts])
+    for base in [n for n in names if n in means and means[n].value is None]:
+        for derived in (f"{base}_prior", f"{base}_gain"):
+            if derived in means and means[derived].value is None:
+                del names[derived]  # its reason stands once, in the measure's own row
     return tuple(FigureRow(name=n, mean=means.get(n), worst=worsts.get(n)) for n in names)
 
 

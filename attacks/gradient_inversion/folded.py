@@ -22,7 +22,6 @@ __all__ = ["Folded", "foldable"]
 
 def foldable(module: nn.Module) -> bool:
     """Whether every parameter belongs to one plain convolution or linear layer that `Folded` can record."""
-    owned = 0
     for m in module.modules():
         if isinstance(m, (nn.Dropout, nn.Dropout2d)) and m.training and m.p > 0:
             return False
@@ -32,9 +31,7 @@ def foldable(module: nn.Module) -> bool:
         plain_conv = type(m) is nn.Conv2d and m.groups == 1 and m.padding_mode == "zeros"
         if mine and not (type(m) is nn.Linear or (plain_conv and not isinstance(m.padding, str))):
             return False
-        owned += len(mine)
-    # `parameters()` leaves duplicates out: a smaller count means tied weights.
-    return owned == sum(1 for _ in module.parameters())
+    return True
 
 
 class Folded:
@@ -54,8 +51,12 @@ class Folded:
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 bias = parameters.get(f"{name}.bias" if name else "bias")
                 weight = parameters[f"{name}.weight" if name else "weight"]
-                kind = _RecordingConv if isinstance(layer, nn.Conv2d) else _RecordingLinear
-                self._layers[name] = recorder = kind(layer, weight, bias)
+                recorder: _Recorder
+                if isinstance(layer, nn.Conv2d):
+                    recorder = _RecordingConv(layer, weight, bias)
+                else:
+                    recorder = _RecordingLinear(weight, bias)
+                self._layers[name] = recorder
                 if not name:
                     twin = recorder
                 else:
@@ -105,7 +106,7 @@ class Folded:
 class _Recorder(nn.Module):
     """A layer with fixed weights that keeps its input patches and its output of the last pass."""
 
-    def __init__(self, layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
         self.record: tuple[Tensor, Tensor] | None = None
@@ -169,7 +170,7 @@ class _RecordingLinear(_Recorder):
 
 class _RecordingConv(_Recorder):
     def __init__(self, layer: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__(layer, weight, bias)
+        super().__init__(weight, bias)
         self._kernel, self._dilation = layer.kernel_size, layer.dilation
         # `foldable` has refused padding given by name.
         self._padding = (int(layer.padding[0]), int(layer.padding[1]))

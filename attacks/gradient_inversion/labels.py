@@ -61,9 +61,8 @@ def label_of_one(gradient: Mapping[str, Tensor], module: nn.Module) -> int:
 def expected_probabilities(module: nn.Module, tensors: Mapping[str, Tensor], probes: Tensor) -> Tensor:
     """Mean softmax output (C,) of the network with these parameters over probe images (n, c, h, w)."""
     with torch.no_grad():
-        return torch.cat(
-            [functional_call(module, dict(tensors), (p,)).softmax(1) for p in probes.split(256)]
-        ).mean(0)
+        parts = [functional_call(module, dict(tensors), (p,)).softmax(1) for p in torch.split(probes, 256)]
+    return torch.cat(parts).mean(0)
 
 
 def probe_images(shape: tuple[int, ...], n: int, generator: torch.Generator) -> Tensor:
@@ -125,4 +124,5 @@ def _feature_sum(module: nn.Module, tensors: Mapping[str, Tensor], probes: Tenso
             functional_call(module, dict(tensors), (probes[:256],))
     finally:
         hook.remove()
-    return seen[0].sum(1).mean()
+    total: Tensor = seen[0].sum(1).mean()
+    return total
