@@ -14,8 +14,8 @@ import yaml
 
 from fdaudit.cells import Stage
 from fdaudit.conclusion import conclude
-from fdaudit.errors import RunError, SpecError
-from fdaudit.manifest import MANIFEST, read_manifest, write_manifest
+from fdaudit.errors import IntegrityError, RunError, SpecError
+from fdaudit.manifest import MANIFEST, read_manifest, verify, write_manifest
 from fdaudit.plan import Plan, make_plan
 from fdaudit.result import Cell
 from fdaudit.simulation import federate
@@ -60,6 +60,8 @@ def perform(
         end = federate(plan, out, tick)
         _seal(plan, out, secrets, end)
         note_time(out, "federation", time.perf_counter() - seconds)
+    else:
+        _refuse_changed_record(out)
     attack_cells(plan, out, tick=tick)
     conclude(plan, out)
 
@@ -69,9 +71,11 @@ def reopen(run: Path) -> Plan:
 
     Raises:
         RunError: there is no run, or its data cannot be had any more.
+        IntegrityError: its record was changed: figures from it would stand under a head that is not theirs.
     """
     spec = _the_spec(None, run, resume=True)
     plan = make_plan(spec, Vault(run / "vault").secrets.seed)
+    _refuse_changed_record(run)
     stated = read_manifest(run)["commitments"]
     for name, found in commitments(plan, Vault(run / "vault").secrets).items():
         if stated.get(name) != found:
@@ -184,6 +188,12 @@ def _the_secrets(spec: Spec, out: Path, resume: bool, seed_from: Path | None) ->
     if given not in (None, secrets):
         raise RunError("seed-from", str(seed_from), "has another seed or secret", "Resume without it.")
     return secrets
+
+
+def _refuse_changed_record(run: Path) -> None:
+    findings = verify(run)
+    if findings:
+        raise IntegrityError(findings)
 
 
 def _open_directory(plan: Plan, run: Path, secrets: Secrets) -> None:

@@ -46,7 +46,9 @@ def read_manifest(run: Path) -> dict[str, Any]:
     """
     path = run / MANIFEST
     if not path.is_file() and (run / _AFTERWARDS).exists():
-        raise IntegrityError([f"{MANIFEST} is missing, though {_AFTERWARDS}, which is written later, is there"])
+        raise IntegrityError(
+            [f"{MANIFEST} is missing, though {_AFTERWARDS}, which is written later, is there"]
+        )
     if not path.is_file():
         raise RunError(
             "run", str(run), "has no manifest", "Finish it with `fdaudit run --resume --out` first."

@@ -151,7 +151,7 @@ def _refuse_mistyped(value: Any) -> None:
     """Raises unless every field has its type: a line may come from anybody."""
     for name, wanted in _TYPES.items():
         found = value[name]
-        if type(found) is not wanted or (wanted is int and found < 0):
+        if type(found) is not wanted or (type(found) is int and found < 0):
             raise TypeError(f"{name} is not a {'count' if wanted is int else wanted.__name__}")
     shapes = [n for t in value["tensors"].values() for n in t["shape"]]
     _each("receivers", value["receivers"], str)

@@ -112,7 +112,12 @@ class Vault:
             return None
         value = load_json(path)
         try:
-            numbers = [value["round"], value["utility"], value["transcript"]["seq"], value["transcript"]["offset"]]
+            numbers = [
+                value["round"],
+                value["utility"],
+                value["transcript"]["seq"],
+                value["transcript"]["offset"],
+            ]
             texts = [value["state_sha256"], value["transcript"]["head"]]
             whole = all(type(n) is int and n >= 0 for n in numbers) and all(type(t) is str for t in texts)
             if not whole or value["state"] != f"state/round-{numbers[0]:06d}":
