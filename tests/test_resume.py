@@ -209,7 +209,7 @@ def test_dying_again_and_again_changes_nothing(whole: Path, tmp_path: Path) -> N
 
 # -- processes: SIGKILL ---------------------------------------------------------------------------------------
 
-LONG = tiny(seed=12, protocol__params__rounds=60)
+LONG = tiny(seed=12, protocol__params__rounds=30)
 
 
 def command(spec: Path, out: Path, *more: object) -> list[str]:
