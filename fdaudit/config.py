@@ -81,7 +81,9 @@ def _refuse_foreign(value: Any, where: str) -> None:
             raise SpecError(where or "spec", value, "holds half a character", "Write whole characters.")
     elif not (value is None or isinstance(value, (bool, int, float))):
         problem = f"is a {type(value).__name__}, not plain data"
-        raise SpecError(where or "spec", value, problem, "Write text in quotes, a number, a list or a mapping.")
+        raise SpecError(
+            where or "spec", value, problem, "Write text in quotes, a number, a list or a mapping."
+        )
 
 
 def _spec_error(config: type[Config], error: ValidationError, where: str) -> SpecError:

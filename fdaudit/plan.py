@@ -199,7 +199,9 @@ def plan_attack(
 def _defenses(spec: Spec, protocol: Any, config: Config) -> dict[tuple[str, str], tuple[Any, ...]]:
     attached: dict[tuple[str, str], tuple[Any, ...]] = {}
     for number, entry in enumerate(spec.defenses):
-        sent = sorted({m["kind"] for m in protocol.messages if m["from"] == entry.sender and _sent(m, config)})
+        sent = sorted(
+            {m["kind"] for m in protocol.messages if m["from"] == entry.sender and _sent(m, config)}
+        )
         if entry.kind not in sent:
             # A defence on a message that is never sent would protect nothing, and nobody would be told.
             problem = f"is never sent by a {entry.sender} in {protocol.name} with these settings"
@@ -255,7 +257,9 @@ def _refuse_attacks_without_controls(spec: Spec, plans: tuple[AttackPlan, ...], 
         needed = int(plan.card["control"]["images"]) + 1 if plan.card.get("control") else 2
         if plan.config is not None and auxiliary < needed:
             problem = f"leaves {auxiliary} auxiliary records, the controls of {plan.name} need {needed}"
-            raise SpecError("splits.auxiliary", spec.splits.auxiliary, problem, "Raise it, or set attacks: [].")
+            raise SpecError(
+                "splits.auxiliary", spec.splits.auxiliary, problem, "Raise it, or set attacks: []."
+            )
 
 
 def _reference(name: str, config: Config, clients: int) -> tuple[Any, Config]:

@@ -5,10 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor, nn
-
 from fdaudit.attacks.gradient_inversion.engine import (
     best_of,
     cosine_distance,
@@ -24,6 +20,10 @@ from fdaudit.attacks.gradient_inversion.gradients import (
     flatten,
     unfolded_values,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
 from fdaudit.errors import UsageError
 
 from .gradient_inversion_cases import (

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import nn
-
 from fdaudit.attacks.gradient_inversion.labels import (
     expected_probabilities,
     label_of_one,
@@ -16,6 +12,10 @@ from fdaudit.attacks.gradient_inversion.labels import (
     recover_counts,
     recover_labels,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
 from fdaudit.errors import UsageError
 
 from .gradient_inversion_cases import (
