@@ -84,9 +84,10 @@ def test_one_attack_can_be_run_again_with_other_settings(finished: fdaudit.Run) 
 
 
 def test_the_command_line_tells_the_same(finished: fdaudit.Run, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["fdaudit", "verify", str(finished.directory), "--json"])
-        main()
+        with pytest.raises(SystemExit) as stop:
+            main()
     assert stop.value.code == 0
     assert json.loads(capsys.readouterr().out)["intact"] is True
 
