@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -107,7 +108,8 @@ def _spec_error(config: type[Config], error: ValidationError, where: str) -> Spe
             return cause
         problem, _, remedy = str(cause).partition(". ")
         return SpecError(field, value, problem, remedy or "Change one of them.")
-    if kind in ("float_type", "int_type") and isinstance(value, str) and _EXPONENT.fullmatch(value):
+    exponent = isinstance(value, str) and _EXPONENT.fullmatch(value) and math.isfinite(float(value))
+    if exponent and kind in ("float_type", "int_type"):
         remedy = f"Write {float(value)!r}: YAML reads an exponent as a number only after a decimal point."
         return SpecError(field, value, "is text, not a number", remedy)
     message = first["msg"][0].lower() + first["msg"][1:]

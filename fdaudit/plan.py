@@ -159,12 +159,12 @@ def make_plan(spec: Spec, seed: int) -> Plan:
 def _attacks(spec: Spec) -> tuple[AttackPlan, ...]:
     wanted = None if spec.attacks == "all" else {a.name: (n, a) for n, a in enumerate(spec.attacks)}
     known = attacks.REGISTRY.names()
-    for number, entry in enumerate(() if spec.attacks == "all" else spec.attacks):
+    for number, asked in enumerate(() if spec.attacks == "all" else spec.attacks):
         field = f"attacks.{number}.name"
-        if entry.name not in known:
-            raise SpecError(field, entry.name, "is not a known attack", nearest(entry.name, known))
-        if wanted is not None and wanted[entry.name][0] != number:
-            raise SpecError(field, entry.name, "is asked for twice", "Keep one of them.")
+        if asked.name not in known:
+            raise SpecError(field, asked.name, "is not a known attack", nearest(asked.name, known))
+        if wanted is not None and wanted[asked.name][0] != number:
+            raise SpecError(field, asked.name, "is asked for twice", "Keep one of them.")
     plans = []
     for name in known:
         if wanted is not None and name not in wanted:

@@ -112,7 +112,7 @@ def header(payload: bytes) -> dict[str, TensorInfo]:
         entries = json.loads(payload[8 : 8 + length])
         entries.pop("__metadata__", None)
         return {str(k): TensorInfo(str(v["dtype"]), tuple(v["shape"])) for k, v in entries.items()}
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError([f"payload header is malformed: {error}"]) from None
 
 
@@ -123,9 +123,19 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Reads named tensors written by `save_tensors`."""
-    return decode(path.read_bytes())
+def load_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
+    """Reads named tensors written by `save_tensors`.
+
+    Raises:
+        IntegrityError: the file is missing or damaged, or has another digest than `sha256`, where that is given.
+    """
+    try:
+        payload = path.read_bytes()
+    except OSError as error:
+        raise IntegrityError([f"{path.name} cannot be read: {error.strerror}"]) from None
+    if sha256 not in (None, hashlib.sha256(payload).hexdigest()):
+        raise IntegrityError([f"{path.name} does not match its digest"])
+    return decode(payload)
 
 
 def commitment(salt: bytes, *parts: bytes) -> str:
