@@ -262,7 +262,7 @@ def verify(run: RunPath, as_json: AsJson = False) -> None:
 
 @app.command(name="list")
 def list_(as_json: AsJson = False) -> None:
-    """List protocols, attacks, defences, models and datasets."""
+    """List protocols, attacks and defences."""
     from fdaudit import attacks, defenses, protocols
 
     rooms = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defences": defenses.REGISTRY}
