@@ -1,6 +1,6 @@
-"""No attack can reach the vault, a split, another party's model, or who is a member.
+"""No attack can reach the vault, a split, another party's model, or who is a member, at run time.
 
-By type, and at run time: a spy attack is run as any attack is, and everything that its inputs lead to is walked.
+A spy attack is run as any attack is, and everything that its inputs lead to is walked.
 What the walk would find if something leaked is tested on deliberate leaks.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import queue
 import threading
 import types
@@ -20,92 +19,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest
 from torch import Tensor
 
 from fdaudit.audit import perform
 from fdaudit.cells import Adversary, Stage
-from fdaudit.data import ClientSplit, Dataset, Splits, make_splits
-from fdaudit.federation import PartyData, Setting
 from fdaudit.knowledge import Knowledge
-from fdaudit.models import Architecture
-from fdaudit.oracle import Oracle
-from fdaudit.plan import AttackPlan, Plan, make_plan
+from fdaudit.plan import Plan, make_plan
 from fdaudit.rng import child
 from fdaudit.runs import Run
-from fdaudit.spec import PartitionSpec, SplitSpec, load_spec
+from fdaudit.spec import load_spec
 from fdaudit.training import Fit, Job, Trainer
-from fdaudit.transcript import Transcript, read_messages
+from fdaudit.transcript import read_messages
 from fdaudit.truth import Truth
-from fdaudit.types import AttackTask, Challenge, OracleHandle
-from fdaudit.vault import Secrets, Vault
+from fdaudit.types import AttackTask
+from fdaudit.vault import Vault
 from fdaudit.view import View
-from fdaudit.wire import Wire
 
 from .doubles import HOOKS, SEED, registered, spec
+from .test_isolation_types import AUDITOR_ONLY
 from .walker import Forbidden, findings, own_thread, walk
 
 ADVERSARIES = ["server", "client/0", "eavesdropper", "world", "server+client/1"]
-AUDITOR_ONLY = (
-    *(Vault, Secrets, Splits, ClientSplit, Dataset, Plan, AttackPlan, Run, Stage, Truth),
-    *(Wire, Transcript, PartyData, Setting),
-)
-
-
-# -- by type ------------------------------------------------------------------------------------------------------
-
-
-def _hints(cls: type) -> dict[str, Any]:
-    """Annotations of a class's fields, and of what its properties and methods give."""
-    names = {
-        "Architecture": Architecture, "Tensor": Tensor, "Trainer": Trainer, "View": View, "torch": torch,
-    }  # fmt: skip
-    found = dict(typing.get_type_hints(cls, localns=names))
-    own = [c for c in cls.__mro__ if c.__module__.startswith("fdaudit")]
-    for name, member in ((n, m) for c in own for n, m in vars(c).items()):
-        function = member.fget if isinstance(member, property) else member
-        if inspect.isfunction(function) and not name.startswith("__"):
-            found |= {f"{name}({k})": v for k, v in typing.get_type_hints(function, localns=names).items()}
-    return found
-
-
-def _types_in(hint: Any) -> set[Any]:
-    """Every type inside an annotation such as `Mapping[str, tuple[Tensor, ...]] | None`."""
-    inside = set().union(*(_types_in(a) for a in typing.get_args(hint)))
-    if isinstance(hint, list):
-        inside |= set().union(*(_types_in(a) for a in hint))
-    return inside | ({hint} if isinstance(hint, type) else set())
-
-
-def _reachable(cls: type) -> set[type]:
-    seen: set[type] = set()
-    agenda = [cls]
-    while agenda:
-        current = agenda.pop()
-        if current not in seen:
-            seen.add(current)
-            if current.__module__.startswith(("fdaudit", __name__)):
-                agenda += [t for hint in _hints(current).values() for t in _types_in(hint)]
-    return seen
-
-
-GIVEN = [View, Knowledge, AttackTask, Challenge, OracleHandle, Oracle]
-
-
-@pytest.mark.parametrize("cls", GIVEN, ids=lambda c: c.__name__)
-def test_no_type_that_an_attack_is_given_leads_to_one_that_only_the_auditor_holds(cls):
-    assert not _reachable(cls) & set(AUDITOR_ONLY)
-
-
-def test_the_search_by_type_goes_through_generics_callables_and_dataclasses():
-    assert {View, Trainer, Architecture, Path, Tensor} <= _reachable(Knowledge)
-    assert {Challenge, OracleHandle} <= _reachable(AttackTask)
-
-    @dataclasses.dataclass
-    class Leaky:
-        ask: typing.Callable[[list[Tensor]], dict[str, Vault | None]]
-
-    assert Vault in set().union(*(_types_in(h) for h in typing.get_type_hints(Leaky, localns={}).values()))
 
 
 # -- at run time --------------------------------------------------------------------------------------------------
@@ -159,7 +93,7 @@ def _use(view: View, knowledge: Knowledge, task: AttackTask) -> dict[str, object
     assert knowledge.train
     assert knowledge.architecture
     x, y = knowledge.auxiliary
-    weights = {n: t for n, t in knowledge.architecture.build(child(1, "mine")).state_dict().items()}
+    weights = dict(knowledge.architecture.build(child(1, "mine")).state_dict())
     job = Job(party="mine", parameters=weights, x=x, targets=y, batches=[torch.arange(8)])
     used: dict[str, object] = {
         "fitted": knowledge.train.fit([job], Fit(lr=0.1)),
@@ -432,56 +366,3 @@ def test_a_deliberate_leak_is_found(hand, leak):
 def test_without_a_leak_the_same_hand_is_clean(hand):
     roots = {"knowledge": hand.knowledge, "task": hand.task, "view": hand.adversary.view}
     assert findings(roots, hand.limits) == []
-
-
-# -- candidates ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def many(audited):
-    """Challenges of one client under 200 seeds, each with who is a member."""
-    plan, made = audited.plan, []
-    for seed in range(200):
-        splits = make_splits(
-            plan.dataset, 3, PartitionSpec(), SplitSpec(candidates=10), child(seed, "splits")
-        )
-        one = dataclasses.replace(plan, seed=seed, splits=splits)
-        made.append(Truth(one, Vault(audited.run / "vault")).challenge("client/1"))
-    return made
-
-
-def _fair(successes: int, n: int) -> bool:
-    return bool(binomtest(successes, n).pvalue > 0.001)
-
-
-def test_neither_position_nor_pair_number_nor_order_within_a_pair_tells_members(many):
-    members = torch.stack([member for _, member in many])
-    seeds, n = members.shape
-    for position in range(n):
-        assert binomtest(int(members[:, position].sum()), seeds).pvalue > 0.001 / n
-    first_half = int(members[:, : n // 2].sum())
-    assert _fair(first_half, seeds * n // 2)
-    first_of_pair = lower_number = 0
-    for challenge, member in many:
-        for pair in range(n // 2):
-            one, two = (challenge.pair == pair).nonzero().flatten().tolist()
-            assert bool(member[one]) != bool(member[two])
-            first_of_pair += bool(member[one])
-        ranked = challenge.pair[member]
-        lower_number += int((ranked[: n // 4] < n // 4).sum())
-    assert _fair(first_of_pair, seeds * n // 2)
-    assert _fair(lower_number, seeds * (n // 4))
-
-
-def test_candidates_are_copies_in_storage_of_their_own_that_look_alike(many, audited):
-    for challenge, member in many[:5]:
-        for tensor in (challenge.x, challenge.y, challenge.pair):
-            assert tensor.is_contiguous()
-            assert tensor.storage_offset() == 0
-            assert tensor.untyped_storage().nbytes() == tensor.nbytes
-            assert tensor.untyped_storage().data_ptr() != audited.plan.dataset.x.untyped_storage().data_ptr()
-            assert tensor._version == 0
-            assert not tensor.requires_grad
-        assert challenge.x.dtype == torch.float32
-        assert torch.equal(challenge.y[member].sort().values, challenge.y[~member].sort().values)
-        assert {f.name for f in dataclasses.fields(challenge)} == {"target", "x", "y", "pair", "design"}
