@@ -85,7 +85,9 @@ def encode(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def decode(payload: bytes) -> dict[str, Tensor]:
-    """The named tensors of safetensors bytes, as fresh CPU tensors.
+    """The named tensors of safetensors bytes, as fresh CPU tensors, in the order of their names.
+
+    The library's own order differs from call to call, and sums over tensors would differ with it.
 
     Raises:
         IntegrityError: the bytes are not safetensors.
@@ -94,7 +96,7 @@ def decode(payload: bytes) -> dict[str, Tensor]:
     from safetensors.torch import load
 
     try:
-        return load(payload)
+        return dict(sorted(load(payload).items()))
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise IntegrityError([f"payload is not safetensors: {error}"]) from None
 
