@@ -81,7 +81,15 @@ def encode(tensors: Mapping[str, Tensor]) -> bytes:
     """The safetensors bytes of named tensors; equal tensors always give equal bytes."""
     from safetensors.torch import save
 
-    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    plain: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        values = tensor.detach().cpu().contiguous()
+        # safetensors refuses tensors that share memory; views of one tensor are sent by value like any other.
+        storage = values.untyped_storage().data_ptr()
+        plain[name] = values.clone() if storage in storages else values
+        storages.add(storage)
+    return save(plain)
 
 
 def decode(payload: bytes) -> dict[str, Tensor]:
