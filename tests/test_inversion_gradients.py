@@ -157,7 +157,7 @@ def test_refuses_batchnorm_tied_weights_and_parameters_of_another_network() -> N
     with pytest.raises(UsageError, match="tied"):
         GradientMap(tied, tensors(tied))
     module = nn.Linear(4, 2)
-    with pytest.raises(UsageError, match="parameters.bias"):
+    with pytest.raises(UsageError, match=r"parameters\.bias"):
         GradientMap(module, {"weight": module.weight})
 
 

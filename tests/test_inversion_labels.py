@@ -78,8 +78,9 @@ def test_counts_are_exact_where_probabilities_do_not_depend_on_the_image(
         ("strided", "noise", 1.0),
         ("mlp", "auxiliary", 1.0),
         ("pooling", "noise", 1.0),
-    ]
-    + [("lenet", "auxiliary", 0.9)],
+        ("lenet", "auxiliary", 1.0),
+        ("lenet", "noise", 0.9),
+    ],
 )
 def test_batches_of_untrained_networks(network: str, probes: str, least: float) -> None:
     """Exact multisets of 8 labels, drawn with repeats, in at least this share of 20 networks and batches."""
