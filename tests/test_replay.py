@@ -59,7 +59,9 @@ def replay(directory: Path, settings: dict[str, Any], clients: int) -> int:
     velocity: Arrays = {}
     for t, ((asked, w), (told, stated)) in enumerate(zip(sent, sent[1:], strict=False)):
         answers = {m["sender"]: tensors for m, tensors in uploads if m["round"] == t}
-        if set(asked["receivers"]) != set(answers) or len(answers) < max(round(settings["fraction"] * clients), 1):
+        if set(asked["receivers"]) != set(answers) or len(answers) < max(
+            round(settings["fraction"] * clients), 1
+        ):
             raise Broken(f"round {t}: asked {asked['receivers']}, answered {sorted(answers)}")
         weights = {k: counts.get(k, 1) for k in answers}
         made = aggregate(w, answers, weights, settings, velocity)
@@ -180,7 +182,9 @@ def test_the_reader_tells_a_wrong_aggregation_from_the_right_one(
     run, settings = recorded(tmp_path / "run", upload, "samples", 1.0, 0.0)
     if "upload" in change:  # read updates as if they were models
         record = run / "transcript" / "messages.jsonl"
-        record.write_bytes(record.read_bytes().replace(b'"kind":"model_update"', b'"kind":"model_parameters"'))
+        record.write_bytes(
+            record.read_bytes().replace(b'"kind":"model_update"', b'"kind":"model_parameters"')
+        )
     if change.get("weighting") == "uniform":
         with pytest.raises(Broken):
             replay_without_counts(run, settings)

@@ -47,7 +47,11 @@ texts = st.text(max_size=12)
 counts = st.integers(0, 2**62)
 hexes = st.binary(max_size=32).map(bytes.hex)
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
     lambda below: st.lists(below, max_size=3) | st.dictionaries(texts, below, max_size=3),
     max_leaves=6,
 )
@@ -99,7 +103,9 @@ def tensors(draw: st.DrawFn) -> Tensor:
     shape = draw(st.lists(st.integers(0, 4), max_size=3))
     size = torch.empty(shape, dtype=dtype).numel()
     if dtype is torch.bool:
-        return torch.tensor(draw(st.lists(st.booleans(), min_size=size, max_size=size)), dtype=dtype).reshape(shape)
+        return torch.tensor(draw(st.lists(st.booleans(), min_size=size, max_size=size)), dtype=dtype).reshape(
+            shape
+        )
     width = torch.empty(0, dtype=dtype).element_size() * size
     raw = bytearray(draw(st.binary(min_size=width, max_size=width)))
     if not raw:
@@ -107,7 +113,9 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return torch.frombuffer(raw, dtype=dtype).reshape(shape)
 
 
-named = st.dictionaries(st.text(string.ascii_letters + "./_é\n", min_size=1, max_size=8), tensors(), max_size=4)
+named = st.dictionaries(
+    st.text(string.ascii_letters + "./_é\n", min_size=1, max_size=8), tensors(), max_size=4
+)
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -118,7 +126,10 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
         y = b[name]
         if x.dtype != y.dtype or x.shape != y.shape:
             return False
-        if x.contiguous().reshape(-1).view(torch.uint8).tolist() != y.contiguous().reshape(-1).view(torch.uint8).tolist():
+        if (
+            x.contiguous().reshape(-1).view(torch.uint8).tolist()
+            != y.contiguous().reshape(-1).view(torch.uint8).tolist()
+        ):
             return False
     return True
 
@@ -144,7 +155,9 @@ def test_only_the_canonical_line_is_a_message(message: Message, data: st.DataObj
                 json.dumps(value, sort_keys=True),  # spaces
                 json.dumps(dict(reversed(value.items())), separators=(",", ":")),  # another order
                 json.dumps({**value, "more": 1}, sort_keys=True, separators=(",", ":")),  # one field more
-                json.dumps({k: v for k, v in value.items() if k != "salt"}, sort_keys=True, separators=(",", ":")),
+                json.dumps(
+                    {k: v for k, v in value.items() if k != "salt"}, sort_keys=True, separators=(",", ":")
+                ),
                 json.dumps(value, sort_keys=True, separators=(",", ":"))[:-1] + ',"step":0}',  # a key twice
                 json.dumps(value, sort_keys=True, separators=(",", ":")) + " ",
             ]
@@ -252,7 +265,9 @@ def test_a_decoded_tensor_shares_no_memory_with_another() -> None:
 
 @given(named)
 def test_the_header_says_what_the_payload_holds(values: dict[str, Tensor]) -> None:
-    assert {n: t.shape for n, t in header(encode(values)).items()} == {n: tuple(t.shape) for n, t in values.items()}
+    assert {n: t.shape for n, t in header(encode(values)).items()} == {
+        n: tuple(t.shape) for n, t in values.items()
+    }
 
 
 @given(named, st.data())
@@ -274,7 +289,14 @@ def test_arbitrary_bytes_are_no_payload(payload: bytes) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"[" * 50_000, b"[]", b"null", b'{"a": 1}', b'{"a": {"dtype": "F32"}}', b'{"a": {"dtype": "F32", "shape": 3}}'],
+    [
+        b"[" * 50_000,
+        b"[]",
+        b"null",
+        b'{"a": 1}',
+        b'{"a": {"dtype": "F32"}}',
+        b'{"a": {"dtype": "F32", "shape": 3}}',
+    ],
 )
 def test_hostile_headers_are_damage(text: bytes) -> None:
     with pytest.raises(IntegrityError):
@@ -362,7 +384,9 @@ def test_a_commitment_is_sha256_of_salt_and_parts(salt: bytes, data: bytes, cut:
 
 
 def draft(round: int = 0, step: int = 0, kind: str = "gradient") -> Message:
-    return Message(seq=0, round=round, step=step, sender="client/0", receivers=("server",), kind=kind, inputs=("data",))
+    return Message(
+        seq=0, round=round, step=step, sender="client/0", receivers=("server",), kind=kind, inputs=("data",)
+    )
 
 
 def filled(directory: Path, contents: list[dict[str, Tensor]], **options: Any) -> tuple[Position, list[Any]]:
@@ -375,7 +399,9 @@ def filled(directory: Path, contents: list[dict[str, Tensor]], **options: Any) -
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(named, max_size=4))
-def test_what_is_appended_is_what_is_read_and_what_a_receiver_is_handed(contents: list[dict[str, Tensor]]) -> None:
+def test_what_is_appended_is_what_is_read_and_what_a_receiver_is_handed(
+    contents: list[dict[str, Tensor]],
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         position, returned = filled(directory, contents)
@@ -535,7 +561,9 @@ def test_what_the_spec_says_is_kept_of_payloads(record: Any, kept: list[int], tm
 def test_memory_does_not_grow_with_what_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2,000 messages of 8 KB: neither writing nor verifying holds more than names of them."""
     values = {"a": torch.zeros(2000)}
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # 2,000 of them take the disk's time, not memory
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: None
+    )  # 2,000 of them take the disk's time, not memory
     position, _ = filled(tmp_path / "warm", [values])
     assert verify_transcript(tmp_path / "warm", head=position.head, count=1) == []
 
@@ -689,9 +717,15 @@ print(json.dumps({"head": previous, "shapes": shapes}))
 
 
 def test_a_stranger_reads_it_with_json_and_safetensors_alone(tmp_path: Path) -> None:
-    position, _ = filled(tmp_path, [{"a": torch.zeros(2, 3), "b": torch.tensor(1)}, {}, {"c": torch.zeros(0)}])
+    position, _ = filled(
+        tmp_path, [{"a": torch.zeros(2, 3), "b": torch.tensor(1)}, {}, {"c": torch.zeros(0)}]
+    )
     done = subprocess.run(
-        [sys.executable, "-c", STRANGER, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", STRANGER, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {

@@ -235,7 +235,9 @@ def test_anything_that_no_line_names_is_found(name: str, kind: str, damaged: Pat
     assert names(verify(damaged), name)
 
 
-@pytest.mark.parametrize("name", [LOG, "transcript/payloads/00000003.safetensors", "transcript/payloads", "spec.yaml"])
+@pytest.mark.parametrize(
+    "name", [LOG, "transcript/payloads/00000003.safetensors", "transcript/payloads", "spec.yaml"]
+)
 def test_a_link_in_the_place_of_the_real_thing_is_found(name: str, damaged: Path) -> None:
     """The same bytes by way of a link: they could change after the check."""
     path, elsewhere = damaged / name, damaged / "attacks" / "elsewhere"
@@ -264,7 +266,17 @@ def test_a_missing_transcript_is_found(damaged: Path) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"{}", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"self":1}', b'{"head":1e999,"self":""}', b"{}\n{}"],
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"self":1}',
+        b'{"head":1e999,"self":""}',
+        b"{}\n{}",
+    ],
 )
 def test_a_manifest_that_is_none_is_found(data: bytes, damaged: Path) -> None:
     (damaged / "manifest.json").write_bytes(data)
@@ -328,7 +340,9 @@ def test_the_command_says_what_is_wrong_and_ends_with_3(
     assert json.loads(out) == {"run": str(damaged), "intact": False, "findings": verify(damaged)}
 
 
-@pytest.mark.parametrize("name", ["manifest.json", LOG, "spec.yaml", "transcript/payloads/00000000.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["manifest.json", LOG, "spec.yaml", "transcript/payloads/00000000.safetensors"]
+)
 def test_the_command_names_what_is_missing_and_ends_with_3(
     name: str, damaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
