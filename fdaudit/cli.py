@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,9 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")
 
 def main() -> None:
     """Entry point: every refusal is one line on standard error and its exit code."""
+    # OpenMP reads this once, when torch is first imported. Its threads would otherwise spin while they wait for
+    # each other, and next to another busy process an operation of microseconds takes milliseconds.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(standalone_mode=True)
     except FdauditError as error:
@@ -262,7 +266,7 @@ def verify(run: RunPath, as_json: AsJson = False) -> None:
 
 @app.command(name="list")
 def list_(as_json: AsJson = False) -> None:
-    """List protocols, attacks, defences, models and datasets."""
+    """List protocols, attacks and defences."""
     from fdaudit import attacks, defenses, protocols
 
     rooms = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defences": defenses.REGISTRY}

@@ -25,7 +25,7 @@ __all__ = [
     "load_tensors",
     "save_json",
     "save_tensors",
-    "sync_directory",
+    "sync_path",
     "write_atomically",
 ]
 
@@ -43,11 +43,11 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool =
             os.fsync(file.fileno())
     temporary.replace(path)
     if sync:
-        sync_directory(path.parent)
+        sync_path(path.parent)
 
 
-def sync_directory(path: Path) -> None:
-    """Makes renames inside a directory durable."""
+def sync_path(path: Path) -> None:
+    """Makes a file's content durable, or the renames inside a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -93,7 +93,9 @@ def encode(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def decode(payload: bytes) -> dict[str, Tensor]:
-    """The named tensors of safetensors bytes, as fresh CPU tensors.
+    """The named tensors of safetensors bytes, as fresh CPU tensors, in the order of their names.
+
+    The library's own order differs from call to call, and sums over tensors would differ with it.
 
     Raises:
         IntegrityError: the bytes are not safetensors.
@@ -102,7 +104,7 @@ def decode(payload: bytes) -> dict[str, Tensor]:
     from safetensors.torch import load
 
     try:
-        return load(payload)
+        return dict(sorted(load(payload).items()))
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise IntegrityError([f"payload is not safetensors: {error}"]) from None
 

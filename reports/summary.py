@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .rules import RULES
 from .schema import Result
 from .text import clip, joined, party, sentence
-from .verdict import Finding, Level, strongest
+from .verdict import LEVELS, Finding, Level, strongest
 
 __all__ = ["Action", "MatrixEntry", "MatrixRow", "Reason", "Summary", "private_kinds", "summarise"]
 
@@ -64,6 +64,8 @@ class Summary:
     matrix: tuple[MatrixRow, ...]
 
 
+_ORDER: Sequence[Level] = tuple(LEVELS)
+
 _UNTRIED = ("not-applicable", "not-requested")
 """Levels of cells in which nothing was tried."""
 
@@ -111,7 +113,11 @@ def _clauses(findings: Sequence[Finding], level: Level) -> list[str]:
     """Who could do what, a clause a goal."""
     clauses = []
     for goal, rule in RULES.items():
-        who = _adversaries(f for f in findings if f.level == level and f.cell.goal == goal)
+        worse = _ORDER[: _ORDER.index(level)]
+        said = {f.cell.adversary for f in findings if f.level in worse and f.cell.goal == goal}
+        who = _adversaries(
+            f for f in findings if f.level == level and f.cell.goal == goal and f.cell.adversary not in said
+        )
         if who:
             clauses.append(f"{joined(who)} {rule.leaked}")
     return clauses

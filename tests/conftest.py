@@ -1,0 +1,9 @@
+"""Settings of every test."""
+
+from __future__ import annotations
+
+import os
+
+# Read once, when torch is first imported: threads that wait for each other sleep instead of spinning, so
+# that tests stay quick on a machine with other work.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
