@@ -16,6 +16,7 @@ import fdaudit
 from fdaudit.cli import main
 
 TINY: Mapping[str, Any] = {
+    "seed": 7,
     "profile": "quick",
     "device": "cpu",
     "threads": 1,
