@@ -67,7 +67,8 @@ def expected_probabilities(module: nn.Module, tensors: Mapping[str, Tensor], pro
     """Mean softmax output (C,) of the network with these parameters over probe images (n, c, h, w)."""
     with torch.no_grad():
         parts = [functional_call(module, dict(tensors), (p,)).softmax(1) for p in torch.split(probes, 256)]
-    return torch.cat(parts).mean(0)
+    mean: Tensor = torch.cat(parts).mean(0)
+    return mean
 
 
 def probe_images(shape: tuple[int, ...], n: int, generator: torch.Generator) -> Tensor:
