@@ -67,14 +67,13 @@ def expected_probabilities(module: nn.Module, tensors: Mapping[str, Tensor], pro
     """Mean softmax output (C,) of the network with these parameters over probe images (n, c, h, w)."""
     with torch.no_grad():
         parts = [functional_call(module, dict(tensors), (p,)).softmax(1) for p in torch.split(probes, 256)]
-    mean: Tensor = torch.cat(parts).mean(0)
-    return mean
+    return torch.cat(parts).mean(0)
 
 
 def probe_images(shape: tuple[int, ...], n: int, generator: torch.Generator) -> Tensor:
     """Stand-ins (n, c, h, w) in [0, 1] where no auxiliary data is known: noise of random density and brightness."""
     x = torch.rand(n, *shape, generator=generator)
-    density, brightness = torch.rand(2, n, 1, 1, 1, generator=generator)
+    density, brightness = (torch.rand(n, 1, 1, 1, generator=generator) for _ in range(2))
     return x * brightness * (torch.rand(n, *shape, generator=generator) < density)
 
 
