@@ -206,6 +206,8 @@ def _open_directory(plan: Plan, run: Path, secrets: Secrets) -> None:
     if not (vault.directory / "secrets.json").is_file():
         vault.create(secrets)
     _refuse_other_data(plan, vault, secrets)
+    for leftover in run.rglob(".*.tmp"):  # of a run that was killed between writing a file and naming it
+        leftover.unlink()
     vault.save("splits", plan.splits.to_dict())
     text = yaml.safe_dump(plan.spec.public(commitments(plan, secrets)["seed"]), sort_keys=False)
     write_atomically(run / "spec.yaml", text.encode("utf-8"))

@@ -27,6 +27,9 @@ __all__ = [
     "load_spec",
 ]
 
+_MOST_VALUES = 100_000
+"""What a spec may hold; nine lines of aliases can stand for a billion values."""
+
 Params = dict[str, Any]
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
 
@@ -281,22 +284,23 @@ def _from_yaml(text: str, source: str) -> Any:
 
 
 def _refuse_ambiguity(document: yaml.Node | None, source: str) -> None:
-    """Refuses a key given twice (YAML keeps the last, silently) and aliases (which can grow without bound)."""
-    pending, seen = [] if document is None else [("", document)], set[int]()
+    """Refuses a key given twice (YAML keeps the last, silently) and aliases that grow without bound."""
+    pending, count = [] if document is None else [("", document)], 0
     while pending:
         where, node = pending.pop()
-        if id(node) in seen:
-            line = node.start_mark.line + 1
-            problem = f"repeats what stands in line {line} by an alias"
-            raise SpecError(where, source, problem, "Write it out.")
-        seen.add(id(node))
         if isinstance(node, yaml.SequenceNode):
-            pending += [(f"{where}.{n}".lstrip("."), child) for n, child in enumerate(node.value)]
+            below = [(str(number), child) for number, child in enumerate(node.value)]
         elif isinstance(node, yaml.MappingNode):
-            keys: dict[Any, Any] = {}
-            for key, child in node.value:
-                name = f"{where}.{key.value}".lstrip(".")
-                if isinstance(key, yaml.ScalarNode) and key.value in keys:
-                    raise SpecError(name, child.value, "is a second value for one key", "Keep one of them.")
-                keys[str(key.value)] = child
-                pending.append((name, child))
+            below = [(str(key.value), child) for key, child in node.value]
+            names = [name for name, _ in below]
+            for number, (name, child) in enumerate(below):
+                if name in names[:number]:
+                    field = f"{where}.{name}".lstrip(".")
+                    raise SpecError(field, child.value, "is a second value for one key", "Keep one of them.")
+        else:
+            continue
+        count += len(below)
+        if count > _MOST_VALUES:
+            problem = f"holds more than {_MOST_VALUES:,} values once its aliases are written out"
+            raise SpecError("spec", source, problem, "Shorten it.")
+        pending += [(f"{where}.{name}".lstrip("."), child) for name, child in below]

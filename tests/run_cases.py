@@ -1,4 +1,4 @@
-"""What the tests of finished runs share: a run small enough for thousands of checks, and the command line in process."""
+"""What the tests of finished runs share: a run small enough for thousands of checks, the command line in process."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from .run_cases import _torch_as_it_was, finished  # noqa: F401
 Arrays = dict[str, NDArray[Any]]
 
 
-class Broken(Exception):
+class BrokenRecordError(Exception):
     """The record does not give back what was sent."""
 
 
@@ -43,37 +44,36 @@ def replay(directory: Path, settings: dict[str, Any], clients: int) -> int:
     """Checks a whole run against McMahan et al. 2017, Algorithm 1; returns how many aggregates were compared.
 
     Raises:
-        Broken: a message is missing, unexpected, or not what the messages before it make it.
+        BrokenRecordError: a message is missing, unexpected, or not what the messages before it make it.
     """
     record = read(directory)
     counts = {m["sender"]: int(t["n"]) for m, t in record if m["kind"] == "sample_count"}
     everybody = {f"client/{k}" for k in range(clients)}
     if settings["weighting"] == "samples" and set(counts) != everybody:
-        raise Broken(f"counts of {sorted(counts)}")
+        raise BrokenRecordError(f"counts of {sorted(counts)}")
     sent = [(m, t) for m, t in record if m["sender"] == "server"]
     uploads = [(m, t) for m, t in record if m["kind"] == settings["upload"] and m["sender"] != "server"]
     if len(sent) + len(uploads) + len(counts) != len(record):
-        raise Broken("messages that FedAvg does not have")
+        raise BrokenRecordError("messages that FedAvg does not have")
     if [m["round"] for m, _ in sent] != [*range(settings["rounds"]), settings["rounds"] - 1]:
-        raise Broken("a broadcast is missing")
+        raise BrokenRecordError("a broadcast is missing")
     velocity: Arrays = {}
-    for t, ((asked, w), (told, stated)) in enumerate(zip(sent, sent[1:], strict=False)):
+    for t, ((asked, w), (_, stated)) in enumerate(pairwise(sent)):
         answers = {m["sender"]: tensors for m, tensors in uploads if m["round"] == t}
         if set(asked["receivers"]) != set(answers) or len(answers) < max(
             round(settings["fraction"] * clients), 1
         ):
-            raise Broken(f"round {t}: asked {asked['receivers']}, answered {sorted(answers)}")
+            raise BrokenRecordError(f"round {t}: asked {asked['receivers']}, answered {sorted(answers)}")
         weights = {k: counts.get(k, 1) for k in answers}
         made = aggregate(w, answers, weights, settings, velocity)
         if set(made) != set(stated):
-            raise Broken(f"round {t}: other parameters")
+            raise BrokenRecordError(f"round {t}: other parameters")
         for name, values in made.items():
             if not np.allclose(values, stated[name], rtol=1e-5, atol=1e-6):
-                raise Broken(f"round {t}: {name} differs by {np.abs(values - stated[name]).max()}")
-        del told
+                raise BrokenRecordError(f"round {t}: {name} differs by {np.abs(values - stated[name]).max()}")
     last, _ = sent[-1]
     if set(last["receivers"]) != {*everybody, "world"}:
-        raise Broken("the final model was not published")
+        raise BrokenRecordError("the final model was not published")
     return len(sent) - 1
 
 
@@ -161,7 +161,7 @@ def test_taking_any_one_message_away_breaks_it(
         less = tmp_path / f"without-{k}"
         shutil.copytree(run / "transcript", less)
         (less / "messages.jsonl").write_bytes(b"".join(lines[:k] + lines[k + 1 :]))
-        with pytest.raises(Broken):
+        with pytest.raises(BrokenRecordError):
             replay(less, settings, CLIENTS)
         shutil.rmtree(less)
 
@@ -186,10 +186,10 @@ def test_the_reader_tells_a_wrong_aggregation_from_the_right_one(
             record.read_bytes().replace(b'"kind":"model_update"', b'"kind":"model_parameters"')
         )
     if change.get("weighting") == "uniform":
-        with pytest.raises(Broken):
+        with pytest.raises(BrokenRecordError):
             replay_without_counts(run, settings)
         return
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenRecordError):
         replay(run / "transcript", {**settings, **change}, CLIENTS)
 
 
@@ -204,11 +204,12 @@ def test_the_reader_uses_nothing_of_fdaudit(tmp_path: Path) -> None:
     """The functions above, by themselves, in a process that cannot import fdaudit."""
     run, settings = recorded(tmp_path / "run", "model_update", "samples", 1.0, 0.9)
     source = Path(__file__).read_text(encoding="utf-8")
-    reader = source[source.index("class Broken") : source.index("# -- the runs")]
+    reader = source[source.index("class BrokenRecordError") : source.index("# -- the runs")]
     script = tmp_path / "reader.py"
     script.write_text(
         "from __future__ import annotations\n"
-        "import json, sys\nfrom pathlib import Path\nimport numpy as np\nfrom safetensors.numpy import load_file\n"
+        "import json, sys\nfrom itertools import pairwise\nfrom pathlib import Path\nimport numpy as np\n"
+        "from safetensors.numpy import load_file\n"
         "sys.modules['fdaudit'] = sys.modules['torch'] = None\n"
         f"{reader}\n"
         "print(replay(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])))\n"

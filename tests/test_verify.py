@@ -120,7 +120,7 @@ def test_doubling_any_line_is_found(damaged: Path) -> None:
     whole = lines(damaged)
     for k in range(len(whole)):
         for at in range(len(whole) + 1):
-            rewrite(damaged, whole[:at] + [whole[k]] + whole[at:])
+            rewrite(damaged, [*whole[:at], whole[k], *whole[at:]])
             assert names(verify(damaged), LOG), (k, at)
 
 
