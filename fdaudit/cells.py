@@ -114,7 +114,8 @@ class Stage:
         victims = [k for k in self.plan.clients if k not in members][: self.plan.spec.victims]
         challenges: dict[str, Challenge] = {}
         if attack.card["goal"] == "membership":
-            challenges = {k: self._truth.challenge(k)[0] for k in victims}
+            issued = {k: self._truth.challenge(k)[0] for k in victims}
+            challenges = {k: challenge for k, challenge in issued.items() if len(challenge.y)}
         return AttackTask(
             targets=tuple(victims),
             challenges=challenges,

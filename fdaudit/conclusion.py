@@ -95,7 +95,9 @@ def _limits(plan: Plan) -> list[str]:
     spec, pairs = plan.spec, [len(c.members) for c in plan.splits.clients]
     victims = pairs[: spec.victims]
     resolution = (
-        f"Membership rests on {min(victims)} to {max(victims)} matched pairs a victim: a true-positive rate at a "
+        "No matched pairs were set aside: nothing was measured about membership."
+        if not max(victims)
+        else f"Membership rests on {min(victims)} to {max(victims)} matched pairs a victim: a true-positive rate at a "
         f"false-positive rate below {1 / max(victims):.1%} cannot be measured and is refused."
     )
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -81,7 +82,9 @@ def _refuse_foreign(value: Any, where: str) -> None:
             raise SpecError(where or "spec", value, "holds half a character", "Write whole characters.")
     elif not (value is None or isinstance(value, (bool, int, float))):
         problem = f"is a {type(value).__name__}, not plain data"
-        raise SpecError(where or "spec", value, problem, "Write text in quotes, a number, a list or a mapping.")
+        raise SpecError(
+            where or "spec", value, problem, "Write text in quotes, a number, a list or a mapping."
+        )
 
 
 def _spec_error(config: type[Config], error: ValidationError, where: str) -> SpecError:
@@ -105,7 +108,8 @@ def _spec_error(config: type[Config], error: ValidationError, where: str) -> Spe
             return cause
         problem, _, remedy = str(cause).partition(". ")
         return SpecError(field, value, problem, remedy or "Change one of them.")
-    if kind in ("float_type", "int_type") and isinstance(value, str) and _EXPONENT.fullmatch(value):
+    exponent = isinstance(value, str) and _EXPONENT.fullmatch(value) and math.isfinite(float(value))
+    if exponent and kind in ("float_type", "int_type"):
         remedy = f"Write {float(value)!r}: YAML reads an exponent as a number only after a decimal point."
         return SpecError(field, value, "is text, not a number", remedy)
     message = first["msg"][0].lower() + first["msg"][1:]

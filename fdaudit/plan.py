@@ -159,12 +159,12 @@ def make_plan(spec: Spec, seed: int) -> Plan:
 def _attacks(spec: Spec) -> tuple[AttackPlan, ...]:
     wanted = None if spec.attacks == "all" else {a.name: (n, a) for n, a in enumerate(spec.attacks)}
     known = attacks.REGISTRY.names()
-    for number, entry in enumerate(() if spec.attacks == "all" else spec.attacks):
+    for number, asked in enumerate(() if spec.attacks == "all" else spec.attacks):
         field = f"attacks.{number}.name"
-        if entry.name not in known:
-            raise SpecError(field, entry.name, "is not a known attack", nearest(entry.name, known))
-        if wanted is not None and wanted[entry.name][0] != number:
-            raise SpecError(field, entry.name, "is asked for twice", "Keep one of them.")
+        if asked.name not in known:
+            raise SpecError(field, asked.name, "is not a known attack", nearest(asked.name, known))
+        if wanted is not None and wanted[asked.name][0] != number:
+            raise SpecError(field, asked.name, "is asked for twice", "Keep one of them.")
     plans = []
     for name in known:
         if wanted is not None and name not in wanted:
@@ -199,7 +199,9 @@ def plan_attack(
 def _defenses(spec: Spec, protocol: Any, config: Config) -> dict[tuple[str, str], tuple[Any, ...]]:
     attached: dict[tuple[str, str], tuple[Any, ...]] = {}
     for number, entry in enumerate(spec.defenses):
-        sent = sorted({m["kind"] for m in protocol.messages if m["from"] == entry.sender and _sent(m, config)})
+        sent = sorted(
+            {m["kind"] for m in protocol.messages if m["from"] == entry.sender and _sent(m, config)}
+        )
         if entry.kind not in sent:
             # A defence on a message that is never sent would protect nothing, and nobody would be told.
             problem = f"is never sent by a {entry.sender} in {protocol.name} with these settings"
@@ -255,7 +257,9 @@ def _refuse_attacks_without_controls(spec: Spec, plans: tuple[AttackPlan, ...], 
         needed = int(plan.card["control"]["images"]) + 1 if plan.card.get("control") else 2
         if plan.config is not None and auxiliary < needed:
             problem = f"leaves {auxiliary} auxiliary records, the controls of {plan.name} need {needed}"
-            raise SpecError("splits.auxiliary", spec.splits.auxiliary, problem, "Raise it, or set attacks: [].")
+            raise SpecError(
+                "splits.auxiliary", spec.splits.auxiliary, problem, "Raise it, or set attacks: []."
+            )
 
 
 def _reference(name: str, config: Config, clients: int) -> tuple[Any, Config]:

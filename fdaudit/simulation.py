@@ -122,6 +122,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
     vault = Vault(run / "vault")
     secrets, checkpoint = vault.secrets, vault.load_round()
     start = Position(**checkpoint["transcript"]) if checkpoint else Position()
+    _forget_states(vault, checkpoint["state"] if checkpoint else None)
     utility = Utility(run / "utility.csv", checkpoint["utility"] if checkpoint else 0)
     with Transcript(run / "transcript", secret=secrets.secret, start=start, keep=_keep(plan)) as transcript:
         wire = Wire(
@@ -135,7 +136,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
         )
         stage = _Stage.set_up(plan, plan.protocol, plan.protocol_config, wire)
         if checkpoint:
-            stage.protocol.state = vault.load(checkpoint["state"])
+            stage.protocol.state = vault.load(checkpoint["state"], checkpoint["state_sha256"])
         rounds = plan.protocol_config.rounds  # type: ignore[attr-defined]
         done: Round | None = None
         first = checkpoint["round"] + 1 if checkpoint else 0
@@ -179,9 +180,13 @@ def _checkpoint(
             "utility": utility,
         }
     )
-    for older in vault.names("state"):
-        if older != name:
-            vault.forget(older)
+    _forget_states(vault, name)
+
+
+def _forget_states(vault: Vault, current: str | None) -> None:
+    for name in vault.names("state"):
+        if name != current:
+            vault.forget(name)
 
 
 def _keep(plan: Plan) -> Callable[[int], bool]:

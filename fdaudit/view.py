@@ -3,7 +3,9 @@
 Guarantees:
   * a view holds the messages that a member sent or received, and no other message's tensors or line;
   * an exported view lies in a directory of its own, where every other message is the SHA-256 of its line: the
-    lines carry random salts, so the hash hides them, and the chain can still be checked up to the head;
+    lines carry random salts, so the hash hides them;
+  * each visible line is checked against the line before it, visible or hidden. A hidden line does not show what
+    it chains to, so a visible line right before it is vouched for by the run's own transcript alone;
   * an eavesdropper on an encrypted transport sees sizes and order only.
 """
 

@@ -127,6 +127,8 @@ class Wire:
         self._check(sender, receivers, kind, inputs)
         if kind in self._withheld:
             return None
+        # Defences draw noise tensor by tensor: in the order of names, whatever order a sender holds them in.
+        tensors = dict(sorted(tensors.items()))
         event: Event | None = None
         described: list[Mapping[str, Any]] = []
         bits = 0

@@ -30,7 +30,7 @@ IMAGES_SHOWN = 24
 
 @dataclass(frozen=True, kw_only=True)
 class FigureRow:
-    """One figure of a cell: the mean over victims beside the worst victim's."""
+    """One figure of a cell: of all victims beside the worst one's."""
 
     name: str
     mean: Figure | None
@@ -178,7 +178,7 @@ def _forest(finding: Finding, name: str, title: str) -> tuple[str, Markup]:
     if rule is None:
         return "", Markup("")
     cell, controls = finding.cell, finding.cell.controls
-    groups: list[tuple[str, str, Iterable[Figure]]] = [("Mean over victims", "mean", cell.figures)]
+    groups: list[tuple[str, str, Iterable[Figure]]] = [("All victims", "mean", cell.figures)]
     groups += [
         (f"{t.target}{' (worst)' if t is finding.worst else ''}", "victim", t.figures) for t in cell.targets
     ]

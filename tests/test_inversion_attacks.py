@@ -9,10 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor, nn
-
 from fdaudit.attacks.gradient_inversion.analytic import (
     AnalyticConfig,
     AnalyticRecovery,
@@ -22,6 +18,10 @@ from fdaudit.attacks.gradient_inversion.analytic import (
 )
 from fdaudit.attacks.gradient_inversion.dlg import DLG, DLGConfig
 from fdaudit.attacks.gradient_inversion.inverting import InvertingGradients, InvertingGradientsConfig
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
 from fdaudit.knowledge import Knowledge
 from fdaudit.messages import Message
 from fdaudit.types import AttackTask

@@ -5,10 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor, nn
-
 from fdaudit.attacks.gradient_inversion.engine import (
     best_of,
     cosine_distance,
@@ -24,6 +20,10 @@ from fdaudit.attacks.gradient_inversion.gradients import (
     flatten,
     unfolded_values,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
 from fdaudit.errors import UsageError
 
 from .gradient_inversion_cases import (
@@ -157,7 +157,7 @@ def test_refuses_batchnorm_tied_weights_and_parameters_of_another_network() -> N
     with pytest.raises(UsageError, match="tied"):
         GradientMap(tied, tensors(tied))
     module = nn.Linear(4, 2)
-    with pytest.raises(UsageError, match="parameters.bias"):
+    with pytest.raises(UsageError, match=r"parameters\.bias"):
         GradientMap(module, {"weight": module.weight})
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fdaudit.attacks.gradient_inversion.lbfgs import inverse_hessian_product, minimise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize, rosen, rosen_der
 from torch import Tensor
-
-from fdaudit.attacks.gradient_inversion.lbfgs import inverse_hessian_product, minimise
 
 
 def _two_loop(S: list[Tensor], Y: list[Tensor], g: Tensor) -> Tensor:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from fdaudit.attacks.gradient_inversion.gradients import flatten
+from fdaudit.attacks.gradient_inversion.inverting import InvertingGradientsConfig, invert_gradients
+from fdaudit.attacks.gradient_inversion.updates import LocalSGD, UpdateMap, gradient_of_update, schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fdaudit.attacks.gradient_inversion.gradients import flatten
-from fdaudit.attacks.gradient_inversion.inverting import InvertingGradientsConfig, invert_gradients
-from fdaudit.attacks.gradient_inversion.updates import LocalSGD, UpdateMap, gradient_of_update, schedule
 from fdaudit.errors import UsageError
 from fdaudit.training import draw_batches
 
 from .gradient_inversion_cases import (
+    digits,
     dlg_lenet,
     matched_psnr,
     mlp,
@@ -23,7 +24,6 @@ from .gradient_inversion_cases import (
     strided_cnn,
     tensors,
     true_gradient,
-    digits,
 )
 
 
