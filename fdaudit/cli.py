@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,9 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")
 
 def main() -> None:
     """Entry point: every refusal is one line on standard error and its exit code."""
+    # OpenMP reads this once, when torch is first imported. Its threads would otherwise spin while they wait for
+    # each other, and next to another busy process an operation of microseconds takes milliseconds.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(standalone_mode=True)
     except FdauditError as error:

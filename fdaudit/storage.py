@@ -25,7 +25,7 @@ __all__ = [
     "load_tensors",
     "save_json",
     "save_tensors",
-    "sync_directory",
+    "sync_path",
     "write_atomically",
 ]
 
@@ -43,11 +43,11 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool =
             os.fsync(file.fileno())
     temporary.replace(path)
     if sync:
-        sync_directory(path.parent)
+        sync_path(path.parent)
 
 
-def sync_directory(path: Path) -> None:
-    """Makes renames inside a directory durable."""
+def sync_path(path: Path) -> None:
+    """Makes a file's content durable, or the renames inside a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -17,6 +17,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 from fdaudit.errors import IntegrityError
 from fdaudit.messages import ALL, DATA, GENESIS, KINDS, Message
 from fdaudit.rng import SecretStream
-from fdaudit.storage import decode, encode, header, sync_directory, write_atomically
+from fdaudit.storage import decode, encode, header, sync_path, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +45,7 @@ __all__ = [
 LOG = "messages.jsonl"
 PAYLOADS = "payloads"
 _SALT_BYTES = 16
+_SYNCS_AT_ONCE = 16
 _PAYLOAD_NAME = re.compile(r"payloads/(\d{8})\.safetensors")
 
 
@@ -143,13 +145,13 @@ class Transcript:
 
     def sync(self) -> Position:
         """Makes everything so far durable: payloads, their directory, then the log."""
-        for path in self._unsynced:
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
-        self._unsynced.clear()
-        sync_directory(self._payloads)
-        sync_directory(self.directory)
+        if self._unsynced:
+            # Asked for at once, a file system commits many files together.
+            with ThreadPoolExecutor(_SYNCS_AT_ONCE) as pool:
+                list(pool.map(sync_path, self._unsynced))
+            self._unsynced.clear()
+        sync_path(self._payloads)
+        sync_path(self.directory)
         os.fsync(self._file.fileno())
         return self.position
 
