@@ -36,8 +36,8 @@ _SPEC_HEAD = f"""{_NOTE}
 # The spec
 
 A spec is a YAML file. It holds everything that a run depends on; `fdaudit run` takes it as its argument. Every field
-of the first table has a default, so an empty file is a spec. Unknown keys, wrong types and impossible combinations are refused before
-anything is written, with the field, the value and the nearest valid name.
+of the first table has a default, so an empty file is a spec. Unknown keys, wrong types and impossible combinations are
+refused before anything is written, with the field, the value and the nearest valid name.
 
 ```yaml
 fdaudit: 1
@@ -234,7 +234,9 @@ def _attack(found: Mapping[str, Any]) -> list[str]:
         lines.append(f"- Asks an oracle for {found['oracle']} labels where the adversary has one.")
     if found.get("control"):
         images, model = found["control"]["images"], found["control"]["model"]
-        lines.append(f"- Positive control: the gradients of {images} single images, on an untrained `{model}`.")
+        lines.append(
+            f"- Positive control: the gradients of {images} single images, on an untrained `{model}`."
+        )
     elif found["goal"] == "membership":
         lines.append("- Positive control: auxiliary records learnt by heart under labels drawn at random.")
     for name, values in found["profiles"].items():
@@ -298,8 +300,9 @@ def _datasets() -> list[str]:
     lines = [
         "## Datasets",
         "",
-        "Relative names and torchvision's folders are looked up below `dataset.root`, else below the environment variable",
-        "`FDAUDIT_DATA`, else in `fdaudit` below the user's cache folder. Nothing is downloaded unless `download: true`.",
+        "Relative names and torchvision's folders are looked up below `dataset.root`, else below the environment",
+        "variable `FDAUDIT_DATA`, else in `fdaudit` below the user's cache folder. Nothing is downloaded unless",
+        "`download: true`.",
         "",
         "| Name | Classes | Below the root | Source and licence |",
         "| --- | --- | --- | --- |",
