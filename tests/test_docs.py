@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import hashlib
 import importlib.util
 import json
 import re
@@ -19,6 +20,7 @@ import typer
 import yaml
 
 import fdaudit
+from fdaudit import conclusion, controls
 from fdaudit.cli import app
 from fdaudit.messages import KINDS, Message, canonical
 from fdaudit.spec import Spec
@@ -106,6 +108,14 @@ def _tops(directory: Path) -> set[str]:
     return {p.name for p in directory.iterdir()}
 
 
+def test_the_threat_model_names_the_controls_as_they_are() -> None:
+    text = " ".join(page("docs/threat-model.md").split())
+    assert f"at least {controls._LEAST_GAIN_DB:g} dB closer" in text
+    assert f"stay below {controls._LEAST_GAIN_DB:g} dB" in text
+    assert f"above 0.5 at {100 * controls._CONFIDENCE:g} % confidence" in text
+    assert f"noise of {controls._DROWNING:g} times their own spread" in text
+
+
 # -- the reader and checker ------------------------------------------------------------------------------------
 
 
@@ -157,8 +167,6 @@ def _edited(line: bytes) -> bytes:
 
 def _rechained(lines: list[bytes]) -> list[bytes]:
     """The log with its first line edited and every later line chained anew."""
-    import hashlib
-
     made = [_edited(lines[0])]
     for line in lines[1:-1]:
         made.append(canonical({**json.loads(line), "previous": hashlib.sha256(made[-1]).hexdigest()}))
@@ -231,7 +239,7 @@ def _commands() -> Iterator[tuple[str, str]]:
                     yield name, line.split(" #")[0].strip().removeprefix(".venv/bin/")
         for inline in re.findall(r"`(fdaudit [^`]+)`", text):
             yield name, inline
-    for line in fdaudit.conclusion._reproduce()["commands"]:
+    for line in conclusion._reproduce()["commands"]:
         yield "the report", line
 
 
