@@ -82,7 +82,7 @@ class Execution:
 
         Device: CUDA where there is one. Threads: the processor count, at most 8. Strategy: `stacked` on CUDA,
         `loop` on a CPU (measured: grouped convolutions make stacked CNN clients 2.5 times slower there) and
-        wherever BatchNorm keeps running statistics. Memory format: `channels_last` for convolutions.
+        wherever BatchNorm keeps running statistics. Memory format: `channels_last` for convolutions under `loop`.
         """
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         if strategy == "auto":
