@@ -8,7 +8,7 @@ import os
 # that tests stay quick on a machine with other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import torch
+import torch  # after the variable above
 
 # Small operations gain nothing from a second thread, and lose much on a busy machine.
 torch.set_num_threads(1)
