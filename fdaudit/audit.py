@@ -24,7 +24,7 @@ from fdaudit.storage import load_json, save_json, write_atomically
 from fdaudit.transcript import Position
 from fdaudit.vault import Secrets, Vault
 
-__all__ = ["Tick", "attack_cells", "commitments", "perform", "reopen"]
+__all__ = ["Tick", "attack_cells", "commitments", "note_time", "perform", "reopen"]
 
 Tick = Callable[[str, int, int], None]
 _PACKAGES = ("fdaudit", "numpy", "safetensors", "scikit-learn", "scipy", "torch", "torchvision")

@@ -23,7 +23,7 @@ from fdaudit.view import members_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["AttackPlan", "Plan", "make_plan"]
+__all__ = ["AttackPlan", "Plan", "make_plan", "plan_attack"]
 
 
 @dataclass(frozen=True, eq=False)

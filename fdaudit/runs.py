@@ -21,7 +21,7 @@ from fdaudit.view import View
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Run", "attack", "load", "report", "run"]
+__all__ = ["Run", "attack", "attack_all", "load", "report", "run"]
 
 _QUIET: Tick = lambda what, done, total: None  # noqa: E731  # a default, not a function of its own
 

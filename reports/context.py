@@ -22,7 +22,7 @@ from .summary import private_kinds, summarise
 from .text import amount, clip, joined, label
 from .verdict import Finding, judge_all
 
-__all__ = ["IMAGES_SHOWN", "build"]
+__all__ = ["IMAGES_SHOWN", "CellView", "ExposureRow", "FigureRow", "LedgerRow", "Picture", "Victim", "build"]
 
 IMAGES_SHOWN = 24
 """Images shown of one victim: the first in the result's order, never a choice by quality."""
