@@ -24,7 +24,8 @@ from fdaudit.attacks.gradient_inversion.engine import match_adam, match_lbfgs, t
 from fdaudit.attacks.gradient_inversion.gradients import GradientMap, choose_strategy
 from torch import Tensor, nn
 
-from fdaudit.models import ModelSpec, architecture
+from fdaudit.models import architecture
+from fdaudit.spec import ModelSpec
 
 TV, LR = 1e-3, 0.1
 Timed = Callable[[], int]

@@ -70,7 +70,7 @@ class FederatedProtocol(Protocol):
     An entry of `messages` has `kind`, `from`, `to`, `what` and, where a setting decides whether it is sent,
     `when`: the settings by name with the value that each must have.
 
-    Guarantees every protocol must keep (one conformance suite checks them):
+    Guarantees every protocol must keep:
       * it talks only through the wire, in the kinds that it declares;
       * all randomness comes from named child generators of the run's seed;
       * what outlives a round sits in `state`, so a run resumed after any round ends bit for bit the same;

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from fdaudit.errors import IntegrityError
 from fdaudit.messages import ALL, DATA, GENESIS, KINDS, Message
 from fdaudit.rng import SecretStream
-from fdaudit.storage import decode, encode, header, sync_path, write_atomically
+from fdaudit.storage import commitment, decode, encode, header, sync_path, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ __all__ = [
 LOG = "messages.jsonl"
 PAYLOADS = "payloads"
 _SALT_BYTES = 16
-_SYNCS_AT_ONCE = 16
+_SYNCS_AT_ONCE = 8
 _PAYLOAD_NAME = re.compile(r"payloads/(\d{8})\.safetensors")
 
 
@@ -126,7 +126,7 @@ class Transcript:
             payload=where,
             bytes_on_wire=draft.bytes_on_wire or sum(t.nbytes for t in tensors.values()),
             salt=salt.hex(),
-            sha256=hashlib.sha256(salt + payload).hexdigest(),
+            sha256=commitment(salt, payload),
             previous=self.position.head,
         )
         line = message.to_line()
@@ -236,7 +236,7 @@ def read_payload(directory: Path, message: Message) -> bytes:
         salt = bytes.fromhex(message.salt)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise IntegrityError([f"payload of message {message.seq} ({name}): {error}"]) from None
-    if hashlib.sha256(salt + payload).hexdigest() != message.sha256:
+    if commitment(salt, payload) != message.sha256:
         raise IntegrityError([f"payload of message {message.seq} ({name}) does not match its digest"])
     return payload
 

@@ -79,7 +79,7 @@ class Truth:
     def __init__(self, plan: Plan, vault: Vault) -> None:
         self._plan, self._vault = plan, vault
         try:
-            self._lpips = load_lpips()
+            self._lpips: torch.nn.Module | None = load_lpips()
         except WeightsUnavailableError:
             self._lpips = None  # the metric then says itself what is missing
 

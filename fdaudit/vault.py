@@ -45,7 +45,7 @@ class Vault:
     """The vault of one run.
 
     Args:
-        directory: `vault/` of the run directory; made on first use.
+        directory: `vault/` of the run directory; `create` makes it.
     """
 
     def __init__(self, directory: Path) -> None:

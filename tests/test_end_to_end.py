@@ -21,11 +21,11 @@ SPEC = {
     "clients": 3,
     "threads": 2,
     "dataset": {"name": "digits"},
-    "model": {"name": "cnn-strided", "params": {"channels": [8, 16], "kernel": 3}},
+    "model": {"name": "cnn-strided", "params": {"channels": [16, 32], "kernel": 3}},
     "protocol": {"params": {"rounds": 3, "upload": "gradient", "batch_size": 2, "lr": 0.1}},
     "splits": {"candidates": 20},
     "adversaries": ["server", "world"],
-    "victims": 1,
+    "victims": 2,
     "attacks": [
         {"name": "analytic"},
         {"name": "dlg", "params": {"restarts": 1, "evaluations": 150}},

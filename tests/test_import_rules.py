@@ -53,6 +53,7 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "plan",
     "simulation",
     "truth",
+    "scoring",
     "controls",
     "cells",
     "audit",
@@ -202,6 +203,7 @@ def test_attacks_reach_no_truth(module: str) -> None:
         "defenses",
         "metrics",
         "truth",
+        "scoring",
         *JOINTS,
     }
 

@@ -107,6 +107,13 @@ def test_folded_convolutions_of_any_shape(
     torch.testing.assert_close(folded.detach(), loop.detach())
 
 
+def test_convolutions_too_large_to_unfold_at_once_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x, y = _case("strided", 3, 2)
+    small = GradientMap(module, tensors(module), "folded")(x, y)
+    monkeypatch.setattr("fdaudit.attacks.gradient_inversion.folded._PATCH_VALUES", 0)
+    torch.testing.assert_close(GradientMap(module, tensors(module), "folded")(x, y), small)
+
+
 def test_the_rule_depends_on_shapes_and_layers_alone() -> None:
     g = torch.Generator().manual_seed(0)
     small, normed = dlg_lenet(16, g), nn.Sequential(nn.GroupNorm(1, 1), nn.Flatten(), nn.Linear(256, 10))

@@ -19,6 +19,9 @@ from fdaudit.errors import UsageError
 
 __all__ = ["Folded", "foldable"]
 
+_PATCH_VALUES = 400_000
+"""Input patches of more values than this leave the caches; then PyTorch's own convolution is faster forward."""
+
 
 def foldable(module: nn.Module) -> bool:
     """Whether every parameter belongs to one plain convolution or linear layer that `Folded` can record."""
@@ -177,17 +180,27 @@ class _RecordingConv(_Recorder):
         self._stride = layer.stride
 
     def forward(self, a: Tensor) -> Tensor:
-        patches = F.unfold(a, self._kernel, self._dilation, self._padding, self._stride)  # (N, K, P)
+        sizes = zip(a.shape[2:], self._kernel, self._dilation, self._padding, self._stride, strict=True)
+        out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, d, p, s in sizes]
+        if len(a) * self.weight[0].numel() * out[0] * out[1] > _PATCH_VALUES:
+            z = F.conv2d(a, self.weight, self.bias, self._stride, self._padding, self._dilation)
+            self.keep(a, z)
+            return z
+        patches = self._unfold(a)
         z = self.weight.flatten(1) @ patches
         if self.bias is not None:
             z = z + self.bias[:, None]
         self.keep(patches, z)
-        sizes = zip(a.shape[2:], self._kernel, self._dilation, self._padding, self._stride, strict=True)
-        return z.view(len(a), -1, *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, d, p, s in sizes))
+        return z.view(len(a), -1, *out)
+
+    def _unfold(self, a: Tensor) -> Tensor:
+        """Input patches (N, K, P) of images (N, c, h, w)."""
+        return F.unfold(a, self._kernel, self._dilation, self._padding, self._stride)
 
     def weight_gradient(self, a: Tensor, signal: Tensor, R: int) -> Tensor:
-        each = torch.bmm(signal, a.mT)  # (R*B, O, K)
+        patches = a if a.dim() == 3 else self._unfold(a)
+        each = torch.bmm(signal.flatten(2), patches.mT)  # (R*B, O, K)
         return (each.view(R, -1, *each.shape[1:]).sum(1) if len(each) > R else each).flatten(1)
 
     def bias_gradient(self, signal: Tensor, R: int) -> Tensor:
-        return signal.sum(2).view(R, -1, signal.shape[1]).sum(1)
+        return signal.flatten(2).sum(2).view(R, -1, signal.shape[1]).sum(1)

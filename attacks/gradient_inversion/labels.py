@@ -73,7 +73,7 @@ def expected_probabilities(module: nn.Module, tensors: Mapping[str, Tensor], pro
 def probe_images(shape: tuple[int, ...], n: int, generator: torch.Generator) -> Tensor:
     """Stand-ins (n, c, h, w) in [0, 1] where no auxiliary data is known: noise of random density and brightness."""
     x = torch.rand(n, *shape, generator=generator)
-    density, brightness = torch.rand(2, n, 1, 1, 1, generator=generator)
+    density, brightness = (torch.rand(n, 1, 1, 1, generator=generator) for _ in range(2))
     return x * brightness * (torch.rand(n, *shape, generator=generator) < density)
 
 
