@@ -17,7 +17,7 @@ from fdaudit import attacks, protocols
 from fdaudit.errors import SpecError
 from fdaudit.spec import load_spec
 
-from .run_cases import _torch_as_it_was, cli, tiny, write_spec  # noqa: F401
+from .run_cases import cli, tiny, write_spec
 
 FEDAVG = {"rounds": 2, "batch_size": 16}
 

@@ -20,7 +20,7 @@ from fdaudit import attacks, defenses, protocols
 from fdaudit.cli import _visible
 from fdaudit.errors import FdauditError
 
-from .run_cases import _torch_as_it_was, cli, finished, tiny, tree, write_spec  # noqa: F401
+from .run_cases import cli, finished, tiny, tree, write_spec
 
 LOSS = {"name": "loss-threshold"}
 
@@ -172,7 +172,8 @@ def test_a_failed_cell_ends_with_1_and_says_why(shell: Shell, monkeypatch: pytes
 
 
 def test_training_that_diverges_ends_with_1(shell: Shell) -> None:
-    code, _, err = shell("run", shell.spec(protocol__params__lr=1e30, protocol__params__local_steps=5), "--out", "here", "--no-report")
+    spec = shell.spec(protocol__params__lr=1e30, protocol__params__local_steps=5)
+    code, _, err = shell("run", spec, "--out", "here", "--no-report")
     assert (code, len(err.splitlines())) == (1, 1)
     assert "client/0" in err
     assert "learning rate" in err
