@@ -57,12 +57,14 @@ class GaussianNoise:
         if self.config.clip is not None:
             norm = float(torch.stack([t.double().square().sum() for t in tensors.values()]).sum().sqrt())
             factor = min(1.0, self.config.clip / norm) if norm > 0 else 1.0
-        noised = {n: self._noised(t * factor, noise) for n, t in tensors.items()}
+        # In double precision up to the noise: float32 would round the clipped norm past the clip.
+        noised = {n: self._noised(t, t.double() * factor, noise) for n, t in tensors.items()}
         return Released(kind=kind, tensors=noised, event=self._event())
 
-    def _noised(self, values: Tensor, noise: SecretStream) -> Tensor:
-        drawn = torch.as_tensor(noise.normal(*values.shape)) * self.config.sigma
-        return (values.double() + drawn.to(values.device)).to(values.dtype)
+    def _noised(self, sent: Tensor, clipped: Tensor, noise: SecretStream) -> Tensor:
+        drawn = torch.as_tensor(noise.normal(*sent.shape)) * self.config.sigma
+        noised = clipped + drawn.to(sent.device)
+        return (noised if sent.is_floating_point() else noised.round()).to(sent.dtype)
 
     def _event(self) -> Event:
         if self.config.clip is None:

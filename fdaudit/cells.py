@@ -15,28 +15,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fdaudit.controls import answer, controls
 from fdaudit.encoder import TaskEncoder
-from fdaudit.errors import FdauditError
 from fdaudit.federation import PartyData, Setting
 from fdaudit.knowledge import Knowledge
 from fdaudit.manifest import read_manifest
-from fdaudit.metrics import MembershipScore, ReconstructionScore, mean_and_worst
 from fdaudit.oracle import Oracle, serve
 from fdaudit.plan import AttackPlan, Plan
 from fdaudit.rehearsal import rehearse
-from fdaudit.result import Cell, Control, TargetResult
-from fdaudit.rng import child, child_numpy
+from fdaudit.result import Cell, Control
+from fdaudit.rng import child, child_seed
+from fdaudit.scoring import Scorer, cell_directory
 from fdaudit.simulation import NoWire
-from fdaudit.storage import load_json, save_json, write_atomically
+from fdaudit.storage import load_json, save_json
 from fdaudit.training import Parameters
 from fdaudit.transcript import Position, Transcript
-from fdaudit.truth import Truth
-from fdaudit.types import AttackTask, Challenge, Figure, Guess, Membership, Reconstruction
+from fdaudit.truth import Truth, check_guesses
+from fdaudit.types import AttackTask, Challenge, Figure, Guess
 from fdaudit.vault import Vault
 from fdaudit.view import View, export_view, open_view, view_of
 
@@ -45,10 +43,11 @@ __all__ = ["Adversary", "Stage"]
 
 @dataclass(frozen=True, eq=False)
 class Adversary:
-    """An adversary with its exported view, while that lies on disk."""
+    """An adversary with its exported view, and a directory for its rehearsals, while they lie on disk."""
 
     name: str
     view: View
+    scratch: Path
 
 
 class Stage:
@@ -63,17 +62,29 @@ class Stage:
         self.plan, self.run = plan, run
         self._vault = Vault(run / "vault")
         self._truth = Truth(plan, self._vault)
-        self._shadow = tempfile.TemporaryDirectory(prefix="fdaudit-shadow-")
+        self._encoder = TaskEncoder(
+            plan.auxiliary,
+            classes=plan.dataset.classes,
+            execution=plan.execution,
+            seed=child_seed(plan.seed, "encoder"),
+        )
+        self._scorer = Scorer(self._truth, run, plan.seed, self._encoder)
 
     # -- what an attack is given ----------------------------------------------------------------------------
 
     @contextmanager
     def adversary(self, name: str) -> Iterator[Adversary]:
-        """Exports an adversary's view to a temporary directory of its own."""
-        with tempfile.TemporaryDirectory(prefix="fdaudit-view-") as folder:
+        """Exports an adversary's view to a temporary directory of its own; another is for its rehearsals.
+
+        Adversaries share neither: what one rehearses on its own records is nothing that another may read.
+        """
+        with (
+            tempfile.TemporaryDirectory(prefix="fdaudit-view-") as folder,
+            tempfile.TemporaryDirectory(prefix="fdaudit-shadow-") as scratch,
+        ):
             target = Path(folder) / "view"
             export_view(self.view(name), target)
-            yield Adversary(name, open_view(target))
+            yield Adversary(name, open_view(target), Path(scratch))
 
     def view(self, name: str) -> View:
         """The view of an adversary on the run's own transcript."""
@@ -87,14 +98,14 @@ class Stage:
             own_data=own,
         )
 
-    def knowledge(self, adversary: str) -> Knowledge:
+    def knowledge(self, adversary: Adversary) -> Knowledge:
         """What adversaries are assumed to know; none of it holds a weight of any party."""
         return Knowledge(
             architecture=self.plan.architecture,
             auxiliary=self.plan.auxiliary,
             train=self.plan.trainer(),
             encode=self._encoder,
-            rehearse=_Rehearsal(self.plan, adversary, Path(self._shadow.name)),
+            rehearse=_Rehearsal(self.plan, adversary.name, adversary.scratch),
         )
 
     def task(self, adversary: str, attack: AttackPlan) -> AttackTask:
@@ -103,7 +114,8 @@ class Stage:
         victims = [k for k in self.plan.clients if k not in members][: self.plan.spec.victims]
         challenges: dict[str, Challenge] = {}
         if attack.card["goal"] == "membership":
-            challenges = {k: self._truth.challenge(k)[0] for k in victims}
+            issued = {k: self._truth.challenge(k)[0] for k in victims}
+            challenges = {k: challenge for k, challenge in issued.items() if len(challenge.y)}
         return AttackTask(
             targets=tuple(victims),
             challenges=challenges,
@@ -116,15 +128,6 @@ class Stage:
             if wanted in declared["answers"] and open_to and self._released is not None:
                 return Oracle(str(wanted), self.plan.spec.queries)
         return None
-
-    @cached_property
-    def _encoder(self) -> TaskEncoder:
-        return TaskEncoder(
-            self.plan.auxiliary,
-            classes=self.plan.dataset.classes,
-            execution=self.plan.execution,
-            seed=self.plan.seed,
-        )
 
     @cached_property
     def _released(self) -> Parameters | None:
@@ -156,23 +159,27 @@ class Stage:
             return base.cell("not-requested", reason="the spec does not ask for this attack")
         if adversary.name not in attack.adversaries:
             return base.cell("not-requested", reason="the spec does not ask for it against this adversary")
-        task, knowledge = self.task(adversary.name, attack), self.knowledge(adversary.name)
-        runner = attack.cls(attack.config)
         try:
+            task, knowledge = self.task(adversary.name, attack), self.knowledge(adversary)
+            candidates = {k: len(c.y) for k, c in task.challenges.items()}
+            runner = attack.cls(attack.config)
             applicable = runner.applicable(adversary.view, knowledge, task)
             if not applicable:
                 return base.cell("not-applicable", reason=applicable.reason)
             generator = child(self.plan.seed, "attack", base.id)
-            guesses = self._ask(base.id, task, lambda: runner.run(adversary.view, knowledge, task, generator))
+            guesses, spent = self._ask(
+                base, task, lambda: runner.run(adversary.view, knowledge, task, generator)
+            )
             if not guesses:
                 return base.cell("not-applicable", reason="no victim has a message that the attack can use")
-            figures, targets = self._score(base.id, guesses)
+            check_guesses(guesses, task.targets, candidates, adversary.view)
+            figures, targets = self._scorer.score(base.id, guesses)
             tried = self._controls(attack)
-        except (FdauditError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+        except Exception as error:  # an attack may be anybody's code, and raise anything
             return base.cell("failed", reason=f"{type(error).__name__}: {error}")
         queries = None
         if isinstance(task.oracle, Oracle):
-            queries = {"budget": task.oracle.budget, "spent": task.oracle.spent}
+            queries = {"budget": self.plan.spec.queries, "spent": spent}
         failed = [name for name, control in tried.items() if not control.passed]
         reason = "" if not failed else f"its {' and '.join(failed)} control failed"
         return base.cell(
@@ -184,23 +191,30 @@ class Stage:
             controls=tried,
         )
 
-    def _ask(self, cell: str, task: AttackTask, attack: Callable[[], tuple[Guess, ...]]) -> tuple[Guess, ...]:
-        """Runs the attack, serving its oracle; every question and answer is chained from the run's head."""
+    def _ask(
+        self, base: _Base, task: AttackTask, attack: Callable[[], tuple[Guess, ...]]
+    ) -> tuple[tuple[Guess, ...], int]:
+        """Runs the attack, serving its oracle; every question and answer is chained from the run's head.
+
+        Returns:
+            The guesses, and how many samples were asked, counted where they were answered.
+        """
         if not isinstance(task.oracle, Oracle) or self._released is None:
-            return attack()
+            return attack(), 0
         trainer, released, kind = self.plan.trainer(), self._released, task.oracle.answers
         start = Position(head=str(read_manifest(self.run)["head"]))
         log = Transcript(
-            _cell_directory(self.run, cell),
+            cell_directory(self.run, base.id),
             secret=self._vault.secrets.secret,
             start=start,
             log="queries.jsonl",
-            salt_path=("oracle", cell),
+            salt_path=("oracle", base.id),
         )
-        asker, answerer = cell.partition("/")[0], "oracle"
+        asker, answerer, asked = base.adversary, "oracle", list[int]()
         with log:
 
             def serve_one(x: Tensor) -> Tensor:
+                asked.append(len(x))
                 log.record(asker, answerer, "oracle_query", {"samples": x})
                 values = answer(kind, trainer.predict(released, x))
                 log.record(answerer, asker, "oracle_answer", {"values": values})
@@ -208,7 +222,7 @@ class Stage:
 
             guesses = serve(attack, task.oracle, serve_one)
             log.sync()
-        return guesses
+        return guesses, sum(asked)
 
     def _controls(self, attack: AttackPlan) -> dict[str, Control]:
         """Both controls of an attack; run once and kept, since they depend on no adversary."""
@@ -224,72 +238,6 @@ class Stage:
             path, {"params": settings, "controls": {n: c.to_json() for n, c in tried.items()}}, indent=1
         )
         return tried
-
-    # -- scoring --------------------------------------------------------------------------------------------
-
-    def _score(
-        self, cell: str, guesses: Sequence[Guess]
-    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
-        if isinstance(guesses[0], Membership):
-            return self._score_membership(cell, [g for g in guesses if isinstance(g, Membership)])
-        return self._score_reconstruction(cell, [g for g in guesses if isinstance(g, Reconstruction)])
-
-    def _score_membership(
-        self, cell: str, guesses: Sequence[Membership]
-    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
-        whole = self._truth.membership(guesses, cell)
-        scores = {g.target: self._truth.membership([g], cell) for g in guesses}
-        targets = tuple(
-            TargetResult(target=name, figures=tuple(score.figures.values()), roc=_roc(score))
-            for name, score in scores.items()
-        )
-        figures = list(whole.figures.values())
-        for name in figures[:]:
-            generator = child_numpy(self.plan.seed, "score", cell, name.name)
-            figures.append(mean_and_worst({t: s.figures[name.name] for t, s in scores.items()}, generator)[1])
-        return tuple(figures), targets
-
-    def _score_reconstruction(
-        self, cell: str, guesses: Sequence[Reconstruction]
-    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
-        whole = self._truth.reconstruction(guesses, cell)
-        targets = []
-        for guess in guesses:
-            score = self._truth.reconstruction([guess], f"{cell}/{guess.target}")
-            targets.append(
-                TargetResult(
-                    target=guess.target,
-                    messages=guess.messages,
-                    figures=tuple(score.figures.values()),
-                    images=self._pictures(cell, guess, score),
-                )
-            )
-        return tuple(whole.figures.values()), tuple(targets)
-
-    def _pictures(
-        self, cell: str, guess: Reconstruction, score: ReconstructionScore
-    ) -> tuple[Mapping[str, Any], ...]:
-        """Writes true images and guesses as PNG; returns one entry an image, most alike first."""
-        x, y = self._truth.behind(guess.target, guess.messages)
-        folder = _cell_directory(self.run, cell)
-        entries = []
-        for row in sorted(score.images, key=lambda r: -r.psnr):
-            stem = f"{guess.target.replace('/', '-')}-{row.truth:03d}"
-            paths = {"truth": f"{stem}-truth.png", "guess": f"{stem}-guess.png"}
-            write_atomically(folder / paths["truth"], _png(x[row.truth]), sync=False)
-            write_atomically(folder / paths["guess"], _png(guess.images[row.guess]), sync=False)
-            entries.append(
-                {
-                    **{k: (folder / p).relative_to(self.run).as_posix() for k, p in paths.items()},
-                    "prior": None,
-                    "psnr": row.psnr,
-                    "prior_psnr": row.psnr_prior,
-                    "ssim": row.ssim,
-                    "true_label": int(y[row.truth]),
-                    "guessed_label": None if guess.labels is None else int(guess.labels[row.guess]),
-                }
-            )
-        return tuple(entries)
 
 
 @dataclass(frozen=True)
@@ -326,6 +274,7 @@ class _Rehearsal:
         self._protocol, self._config, self._adversary = plan.protocol, plan.protocol_config, adversary
         self._architecture, self._execution = plan.architecture, plan.execution
         self._defenses, self._folder = dict(plan.defenses), folder
+        self._withheld, self._transport = plan.spec.withhold, plan.spec.transport
 
     def __call__(self, data: list[tuple[Tensor, Tensor]], seed: int) -> View:
         from fdaudit.training import Trainer, parameters_of
@@ -340,30 +289,9 @@ class _Rehearsal:
             seed=seed,
             adversary=self._adversary,
             defenses=self._defenses,
+            withheld=self._withheld,
+            transport=self._transport,
         )
-
-
-def _cell_directory(run: Path, cell: str) -> Path:
-    path = run / "attacks" / cell.replace("/", "-").replace("+", "_")
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def _png(image: Tensor) -> bytes:
-    """An image (c, h, w) in [0, 1] as 8-bit PNG, grey or RGB."""
-    from io import BytesIO
-
-    from PIL import Image
-
-    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-    array = pixels[:, :, 0] if pixels.shape[2] != 3 else pixels
-    stream = BytesIO()
-    Image.fromarray(np.ascontiguousarray(array)).save(stream, format="PNG")
-    return stream.getvalue()
-
-
-def _roc(score: MembershipScore) -> dict[str, Any]:
-    return {"fpr": score.roc.fpr.tolist(), "tpr": score.roc.tpr.tolist()}
 
 
 def _control(value: Mapping[str, Any]) -> Control:

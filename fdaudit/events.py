@@ -59,8 +59,8 @@ class _Noise:
                 raise ValueError(f"{name}: {field} = {value} must be positive and finite.")
         if self.unit not in get_args(Unit) or self.relation not in get_args(Relation):
             raise ValueError(f"{name}: unit {self.unit!r} or relation {self.relation!r} is not known.")
-        if self.count < 1:
-            raise ValueError(f"{name}: count = {self.count} must be at least 1.")
+        if not isinstance(self.count, int) or self.count < 1:
+            raise ValueError(f"{name}: count = {self.count} must be a whole number from 1 on.")
         if not self.covers or not set(self.covers) <= {"data", "messages"}:
             raise ValueError(f"{name}: covers = {self.covers} must name 'data', 'messages' or both.")
 
@@ -90,13 +90,13 @@ def event_from_json(value: dict[str, Any]) -> Event:
     Raises:
         IntegrityError: the object names no known event or carries impossible parameters.
     """
-    fields = dict(value)
-    name = fields.pop("event", None)
-    if name not in _EVENTS:
+    name = value.get("event") if isinstance(value, dict) else None
+    if not isinstance(name, str) or name not in _EVENTS:
         raise IntegrityError([f"event {name!r} is not one of {sorted(_EVENTS)}"])
-    if "covers" in fields:
-        fields["covers"] = tuple(fields["covers"])
+    fields = {k: v for k, v in value.items() if k != "event"}
     try:
+        if "covers" in fields:
+            fields["covers"] = tuple(fields["covers"])
         return _EVENTS[name](**fields)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise IntegrityError([f"event {name} is malformed: {error}"]) from error

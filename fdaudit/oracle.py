@@ -3,14 +3,16 @@
 Guarantees:
   * the handle holds two queues, a budget and a word; no attribute, closure or bound method leads from it to
     a model, a vault or a split (a closure over the model would let attributes reach it);
-  * a query that would pass the budget is refused before anything is asked.
+  * a query that would pass the budget is refused before anything is asked, and again on the serving side, which
+    keeps its own count: what an attack does to its handle buys no answer;
+  * an answer that cannot be given fails the attack, whether or not it catches the error, and blocks nobody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from queue import Queue
-from threading import Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, TypeVar
 
 from fdaudit.errors import BudgetExceededError, FdauditError
@@ -35,6 +37,7 @@ class Oracle:
         self._answers, self._budget, self._spent = answers, budget, 0
         self._questions: Queue[Tensor | None] = Queue()
         self._replies: Queue[Tensor | None] = Queue()
+        self._turn = Lock()  # one question at a time, so that threads of an attack never swap answers
 
     @property
     def answers(self) -> str:
@@ -63,13 +66,14 @@ class Oracle:
             BudgetExceededError: the query would pass the budget; nothing was asked.
         """
         n = int(x.shape[0])
-        if n > self.remaining:
-            raise BudgetExceededError(
-                f"oracle: {n} samples asked, {self.remaining} of {self._budget} remain."
-            )
-        self._spent += n
-        self._questions.put(x.detach().cpu().clone())
-        reply = self._replies.get()
+        with self._turn:
+            if n > self.remaining:
+                raise BudgetExceededError(
+                    f"oracle: {n} samples asked, {self.remaining} of {self._budget} remain."
+                )
+            self._spent += n
+            self._questions.put(x.detach().cpu().clone())
+            reply = self._replies.get()
         if reply is None:
             raise FdauditError("oracle: the question could not be answered.")
         return reply
@@ -84,10 +88,16 @@ def serve(attack: Callable[[], T], oracle: Oracle, answer: Callable[[Tensor], Te
         answer: maps samples to answers; only this side of the queue ever sees it.
 
     Returns:
-        What the attack returned; what it raised is raised here.
+        What the attack returned.
+
+    Raises:
+        BudgetExceededError: more was asked than the budget allows, past the handle's own count.
+        BaseException: what `answer` raised, or else what the attack raised.
     """
     outcome: list[T] = []
     failure: list[BaseException] = []
+    refusal: BaseException | None = None
+    left, questions, replies = oracle.budget, oracle._questions, oracle._replies
 
     def work() -> None:
         try:
@@ -95,18 +105,25 @@ def serve(attack: Callable[[], T], oracle: Oracle, answer: Callable[[Tensor], Te
         except BaseException as error:  # carried to the caller's thread, where it is raised
             failure.append(error)
         finally:
-            oracle._questions.put(None)
+            questions.put(None)
 
     thread = Thread(target=work, name="attack", daemon=True)
     thread.start()
-    while (question := oracle._questions.get()) is not None:
-        try:
-            oracle._replies.put(answer(question))
-        except BaseException:
-            oracle._replies.put(None)
-            thread.join()
-            raise
+    # An attack may catch a refusal and ask again: every question gets a reply, or it would wait for ever.
+    while (question := questions.get()) is not None:
+        reply = None
+        if refusal is None:
+            try:
+                left -= len(question)
+                if left < 0:
+                    raise BudgetExceededError(f"oracle: more was asked than the budget of {oracle.budget}.")
+                reply = answer(question)
+            except BaseException as error:  # raised below, once the attack has ended
+                refusal = error
+        replies.put(reply)
     thread.join()
+    if refusal is not None:
+        raise refusal
     if failure:
         raise failure[0]
     return outcome[0]

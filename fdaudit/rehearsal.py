@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fdaudit.config import Config
 from fdaudit.federation import PartyData, Setting
 from fdaudit.rng import SecretStream, child_seed
@@ -17,7 +19,7 @@ from fdaudit.wire import Wire
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["kinds_of", "parties_of", "rehearse"]
+__all__ = ["kinds_of", "parties_of", "pooled", "rehearse"]
 
 
 def kinds_of(protocol: Any) -> list[str]:
@@ -31,6 +33,12 @@ def parties_of(protocol: Any, clients: int) -> tuple[str, ...]:
     return (*others, *(f"client/{k}" for k in range(clients)), "world")
 
 
+def pooled(clients: Mapping[str, PartyData]) -> PartyData:
+    """The union of all clients' records, in the clients' order, for a protocol that pools data."""
+    x, y = (torch.cat([getattr(data, part) for data in clients.values()]) for part in ("x", "y"))
+    return PartyData(x, y)
+
+
 def rehearse(
     folder: Path,
     *,
@@ -42,6 +50,8 @@ def rehearse(
     seed: int,
     adversary: str = "server",
     defenses: Mapping[tuple[str, str], Sequence[Any]] | None = None,
+    withheld: Sequence[str] = (),
+    transport: str = "plain",
 ) -> View:
     """Runs a protocol from start to end and returns an adversary's view of it.
 
@@ -55,12 +65,16 @@ def rehearse(
         seed: seed of this rehearsal.
         adversary: whose view is wanted.
         defenses: by (kind, sender role).
+        withheld: kinds that are not sent.
+        transport: what an eavesdropper sees of it.
     """
     # A rehearsal has nothing to hide: its secret follows from its seed, and so it is reproducible.
     secret = SecretStream(child_seed(seed, "rehearsal", "secret").to_bytes(8, "big") * 2, "rehearsal").bytes(
         32
     )
     parties = parties_of(protocol, len(data))
+    records = {f"client/{k}": PartyData(x, y) for k, (x, y) in enumerate(data)}
+    clients = {"client/0": pooled(records)} if protocol.pools_data else records
     with Transcript(folder, secret=secret) as transcript:
         wire = Wire(
             transcript,
@@ -69,9 +83,16 @@ def rehearse(
             device=trainer.device,
             secret=secret,
             defenses=defenses,
+            withheld=withheld,
         )
-        clients = {f"client/{k}": PartyData(x, y) for k, (x, y) in enumerate(data)}
         setting = Setting(clients=clients, wire=wire, trainer=trainer, initial=initial, seed=seed)
         for _ in protocol(config, setting).rounds(0):
             pass
-    return view_of(folder, adversary, parties=parties, hyperparameters=config.model_dump(mode="json"))
+    return view_of(
+        folder,
+        adversary,
+        parties=parties,
+        hyperparameters=config.model_dump(mode="json"),
+        transport=transport,
+        own_data={k: (d.x, d.y) for k, d in records.items()},
+    )

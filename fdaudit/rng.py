@@ -70,10 +70,11 @@ class SecretStream:
         return hashlib.shake_256(self._key + block).digest(n)
 
     def uniform(self, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        """Uniform draws in the open interval (0, 1) with 53 random bits each, of the given shape."""
+        """Uniform draws in the open interval (0, 1) with 52 random bits each, of the given shape."""
         n = int(np.prod(shape, dtype=np.int64))
-        words = np.frombuffer(self.bytes(8 * n), dtype="<u8") >> np.uint64(11)
-        return ((words.astype(np.float64) + 0.5) * 2.0**-53).reshape(shape)
+        # A 53rd bit would leave no room for the half: the largest word would round to 1, whose normal is infinite.
+        words = np.frombuffer(self.bytes(8 * n), dtype="<u8") >> np.uint64(12)
+        return ((words.astype(np.float64) + 0.5) * 2.0**-52).reshape(shape)
 
     def normal(self, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         """Standard normal draws of the given shape, by inversion of `uniform`."""

@@ -16,7 +16,7 @@ from fdaudit.errors import ProtocolError
 from fdaudit.federation import PartyData, Round, Setting
 from fdaudit.metrics import accuracy, macro_f1
 from fdaudit.plan import Plan
-from fdaudit.rehearsal import kinds_of
+from fdaudit.rehearsal import kinds_of, pooled
 from fdaudit.spec import RecordRounds
 from fdaudit.training import Parameters, Trainer
 from fdaudit.transcript import Position, Transcript
@@ -98,8 +98,7 @@ class _Stage:
         trainer = plan.trainer()
         clients = {k: PartyData(*plan.records(k)) for k in plan.clients}
         if protocol.pools_data:
-            x, y = (torch.cat([getattr(d, part) for d in clients.values()]) for part in ("x", "y"))
-            clients = {"client/0": PartyData(x, y)}
+            clients = {"client/0": pooled(clients)}
         setting = Setting(clients=clients, wire=wire, trainer=trainer, initial=plan.initial(), seed=plan.seed)
         return cls(plan, protocol(config, setting), trainer, plan.trainer())
 
@@ -125,6 +124,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
     vault = Vault(run / "vault")
     secrets, checkpoint = vault.secrets, vault.load_round()
     start = Position(**checkpoint["transcript"]) if checkpoint else Position()
+    _forget_states(vault, checkpoint["state"] if checkpoint else None)
     utility = Utility(run / "utility.csv", checkpoint["utility"] if checkpoint else 0)
     with Transcript(run / "transcript", secret=secrets.secret, start=start, keep=_keep(plan)) as transcript:
         wire = Wire(
@@ -138,7 +138,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
         )
         stage = _Stage.set_up(plan, plan.protocol, plan.protocol_config, wire)
         if checkpoint:
-            stage.protocol.state = vault.load(checkpoint["state"])
+            stage.protocol.state = vault.load(checkpoint["state"], checkpoint["state_sha256"])
         rounds = plan.protocol_config.rounds  # type: ignore[attr-defined]
         done: Round | None = None
         first = checkpoint["round"] + 1 if checkpoint else 0
@@ -191,9 +191,13 @@ def save_checkpoint(
             "utility": utility,
         }
     )
-    for older in vault.names("state"):
-        if older != name:
-            vault.forget(older)
+    _forget_states(vault, name)
+
+
+def _forget_states(vault: Vault, current: str | None) -> None:
+    for name in vault.names("state"):
+        if name != current:
+            vault.forget(name)
 
 
 def _keep(plan: Plan) -> Callable[[int], bool]:

@@ -2,8 +2,9 @@
 
 Every protocol and every shadow model goes through a `Trainer`. How many models advance together is its
 affair: `loop` fits each by itself, on a CPU as many side by side as there are threads; `stacked` advances all
-models of one architecture at once under `torch.func.vmap`. The choice follows fixed rules (see
-`Execution.resolve`), never timing or free memory, so that a run's bytes do not depend on the machine's mood.
+models of one architecture at once under `torch.func.vmap`, unless dropout, BatchNorm's statistics or unlike
+shapes forbid it. The choice follows fixed rules (see `Execution.resolve`), never timing or free memory, so that
+a run's bytes do not depend on the machine's mood.
 
 Guarantees:
   * both strategies compute the same steps; they agree to float tolerance;
@@ -82,8 +83,8 @@ class Execution:
 
         Device: CUDA where there is one. Threads: the processor count, at most 8. Strategy: `stacked` on CUDA,
         `loop` on a CPU (grouped convolutions make stacked CNN clients about twice as slow there) and wherever
-        BatchNorm keeps running statistics. Memory format: `channels_last` for convolutions (about a third
-        less time). `benchmarks/training_strategy.py` measures both again.
+        BatchNorm keeps running statistics. Memory format: `channels_last` for convolutions under `loop`, which
+        takes a third off small CNNs' time. `benchmarks/training_strategy.py` measures both again.
         """
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         if strategy == "auto":
@@ -222,6 +223,11 @@ class Trainer:
         self._module, self._named = self._copies[0].module, self._copies[0].named
         self._trainable = frozenset(n for n, p in self._module.named_parameters() if p.requires_grad)
         self._random = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in self._module.modules())
+        # vmap can neither lend each model a seed of its own nor update statistics in place.
+        self._stackable = not self._random and not any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
+            for m in self._module.modules()
+        )
 
     @property
     def trainable(self) -> frozenset[str]:
@@ -236,7 +242,7 @@ class Trainer:
         Raises:
             TrainingDivergedError: a loss became NaN or infinite.
         """
-        if self.execution.strategy == "stacked" and len(jobs) > 1 and _same_shapes(jobs) and not self._random:
+        if self.execution.strategy == "stacked" and len(jobs) > 1 and _same_shapes(jobs) and self._stackable:
             fitted = self._fit_stacked(jobs, fit)
         else:
             fitted = self._by_themselves(lambda copy, job: self._fit_one(copy, job, fit), jobs)
@@ -365,7 +371,11 @@ class Trainer:
             return
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
+            # torch.manual_seed would reseed every accelerator, also those that were not forked.
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                with torch.cuda.device(self.device):
+                    torch.cuda.manual_seed(seed)
             yield
 
 

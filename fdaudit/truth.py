@@ -2,22 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fdaudit.metrics import score_membership, score_reconstruction
+from fdaudit.messages import role
+from fdaudit.metrics import (
+    AuxiliaryPool,
+    WeightsUnavailableError,
+    load_lpips,
+    match,
+    score_membership,
+    score_reconstruction,
+)
 from fdaudit.rng import child, child_numpy
-from fdaudit.types import Challenge, Membership, Reconstruction
+from fdaudit.types import Challenge, Guess, Membership, Reconstruction
 
 if TYPE_CHECKING:
     from fdaudit.metrics import MembershipScore, ReconstructionScore
     from fdaudit.plan import Plan
     from fdaudit.vault import Vault
+    from fdaudit.view import View
 
-__all__ = ["Truth"]
+__all__ = ["Truth", "check_guesses"]
+
+
+def check_guesses(
+    guesses: Sequence[Guess], victims: Sequence[str], candidates: Mapping[str, int], view: View
+) -> None:
+    """Refuses guesses that would be scored against something else than what they claim to be about.
+
+    Args:
+        guesses: what the attack returned.
+        victims: who was attacked.
+        candidates: by challenged victim, how many candidates there were.
+        view: what the attack was given.
+
+    Raises:
+        ValueError: a victim of a challenge is left out or answered twice, a score is missing or no number, or
+            a reconstruction names no message of its target, or one that another client sent or nobody saw.
+    """
+    answered = sorted(g.target for g in guesses)
+    if isinstance(guesses[0], Membership) and answered != sorted(candidates):
+        raise ValueError(f"the attack answered for {answered}; challenged were {sorted(candidates)}")
+    senders = {m.seq: m.sender for m in view.messages}
+    for guess in guesses:
+        if type(guess) is not type(guesses[0]):
+            raise ValueError("the attack returned guesses of more than one kind")
+        if guess.target not in victims:
+            raise ValueError(f"the attack answered for {guess.target}, who is no victim")
+        if isinstance(guess, Membership):
+            n = candidates[guess.target]
+            if guess.scores.shape != (n,) or not bool(torch.isfinite(guess.scores).all()):
+                got = tuple(guess.scores.shape)
+                raise ValueError(
+                    f"{guess.target}: needs one finite score for each of {n} candidates, got {got}"
+                )
+        elif isinstance(guess, Reconstruction):
+            sent_by = {senders.get(seq, "nobody in this view") for seq in guess.messages}
+            others = sorted(s for s in sent_by - {guess.target} if role(s) != "server")
+            if others or guess.target not in sent_by:
+                named = others or "the server alone"
+                raise ValueError(f"{guess.target}: its reconstruction names messages of {named}, not its own")
 
 
 class Truth:
@@ -30,6 +78,10 @@ class Truth:
 
     def __init__(self, plan: Plan, vault: Vault) -> None:
         self._plan, self._vault = plan, vault
+        try:
+            self._lpips: torch.nn.Module | None = load_lpips()
+        except WeightsUnavailableError:
+            self._lpips = None  # the metric then says itself what is missing
 
     def challenge(self, client: str) -> tuple[Challenge, Tensor]:
         """A client's candidates in random order, and beside them, for the auditor, who is a member (n,)."""
@@ -91,4 +143,19 @@ class Truth:
             true_labels=[y for _, y in truths],
             auxiliary_labels=auxiliary_y,
             targets=[g.target for g in guesses],
+            lpips_network=self._lpips,
         )
+
+    def prior_images(self, guess: Reconstruction, score: ReconstructionScore, cell: str) -> Tensor | None:
+        """What the prior baseline shows for the records behind a guess, (n, c, h, w) in their order.
+
+        One draw of the strategy that the score's baseline played for PSNR, matched to the truth as guesses are.
+        """
+        x, y = self.behind(guess.target, guess.messages)
+        played = score.strategies.get("psnr", ())
+        if not played:
+            return None
+        pool = AuxiliaryPool(*self._plan.auxiliary)
+        generator = child_numpy(self._plan.seed, "prior-images", cell, guess.target)
+        shown = pool.guess(played[0], len(x), y.numpy(), generator)
+        return shown[match(shown, x)].float()

@@ -3,7 +3,9 @@
 Guarantees:
   * a view holds the messages that a member sent or received, and no other message's tensors or line;
   * an exported view lies in a directory of its own, where every other message is the SHA-256 of its line: the
-    lines carry random salts, so the hash hides them, and the chain can still be checked up to the head;
+    lines carry random salts, so the hash hides them;
+  * each visible line is checked against the line before it, visible or hidden. A hidden line does not show what
+    it chains to, so a visible line right before it is vouched for by the run's own transcript alone;
   * an eavesdropper on an encrypted transport sees sizes and order only.
 """
 
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from fdaudit.errors import IntegrityError, SpecError, nearest
 from fdaudit.messages import GENESIS, Message, canonical
 from fdaudit.storage import decode, load_json, load_tensors, save_json, save_tensors, write_atomically
-from fdaudit.transcript import LOG, PAYLOADS, read_messages, read_payload
+from fdaudit.transcript import LOG, PAYLOADS, payload_name, read_messages, read_payload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,7 +147,8 @@ def export_view(view: View, directory: Path) -> None:
         if message.seq in mine:
             lines.append(line)
             if message.payload is not None:
-                _copy(view.directory / str(message.payload["file"]), directory / str(message.payload["file"]))
+                name = payload_name(message)
+                _copy(view.directory / name, directory / name)
         else:
             hidden = {"seq": message.seq, "line_sha256": hashlib.sha256(line[:-1]).hexdigest()}
             lines.append(canonical(hidden) + b"\n")
@@ -178,8 +181,8 @@ def open_view(directory: Path) -> View:
     Raises:
         IntegrityError: the directory is not an exported view, or its chain is broken.
     """
-    card = load_json(directory / "view.json")
     try:
+        card = load_json(directory / "view.json")
         if card["schema"] != _SCHEMA:
             raise ValueError(f"schema {card['schema']!r}")
         members, parties = tuple(map(str, card["members"])), tuple(map(str, card["parties"]))
@@ -199,14 +202,17 @@ def open_view(directory: Path) -> View:
             sizes=tuple(int(s) for s in card["sizes"]),
             directory=directory,
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise IntegrityError([f"view.json is malformed: {error}"]) from None
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
+        raise IntegrityError([f"{directory.name} is no exported view, or a damaged one: {error}"]) from None
 
 
 def _visible(log: Path) -> Iterator[Message]:
     """The messages whose lines the view holds; hidden ones still count in the chain."""
     previous = GENESIS
-    for seq, line in enumerate(log.read_bytes().split(b"\n")[:-1]):
+    *lines, rest = log.read_bytes().split(b"\n")
+    if rest:
+        raise IntegrityError([f"{log.name} does not end with a newline"])
+    for seq, line in enumerate(lines):
         if line.startswith(b'{"line_sha256":'):
             hidden = _hidden(line)
             previous, found = hidden["line_sha256"], hidden["seq"]

@@ -127,6 +127,8 @@ class Wire:
         self._check(sender, receivers, kind, inputs)
         if kind in self._withheld:
             return None
+        # Defences draw noise tensor by tensor: in the order of names, whatever order a sender holds them in.
+        tensors = dict(sorted(tensors.items()))
         event: Event | None = None
         described: list[Mapping[str, Any]] = []
         bits = 0
@@ -140,6 +142,8 @@ class Wire:
                 released.bytes_on_wire,
             )
             described.append(defense.describe())
+        if kind not in KINDS:
+            raise ProtocolError(f"wire: a defence made a message of kind {kind!r}. {nearest(kind, KINDS)}")
         draft = Message(
             seq=0,
             round=self._round,

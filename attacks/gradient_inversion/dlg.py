@@ -66,13 +66,14 @@ class DLG:
     name: ClassVar[str] = "dlg"
     goal: ClassVar[str] = "reconstruction"
     needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture",)
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
     source: ClassVar[str] = "Zhu, Liu & Han 2019; labels: Zhao, Mopuri & Bilen 2020"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"restarts": 2, "evaluations": 300},
         "standard": {"restarts": 4, "evaluations": 600},
         "full": {"restarts": 16, "evaluations": 2000},
     }
+    control: ClassVar[dict[str, Any]] = {"model": "lenet-dlg", "images": 2}
     Config: ClassVar[type[DLGConfig]] = DLGConfig
 
     def __init__(self, config: DLGConfig) -> None:

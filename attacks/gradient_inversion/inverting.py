@@ -56,13 +56,14 @@ class InvertingGradients:
     name: ClassVar[str] = "inverting-gradients"
     goal: ClassVar[str] = "reconstruction"
     needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture",)
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
     source: ClassVar[str] = "Geiping, Bauermeister, Dröge & Moeller 2020"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"restarts": 1, "iterations": 500},
         "standard": {"restarts": 2, "iterations": 2000},
         "full": {"restarts": 8, "iterations": 8000},
     }
+    control: ClassVar[dict[str, Any]] = {"model": "cnn-strided", "images": 2}
     Config: ClassVar[type[InvertingGradientsConfig]] = InvertingGradientsConfig
 
     def __init__(self, config: InvertingGradientsConfig) -> None:

@@ -1,0 +1,138 @@
+"""Attacks made for tests: one that shows what it was given, some that misbehave. And a small run to try them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from fdaudit import attacks
+from fdaudit.config import Config
+from fdaudit.registry import Registry
+from fdaudit.rng import child
+from fdaudit.types import Applicability, Membership
+
+SEED = 7_310_948_221_907_113
+"""No number that turns up by chance."""
+
+HOOKS: dict[str, Callable[..., Any]] = {}
+"""What the doubles call; in a module's global, which the walker leaves out, so that no test is found instead."""
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    """A federation that runs in a fraction of a second."""
+    return {
+        "seed": SEED,
+        "device": "cpu",
+        "threads": 1,
+        "profile": "quick",
+        "clients": 3,
+        "model": {"name": "mlp", "params": {"widths": [16]}},
+        "protocol": {"name": "fedavg", "params": {"rounds": 2, "local_steps": 2, "batch_size": 16}},
+        "splits": {"candidates": 10},
+        "references": [],
+        "adversaries": ["server", "world"],
+        "attacks": [{"name": "spy"}],
+        **changes,
+    }
+
+
+@contextmanager
+def registered(*names: str) -> Iterator[None]:
+    """Makes these doubles the only attacks there are."""
+    mapping = {n: f"{__name__}:{n.title().replace('-', '')}" for n in names}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attacks, "REGISTRY", Registry("fdaudit.attacks", mapping))
+        yield
+
+
+class NoSettings(Config):
+    """Nothing to set."""
+
+
+class Spy:
+    """Hands everything it was given to the test, and guesses at random."""
+
+    name: ClassVar[str] = "spy"
+    goal: ClassVar[str] = "membership"
+    needs: ClassVar[tuple[str, ...]] = ()
+    assumes: ClassVar[tuple[str, ...]] = ()
+    oracle: ClassVar[str | None] = "soft"
+    source: ClassVar[str] = "a test"
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
+    Config: ClassVar[type[NoSettings]] = NoSettings
+
+    def __init__(self, config: NoSettings) -> None:
+        self.config = config
+
+    def applicable(self, view: Any, knowledge: Any, task: Any) -> Applicability:
+        return Applicability(True)
+
+    def run(self, view: Any, knowledge: Any, task: Any, generator: torch.Generator) -> tuple[Membership, ...]:
+        if "spy" in HOOKS:
+            HOOKS["spy"](view, knowledge, task, generator)
+        return _guess(task, lambda c: torch.rand(len(c.y), generator=generator))
+
+
+class Noise(Spy):
+    """Broken: its scores have nothing to do with the candidates."""
+
+    name: ClassVar[str] = "noise"
+    goal: ClassVar[str] = "membership"
+    assumes: ClassVar[tuple[str, ...]] = ()
+    oracle: ClassVar[str | None] = "soft"
+    source: ClassVar[str] = "a test"
+
+
+class Cheat(Spy):
+    """Knows the coins of its own controls, whatever the model: it does not measure what a model leaks."""
+
+    name: ClassVar[str] = "cheat"
+    goal: ClassVar[str] = "membership"
+    assumes: ClassVar[tuple[str, ...]] = ()
+    oracle: ClassVar[str | None] = "soft"
+    source: ClassVar[str] = "a test"
+
+    def run(self, view: Any, knowledge: Any, task: Any, generator: torch.Generator) -> tuple[Membership, ...]:
+        return _guess(
+            task, lambda c: control_coins(len(c.y), 10) + torch.rand(len(c.y), generator=generator) / 2
+        )
+
+
+class Crash(Spy):
+    """Raises what the test says, where the test says."""
+
+    name: ClassVar[str] = "crash"
+    goal: ClassVar[str] = "membership"
+    assumes: ClassVar[tuple[str, ...]] = ()
+    oracle: ClassVar[str | None] = "soft"
+    source: ClassVar[str] = "a test"
+
+    def __init__(self, config: NoSettings) -> None:
+        super().__init__(config)
+        HOOKS["crash"]("init", None)
+
+    def applicable(self, view: Any, knowledge: Any, task: Any) -> Applicability:
+        HOOKS["crash"]("applicable", task)
+        return Applicability(True)
+
+    def run(self, view: Any, knowledge: Any, task: Any, generator: torch.Generator) -> tuple[Membership, ...]:
+        made = HOOKS["crash"]("run", task)
+        return _guess(task, lambda c: torch.zeros(len(c.y))) if made is None else made
+
+
+def control_coins(candidates: int, classes: int) -> torch.Tensor:
+    """Who is a member in the membership control of `cheat`, from the seed that it should not know."""
+    generator = child(SEED, "control", "cheat", "design")
+    records = HOOKS["auxiliary"]()
+    torch.randperm(records, generator=generator)
+    torch.randint(classes, (candidates,), generator=generator)
+    coins = torch.randint(2, (candidates // 2,), generator=generator).bool()
+    return torch.stack([coins, ~coins], 1).flatten().float()
+
+
+def _guess(task: Any, scores: Callable[[Any], torch.Tensor]) -> tuple[Membership, ...]:
+    return tuple(Membership(target=k, scores=scores(c)) for k, c in task.challenges.items())

@@ -1,0 +1,195 @@
+"""Runs protocols on small data with every call to the wire watched; shared by the tests of protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from fdaudit.protocols import REGISTRY
+from torch import Tensor
+
+from fdaudit.config import Config, validate
+from fdaudit.federation import PartyData, Round, Setting
+from fdaudit.messages import ALL, DATA, Message
+from fdaudit.models import Architecture, architecture
+from fdaudit.rehearsal import kinds_of, parties_of, pooled
+from fdaudit.rng import child
+from fdaudit.spec import ModelSpec
+from fdaudit.storage import decode, encode
+from fdaudit.training import Execution, Parameters, Trainer, parameters_of
+from fdaudit.transcript import LOG, Position, Transcript, read_messages, read_payload
+from fdaudit.wire import Delivery, Wire
+
+SECRET = b"a secret of the auditor, not the seed"
+SIZES = (9, 6, 12)
+"""Records by client: unequal, so that weights show."""
+CLASSES = 3
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("fedavg", {"upload": "gradient"}),
+    ("fedavg", {"upload": "model_update", "local_steps": 2, "momentum": 0.5}),
+    ("fedavg", {"upload": "model_parameters", "local_epochs": 1, "mu": 0.1}),
+    ("fedavg", {"fraction": 0.34, "local_steps": 1}),
+    ("fedavg", {"server_momentum": 0.9, "weighting": "uniform", "fraction": 0.67}),
+    ("standalone", {"momentum": 0.5}),
+    ("centralized", {"weight_decay": 0.01}),
+]
+"""Protocols with settings; `every_case` adds each registered protocol with its defaults."""
+
+
+def every_case() -> list[tuple[str, dict[str, Any]]]:
+    return [*((name, {}) for name in REGISTRY.names()), *CASES]
+
+
+def case_id(case: tuple[str, dict[str, Any]]) -> str:
+    return "-".join([case[0], *(f"{k}={v}" for k, v in case[1].items())])
+
+
+@lru_cache
+def network() -> Architecture:
+    return architecture(ModelSpec(name="mlp", params={"widths": [5]}), (1, 3, 3), CLASSES)
+
+
+def trainer() -> Trainer:
+    return Trainer(network(), Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous"))
+
+
+def initial() -> Parameters:
+    return parameters_of(network().build(child(0, "initial")))
+
+
+def records(sizes: Sequence[int] = SIZES, seed: int = 0) -> dict[str, PartyData]:
+    found = {}
+    for k, n in enumerate(sizes):
+        x = torch.rand(n, 1, 3, 3, generator=child(seed, "x", k))
+        found[f"client/{k}"] = PartyData(x, torch.randint(CLASSES, (n,), generator=child(seed, "y", k)))
+    return found
+
+
+class Watched(Wire):
+    """A wire that remembers what was asked of it and what it delivered, and may alter deliveries."""
+
+    def __init__(
+        self, *args: Any, alter: Callable[[Delivery], Delivery] = lambda d: d, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._alter = alter
+        self.delivered: list[tuple[Delivery, dict[str, Tensor]]] = []
+
+    def send(self, *args: Any, **kwargs: Any) -> Delivery | None:
+        delivery = super().send(*args, **kwargs)
+        if delivery is None:
+            return None
+        delivery = self._alter(delivery)
+        self.delivered.append((delivery, {n: t.clone() for n, t in delivery.items()}))
+        return delivery
+
+
+@dataclass
+class Ran:
+    """A protocol's run: its messages with their payloads, what it yielded, what it ended with."""
+
+    folder: Path
+    parties: tuple[str, ...]
+    rounds: list[Round] = field(default_factory=list)
+    states: list[bytes] = field(default_factory=list)
+    positions: list[Position] = field(default_factory=list)
+    delivered: list[tuple[Delivery, dict[str, Tensor]]] = field(default_factory=list)
+    protocol: Any = None
+
+    @cached_property
+    def messages(self) -> list[Message]:
+        return list(read_messages(self.folder))
+
+    @property
+    def log(self) -> bytes:
+        return (self.folder / LOG).read_bytes()
+
+    def payload(self, message: Message) -> bytes:
+        return read_payload(self.folder, message)
+
+    def tensors(self, message: Message) -> dict[str, Tensor]:
+        return decode(self.payload(message))
+
+
+def configured(name: str, params: Mapping[str, Any], rounds: int = 3) -> Config:
+    cls = REGISTRY.load(name)
+    small = {"batch_size": 4} if "batch_size" in cls.Config.model_fields else {}
+    return validate(cls.Config, {"rounds": rounds, **small, **params})
+
+
+def run(
+    folder: Path,
+    name: str,
+    params: Mapping[str, Any] | None = None,
+    *,
+    rounds: int = 3,
+    cls: Any = None,
+    clients: Mapping[str, PartyData] | None = None,
+    seed: int = 5,
+    stop_after: int | None = None,
+    resume: tuple[int, bytes, Position] | None = None,
+    alter: Callable[[Delivery], Delivery] = lambda d: d,
+    defenses: Mapping[tuple[str, str], Sequence[Any]] | None = None,
+    withheld: Sequence[str] = (),
+    start_from: Parameters | None = None,
+) -> Ran:
+    """Runs a protocol to its end, or to `stop_after`; `resume` is (next round, state, position)."""
+    cls = cls or REGISTRY.load(name)
+    config = configured(name, params or {}, rounds)
+    clients = dict(clients or records())
+    parties = parties_of(cls, len(clients))
+    if cls.pools_data:
+        clients = {"client/0": pooled(clients)}
+    first, state, start = resume or (0, b"", None)
+    made = Ran(folder, parties)
+    with Transcript(folder, secret=SECRET, start=start) as transcript:
+        wire = Watched(
+            transcript,
+            parties=parties,
+            kinds=kinds_of(cls),
+            device=torch.device("cpu"),
+            secret=SECRET,
+            defenses=defenses,
+            withheld=withheld,
+            alter=alter,
+        )
+        setting = Setting(
+            clients=clients, wire=wire, trainer=trainer(), initial=start_from or initial(), seed=seed
+        )
+        made.protocol = cls(config, setting)
+        if state:
+            made.protocol.state = decode(state)
+        for done in made.protocol.rounds(first):
+            made.rounds.append(done)
+            made.states.append(encode(made.protocol.state))
+            made.positions.append(transcript.position)
+            if done.index == stop_after:
+                break
+        made.delivered = wire.delivered
+    return made
+
+
+# -- what a message depends on ------------------------------------------------------------------------------------
+
+
+def ancestry(messages: Sequence[Message]) -> list[tuple[frozenset[str], frozenset[int]]]:
+    """For each message, by its declared inputs: whose data it depends on, and on which messages, itself included."""
+    found: list[tuple[frozenset[str], frozenset[int]]] = []
+    for message in messages:
+        inputs = message.inputs
+        if inputs == ALL:
+            held = [m.seq for m in messages[: message.seq] if message.sender in m.parties()]
+            inputs = (DATA, *held)
+        data = {message.sender} if DATA in inputs else set()
+        behind = {message.seq}
+        for seq in inputs:
+            if isinstance(seq, int):
+                data |= found[seq][0]
+                behind |= found[seq][1]
+        found.append((frozenset(data), frozenset(behind)))
+    return found

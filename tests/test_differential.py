@@ -1,0 +1,211 @@
+"""What a message declares to depend on is all that it depends on: nothing else, altered, changes a bit of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fdaudit.protocols import REGISTRY
+
+from fdaudit.federation import PartyData
+from fdaudit.messages import ALL, DATA
+from fdaudit.wire import Delivery
+
+from .protocol_cases import Ran, ancestry, case_id, every_case, records, run
+
+FEDAVG = REGISTRY.load("fedavg")
+every_protocol = pytest.mark.parametrize("case", every_case(), ids=case_id)
+
+
+def altered(client: str) -> dict[str, PartyData]:
+    """Everybody's records, one pixel of every record of one client moved."""
+    found = records()
+    x = found[client].x.clone()
+    x[:, 0, 1, 1] = 1 - x[:, 0, 1, 1]
+    return {**found, client: PartyData(x, found[client].y)}
+
+
+def changed(one: Ran, two: Ran) -> set[int]:
+    """The messages that differ in anything but what chains them to lines before."""
+    assert len(one.messages) == len(two.messages)
+    found = set()
+    for a, b in zip(one.messages, two.messages, strict=True):
+        assert (a.seq, a.salt, a.sender, a.receivers, a.kind) == (
+            b.seq,
+            b.salt,
+            b.sender,
+            b.receivers,
+            b.kind,
+        )
+        if one.payload(a) != two.payload(b):
+            found.add(a.seq)
+    return found
+
+
+def undeclared_data(
+    tmp_path, name: str, params: dict[str, Any], client: str, cls: Any = None
+) -> tuple[set, set]:
+    """Messages that a client's data changed although they do not declare it; and all that it changed."""
+    base = run(tmp_path / "base", name, params, cls=cls)
+    moved = changed(
+        base, run(tmp_path / f"moved-{client[-1]}", name, params, cls=cls, clients=altered(client))
+    )
+    pools = REGISTRY.load(name).pools_data
+    reached = ancestry(base.messages)
+    return {seq for seq in moved if not pools and client not in reached[seq][0]}, moved
+
+
+def undeclared_messages(tmp_path, name: str, params: dict[str, Any], cls: Any = None, rounds: int = 2):
+    """(message, altered message it does not declare), and (message, altered message it does), where it changed."""
+    base = run(tmp_path / "base", name, params, cls=cls, rounds=rounds)
+    reached = ancestry(base.messages)
+    wrong, right = set(), set()
+    for target in range(len(base.messages)):
+
+        def alter(delivery: Delivery, target: int = target) -> Delivery:
+            if delivery.seq != target:
+                return delivery
+            return Delivery(
+                {n: t + 1 if t.ndim == 0 else t * 1.5 + 0.01 for n, t in delivery.items()}, delivery.seq
+            )
+
+        again = run(tmp_path / f"altered-{target}", name, params, cls=cls, alter=alter, rounds=rounds)
+        for seq in changed(base, again):
+            (right if target in reached[seq][1] else wrong).add((seq, target))
+    return wrong, right
+
+
+# -- data ---------------------------------------------------------------------------------------------------------
+
+
+@every_protocol
+@pytest.mark.parametrize("client", ["client/0", "client/1", "client/2"])
+def test_a_message_that_does_not_declare_a_clients_data_does_not_change_with_it(case, client, tmp_path):
+    wrong, moved = undeclared_data(tmp_path, *case, client)
+    assert wrong == set()
+    messages = run(tmp_path / "base-again", *case).messages
+    takes_part = any(m.sender == client and m.kind != "sample_count" for m in messages)
+    if takes_part or REGISTRY.load(case[0]).pools_data:
+        assert moved
+    else:
+        assert not moved
+
+
+def test_a_client_that_joins_late_changes_nothing_before(tmp_path):
+    params = {"fraction": 0.34, "local_steps": 1}
+    base = run(tmp_path / "a", "fedavg", params, rounds=5)
+    joined = {m.sender: m.round for m in reversed(base.messages) if m.kind == "model_update"}
+    late, round = max(joined.items(), key=lambda item: item[1])
+    assert round > 0
+    moved = changed(base, run(tmp_path / "b", "fedavg", params, rounds=5, clients=altered(late)))
+    assert moved
+    assert min(base.messages[seq].round for seq in moved) == round
+    for message, (data, _) in zip(base.messages, ancestry(base.messages), strict=True):
+        if message.round < round and message.kind != "sample_count":
+            assert late not in data
+
+
+def test_the_first_broadcast_depends_on_nobody(tmp_path):
+    messages = run(tmp_path / "a", "fedavg", {"weighting": "uniform"}).messages
+    assert messages[0].kind == "model_parameters"
+    assert messages[0].inputs == ()
+
+
+# -- messages -----------------------------------------------------------------------------------------------------
+
+
+@every_protocol
+def test_a_message_altered_on_delivery_changes_only_messages_that_declare_it(case, tmp_path):
+    rounds = 3 if case[1].get("server_momentum") else 2  # a velocity goes back further than one round
+    wrong, right = undeclared_messages(tmp_path, *case, rounds=rounds)
+    assert wrong == set()
+    if case[0] == "fedavg":
+        messages = run(tmp_path / "again", *case, rounds=rounds).messages
+        uploads = {m.seq for m in messages if m.sender != "server" and m.kind != "sample_count"}
+        assert uploads <= {target for _, target in right}
+
+
+# -- what an untrue declaration looks like ------------------------------------------------------------------------
+
+
+class _Lying(FEDAVG):
+    """FedAvg whose wire is told less than the truth."""
+
+    def __init__(self, config: Any, setting: Any) -> None:
+        super().__init__(config, setting)
+        honest = self._wire
+        outer = self
+
+        class Told:
+            begin = honest.begin
+
+            def send(self, sender, receivers, kind, tensors, *, inputs):
+                return honest.send(sender, receivers, kind, tensors, inputs=outer.tell(sender, kind, inputs))
+
+        self._wire = Told()  # type: ignore[assignment]
+
+    def tell(self, sender: str, kind: str, inputs: Any) -> Any:
+        raise NotImplementedError
+
+
+class _HidesData(_Lying):
+    def tell(self, sender, kind, inputs):
+        return [i for i in inputs if i != DATA] if sender.startswith("client/") else inputs
+
+
+class _HidesTheModel(_Lying):
+    def tell(self, sender, kind, inputs):
+        return [DATA] if sender.startswith("client/") else inputs
+
+
+class _ForgetsUploads(_Lying):
+    def tell(self, sender, kind, inputs):
+        return inputs[:-1] if sender == "server" and inputs != ALL else inputs
+
+
+class _Peeks(FEDAVG):
+    """A federation in which one client reads another's records without any message."""
+
+    def _job(self, t, k, data, w_t):
+        if k == "client/1":
+            other = self._clients["client/0"]
+            data = PartyData(torch.cat([data.x, other.x]), torch.cat([data.y, other.y]))
+        return super()._job(t, k, data, w_t)
+
+
+class _Overhears(FEDAVG):
+    """A client whose upload takes in what another sent to the server in the same round."""
+
+    def _client_updates(self, t, w_t, selected):
+        wire, heard = self._wire, {}
+
+        class Shared:
+            def send(self, sender, receivers, kind, tensors, *, inputs):
+                if sender == "client/1":
+                    tensors = {n: v + heard["client/0"][n] for n, v in tensors.items()}
+                heard[sender] = wire.send(sender, receivers, kind, tensors, inputs=inputs)
+                return heard[sender]
+
+        self._wire = Shared()
+        try:
+            return super()._client_updates(t, w_t, selected)
+        finally:
+            self._wire = wire
+
+
+def test_hidden_data_are_found(tmp_path):
+    wrong, _ = undeclared_data(tmp_path, "fedavg", {"weighting": "uniform"}, "client/1", _HidesData)
+    assert wrong
+
+
+def test_records_read_across_parties_are_found(tmp_path):
+    wrong, _ = undeclared_data(tmp_path, "fedavg", {"weighting": "uniform"}, "client/0", _Peeks)
+    assert wrong
+
+
+@pytest.mark.parametrize("cls", [_HidesTheModel, _ForgetsUploads, _Overhears])
+def test_hidden_messages_are_found(cls, tmp_path):
+    params = {"weighting": "uniform", "local_steps": 1}
+    wrong, _ = undeclared_messages(tmp_path, "fedavg", params, cls)
+    assert wrong

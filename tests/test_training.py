@@ -1,0 +1,311 @@
+"""The training core: both strategies against each other and against plain torch, dropout, divergence."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fdaudit.errors import TrainingDivergedError
+from fdaudit.models import architecture
+from fdaudit.rng import child
+from fdaudit.spec import ModelSpec
+from fdaudit.training import Execution, Fit, Job, Trainer, draw_batches, parameters_of
+
+SHAPE, CLASSES, STEPS = (1, 8, 8), 4, 6
+NETWORKS = {
+    "mlp": architecture(ModelSpec(name="mlp", params={"widths": [12]}), SHAPE, CLASSES),
+    "cnn": architecture(
+        ModelSpec(name="cnn-strided", params={"channels": [4, 6], "kernel": 3}), SHAPE, CLASSES
+    ),
+    "norm": architecture(ModelSpec(name="resnet8", params={"width": 4, "norm": "batch"}), SHAPE, CLASSES),
+}
+
+
+def execution(strategy="loop", memory_format="contiguous", device="cpu"):
+    return Execution(device=device, threads=1, strategy=strategy, memory_format=memory_format)
+
+
+def jobs(network, count=3, objective="cross-entropy", batch=5, n=20, **more):
+    made = []
+    for k in range(count):
+        g = child(3, "job", k)
+        x = torch.rand(n, *SHAPE, generator=g)
+        y = torch.randint(CLASSES, (n,), generator=g)
+        values = torch.randn(n, CLASSES, generator=g)
+        targets = {"cross-entropy": y, "kl": values.softmax(1), "l2": values}[objective]
+        made.append(
+            Job(
+                party=f"client/{k}",
+                parameters=parameters_of(network.build(child(4, "w", k))),
+                x=x,
+                targets=targets,
+                batches=draw_batches(n, batch, steps=STEPS, generator=g),
+                anchor=parameters_of(network.build(child(5, "anchor", k))),
+                **more,
+            )
+        )
+    return made
+
+
+def plain(network, job, fit):
+    """The same training written out with torch alone, penalties and objectives by their formulas."""
+    module = network.build(child(0, "plain"))
+    module.load_state_dict(job.parameters, strict=False)
+    named = dict(module.named_parameters())
+    if fit.optimizer == "adam":
+        optimizer = torch.optim.Adam(named.values(), lr=fit.lr, weight_decay=fit.weight_decay)
+    else:
+        optimizer = torch.optim.SGD(
+            named.values(), lr=fit.lr, momentum=fit.momentum, weight_decay=fit.weight_decay
+        )
+    module.train()
+    losses = []
+    for batch in job.batches:
+        z, t = module(job.x[batch]), job.targets[batch]
+        if fit.objective == "cross-entropy":
+            loss = -z.log_softmax(1)[torch.arange(len(t)), t].mean()
+        elif fit.objective == "kl":
+            q = (z / fit.temperature).log_softmax(1)
+            loss = fit.temperature**2 * (t * (t.log() - q)).sum(1).mean()
+        else:
+            loss = ((z - t) ** 2).sum(1).mean()
+        losses.append(loss.item())
+        if fit.mu:
+            loss = loss + fit.mu / 2 * sum(((p - job.anchor[n]) ** 2).sum() for n, p in named.items())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return parameters_of(module), torch.tensor(losses)
+
+
+def close(one, two, rtol=1e-4, atol=1e-5):
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=rtol, atol=atol)
+
+
+FITS = {
+    "sgd": Fit(lr=0.1),
+    "momentum": Fit(lr=0.1, momentum=0.9),
+    "weight-decay": Fit(lr=0.1, weight_decay=0.05),
+    "adam": Fit(lr=0.01, optimizer="adam", weight_decay=0.01),
+    "fedprox": Fit(lr=0.1, mu=0.5),
+    "fedprox-momentum": Fit(lr=0.05, mu=0.5, momentum=0.5, weight_decay=0.01),
+    "kl": Fit(lr=0.1, objective="kl", temperature=3.0),
+    "l2": Fit(lr=0.02, objective="l2"),
+}
+
+
+# -- strategies ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_loop_stacked_and_plain_torch_take_the_same_steps(model, name):
+    network, fit = NETWORKS[model], FITS[name]
+    work = jobs(network, objective=fit.objective)
+    looped = Trainer(network, execution("loop")).fit(work, fit)
+    stacked = Trainer(network, execution("stacked")).fit(work, fit)
+    for job, one, two in zip(work, looped, stacked, strict=True):
+        expected, losses = plain(network, job, fit)
+        close(one.parameters, expected)
+        close(two.parameters, expected)
+        torch.testing.assert_close(one.losses, losses, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(two.losses, losses, rtol=1e-4, atol=1e-5)
+        assert any(not torch.equal(expected[n], job.parameters[n]) for n in expected)
+
+
+def test_channels_last_agrees_with_contiguous():
+    network, fit = NETWORKS["cnn"], FITS["momentum"]
+    work = jobs(network)
+    one, two = (
+        Trainer(network, execution(memory_format=f)).fit(work, fit) for f in ("contiguous", "channels_last")
+    )
+    for a, b in zip(one, two, strict=True):
+        close(a.parameters, b.parameters)
+        assert all(t.is_contiguous() for t in b.parameters.values())
+
+
+def test_jobs_of_unlike_shape_are_fitted_all_the_same():
+    network, fit = NETWORKS["mlp"], FITS["sgd"]
+    work = [*jobs(network, 2), *jobs(network, 1, batch=3)]
+    for job, fitted in zip(work, Trainer(network, execution("stacked")).fit(work, fit), strict=True):
+        close(fitted.parameters, plain(network, job, fit)[0])
+
+
+def test_batchnorm_statistics_are_part_of_a_fitted_model_whatever_the_strategy_asked_for():
+    network, fit = NETWORKS["norm"], FITS["sgd"]
+    assert network.has_batchnorm
+    work = jobs(network)
+    trainer = Trainer(network, execution("stacked"))
+    for job, fitted in zip(work, trainer.fit(work, fit), strict=True):
+        expected, _ = plain(network, job, fit)
+        close(fitted.parameters, expected)
+        assert any("running_mean" in n for n in fitted.parameters)
+    assert not any("running" in n for n in trainer.trainable)
+
+
+@pytest.mark.parametrize("strategy", ["loop", "stacked"])
+def test_nothing_given_is_changed_and_no_model_leaks_into_the_next(strategy):
+    network, fit = NETWORKS["mlp"], FITS["fedprox"]
+    work = jobs(network)
+    before = [(dict(j.parameters), j.x.clone(), j.targets.clone()) for j in work]
+    kept = [{n: t.clone() for n, t in p.items()} for p, _, _ in before]
+    trainer = Trainer(network, execution(strategy))
+    first = trainer.fit(work, fit)
+    again = trainer.fit(work[::-1], fit)[::-1]
+    for job, (_, x, y), copy, one, two in zip(work, before, kept, first, again, strict=True):
+        close(job.parameters, copy, rtol=0, atol=0)
+        assert torch.equal(job.x, x)
+        assert torch.equal(job.targets, y)
+        close(one.parameters, two.parameters, rtol=1e-6, atol=1e-7)
+    pointers = [t.data_ptr() for f in first for t in f.parameters.values()]
+    assert len(set(pointers)) == len(pointers)
+
+
+def test_no_steps_leave_the_model_as_it_is():
+    network = NETWORKS["mlp"]
+    for strategy in ("loop", "stacked"):
+        work = [dataclasses.replace(job, batches=()) for job in jobs(network)]
+        for job, fitted in zip(
+            work, Trainer(network, execution(strategy)).fit(work, Fit(lr=0.1)), strict=True
+        ):
+            close(fitted.parameters, job.parameters, rtol=0, atol=0)
+            assert fitted.losses.shape == (0,)
+
+
+# -- gradients and predictions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_gradients_are_those_of_the_first_batch_by_autograd(model):
+    network = NETWORKS[model]
+    work = jobs(network)
+    gradients = Trainer(network, execution(memory_format="channels_last")).gradients(work, Fit(lr=1.0))
+    for job, found in zip(work, gradients, strict=True):
+        module = network.build(child(0, "g"))
+        module.load_state_dict(job.parameters)
+        loss = F.cross_entropy(module(job.x[job.batches[0]]), job.targets[job.batches[0]])
+        loss.backward()
+        close(found.parameters, {n: p.grad for n, p in module.named_parameters()})
+        torch.testing.assert_close(found.losses, loss.detach().reshape(1))
+
+
+def test_a_gradient_step_is_what_sgd_does():
+    network, (job,) = NETWORKS["cnn"], jobs(NETWORKS["cnn"], 1)
+    trainer = Trainer(network, execution())
+    (gradient,) = trainer.gradients([job], Fit(lr=0.2))
+    single = dataclasses.replace(job, batches=job.batches[:1])
+    (fitted,) = trainer.fit([single], Fit(lr=0.2))
+    close(fitted.parameters, {n: p - 0.2 * gradient.parameters[n] for n, p in job.parameters.items()})
+
+
+@pytest.mark.parametrize("model", NETWORKS)
+def test_predictions_are_the_modules_own_in_evaluation_mode_in_any_number(model):
+    network = NETWORKS[model]
+    weights = parameters_of(network.build(child(7, "w")))
+    module = network.build(child(0, "p")).eval()
+    module.load_state_dict(weights, strict=False)
+    trainer = Trainer(network, execution())
+    trainer.fit(jobs(network, 1), Fit(lr=0.1))  # training mode and other weights must not stay behind
+    x = torch.rand(1030, *SHAPE, generator=child(8, "x"))
+    found = trainer.predict(weights, x)
+    with torch.no_grad():
+        torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-5)
+    assert not found.requires_grad
+    assert trainer.predict(weights, x[:0]).shape == (0, CLASSES)
+
+
+# -- divergence ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["loop", "stacked"])
+@pytest.mark.parametrize(("poison", "value"), [(float("nan"), "nan"), (3e38, "(inf|nan)")])
+def test_a_loss_that_is_no_number_names_party_step_and_value(strategy, poison, value):
+    network = NETWORKS["mlp"]
+    work = jobs(network)
+    bad = work[1].batches[4]
+    x = work[1].x.clone()
+    x[[i for i in bad.tolist() if i not in torch.cat(work[1].batches[:4]).tolist()] or bad] = poison
+    first = next(
+        s for s, b in enumerate(work[1].batches) if not torch.isfinite(x[b]).all() or (x[b] > 1).any()
+    )
+    work[1] = dataclasses.replace(work[1], x=x)
+    with pytest.raises(TrainingDivergedError, match=rf"client/1: the loss at local step {first} is {value}"):
+        Trainer(network, execution(strategy)).fit(work, Fit(lr=0.1))
+
+
+def test_a_diverging_gradient_is_refused_too():
+    network, (job,) = NETWORKS["mlp"], jobs(NETWORKS["mlp"], 1)
+    bad = dataclasses.replace(job, party="client/9", x=job.x * float("nan"))
+    with pytest.raises(TrainingDivergedError, match="client/9: the loss at local step 0 is nan"):
+        Trainer(network, execution()).gradients([bad], Fit(lr=0.1))
+
+
+def test_fedprox_without_an_anchor_says_what_is_missing():
+    network, (job,) = NETWORKS["mlp"], jobs(NETWORKS["mlp"], 1)
+    bare = dataclasses.replace(job, anchor=None)
+    with pytest.raises(ValueError, match=r"client/0: mu = 0\.5 needs an anchor"):
+        Trainer(network, execution()).fit([bare], FITS["fedprox"])
+
+
+# -- dropout ------------------------------------------------------------------------------------------------------
+
+
+class Dropping:
+    """A network with dropout: the one layer that can only draw from the global generator."""
+
+    def build(self, generator):
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=generator)))
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, CLASSES))
+
+
+def dropped(seeds, strategy="loop"):
+    network = Dropping()
+    work = []
+    for k, seed in enumerate(seeds):
+        x = torch.rand(20, *SHAPE, generator=child(1, "x"))
+        work.append(
+            Job(
+                party=f"client/{k}",
+                parameters=parameters_of(network.build(child(2, "w"))),
+                x=x,
+                targets=torch.arange(20) % CLASSES,
+                batches=[torch.arange(20)] * 3,
+                seed=seed,
+            )
+        )
+    return [f.parameters["1.weight"] for f in Trainer(network, execution(strategy)).fit(work, Fit(lr=0.5))]
+
+
+@pytest.mark.parametrize("strategy", ["loop", "stacked"])
+def test_dropout_draws_from_the_jobs_seed_alone_and_leaves_no_trace(strategy):
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(1)
+        before = torch.get_rng_state()
+        a, b, c = dropped([7, 7, 8], strategy)
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.default_generator.manual_seed(2)
+        (alone,) = dropped([8], strategy)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+    assert torch.equal(c, alone)  # neither the global state nor the jobs before it matter
+
+
+def test_dropout_does_not_touch_accelerators_that_take_no_part(monkeypatch):
+    touched = []
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: touched.append(seed))
+    monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: touched.append(seed))
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: touched.append(seed))
+    dropped([3])
+    assert touched == []
+
+
+def test_seeds_of_64_bits_are_accepted():
+    (one,), (two,) = dropped([2**64 - 1]), dropped([2**63])
+    assert not torch.equal(one, two)

@@ -1,0 +1,394 @@
+"""Views: what each adversary saw and no more, out to a directory and back, against forged ones too."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+
+import pytest
+import torch
+from fdaudit.protocols import REGISTRY
+
+from fdaudit.errors import IntegrityError, SpecError
+from fdaudit.events import NoGuarantee
+from fdaudit.messages import Message
+from fdaudit.models import architecture
+from fdaudit.rehearsal import parties_of, rehearse
+from fdaudit.rng import child
+from fdaudit.spec import ModelSpec
+from fdaudit.storage import load_tensors
+from fdaudit.training import Execution, Trainer, parameters_of
+from fdaudit.transcript import LOG, Transcript, read_messages
+from fdaudit.view import EAVESDROPPER, export_view, members_of, open_view, view_of
+
+PARTIES = ("server", "client/0", "client/1", "client/2", "world")
+SENT = [  # (sender, receivers): by party, what it sees follows by hand
+    ("server", ("client/0", "client/1")),  # 0
+    ("client/0", ("server",)),  # 1
+    ("client/1", ("server",)),  # 2
+    ("client/2", ()),  # 3: a release to itself
+    ("client/2", ("client/2",)),  # 4: a message to itself
+    ("client/1", ("client/2",)),  # 5
+    ("server", ("client/0", "client/1", "client/2", "world")),  # 6
+]
+SEEN = {
+    "server": {0, 1, 2, 6},
+    "client/0": {0, 1, 6},
+    "client/1": {0, 2, 5, 6},
+    "client/2": {3, 4, 5, 6},
+    "world": {6},
+    EAVESDROPPER: {0, 1, 2, 5, 6},
+    "server+client/2": {0, 1, 2, 3, 4, 5, 6},
+    "client/0+world": {0, 1, 6},
+    "client/0+eavesdropper": {0, 1, 2, 5, 6},
+}
+
+
+def tensors(seq):
+    return {"w": torch.full((2, seq + 1), float(seq))}
+
+
+@pytest.fixture
+def transcript(tmp_path):
+    with Transcript(tmp_path / "run", secret=b"s" * 16) as log:
+        for seq, (sender, receivers) in enumerate(SENT):
+            draft = Message(
+                seq=0, round=seq // 3, step=0, sender=sender, receivers=receivers, kind="model_update"
+            )
+            log.append(draft, tensors(seq))
+    return tmp_path / "run"
+
+
+def view(transcript, name, **more):
+    return view_of(transcript, name, parties=PARTIES, hyperparameters={"lr": 0.1}, **more)
+
+
+# -- who sees what ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_a_view_holds_what_a_member_sent_or_received(transcript, name):
+    made = view(transcript, name)
+    assert {m.seq for m in made.messages} == SEEN[name]
+    assert [m.seq for m in made.messages] == sorted(SEEN[name])
+    for message in made.messages:
+        assert torch.equal(made.tensors(message)["w"], tensors(message.seq)["w"])
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_on_an_encrypted_transport_an_eavesdropper_sees_sizes_only(transcript, name):
+    made = view(transcript, name, transport="encrypted")
+    if EAVESDROPPER in made.members:
+        others = SEEN[name.replace("+eavesdropper", "")] if "+" in name else set()
+        assert {m.seq for m in made.messages} == others
+        assert made.sizes == tuple(tensors(seq)["w"].nbytes for seq in sorted(SEEN[EAVESDROPPER]))
+    else:
+        assert {m.seq for m in made.messages} == SEEN[name]
+        assert made.sizes == ()
+
+
+def test_a_coalition_sees_exactly_what_its_members_see_together(transcript):
+    for one in PARTIES:
+        for two in PARTIES:
+            both = {m.seq for m in view(transcript, f"{one}+{two}").messages}
+            assert both == SEEN[one] | SEEN[two]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "servr", "client/3", "client/00", "client/-1", "server+", "+server", "world ", "client"]
+)
+def test_who_is_no_party_is_refused(transcript, name):
+    with pytest.raises(SpecError, match="not a party"):
+        view(transcript, name)
+
+
+def test_members_are_named_in_order():
+    assert members_of("server+client/2", PARTIES) == ("server", "client/2")
+
+
+def test_messages_are_selected_by_kind_sender_and_round(transcript):
+    made = view(transcript, "server+client/2")
+    assert [m.seq for m in made.select(sender="client/1")] == [2, 5]
+    assert [m.seq for m in made.select(round=1)] == [3, 4, 5]
+    assert [m.seq for m in made.select(kind="model_update", sender="server", round=2)] == [6]
+    assert made.select(kind="gradient") == ()
+
+
+def test_only_members_own_data_is_in_a_view(transcript):
+    own = {f"client/{k}": (torch.full((1, 1, 2, 2), k / 4), torch.tensor([k])) for k in range(3)}
+    assert set(view(transcript, "client/1", own_data=own).own_data) == {"client/1"}
+    assert set(view(transcript, "server", own_data=own).own_data) == set()
+    assert set(view(transcript, "server+client/0", own_data=own).own_data) == {"client/0"}
+
+
+# -- out and back -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", ["plain", "encrypted"])
+@pytest.mark.parametrize("name", SEEN)
+def test_an_exported_view_is_the_same_view(transcript, tmp_path, name, transport):
+    own = {"client/0": (torch.rand(3, 1, 2, 2, generator=child(0, "x")), torch.tensor([1, 0, 2]))}
+    made = view(transcript, name, transport=transport, own_data=own)
+    export_view(made, tmp_path / "out")
+    back = open_view(tmp_path / "out")
+    for field in ("name", "members", "parties", "hyperparameters", "messages", "sizes"):
+        assert getattr(back, field) == getattr(made, field), field
+    assert back.own_data.keys() == made.own_data.keys()
+    for party, (x, y) in made.own_data.items():
+        assert torch.equal(back.own_data[party][0], x)
+        assert torch.equal(back.own_data[party][1], y)
+    for message in back.messages:
+        assert torch.equal(back.tensors(message)["w"], made.tensors(message)["w"])
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_other_messages_show_nothing_but_the_hash_of_their_line(transcript, tmp_path, name):
+    export_view(view(transcript, name), tmp_path / "out")
+    original = (transcript / LOG).read_bytes().split(b"\n")[:-1]
+    exported = (tmp_path / "out" / LOG).read_bytes().split(b"\n")[:-1]
+    assert len(exported) == len(original)
+    for seq, (mine, line) in enumerate(zip(exported, original, strict=True)):
+        if seq in SEEN[name]:
+            assert mine == line
+        else:
+            assert json.loads(mine) == {"seq": seq, "line_sha256": hashlib.sha256(line).hexdigest()}
+    kept = {p.name for p in (tmp_path / "out" / "payloads").iterdir()}
+    assert kept == {f"{seq:08d}.safetensors" for seq in SEEN[name]}
+    everything = b"".join(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file())
+    for message in read_messages(transcript):
+        if message.seq not in SEEN[name]:
+            assert message.salt.encode() not in everything
+            assert message.sha256.encode() not in everything
+    assert str(transcript).encode() not in everything
+
+
+def test_equal_messages_have_unlike_hashes(tmp_path):
+    """The hash of a hidden line cannot be matched against a guess of the line: its salt is random."""
+    hidden = []
+    for secret in (b"a" * 16, b"b" * 16):
+        folder = tmp_path / secret.decode()
+        with Transcript(folder / "run", secret=secret) as log:
+            for _ in range(2):
+                draft = Message(
+                    seq=0, round=0, step=0, sender="client/0", receivers=("server",), kind="sample_count"
+                )
+                log.append(draft, {"n": torch.tensor(7)})
+        export_view(view(folder / "run", "client/2"), folder / "out")
+        lines = (folder / "out" / LOG).read_bytes().split(b"\n")[:-1]
+        hidden += [json.loads(line)["line_sha256"] for line in lines]
+    assert len(set(hidden)) == 4
+
+
+# -- forged views -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def exported(transcript, tmp_path):
+    own = {"client/0": (torch.zeros(1, 1, 2, 2), torch.tensor([0]))}
+    export_view(view(transcript, "server+client/0", own_data=own), tmp_path / "out")
+    return tmp_path / "out"
+
+
+def rewrite(exported, number, change):
+    lines = (exported / LOG).read_bytes().split(b"\n")
+    lines[number] = change(lines[number])
+    (exported / LOG).write_bytes(b"\n".join(lines))
+
+
+def edited(line, **values):
+    message = Message.from_line(line)
+    return dataclasses.replace(message, **values).to_line()[:-1]
+
+
+FORGERIES = {
+    "an edited line before a visible one": lambda e: rewrite(e, 0, lambda b: edited(b, round=1)),
+    "an edited hash of a hidden line": lambda e: rewrite(e, 5, lambda b: b[:17] + b"0" * 8 + b[25:]),
+    "a dropped line": lambda e: rewrite(e, 1, lambda b: b""),
+    "another seq": lambda e: rewrite(e, 6, lambda b: edited(b, seq=9)),
+    "a hidden line with another seq": lambda e: rewrite(e, 3, lambda b: b.replace(b'"seq":3', b'"seq":4')),
+    "a hidden line with more in it": lambda e: rewrite(e, 3, lambda b: b[:-1] + b',"x":1}'),
+    "a hidden line nested deeply": lambda e: rewrite(e, 3, lambda b: b'{"line_sha256":' + b"[" * 100_000),
+    "a torn last line": lambda e: (e / LOG).write_bytes((e / LOG).read_bytes()[:-9]),
+    "no final newline": lambda e: (e / LOG).write_bytes((e / LOG).read_bytes()[:-1]),
+    "no log": lambda e: (e / LOG).unlink(),
+    "no card": lambda e: (e / "view.json").unlink(),
+    "no own data": lambda e: (e / "own-client-0.safetensors").unlink(),
+    "own data that are no tensors": lambda e: (e / "own-client-0.safetensors").write_bytes(b"{}"),
+    "a card that is no object": lambda e: (e / "view.json").write_bytes(b"[1]"),
+    "a card that is not JSON": lambda e: (e / "view.json").write_bytes(b"\xff"),
+    "a card nested deeply": lambda e: (e / "view.json").write_bytes(b"[" * 100_000),
+    "another schema": lambda e: card(e, schema="fdaudit-view/2"),
+    "own data of a stranger": lambda e: card(e, own_data=["../../etc/passwd"]),
+    "members that are no list": lambda e: card(e, members=5),
+    "sizes that are no numbers": lambda e: card(e, sizes=["many"]),
+    "hyper-parameters that are no mapping": lambda e: card(e, hyperparameters=7),
+}
+
+
+def card(exported, **values):
+    path = exported / "view.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_forged_or_damaged_view_is_refused(exported, forgery):
+    FORGERIES[forgery](exported)
+    with pytest.raises(IntegrityError):
+        open_view(exported)
+
+
+def test_a_directory_that_is_no_view_is_refused(tmp_path):
+    with pytest.raises(IntegrityError):
+        open_view(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda b: b[:-1] + bytes([b[-1] ^ 1]), lambda b: b + b"x", lambda b: b[:-1]]
+)
+def test_an_edited_payload_is_refused_when_it_is_read(exported, change):
+    payload = exported / "payloads" / "00000001.safetensors"
+    content = payload.read_bytes()
+    payload.unlink()  # the run's own file may be the same one
+    payload.write_bytes(change(content))
+    made = open_view(exported)
+    if len(change(content)) > len(content):
+        assert made.tensors(made.messages[1])  # a byte beyond what the line names is not read
+    else:
+        with pytest.raises(IntegrityError):
+            made.tensors(made.messages[1])
+
+
+PLACES = [
+    "../vault/secrets.json",
+    "/etc/hostname",
+    "payloads/../view.json",
+    "payloads/1.safetensors",
+    "..",
+    "",
+    None,
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_payload_outside_its_directory_is_neither_read_nor_copied(transcript, tmp_path, place):
+    target = tmp_path / "vault" / "secrets.json"
+    target.parent.mkdir()
+    target.write_text("seed")
+    lines = (transcript / LOG).read_bytes().split(b"\n")
+    last = Message.from_line(lines[6])
+    lines[6] = edited(lines[6], payload={**last.payload, "file": place})
+    (transcript / LOG).write_bytes(b"\n".join(lines))
+    made = view(transcript, "world")
+    with pytest.raises(IntegrityError, match="not a payload of this transcript"):
+        made.tensors(made.messages[0])
+    with pytest.raises(IntegrityError, match="not a payload of this transcript"):
+        export_view(made, tmp_path / "deep" / "out")
+    copied = {p.name for p in (tmp_path / "deep").rglob("*") if p.is_file()}
+    assert copied <= {LOG}
+
+
+def test_a_message_kept_as_a_digest_says_so(tmp_path):
+    with Transcript(tmp_path / "run", secret=b"s" * 16, keep=lambda round: round == 1) as log:
+        for round in (0, 1):
+            draft = Message(
+                seq=0, round=round, step=0, sender="server", receivers=("world",), kind="model_parameters"
+            )
+            log.append(draft, tensors(round))
+    export_view(view(tmp_path / "run", "world"), tmp_path / "out")
+    made = open_view(tmp_path / "out")
+    with pytest.raises(IntegrityError, match="digest only"):
+        made.tensors(made.messages[0])
+    assert torch.equal(made.tensors(made.messages[1])["w"], tensors(1)["w"])
+
+
+# -- rehearsals ---------------------------------------------------------------------------------------------------
+
+
+class Quiet:
+    """A defence that changes nothing and promises nothing."""
+
+    name = "quiet"
+
+    def describe(self):
+        return {"name": self.name}
+
+    def release(self, kind, tensors, noise):
+        from fdaudit.wire import Released
+
+        return Released(kind=kind, tensors=tensors, event=NoGuarantee(reason="none"))
+
+
+def rehearsed(tmp_path, protocol="fedavg", clients=2, params=None, **more):
+    network = architecture(ModelSpec(name="mlp", params={"widths": [4]}), (1, 4, 4), 3)
+    cls = REGISTRY.load(protocol)
+    execution = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
+    x = torch.rand(12, 1, 4, 4, generator=child(0, "x"))
+    y = torch.arange(12) % 3
+    size = 12 // clients
+    folder = tmp_path / f"shadow-{len(list(tmp_path.iterdir()))}"
+    return rehearse(
+        folder,
+        protocol=cls,
+        config=cls.Config(rounds=2, batch_size=4, **(params or {})),
+        trainer=Trainer(network, execution),
+        initial=parameters_of(network.build(child(0, "initial"))),
+        data=[(x[k * size : (k + 1) * size], y[k * size : (k + 1) * size]) for k in range(clients)],
+        seed=more.pop("seed", 1),
+        **more,
+    )
+
+
+def test_a_rehearsal_gives_the_view_that_the_adversary_would_have_had(tmp_path):
+    made = rehearsed(tmp_path)
+    assert made.name == "server"
+    assert made.parties == parties_of(REGISTRY.load("fedavg"), 2)
+    assert [(m.kind, m.sender) for m in made.messages if m.round == 0] == [
+        ("sample_count", "client/0"),
+        ("sample_count", "client/1"),
+        ("model_parameters", "server"),
+        ("model_update", "client/0"),
+        ("model_update", "client/1"),
+    ]
+    assert not made.own_data
+    assert made.hyperparameters["rounds"] == 2
+    assert set(made.tensors(made.messages[2])) == set(made.tensors(made.messages[3]))
+
+
+def test_a_rehearsal_is_a_function_of_its_seed_and_leaves_the_global_one_alone(tmp_path):
+    before = torch.get_rng_state()
+    heads = [rehearsed(tmp_path, seed=seed).messages[-1].to_line() for seed in (1, 1, 2)]
+    assert heads[0] == heads[1] != heads[2]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_client_rehearses_with_its_own_records_in_view(tmp_path):
+    made = rehearsed(tmp_path, adversary="client/1")
+    assert set(made.own_data) == {"client/1"}
+    assert made.own_data["client/1"][1].tolist() == [0, 1, 2, 0, 1, 2]
+    assert all("client/1" in m.parties() for m in made.messages)
+
+
+def test_a_rehearsal_keeps_what_is_withheld_encrypted_and_defended(tmp_path):
+    assert not rehearsed(tmp_path, withheld=("sample_count",)).select(kind="sample_count")
+    overheard = rehearsed(tmp_path, adversary=EAVESDROPPER, transport="encrypted")
+    assert not overheard.messages
+    assert overheard.sizes
+    defended = rehearsed(tmp_path, defenses={("model_update", "client"): [Quiet()]})
+    assert all(m.defenses == ({"name": "quiet"},) for m in defended.select(kind="model_update"))
+
+
+def test_a_protocol_that_pools_data_is_rehearsed_on_the_union(tmp_path):
+    made = rehearsed(tmp_path, "centralized", 2, adversary="world", params={"momentum": 0.5})
+    alone = rehearsed(tmp_path, "centralized", 1, adversary="world", params={"momentum": 0.5})
+    (one,), (two,) = made.messages, alone.messages
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(made.tensors(one).values(), alone.tensors(two).values(), strict=True)
+    )
+
+
+def test_payload_files_hold_what_the_view_says(exported):
+    made = open_view(exported)
+    for message in made.messages:
+        assert torch.equal(load_tensors(exported / message.payload["file"])["w"], made.tensors(message)["w"])
