@@ -89,7 +89,9 @@ def _refuse_foreign(value: Any, where: str) -> None:
 
 def _spec_error(config: type[Config], error: ValidationError, where: str) -> SpecError:
     first = _telling(error.errors())
-    parts = [str(p) for p in first["loc"] if not _UNION_MEMBER.match(str(p))]
+    # An unknown key, which ends its path, is the user's own word, whatever it looks like.
+    own = len(first["loc"]) - 1 if first["type"] == "extra_forbidden" else None
+    parts = [str(p) for n, p in enumerate(first["loc"]) if n == own or not _UNION_MEMBER.match(str(p))]
     field = ".".join(([where] if where else []) + parts) or where or "spec"
     kind, value = first["type"], first["input"]
     if kind == "extra_forbidden":

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 import fdaudit
 from fdaudit.cli import main
 
 TINY: Mapping[str, Any] = {
+    "seed": 7,
     "profile": "quick",
     "device": "cpu",
     "threads": 1,
@@ -80,13 +80,3 @@ def tree(directory: Path, without: Sequence[str] = ("timings.json",)) -> dict[st
         if path.is_file() and name not in without:
             found[name] = path.read_bytes()
     return found
-
-
-@pytest.fixture(autouse=True)
-def _torch_as_it_was() -> Any:
-    """A run sets threads and determinism for its process; here other tests follow in it."""
-    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(strict, warn_only=warn)

@@ -17,7 +17,7 @@ from fdaudit import attacks, protocols
 from fdaudit.errors import SpecError
 from fdaudit.spec import load_spec
 
-from .run_cases import _torch_as_it_was, cli, tiny, write_spec  # noqa: F401
+from .run_cases import cli, tiny, write_spec
 
 FEDAVG = {"rounds": 2, "batch_size": 16}
 
@@ -26,6 +26,8 @@ FEDAVG = {"rounds": 2, "batch_size": 16}
 MISTAKES: list[tuple[str, dict[str, Any], str, str, str]] = [
     # unknown keys, with the nearest name
     ("unknown key", {"atacks": []}, "atacks", "[]", "Did you mean 'attacks'?"),
+    ("unknown key with a capital", {"Clients": 2}, "Clients", "2", "Did you mean 'clients'?"),
+    ("unknown key with a bracket", {"a[0]": 2}, "a[0]", "2", "Valid names"),
     ("unknown key below", {"dataset__nmae": "digits"}, "dataset.nmae", "'digits'", "Did you mean 'name'?"),
     (
         "unknown protocol setting",

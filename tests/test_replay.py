@@ -19,7 +19,7 @@ import yaml
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from .run_cases import _torch_as_it_was, finished  # noqa: F401
+from .run_cases import finished
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -27,7 +27,7 @@ from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.manifest import verify
 from fdaudit.transcript import Transcript
 
-from .run_cases import _torch_as_it_was, cli, finished, tiny, tree, write_spec  # noqa: F401
+from .run_cases import cli, finished, tiny, tree, write_spec
 
 SPEC = tiny(
     seed=11,
@@ -310,6 +310,14 @@ def test_one_spec_and_one_vault_seed_give_the_same_bytes(whole: Path, tmp_path: 
     np.random.seed(1)  # noqa: NPY002  # whatever the global state is
     fdaudit.run(whole / "spec.yaml", again, seed_from=whole)  # as result.json's `reproduce` says
     assert tree(again) == tree(whole)
+
+
+@pytest.mark.parametrize("strategy", ["loop", "stacked"])
+def test_several_threads_give_the_same_bytes_twice(strategy: str, tmp_path: Path) -> None:
+    spec = tiny(clients=4, threads=2, strategy=strategy, model={"name": "cnn-strided"})
+    first = finished(tmp_path / "first", **spec)
+    fdaudit.run(spec, tmp_path / "second", seed_from=first)
+    assert tree(tmp_path / "second") == tree(first)
 
 
 def test_another_seed_or_another_secret_gives_another_head(whole: Path, tmp_path: Path) -> None:

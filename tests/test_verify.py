@@ -16,7 +16,7 @@ from fdaudit.manifest import read_manifest, verify, write_manifest
 from fdaudit.runs import attack, load, run
 from fdaudit.transcript import verify_transcript
 
-from .run_cases import _torch_as_it_was, cli, finished, tiny  # noqa: F401
+from .run_cases import cli, finished, tiny
 
 LOG = "transcript/messages.jsonl"
 
