@@ -55,18 +55,27 @@ HEADS = ("A / B", "ratio", "95% interval", "A, s", "B, s", "pairs")
 
 
 def compare(a: Callable[[], object], b: Callable[[], object], *, pairs: int, warm_up: int = 2) -> Pairs:
-    """Runs `a` and `b` in turns, `warm_up` times unmeasured and `pairs` times measured."""
+    """Runs `a` and `b` in turns, `warm_up` times unmeasured and `pairs` times measured by the wall clock."""
+    return compare_both(a, b, pairs=pairs, warm_up=warm_up)[0]
+
+
+def compare_both(
+    a: Callable[[], object], b: Callable[[], object], *, pairs: int, warm_up: int = 2
+) -> tuple[Pairs, Pairs]:
+    """As `compare`, by the wall clock and in seconds of processor time, which a neighbour's load changes less."""
     for _ in range(warm_up):
         a()
         b()
-    seconds: dict[Callable[[], object], list[float]] = {a: [], b: []}
+    wall: dict[Callable[[], object], list[float]] = {a: [], b: []}
+    processor: dict[Callable[[], object], list[float]] = {a: [], b: []}
     for number in range(pairs):
         for side in (a, b) if number % 2 == 0 else (b, a):
             gc.collect()
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.process_time()
             side()
-            seconds[side].append(time.perf_counter() - start)
-    return Pairs(tuple(seconds[a]), tuple(seconds[b]))
+            processor[side].append(time.process_time() - used)
+            wall[side].append(time.perf_counter() - start)
+    return Pairs(tuple(wall[a]), tuple(wall[b])), Pairs(tuple(processor[a]), tuple(processor[b]))
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

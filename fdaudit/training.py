@@ -82,8 +82,9 @@ class Execution:
         """Fills in what is left to fdaudit, by rule.
 
         Device: CUDA where there is one. Threads: the processor count, at most 8. Strategy: `stacked` on CUDA,
-        `loop` on a CPU (measured: grouped convolutions make stacked CNN clients 2.5 times slower there) and
-        wherever BatchNorm keeps running statistics. Memory format: `channels_last` for convolutions under `loop`.
+        `loop` on a CPU (grouped convolutions make stacked CNN clients about twice as slow there) and wherever
+        BatchNorm keeps running statistics. Memory format: `channels_last` for convolutions under `loop`, which
+        takes a third off small CNNs' time. `benchmarks/training_strategy.py` measures both again.
         """
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         if strategy == "auto":
