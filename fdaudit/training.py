@@ -243,12 +243,8 @@ class Trainer:
             TrainingDivergedError: a loss became NaN or infinite.
         """
         if self.execution.strategy == "stacked" and len(jobs) > 1 and _same_shapes(jobs) and self._stackable:
-            fitted = self._fit_stacked(jobs, fit)
-        else:
-            fitted = self._by_themselves(lambda copy, job: self._fit_one(copy, job, fit), jobs)
-        for job, result in zip(jobs, fitted, strict=True):
-            _refuse_divergence(job, result.losses)
-        return fitted
+            return _finite(jobs, self._fit_stacked(jobs, fit))
+        return _finite(jobs, self._by_themselves(lambda copy, job: self._fit_one(copy, job, fit), jobs))
 
     def _fit_one(self, copy: _Copy, job: Job, fit: Fit) -> Fitted:
         copy.load(job.parameters)
@@ -309,10 +305,7 @@ class Trainer:
         Raises:
             TrainingDivergedError: a loss is NaN or infinite.
         """
-        fitted = self._by_themselves(lambda copy, job: self._gradient(copy, job, fit), jobs)
-        for job, result in zip(jobs, fitted, strict=True):
-            _refuse_divergence(job, result.losses)
-        return fitted
+        return _finite(jobs, self._by_themselves(lambda copy, job: self._gradient(copy, job, fit), jobs))
 
     def _gradient(self, copy: _Copy, job: Job, fit: Fit) -> Fitted:
         copy.load(job.parameters)
@@ -342,19 +335,17 @@ class Trainer:
         """Logits (n, C) of one model for samples (n, c, h, w), on the CPU."""
         self._copies[0].load(parameters)
         self._module.eval()
-        parts = [self._module(self._images(part)).cpu() for part in x.split(_PREDICT_BATCH)]
-        return torch.cat(parts)
+        return torch.cat([self._module(self._images(part)).cpu() for part in x.split(_PREDICT_BATCH)])
 
     # -- details --------------------------------------------------------------------------------------------
 
     def _build(self) -> _Copy:
-        module = self._architecture.build(torch.Generator().manual_seed(0))
-        return _Copy(module.to(self.device).to(memory_format=self._format))
+        built = self._architecture.build(torch.Generator().manual_seed(0))
+        return _Copy(built.to(self.device).to(memory_format=self._format))
 
     def _images(self, x: Tensor) -> Tensor:
-        if x.dim() == 4:
-            return x.to(self.device).contiguous(memory_format=self._format)
-        return x.to(self.device)
+        x = x.to(self.device)
+        return x.contiguous(memory_format=self._format) if x.dim() == 4 else x
 
     def _anchor(self, job: Job, fit: Fit) -> Parameters | None:
         if not fit.mu:
@@ -396,14 +387,14 @@ def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
 
 
 def _same_shapes(jobs: Sequence[Job]) -> bool:
-    shapes = {(j.x.shape[1:], j.targets.shape[1:], tuple(len(b) for b in j.batches)) for j in jobs}
-    return len(shapes) == 1
+    return len({(j.x.shape[1:], j.targets.shape[1:], *(len(b) for b in j.batches)) for j in jobs}) == 1
 
 
-def _refuse_divergence(job: Job, losses: Tensor) -> None:
-    finite = torch.isfinite(losses)
-    if not bool(finite.all()):
-        step = int((~finite).nonzero()[0])
-        raise TrainingDivergedError(
-            f"{job.party}: the loss at local step {step} is {losses[step].item()}. Lower the learning rate."
-        )
+def _finite(jobs: Sequence[Job], fitted: list[Fitted]) -> list[Fitted]:
+    """What was fitted, unless a loss became NaN or infinite."""
+    for job, result in zip(jobs, fitted, strict=True):
+        wrong = (~torch.isfinite(result.losses)).nonzero()
+        if len(wrong):
+            what = f"the loss at local step {int(wrong[0])} is {result.losses[wrong[0]].item()}"
+            raise TrainingDivergedError(f"{job.party}: {what}. Lower the learning rate.")
+    return fitted
