@@ -20,7 +20,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 audit: $(READY) ## run the example audit and write its report to $(OUT)/report/index.html
-	$(BIN)/fdaudit quickstart --out $(OUT)
+	$(BIN)/fdaudit quickstart --out $(OUT) --resume
 
 test: $(READY) ## run the tests (about 10 minutes on 2 cores; nothing but the digits data is needed)
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
@@ -37,7 +37,7 @@ check: $(READY) ## ruff, mypy --strict over an installed copy, import rules
 	$(BIN)/python -m pytest -q tests/test_import_rules.py tests/test_packaging.py
 
 bench: $(READY) ## run every benchmark; each prints ratios measured in one run
-	@for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python $$f || exit 1; done
+	@for f in benchmarks/[a-z]*.py; do echo "== $$f"; PYTHONPATH=benchmarks $(BIN)/python $$f || exit 1; done
 
 format: $(READY) ## format the code
 	$(BIN)/ruff check --fix .

@@ -14,8 +14,8 @@ import yaml
 
 from fdaudit.cells import Stage
 from fdaudit.conclusion import conclude
-from fdaudit.errors import RunError, SpecError
-from fdaudit.manifest import MANIFEST, read_manifest, write_manifest
+from fdaudit.errors import IntegrityError, RunError, SpecError
+from fdaudit.manifest import MANIFEST, read_manifest, verify, write_manifest
 from fdaudit.plan import Plan, make_plan
 from fdaudit.result import Cell
 from fdaudit.simulation import federate
@@ -24,7 +24,7 @@ from fdaudit.storage import load_json, save_json, write_atomically
 from fdaudit.transcript import Position
 from fdaudit.vault import Secrets, Vault
 
-__all__ = ["Tick", "attack_cells", "commitments", "perform", "reopen"]
+__all__ = ["Tick", "attack_cells", "commitments", "note_time", "perform", "reopen"]
 
 Tick = Callable[[str, int, int], None]
 _PACKAGES = ("fdaudit", "numpy", "safetensors", "scikit-learn", "scipy", "torch", "torchvision")
@@ -60,6 +60,8 @@ def perform(
         end = federate(plan, out, tick)
         _seal(plan, out, secrets, end)
         note_time(out, "federation", time.perf_counter() - seconds)
+    else:
+        _refuse_changed_record(out)
     attack_cells(plan, out, tick=tick)
     conclude(plan, out)
 
@@ -69,9 +71,11 @@ def reopen(run: Path) -> Plan:
 
     Raises:
         RunError: there is no run, or its data cannot be had any more.
+        IntegrityError: its record was changed: figures from it would stand under a head that is not theirs.
     """
     spec = _the_spec(None, run, resume=True)
     plan = make_plan(spec, Vault(run / "vault").secrets.seed)
+    _refuse_changed_record(run)
     stated = read_manifest(run)["commitments"]
     for name, found in commitments(plan, Vault(run / "vault").secrets).items():
         if stated.get(name) != found:
@@ -157,37 +161,68 @@ def _the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resu
     spec = load_spec(source)
     if resume and kept.is_file():
         earlier = load_spec(kept)
-        resolved = ("device", "threads", "strategy", "memory_format", "seed")
-        ours, theirs = (s.model_dump(exclude=set(resolved)) for s in (spec, earlier))
-        if ours != theirs:
-            field = next(k for k in ours if ours[k] != theirs[k])
-            raise SpecError(
-                field, ours[field], f"differs from the run's own: {theirs[field]!r}", "Resume without it."
-            )
-        return earlier
+        ours, theirs = spec.model_dump(), earlier.model_dump()
+        left_open = {"threads": None, "device": "auto", "strategy": "auto", "memory_format": "auto"}
+        for field in ours:
+            # The run's own spec holds what the rules chose, and no seed: that lies in the vault.
+            open_here = field == "seed" or (field in left_open and ours[field] == left_open[field])
+            if not open_here and ours[field] != theirs[field]:
+                problem = f"differs from the run's own: {theirs[field]!r}"
+                raise SpecError(field, ours[field], problem, "Resume with the run's own spec.")
+        return earlier.model_copy(update={"seed": spec.seed})
     return spec
 
 
 def _the_secrets(spec: Spec, out: Path, resume: bool, seed_from: Path | None) -> Secrets:
-    if out.exists() and not resume and (not out.is_dir() or any(out.iterdir())):
+    if not out.is_dir() and (out.exists() or out.is_symlink()):
+        raise RunError("out", str(out), "is not a directory", "Choose another directory.")
+    if not resume and out.exists() and any(out.iterdir()):
         raise RunError("out", str(out), "exists already", "Choose another directory, or add --resume.")
     if resume and out.exists() and any(out.iterdir()) and not (out / "vault").is_dir():
         raise RunError("out", str(out), "is not a run directory", "Choose another directory.")
-    if resume and (out / "vault" / "secrets.json").is_file():
-        return Vault(out / "vault").secrets
-    if seed_from is not None:
-        return Vault(seed_from / "vault").secrets
-    return Secrets.draw(spec.seed)
+    given = None if seed_from is None else Vault(seed_from / "vault").secrets
+    begun = resume and (out / "vault" / "secrets.json").is_file()
+    secrets = Vault(out / "vault").secrets if begun else given or Secrets.draw(spec.seed)
+    if spec.seed not in (None, secrets.seed):
+        raise SpecError("seed", spec.seed, "is not the seed in the vault", "Leave it out.")
+    if given not in (None, secrets):
+        raise RunError("seed-from", str(seed_from), "has another seed or secret", "Resume without it.")
+    return secrets
+
+
+def _refuse_changed_record(run: Path) -> None:
+    findings = verify(run)
+    if findings:
+        raise IntegrityError(findings)
 
 
 def _open_directory(plan: Plan, run: Path, secrets: Secrets) -> None:
-    run.mkdir(parents=True, exist_ok=True)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"cannot be made ({error.strerror})"
+        raise RunError("out", str(run), problem, "Choose another directory.") from None
     vault = Vault(run / "vault")
     if not (vault.directory / "secrets.json").is_file():
         vault.create(secrets)
+    _refuse_other_data(plan, vault, secrets)
+    for leftover in run.rglob(".*.tmp"):  # of a run that was killed between writing a file and naming it
+        leftover.unlink()
     vault.save("splits", plan.splits.to_dict())
     text = yaml.safe_dump(plan.spec.public(commitments(plan, secrets)["seed"]), sort_keys=False)
     write_atomically(run / "spec.yaml", text.encode("utf-8"))
+
+
+def _refuse_other_data(plan: Plan, vault: Vault, secrets: Secrets) -> None:
+    """A run goes on with the records it began with; the first opening notes what they commit to."""
+    path, found = vault.directory / "commitments.json", commitments(plan, secrets)
+    if not path.is_file():
+        save_json(path, found)
+    begun = load_json(path)
+    for name in found:
+        if not isinstance(begun, dict) or begun.get(name) != found[name]:
+            problem = f"differs in its {name} from what the run began with"
+            raise RunError("dataset", plan.spec.dataset.name, problem, "Restore it, or start a new run.")
 
 
 def _prepare(plan: Plan) -> None:

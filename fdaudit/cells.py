@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,18 +23,18 @@ from fdaudit.encoder import TaskEncoder
 from fdaudit.federation import PartyData, Setting
 from fdaudit.knowledge import Knowledge
 from fdaudit.manifest import read_manifest
-from fdaudit.metrics import MembershipScore, ReconstructionScore, mean_and_worst
 from fdaudit.oracle import Oracle, serve
 from fdaudit.plan import AttackPlan, Plan
 from fdaudit.rehearsal import rehearse
-from fdaudit.result import Cell, Control, TargetResult
-from fdaudit.rng import child, child_numpy
+from fdaudit.result import Cell, Control
+from fdaudit.rng import child, child_seed
+from fdaudit.scoring import Scorer, cell_directory
 from fdaudit.simulation import NoWire
-from fdaudit.storage import load_json, save_json, write_atomically
+from fdaudit.storage import load_json, save_json
 from fdaudit.training import Parameters
 from fdaudit.transcript import Position, Transcript
 from fdaudit.truth import Truth, check_guesses
-from fdaudit.types import AttackTask, Challenge, Figure, Guess, Membership, Reconstruction
+from fdaudit.types import AttackTask, Challenge, Figure, Guess
 from fdaudit.vault import Vault
 from fdaudit.view import View, export_view, open_view, view_of
 
@@ -63,6 +62,13 @@ class Stage:
         self.plan, self.run = plan, run
         self._vault = Vault(run / "vault")
         self._truth = Truth(plan, self._vault)
+        self._encoder = TaskEncoder(
+            plan.auxiliary,
+            classes=plan.dataset.classes,
+            execution=plan.execution,
+            seed=child_seed(plan.seed, "encoder"),
+        )
+        self._scorer = Scorer(self._truth, run, plan.seed, self._encoder)
 
     # -- what an attack is given ----------------------------------------------------------------------------
 
@@ -108,7 +114,8 @@ class Stage:
         victims = [k for k in self.plan.clients if k not in members][: self.plan.spec.victims]
         challenges: dict[str, Challenge] = {}
         if attack.card["goal"] == "membership":
-            challenges = {k: self._truth.challenge(k)[0] for k in victims}
+            issued = {k: self._truth.challenge(k)[0] for k in victims}
+            challenges = {k: challenge for k, challenge in issued.items() if len(challenge.y)}
         return AttackTask(
             targets=tuple(victims),
             challenges=challenges,
@@ -121,15 +128,6 @@ class Stage:
             if wanted in declared["answers"] and open_to and self._released is not None:
                 return Oracle(str(wanted), self.plan.spec.queries)
         return None
-
-    @cached_property
-    def _encoder(self) -> TaskEncoder:
-        return TaskEncoder(
-            self.plan.auxiliary,
-            classes=self.plan.dataset.classes,
-            execution=self.plan.execution,
-            seed=self.plan.seed,
-        )
 
     @cached_property
     def _released(self) -> Parameters | None:
@@ -175,7 +173,7 @@ class Stage:
             if not guesses:
                 return base.cell("not-applicable", reason="no victim has a message that the attack can use")
             check_guesses(guesses, task.targets, candidates, adversary.view)
-            figures, targets = self._score(base.id, guesses)
+            figures, targets = self._scorer.score(base.id, guesses)
             tried = self._controls(attack)
         except Exception as error:  # an attack may be anybody's code, and raise anything
             return base.cell("failed", reason=f"{type(error).__name__}: {error}")
@@ -206,7 +204,7 @@ class Stage:
         trainer, released, kind = self.plan.trainer(), self._released, task.oracle.answers
         start = Position(head=str(read_manifest(self.run)["head"]))
         log = Transcript(
-            _cell_directory(self.run, base.id),
+            cell_directory(self.run, base.id),
             secret=self._vault.secrets.secret,
             start=start,
             log="queries.jsonl",
@@ -240,72 +238,6 @@ class Stage:
             path, {"params": settings, "controls": {n: c.to_json() for n, c in tried.items()}}, indent=1
         )
         return tried
-
-    # -- scoring --------------------------------------------------------------------------------------------
-
-    def _score(
-        self, cell: str, guesses: Sequence[Guess]
-    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
-        if isinstance(guesses[0], Membership):
-            return self._score_membership(cell, [g for g in guesses if isinstance(g, Membership)])
-        return self._score_reconstruction(cell, [g for g in guesses if isinstance(g, Reconstruction)])
-
-    def _score_membership(
-        self, cell: str, guesses: Sequence[Membership]
-    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
-        whole = self._truth.membership(guesses, cell)
-        scores = {g.target: self._truth.membership([g], cell) for g in guesses}
-        targets = tuple(
-            TargetResult(target=name, figures=tuple(score.figures.values()), roc=_roc(score))
-            for name, score in scores.items()
-        )
-        figures = list(whole.figures.values())
-        for name in figures[:]:
-            generator = child_numpy(self.plan.seed, "score", cell, name.name)
-            figures.append(mean_and_worst({t: s.figures[name.name] for t, s in scores.items()}, generator)[1])
-        return tuple(figures), targets
-
-    def _score_reconstruction(
-        self, cell: str, guesses: Sequence[Reconstruction]
-    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
-        whole = self._truth.reconstruction(guesses, cell)
-        targets = []
-        for guess in guesses:
-            score = self._truth.reconstruction([guess], f"{cell}/{guess.target}")
-            targets.append(
-                TargetResult(
-                    target=guess.target,
-                    messages=guess.messages,
-                    figures=tuple(score.figures.values()),
-                    images=self._pictures(cell, guess, score),
-                )
-            )
-        return tuple(whole.figures.values()), tuple(targets)
-
-    def _pictures(
-        self, cell: str, guess: Reconstruction, score: ReconstructionScore
-    ) -> tuple[Mapping[str, Any], ...]:
-        """Writes true images and guesses as PNG; returns one entry an image, most alike first."""
-        x, y = self._truth.behind(guess.target, guess.messages)
-        folder = _cell_directory(self.run, cell)
-        entries = []
-        for row in sorted(score.images, key=lambda r: -r.psnr):
-            stem = f"{guess.target.replace('/', '-')}-{row.truth:03d}"
-            paths = {"truth": f"{stem}-truth.png", "guess": f"{stem}-guess.png"}
-            write_atomically(folder / paths["truth"], _png(x[row.truth]), sync=False)
-            write_atomically(folder / paths["guess"], _png(guess.images[row.guess]), sync=False)
-            entries.append(
-                {
-                    **{k: (folder / p).relative_to(self.run).as_posix() for k, p in paths.items()},
-                    "prior": None,
-                    "psnr": row.psnr,
-                    "prior_psnr": row.psnr_prior,
-                    "ssim": row.ssim,
-                    "true_label": int(y[row.truth]),
-                    "guessed_label": None if guess.labels is None else int(guess.labels[row.guess]),
-                }
-            )
-        return tuple(entries)
 
 
 @dataclass(frozen=True)
@@ -360,29 +292,6 @@ class _Rehearsal:
             withheld=self._withheld,
             transport=self._transport,
         )
-
-
-def _cell_directory(run: Path, cell: str) -> Path:
-    path = run / "attacks" / cell.replace("/", "-").replace("+", "_")
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def _png(image: Tensor) -> bytes:
-    """An image (c, h, w) in [0, 1] as 8-bit PNG, grey or RGB."""
-    from io import BytesIO
-
-    from PIL import Image
-
-    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-    array = pixels[:, :, 0] if pixels.shape[2] != 3 else pixels
-    stream = BytesIO()
-    Image.fromarray(np.ascontiguousarray(array)).save(stream, format="PNG")
-    return stream.getvalue()
-
-
-def _roc(score: MembershipScore) -> dict[str, Any]:
-    return {"fpr": score.roc.fpr.tolist(), "tpr": score.roc.tpr.tolist()}
 
 
 def _control(value: Mapping[str, Any]) -> Control:

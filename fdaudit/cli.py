@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,20 +37,28 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")
 
 def main() -> None:
     """Entry point: every refusal is one line on standard error and its exit code."""
+    # OpenMP reads this once, when torch is first imported. Its threads would otherwise spin while they wait for
+    # each other, and next to another busy process an operation of microseconds takes milliseconds.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(standalone_mode=True)
     except FdauditError as error:
         _say_error(error)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted; go on with --resume", file=sys.stderr)  # noqa: T201
-        sys.exit(130)
+    except OSError as error:
+        # A full disk, a directory that may not be written: nothing that a traceback would explain better.
+        _say(f"{error.strerror or type(error).__name__}: {error.filename or 'no file named'}")
+        sys.exit(1)
 
 
 def _say_error(error: FdauditError) -> None:
     lines = error.findings if isinstance(error, IntegrityError) else (str(error),)
     for line in lines:
-        print(f"fdaudit: {_visible(line)}", file=sys.stderr)  # noqa: T201
+        _say(line)
+
+
+def _say(line: str) -> None:
+    print(f"fdaudit: {_visible(line)}", file=sys.stderr)  # noqa: T201
 
 
 def _visible(text: str) -> str:
@@ -57,8 +66,9 @@ def _visible(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def _print(text: str = "") -> None:
-    print("\n".join(_visible(line) for line in text.split("\n")))  # noqa: T201
+def _print(*lines: str) -> None:
+    """Prints lines; a line break inside one is written out, so that no name can pass for a line of ours."""
+    print("\n".join(_visible(line) for line in lines))  # noqa: T201
 
 
 @contextmanager
@@ -80,7 +90,12 @@ def _progress(quiet: bool) -> Iterator[Tick]:
         def tick(what: str, done: int, total: int) -> None:
             progress.update(bar, description=what, completed=done, total=total)
 
-        yield tick
+        try:
+            yield tick
+        except KeyboardInterrupt:
+            progress.stop()
+            _say("interrupted; go on with --resume")
+            raise typer.Exit(130) from None
 
 
 @app.command()
@@ -138,8 +153,7 @@ def _conclude(finished: Run, path: Path | None, as_json: bool) -> None:
         }
         _print(json.dumps(value))
     else:
-        _print(_summary(result))
-        _print(f"\nrun     {finished.directory}")
+        _print(*_summary(result), "", f"run     {finished.directory}")
         if path is not None:
             _print(f"report  {path}")
     failed = [f"cell {c['id']} failed: {c['reason']}" for c in result["cells"] if c["status"] == "failed"]
@@ -149,12 +163,12 @@ def _conclude(finished: Run, path: Path | None, as_json: bool) -> None:
         if not g["passed"]
     ]
     for line in failed:
-        print(f"fdaudit: {_visible(line)}", file=sys.stderr)  # noqa: T201
+        _say(line)
     if failed:
         raise typer.Exit(1)
 
 
-def _summary(result: dict[str, Any]) -> str:
+def _summary(result: dict[str, Any]) -> list[str]:
     """Accuracy by line, then one line a cell."""
     lines = []
     best: dict[str, list[float]] = {}
@@ -174,7 +188,7 @@ def _summary(result: dict[str, Any]) -> str:
             cell["reason"] if figure is None else f"{figure['name']} {figure['value']:.3g} {figure['unit']}"
         )
         lines.append(f"{cell['status']:<15} {cell['id']:<36} {shown}")
-    return "\n".join(lines)
+    return lines
 
 
 @app.command()
@@ -195,7 +209,8 @@ def attack(
     from fdaudit import runs
 
     if every == (name is not None):
-        raise UsageError("ATTACK", name, "and --all exclude each other", "Name one attack, or give --all.")
+        problem = "and --all exclude each other" if every else "is missing"
+        raise UsageError("ATTACK", name, problem, "Name one attack, or give --all.")
     loaded, settings = runs.load(run), dict(_setting(p) for p in param or [])
     with _progress(quiet=as_json) as tick:
         if name is None:
@@ -205,7 +220,7 @@ def attack(
     if as_json:
         _print(json.dumps([c.to_json() for c in cells]))
     else:
-        _print(_summary({"utility": {"final": []}, "cells": [c.to_json() for c in cells]}))
+        _print(*_summary({"utility": {"final": []}, "cells": [c.to_json() for c in cells]}))
     if any(c.status == "failed" for c in cells):
         raise typer.Exit(1)
 
@@ -251,7 +266,7 @@ def verify(run: RunPath, as_json: AsJson = False) -> None:
 
 @app.command(name="list")
 def list_(as_json: AsJson = False) -> None:
-    """List protocols, attacks, defences, models and datasets."""
+    """List protocols, attacks and defences."""
     from fdaudit import attacks, defenses, protocols
 
     rooms = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defences": defenses.REGISTRY}
@@ -263,7 +278,7 @@ def list_(as_json: AsJson = False) -> None:
         _print(room)
         for name, line in entries.items():
             _print(f"  {name:<20} {line}")
-    _print("\n`fdaudit explain NAME` says more.")
+    _print("", "`fdaudit explain NAME` says more.")
 
 
 def _first_line(doc: str) -> str:
@@ -278,4 +293,4 @@ def explain(
     from fdaudit.explain import card, text
 
     found = card(name)
-    _print(json.dumps(found) if as_json else text(found))
+    _print(*([json.dumps(found)] if as_json else text(found).split("\n")))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fdaudit.cells import Stage
 from fdaudit.manifest import read_manifest
 from fdaudit.metrics import bytes_on_wire, clopper_pearson
-from fdaudit.result import SCHEMA, exposure, figure_json, gates
+from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
 from fdaudit.storage import load_json, save_json
 from fdaudit.transcript import read_messages
 from fdaudit.types import Figure
@@ -26,6 +26,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
     cells = [load_json(path) for path in sorted((run / "attacks").glob("*.json"))]
     seen = dict.fromkeys([*plan.parties, *spec.adversaries])
     card = plan.protocol
+    private = derived_from_data(read_messages(run / "transcript"))
     value = {
         "schema": SCHEMA,
         "auditor_only": True,
@@ -56,7 +57,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
         },
         "class_table": plan.splits.class_table.tolist(),
         "utility": _utility(run),
-        "exposure": [row for p in seen for row in exposure(stage.view(p).messages, p)],
+        "exposure": [row for p in seen for row in exposure(stage.view(p).messages, p, private)],
         "wire": [
             {"kind": w.kind, "sender_role": w.sender, "messages": w.messages, "bytes": w.bytes}
             for w in bytes_on_wire(read_messages(run / "transcript"))
@@ -94,7 +95,9 @@ def _limits(plan: Plan) -> list[str]:
     spec, pairs = plan.spec, [len(c.members) for c in plan.splits.clients]
     victims = pairs[: spec.victims]
     resolution = (
-        f"Membership rests on {min(victims)} to {max(victims)} matched pairs a victim: a true-positive rate at a "
+        "No matched pairs were set aside: nothing was measured about membership."
+        if not max(victims)
+        else f"Membership rests on {min(victims)} to {max(victims)} matched pairs a victim: a true-positive rate at a "
         f"false-positive rate below {1 / max(victims):.1%} cannot be measured and is refused."
     )
     return [

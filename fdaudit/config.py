@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +34,7 @@ class Config(BaseModel):
 
 # How pydantic names a member of a union inside an error's location: `literal['all']`, `tuple[…]`, `Model`.
 _UNION_MEMBER = re.compile(r".*\[|function-|[A-Z]")
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d{1,3}")
 
 C = TypeVar("C", bound=Config)
 
@@ -59,16 +61,37 @@ def _to_json(values: Mapping[str, Any], where: str) -> str:
     if not isinstance(values, Mapping):
         raise SpecError(where or "spec", values, "is not a mapping", "Write `key: value` lines.")
     try:
+        _refuse_foreign(values, where)
         return json.dumps(values, allow_nan=True)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise SpecError(
             where or "spec", values, f"is not plain data ({error})", "Use text, numbers, lists."
         ) from None
 
 
+def _refuse_foreign(value: Any, where: str) -> None:
+    """Refuses a value that JSON has no form for (YAML reads `2020-01-01` as a date), naming its field."""
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            _refuse_foreign(below, f"{where}.{key}".lstrip("."))
+    elif isinstance(value, (list, tuple)):
+        for number, below in enumerate(value):
+            _refuse_foreign(below, f"{where}.{number}".lstrip("."))
+    elif isinstance(value, str):
+        if any("\ud800" <= c <= "\udfff" for c in value):
+            raise SpecError(where or "spec", value, "holds half a character", "Write whole characters.")
+    elif not (value is None or isinstance(value, (bool, int, float))):
+        problem = f"is a {type(value).__name__}, not plain data"
+        raise SpecError(
+            where or "spec", value, problem, "Write text in quotes, a number, a list or a mapping."
+        )
+
+
 def _spec_error(config: type[Config], error: ValidationError, where: str) -> SpecError:
     first = _telling(error.errors())
-    parts = [str(p) for p in first["loc"] if not _UNION_MEMBER.match(str(p))]
+    # An unknown key, which ends its path, is the user's own word, whatever it looks like.
+    own = len(first["loc"]) - 1 if first["type"] == "extra_forbidden" else None
+    parts = [str(p) for n, p in enumerate(first["loc"]) if n == own or not _UNION_MEMBER.match(str(p))]
     field = ".".join(([where] if where else []) + parts) or where or "spec"
     kind, value = first["type"], first["input"]
     if kind == "extra_forbidden":
@@ -87,6 +110,10 @@ def _spec_error(config: type[Config], error: ValidationError, where: str) -> Spe
             return cause
         problem, _, remedy = str(cause).partition(". ")
         return SpecError(field, value, problem, remedy or "Change one of them.")
+    exponent = isinstance(value, str) and _EXPONENT.fullmatch(value) and math.isfinite(float(value))
+    if exponent and kind in ("float_type", "int_type"):
+        remedy = f"Write {float(value)!r}: YAML reads an exponent as a number only after a decimal point."
+        return SpecError(field, value, "is text, not a number", remedy)
     message = first["msg"][0].lower() + first["msg"][1:]
     return SpecError(field, value, f"is refused: {message}", _remedy(kind, first.get("ctx", {})))
 

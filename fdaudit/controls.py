@@ -34,7 +34,7 @@ from fdaudit.view import View
 if TYPE_CHECKING:
     from fdaudit.plan import AttackPlan, Plan
 
-__all__ = ["controls"]
+__all__ = ["answer", "controls"]
 
 _LEAST_GAIN_DB = 3.0
 """A reconstruction control counts as working from this mean gain over the prior baseline on."""

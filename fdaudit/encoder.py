@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,46 +12,50 @@ from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
 from fdaudit.training import Execution, Fit, Job, Trainer, draw_batches, parameters_of
 
-if TYPE_CHECKING:
-    from fdaudit.models import Architecture
-
 __all__ = ["TaskEncoder"]
 
 _MODEL = ModelSpec(name="cnn-strided")
-_STEPS, _BATCH, _RATE = 300, 64, 0.001
+_STEPS, _BATCH, _RATE = 150, 64, 0.001
 
 
 class TaskEncoder:
     """Maps images (n, c, h, w) to features (n, d): all but the head of a small classifier.
 
-    The classifier (`cnn-strided`) is fitted to the auxiliary records by 300 steps of Adam, so its features say
-    something about this task; distances between them are no FID and are never called so.
+    The classifier (`cnn-strided`) is fitted to the auxiliary records by 150 steps of Adam when features are first
+    asked for. Its features say something about this task; distances between them are no FID and never called so.
 
     Args:
         auxiliary: records (x, y).
         classes: number of classes.
         execution: how training runs.
-        seed: the run's seed.
+        seed: the seed of its initial weights and batches.
     """
 
-    name = "cnn-strided, trained on auxiliary data"
+    name = "auxiliary-trained cnn-strided"
 
     def __init__(
         self, auxiliary: tuple[Tensor, Tensor], *, classes: int, execution: Execution, seed: int
     ) -> None:
-        x, y = auxiliary
-        shape = (int(x.shape[1]), int(x.shape[2]), int(x.shape[3]))
-        network: Architecture = architecture(_MODEL, shape, classes)
-        module = network.build(child(seed, "encoder", "initial"))
-        batches = draw_batches(len(y), _BATCH, steps=_STEPS, generator=child(seed, "encoder", "batches"))
-        job = Job(party="encoder", parameters=parameters_of(module), x=x, targets=y, batches=batches)
-        (fitted,) = Trainer(network, execution).fit([job], Fit(lr=_RATE, optimizer="adam"))
-        module.load_state_dict(fitted.parameters, strict=False)
-        if not isinstance(module, Network):
-            raise TypeError(f"the encoder's model is a {type(module).__name__} without features")
-        self._module = module.cpu().eval()
+        self._auxiliary, self._classes, self._execution, self._seed = auxiliary, classes, execution, seed
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """Features (n, d) on the CPU."""
-        return self._module.features(x.cpu())
+        return self._network.features(x.cpu())
+
+    @cached_property
+    def _network(self) -> Network:
+        x, y = self._auxiliary
+        shape = (int(x.shape[1]), int(x.shape[2]), int(x.shape[3]))
+        made = architecture(_MODEL, shape, self._classes)
+        module = made.build(child(self._seed, "encoder", "initial"))
+        batches = draw_batches(
+            len(y), _BATCH, steps=_STEPS, generator=child(self._seed, "encoder", "batches")
+        )
+        job = Job(party="encoder", parameters=parameters_of(module), x=x, targets=y, batches=batches)
+        with torch.enable_grad():
+            (fitted,) = Trainer(made, self._execution).fit([job], Fit(lr=_RATE, optimizer="adam"))
+        module.load_state_dict(fitted.parameters, strict=False)
+        if not isinstance(module, Network):
+            raise TypeError(f"the encoder's model is a {type(module).__name__} without features")
+        return module.cpu().eval()

@@ -49,13 +49,19 @@ def text(found: dict[str, Any]) -> str:
     for key, title in _TITLES.items():
         value = found.get(key)
         if value:
-            lines += [title, *(f"  {line}" for line in _plain(value)), ""]
+            plain = [_oracle(o) for o in value] if key == "oracles" else _plain(value)
+            lines += [title, *(f"  {line}" for line in plain), ""]
     return "\n".join(lines).rstrip()
 
 
-def _message(message: dict[str, str]) -> str:
+def _message(message: dict[str, Any]) -> str:
     head = f"  {message['from']} -> {message['to']}: {message['kind']} ({message['what']})"
     return f"{head}\n      {KINDS[message['kind']]}"
+
+
+def _oracle(oracle: dict[str, Any]) -> str:
+    asked, answers = ", ".join(oracle["available_to"]), " or ".join(oracle["answers"])
+    return f"{oracle['name']}: answers {answers} labels to {asked}"
 
 
 def _plain(value: Any) -> list[str]:

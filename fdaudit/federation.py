@@ -67,8 +67,10 @@ class FederatedProtocol(Protocol):
     """A protocol: a frozen config and one generator that reads like the paper's algorithm box.
 
     The class attributes are plain literals, so that `list` and `explain` can read them without running code.
+    An entry of `messages` has `kind`, `from`, `to`, `what` and, where a setting decides whether it is sent,
+    `when`: the settings by name with the value that each must have.
 
-    Guarantees every protocol must keep (one conformance suite checks them):
+    Guarantees every protocol must keep:
       * it talks only through the wire, in the kinds that it declares;
       * all randomness comes from named child generators of the run's seed;
       * what outlives a round sits in `state`, so a run resumed after any round ends bit for bit the same;
@@ -78,7 +80,7 @@ class FederatedProtocol(Protocol):
     name: ClassVar[str]
     source: ClassVar[str]
     roles: ClassVar[tuple[str, ...]]
-    messages: ClassVar[tuple[dict[str, str], ...]]
+    messages: ClassVar[tuple[dict[str, Any], ...]]
     trust: ClassVar[tuple[str, ...]]
     oracles: ClassVar[tuple[dict[str, Any], ...]]
     deviations: ClassVar[tuple[str, ...]]

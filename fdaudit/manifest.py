@@ -18,6 +18,8 @@ __all__ = ["COVERED", "MANIFEST", "read_manifest", "verify", "write_manifest"]
 MANIFEST = "manifest.json"
 COVERED = ("spec.yaml", "utility.csv")
 """Files beside the transcript whose digests the manifest holds."""
+_REQUIRED: Mapping[str, type] = {"head": str, "messages": int, "files": dict, "commitments": dict}
+_AFTERWARDS = "result.json"
 _SCHEMA = "fdaudit-manifest/1"
 
 
@@ -40,9 +42,13 @@ def read_manifest(run: Path) -> dict[str, Any]:
 
     Raises:
         RunError: there is none: the run is unfinished, or this is no run directory.
-        IntegrityError: it was changed.
+        IntegrityError: it was changed, or taken away from a concluded run.
     """
     path = run / MANIFEST
+    if not path.is_file() and (run / _AFTERWARDS).exists():
+        raise IntegrityError(
+            [f"{MANIFEST} is missing, though {_AFTERWARDS}, which is written later, is there"]
+        )
     if not path.is_file():
         raise RunError(
             "run", str(run), "has no manifest", "Finish it with `fdaudit run --resume --out` first."
@@ -57,6 +63,9 @@ def read_manifest(run: Path) -> dict[str, Any]:
         raise IntegrityError([f"{MANIFEST} is malformed: {error}"]) from None
     if whole != data or stated != right or body.get("schema") != _SCHEMA:
         raise IntegrityError([f"{MANIFEST} does not match its own digest"])
+    wrong = [name for name, kind in _REQUIRED.items() if type(body.get(name)) is not kind]
+    if wrong:
+        raise IntegrityError([f"{MANIFEST} is malformed: {', '.join(wrong)}"])
     return dict(body)
 
 
@@ -74,16 +83,14 @@ def verify(run: Path) -> list[str]:
     """
     try:
         manifest = read_manifest(run)
-        head, count, files = str(manifest["head"]), int(manifest["messages"]), dict(manifest["files"])
     except IntegrityError as error:
         return list(error.findings)
-    except (KeyError, TypeError, ValueError) as error:
-        return [f"{MANIFEST} is malformed: {error}"]
+    head, count, files = manifest["head"], manifest["messages"], manifest["files"]
     findings = []
     for name in COVERED:
         path = run / name
-        if not path.is_file():
-            findings.append(f"{name} is missing")
+        if not path.is_file() or path.is_symlink():
+            findings.append(f"{name} is missing, or no regular file")
         elif _sha256(path) != files.get(name):
             findings.append(f"{name} does not match its digest in the manifest")
     return findings + verify_transcript(run / "transcript", head=head, count=count)

@@ -120,6 +120,7 @@ class Message:
         """
         try:
             value = json.loads(line)
+            _refuse_mistyped(value)
             value["tensors"] = {
                 str(k): TensorInfo(t["dtype"], tuple(t["shape"])) for k, t in value["tensors"].items()
             }
@@ -134,3 +135,37 @@ class Message:
         if not same:
             raise IntegrityError(["line is not in canonical form"])
         return message
+
+
+_TYPES: Mapping[str, type] = MappingProxyType(
+    {
+        **dict.fromkeys(("seq", "round", "step", "bytes_on_wire"), int),
+        **dict.fromkeys(("sender", "kind", "salt", "sha256", "previous"), str),
+        **dict.fromkeys(("tensors", "fields"), dict),
+        **dict.fromkeys(("receivers", "defenses"), list),
+    }
+)
+
+
+def _refuse_mistyped(value: Any) -> None:
+    """Raises unless every field has its type: a line may come from anybody."""
+    for name, wanted in _TYPES.items():
+        found = value[name]
+        if type(found) is not wanted or (type(found) is int and found < 0):
+            raise TypeError(f"{name} is not a {'count' if wanted is int else wanted.__name__}")
+    shapes = [n for t in value["tensors"].values() for n in t["shape"]]
+    _each("receivers", value["receivers"], str)
+    _each("defenses", value["defenses"], dict)
+    _each("tensors.dtype", [t["dtype"] for t in value["tensors"].values()], str)
+    _each("tensors.shape", shapes, int)
+    if value["inputs"] != ALL and not all(type(i) in (int, str) for i in value["inputs"]):
+        raise TypeError("inputs are neither messages nor names")
+    if value["payload"] is not None:
+        where = {name: type(part) for name, part in value["payload"].items()}
+        if where != {"file": str, "offset": int, "length": int}:
+            raise TypeError("payload does not say file, offset and length")
+
+
+def _each(name: str, values: list[Any], wanted: type) -> None:
+    if any(type(v) is not wanted for v in values):
+        raise TypeError(f"{name} holds something other than {wanted.__name__}")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fdaudit import attacks, defenses, protocols
 from fdaudit.config import Config, validate
 from fdaudit.data import Dataset, Splits, load_dataset, make_splits, test_xy
@@ -14,14 +16,14 @@ from fdaudit.errors import SpecError, nearest
 from fdaudit.models import Architecture, architecture
 from fdaudit.rehearsal import parties_of
 from fdaudit.rng import child
-from fdaudit.spec import Spec
+from fdaudit.spec import RecordRounds, Spec
 from fdaudit.training import Execution, Parameters, Trainer, parameters_of
 from fdaudit.view import members_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["AttackPlan", "Plan", "make_plan"]
+__all__ = ["AttackPlan", "Plan", "make_plan", "plan_attack"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,9 +111,9 @@ def make_plan(spec: Spec, seed: int) -> Plan:
     protocol = protocols.REGISTRY.load(spec.protocol.name, "protocol.name")
     config = validate(protocol.Config, spec.protocol.params, "protocol.params")
     attack_plans = _attacks(spec)
-    for name in dict.fromkeys([*spec.adversaries, *(a for p in attack_plans for a in p.adversaries)]):
-        members_of(name, parties_of(protocol, spec.clients))
-    attached = _defenses(spec, protocol)
+    attached = _defenses(spec, protocol, config)
+    _refuse_strangers(spec, protocol)
+    _refuse_rounds_beyond(spec, config)
     for number, kind in enumerate(spec.withhold):
         if kind not in protocol.withholdable:
             allowed = ", ".join(protocol.withholdable) or "nothing"
@@ -127,6 +129,7 @@ def make_plan(spec: Spec, seed: int) -> Plan:
         convolutions=network.has_convolutions,
         batchnorm=network.has_batchnorm,
     )
+    _refuse_absent_device(execution.device)
     if getattr(config, "upload", None) == "gradient" and network.has_batchnorm:
         raise SpecError(
             "protocol.params.upload",
@@ -135,6 +138,7 @@ def make_plan(spec: Spec, seed: int) -> Plan:
             "Set upload to 'model_update', or the model's norm to 'group'.",
         )
     splits = make_splits(dataset, spec.clients, spec.partition, spec.splits, child(seed, "splits"))
+    _refuse_attacks_without_controls(spec, attack_plans, len(splits.auxiliary))
     return Plan(
         spec=spec.model_copy(update=vars(execution)),
         seed=seed,
@@ -155,9 +159,12 @@ def make_plan(spec: Spec, seed: int) -> Plan:
 def _attacks(spec: Spec) -> tuple[AttackPlan, ...]:
     wanted = None if spec.attacks == "all" else {a.name: (n, a) for n, a in enumerate(spec.attacks)}
     known = attacks.REGISTRY.names()
-    for name, (number, _) in (wanted or {}).items():
-        if name not in known:
-            raise SpecError(f"attacks.{number}.name", name, "is not a known attack", nearest(name, known))
+    for number, asked in enumerate(() if spec.attacks == "all" else spec.attacks):
+        field = f"attacks.{number}.name"
+        if asked.name not in known:
+            raise SpecError(field, asked.name, "is not a known attack", nearest(asked.name, known))
+        if wanted is not None and wanted[asked.name][0] != number:
+            raise SpecError(field, asked.name, "is asked for twice", "Keep one of them.")
     plans = []
     for name in known:
         if wanted is not None and name not in wanted:
@@ -189,12 +196,15 @@ def plan_attack(
     return AttackPlan(name, attacks.REGISTRY.describe(name), cls, config, adversaries)
 
 
-def _defenses(spec: Spec, protocol: Any) -> dict[tuple[str, str], tuple[Any, ...]]:
+def _defenses(spec: Spec, protocol: Any, config: Config) -> dict[tuple[str, str], tuple[Any, ...]]:
     attached: dict[tuple[str, str], tuple[Any, ...]] = {}
     for number, entry in enumerate(spec.defenses):
-        sent = sorted({m["kind"] for m in protocol.messages if m["from"] == entry.sender})
+        sent = sorted(
+            {m["kind"] for m in protocol.messages if m["from"] == entry.sender and _sent(m, config)}
+        )
         if entry.kind not in sent:
-            problem = f"is never sent by a {entry.sender} in {protocol.name}"
+            # A defence on a message that is never sent would protect nothing, and nobody would be told.
+            problem = f"is never sent by a {entry.sender} in {protocol.name} with these settings"
             raise SpecError(
                 f"defenses.{number}.kind", entry.kind, problem, nearest(entry.kind, sent or ["nothing"])
             )
@@ -203,6 +213,53 @@ def _defenses(spec: Spec, protocol: Any) -> dict[tuple[str, str], tuple[Any, ...
         key = (entry.kind, entry.sender)
         attached[key] = (*attached.get(key, ()), built)
     return attached
+
+
+def _sent(message: Mapping[str, Any], config: Config) -> bool:
+    """Whether a declared message is sent under these settings: `when` names the ones that it depends on."""
+    return all(getattr(config, field) == value for field, value in message.get("when", {}).items())
+
+
+def _refuse_strangers(spec: Spec, protocol: Any) -> None:
+    """An adversary must be a party of this protocol, which only the protocol knows."""
+    asked = [("adversaries", spec.adversaries)]
+    for number, entry in enumerate(() if spec.attacks == "all" else spec.attacks):
+        asked.append((f"attacks.{number}.adversaries", entry.adversaries or ()))
+    for field, names in asked:
+        for name in names:
+            try:
+                members_of(name, parties_of(protocol, spec.clients))
+            except SpecError as error:
+                raise SpecError(field, name, f"{error.problem} of {protocol.name}", error.remedy) from None
+
+
+def _refuse_rounds_beyond(spec: Spec, config: Config) -> None:
+    rounds: int = config.rounds  # type: ignore[attr-defined]
+    beyond = [r for r in spec.record.rounds if r >= rounds] if isinstance(spec.record, RecordRounds) else []
+    if beyond:
+        problem = f"is no round of a run of {rounds}"
+        raise SpecError("record.rounds", beyond[0], problem, f"Rounds count from 0 to {rounds - 1}.")
+
+
+def _refuse_absent_device(device: str) -> None:
+    if not device.startswith("cuda"):
+        return
+    found, number = torch.cuda.device_count(), int(device.partition(":")[2] or 0)
+    if number >= found:
+        problem = f"is not there: PyTorch finds {found} CUDA devices"
+        raise SpecError("device", device, problem, "Set device to 'cpu' or 'auto'.")
+
+
+def _refuse_attacks_without_controls(spec: Spec, plans: tuple[AttackPlan, ...], auxiliary: int) -> None:
+    """Controls are run on auxiliary records; an attack without them would show nothing."""
+    for plan in plans:
+        # The images of a reconstruction control and one record for the prior; one pair for membership.
+        needed = int(plan.card["control"]["images"]) + 1 if plan.card.get("control") else 2
+        if plan.config is not None and auxiliary < needed:
+            problem = f"leaves {auxiliary} auxiliary records, the controls of {plan.name} need {needed}"
+            raise SpecError(
+                "splits.auxiliary", spec.splits.auxiliary, problem, "Raise it, or set attacks: []."
+            )
 
 
 def _reference(name: str, config: Config, clients: int) -> tuple[Any, Config]:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from fdaudit.messages import Message, role
+from fdaudit.messages import ALL, DATA, Message, role
 from fdaudit.types import Figure, Goal
 
-__all__ = ["SCHEMA", "Cell", "Control", "TargetResult", "exposure", "figure_json", "gates"]
+__all__ = [
+    "SCHEMA",
+    "Cell",
+    "Control",
+    "TargetResult",
+    "derived_from_data",
+    "exposure",
+    "figure_json",
+    "gates",
+]
 
 SCHEMA = "fdaudit-result/1"
 Status = Literal["run", "not-applicable", "not-requested", "inconclusive", "failed"]
@@ -103,27 +112,45 @@ class Cell:
         }
 
 
-def exposure(messages: Sequence[Message], party: str) -> list[dict[str, Any]]:
-    """What one adversary saw: by kind and direction, how many messages and bytes, and how they were kept.
+def derived_from_data(messages: Iterable[Message]) -> frozenset[int]:
+    """`seq` of every message that some client's raw data may have reached, by its `inputs`.
+
+    A message that declares none counts as reached as soon as its sender is a client or holds such a message.
+    """
+    reached: set[int] = set()
+    holders: set[str] = set()
+    for m in messages:
+        if m.inputs == ALL:
+            private = role(m.sender) == "client" or m.sender in holders
+        else:
+            private = any(i == DATA or i in reached for i in m.inputs)
+        if private:
+            reached.add(m.seq)
+            holders.update(m.receivers)
+    return frozenset(reached)
+
+
+def exposure(messages: Sequence[Message], party: str, private: frozenset[int]) -> list[dict[str, Any]]:
+    """What one adversary saw: by kind, direction and sender role, how many messages and bytes, how they were kept.
 
     Args:
         messages: those of the adversary's view.
         party: the adversary's name.
+        private: `seq` of the messages that raw data may have reached.
     """
     members = set(party.split("+"))
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for m in messages:
         direction = (
             "sent" if m.sender in members else "received" if members & set(m.receivers) else "overheard"
         )
-        row = rows.setdefault(
-            (m.kind, direction), {"count": 0, "bytes": 0, "senders": set(), "kept": set(), "defenses": set()}
-        )
+        empty = {"count": 0, "bytes": 0, "kept": set(), "defenses": set(), "private": False}
+        row = rows.setdefault((m.kind, direction, role(m.sender)), empty)
         row["count"] += 1
         row["bytes"] += m.bytes_on_wire
-        row["senders"].add(role(m.sender))
         row["kept"].add("digest" if m.payload is None else "full")
         row["defenses"] |= {str(d.get("name")) for d in m.defenses}
+        row["private"] |= m.seq in private
     return [
         {
             "party": party,
@@ -131,11 +158,12 @@ def exposure(messages: Sequence[Message], party: str) -> list[dict[str, Any]]:
             "direction": direction,
             "count": row["count"],
             "bytes": row["bytes"],
-            "senders": sorted(row["senders"]),
+            "senders": [sender],
             "recorded": row["kept"].pop() if len(row["kept"]) == 1 else "partial",
             "defenses": sorted(row["defenses"]),
+            "private": row["private"],
         }
-        for (kind, direction), row in sorted(rows.items())
+        for (kind, direction, sender), row in sorted(rows.items())
     ]
 
 

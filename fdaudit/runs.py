@@ -21,7 +21,7 @@ from fdaudit.view import View
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Run", "attack", "load", "report", "run"]
+__all__ = ["Run", "attack", "attack_all", "load", "report", "run"]
 
 _QUIET: Tick = lambda what, done, total: None  # noqa: E731  # a default, not a function of its own
 
@@ -174,7 +174,13 @@ def report(run: Run, path: Path | str | None = None) -> Path:
     from fdaudit.reports.security import write_report
 
     target = Path(path) if path is not None else run.directory / "report" / "index.html"
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        raise RunError("out", str(target), "is a directory", "Give the path of an HTML file.")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror})"
+        raise RunError("out", str(target), problem, "Give another path.") from None
     write_report(run.result, run.directory, target, run.timings)
     return target
 

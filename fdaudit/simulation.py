@@ -26,7 +26,7 @@ from fdaudit.wire import Delivery, Wire
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["NoWire", "Utility", "federate"]
+__all__ = ["NoWire", "Utility", "federate", "save_checkpoint"]
 
 Tick = Callable[[str, int, int], None]
 """Progress: what, how far, of how much."""
@@ -54,6 +54,8 @@ class Utility:
         self, line: str, round: int, models: Mapping[str, Parameters], trainer: Trainer, plan: Plan
     ) -> None:
         """Evaluates models on the test records and appends their rows."""
+        if not models:
+            return
         x, y = plan.test
         rows = []
         for party, parameters in models.items():
@@ -122,6 +124,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
     vault = Vault(run / "vault")
     secrets, checkpoint = vault.secrets, vault.load_round()
     start = Position(**checkpoint["transcript"]) if checkpoint else Position()
+    _forget_states(vault, checkpoint["state"] if checkpoint else None)
     utility = Utility(run / "utility.csv", checkpoint["utility"] if checkpoint else 0)
     with Transcript(run / "transcript", secret=secrets.secret, start=start, keep=_keep(plan)) as transcript:
         wire = Wire(
@@ -135,7 +138,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
         )
         stage = _Stage.set_up(plan, plan.protocol, plan.protocol_config, wire)
         if checkpoint:
-            stage.protocol.state = vault.load(checkpoint["state"])
+            stage.protocol.state = vault.load(checkpoint["state"], checkpoint["state_sha256"])
         rounds = plan.protocol_config.rounds  # type: ignore[attr-defined]
         done: Round | None = None
         first = checkpoint["round"] + 1 if checkpoint else 0
@@ -143,11 +146,10 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
             utility.add(
                 plan.protocol.name, done.index, stage.worth_a_row(done, rounds), stage.evaluator, plan
             )
-            vault.save(f"truth/round-{done.index:06d}", {str(seq): b for seq, b in done.batches.items()})
             if done.index == rounds - 1:
                 for party, parameters in done.models.items():
                     vault.save(f"models/{party.replace('/', '-')}", parameters)
-            _checkpoint(vault, transcript, stage.protocol.state, done.index, utility.offset)
+            save_checkpoint(vault, transcript, done, stage.protocol.state, utility.offset)
             tick(plan.protocol.name, done.index + 1, rounds)
         end = transcript.position
     for protocol, config in plan.references:
@@ -164,24 +166,38 @@ def _reference_line(plan: Plan, protocol: Any, config: Any, utility: Utility, ti
         yield
 
 
-def _checkpoint(
-    vault: Vault, transcript: Transcript, state: Mapping[str, Tensor], round: int, utility: int
+def save_checkpoint(
+    vault: Vault, transcript: Transcript, done: Round, state: Mapping[str, Tensor], utility: int
 ) -> None:
+    """Makes a round durable: its truth, the transcript, the protocol's state, then `round.json`.
+
+    Args:
+        vault: where truth, state and `round.json` are kept.
+        transcript: the run's record.
+        done: the round that ended.
+        state: everything of the protocol that outlives a round.
+        utility: length of `utility.csv` in bytes.
+    """
+    vault.save(f"truth/round-{done.index:06d}", {str(seq): b for seq, b in done.batches.items()})
     position = transcript.sync()
-    name = f"state/round-{round:06d}"
+    name = f"state/round-{done.index:06d}"
     digest = vault.save(name, state)
     vault.save_round(
         {
-            "round": round,
+            "round": done.index,
             "transcript": vars(position),
             "state": name,
             "state_sha256": digest,
             "utility": utility,
         }
     )
-    for older in vault.names("state"):
-        if older != name:
-            vault.forget(older)
+    _forget_states(vault, name)
+
+
+def _forget_states(vault: Vault, current: str | None) -> None:
+    for name in vault.names("state"):
+        if name != current:
+            vault.forget(name)
 
 
 def _keep(plan: Plan) -> Callable[[int], bool]:

@@ -27,6 +27,9 @@ __all__ = [
     "load_spec",
 ]
 
+_MOST_VALUES = 100_000
+"""What a spec may hold; nine lines of aliases can stand for a billion values."""
+
 Params = dict[str, Any]
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
 
@@ -103,14 +106,18 @@ class ProtocolSpec(Config):
     """Which protocol, with its own settings under `params`."""
 
     name: Text = "fedavg"
+    """A known protocol; `fdaudit list` names them."""
     params: Params = Field(default_factory=dict)
+    """The protocol's own settings."""
 
 
 class AttackSpec(Config):
     """An attack to run against every adversary to which it applies."""
 
     name: Text
+    """A known attack; `fdaudit list` names them."""
     params: Params = Field(default_factory=dict)
+    """The attack's own settings, above those of the profile."""
     adversaries: tuple[Text, ...] | None = None
     """Default: the spec's `adversaries`."""
 
@@ -119,9 +126,13 @@ class DefenseEntry(Config):
     """A defence attached to the messages of one kind from one role."""
 
     kind: Text
+    """Which messages: a kind that the sender sends under the protocol's settings."""
     sender: Literal["client", "server", "aggregator"] = "client"
+    """The role on whose side the defence acts."""
     name: Text
+    """A known defence; `fdaudit list` names them."""
     params: Params = Field(default_factory=dict)
+    """The defence's own settings."""
 
     @model_validator(mode="after")
     def _known_kind(self) -> Self:
@@ -134,17 +145,18 @@ class RecordRounds(Config):
     """Keep payloads of these rounds, digests of the others."""
 
     rounds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    """Rounds, counted from 0, whose payloads are kept."""
 
 
 class GateSpec(Config):
-    """Thresholds fixed beforehand; a run that passes one exits with 1."""
+    """Thresholds fixed beforehand; a run that exceeds one, or cannot measure it, exits with 1."""
 
     reconstruction_gain_db: float | None = None
     """Largest mean PSNR gain over the prior baseline that is tolerated, in dB, for any cell and victim."""
     membership_auc: float | None = Field(None, ge=0, le=1)
-    """Largest membership AUC tolerated."""
+    """Largest membership AUC tolerated, for any cell and victim."""
     membership_tpr_at_1fpr: float | None = Field(None, ge=0, le=1)
-    """Largest true-positive rate at 1 % false positives tolerated."""
+    """Largest true-positive rate at 1 % false positives tolerated, for any cell and victim."""
 
 
 class Spec(Config):
@@ -159,21 +171,31 @@ class Spec(Config):
     profile: Literal["quick", "standard", "full"] = "standard"
     """How much attacks may spend."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """Where models are trained and attacks optimise; `auto` is CUDA where there is one."""
     threads: int | None = Field(None, ge=1, le=1024)
-    """CPU threads of the training core; default by rule. Part of the result: it changes bits."""
+    """CPU threads; default: the processor count, at most 8. Part of the result: it changes bits."""
     strategy: Literal["auto", "loop", "stacked"] = "auto"
+    """How several models are trained: one after the other, or stacked and advanced together; default by rule."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    """Memory layout of images; default by rule: `channels_last` for convolutions trained one after the other."""
     record: Literal["full", "digest"] | RecordRounds = "full"
     """What the transcript keeps of payloads."""
     transport: Literal["plain", "encrypted"] = "plain"
     """With `encrypted`, an eavesdropper sees sizes and order only."""
     clients: int = Field(5, ge=1, le=100_000)
+    """How many clients take part."""
     dataset: DatasetSpec = DatasetSpec()
+    """Which images."""
     partition: PartitionSpec = PartitionSpec()
+    """How records are spread over clients."""
     splits: SplitSpec = SplitSpec()
+    """What is set aside before the clients share the rest."""
     model: ModelSpec = ModelSpec()
+    """Which network the clients train."""
     protocol: ProtocolSpec = ProtocolSpec()
+    """Which protocol is run."""
     defenses: tuple[DefenseEntry, ...] = ()
+    """Defences, in the order in which they act."""
     withhold: tuple[Text, ...] = ()
     """Message kinds that are not sent, where the protocol can live without them."""
     references: tuple[Literal["standalone", "centralized"], ...] = ("standalone", "centralized")
@@ -189,6 +211,7 @@ class Spec(Config):
     attacks: Literal["all"] | tuple[AttackSpec, ...] = "all"
     """`all`, or a list; every attack not listed is shown as not requested."""
     gates: GateSpec = GateSpec()
+    """Thresholds that make a run fail."""
 
     @model_validator(mode="after")
     def _parties(self) -> Self:
@@ -238,15 +261,46 @@ def load_spec(source: Spec | Path | str | dict[str, Any]) -> Spec:
         return source
     if isinstance(source, dict):
         return validate(Spec, source)
-    path = Path(source)
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})"
         raise SpecError("spec", str(source), problem, "Give the path of a YAML file.") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        problem = " ".join(str(error).split())
-        raise SpecError("spec", str(source), f"is not YAML: {problem}", "Mend the file.") from None
+    value = _from_yaml(text, str(source))
     if isinstance(value, dict) and isinstance(value.get("seed"), dict):
         value = {**value, "seed": None}  # a run's own spec.yaml: its seed lies in the vault
     return validate(Spec, value if value is not None else {})
+
+
+def _from_yaml(text: str, source: str) -> Any:
+    """Plain data from YAML, after a look at the document that PyYAML would read without a word."""
+    try:
+        _refuse_ambiguity(yaml.compose(text, Loader=yaml.SafeLoader), source)
+        return yaml.safe_load(text)
+    # Besides its own errors PyYAML lets through what Python raises on `!!int x`, `2020-13-45` and the like.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        problem = " ".join(str(error).split()) or type(error).__name__
+        raise SpecError("spec", source, f"is not YAML: {problem}", "Mend the file.") from None
+
+
+def _refuse_ambiguity(document: yaml.Node | None, source: str) -> None:
+    """Refuses a key given twice (YAML keeps the last, silently) and aliases that grow without bound."""
+    pending, count = [] if document is None else [("", document)], 0
+    while pending:
+        where, node = pending.pop()
+        if isinstance(node, yaml.SequenceNode):
+            below = [(str(number), child) for number, child in enumerate(node.value)]
+        elif isinstance(node, yaml.MappingNode):
+            below = [(str(key.value), child) for key, child in node.value]
+            names = [name for name, _ in below]
+            for number, (name, child) in enumerate(below):
+                if name in names[:number]:
+                    field = f"{where}.{name}".lstrip(".")
+                    raise SpecError(field, child.value, "is a second value for one key", "Keep one of them.")
+        else:
+            continue
+        count += len(below)
+        if count > _MOST_VALUES:
+            problem = f"holds more than {_MOST_VALUES:,} values once its aliases are written out"
+            raise SpecError("spec", source, problem, "Shorten it.")
+        pending += [(f"{where}.{name}".lstrip("."), child) for name, child in below]

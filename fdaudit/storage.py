@@ -25,7 +25,7 @@ __all__ = [
     "load_tensors",
     "save_json",
     "save_tensors",
-    "sync_directory",
+    "sync_path",
     "write_atomically",
 ]
 
@@ -43,11 +43,11 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool =
             os.fsync(file.fileno())
     temporary.replace(path)
     if sync:
-        sync_directory(path.parent)
+        sync_path(path.parent)
 
 
-def sync_directory(path: Path) -> None:
-    """Makes renames inside a directory durable."""
+def sync_path(path: Path) -> None:
+    """Makes a file's content durable, or the renames inside a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -81,7 +81,15 @@ def encode(tensors: Mapping[str, Tensor]) -> bytes:
     """The safetensors bytes of named tensors; equal tensors always give equal bytes."""
     from safetensors.torch import save
 
-    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    plain: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        values = tensor.detach().cpu().contiguous()
+        # safetensors refuses tensors that share memory; views of one tensor are sent by value like any other.
+        storage = values.untyped_storage().data_ptr()
+        plain[name] = values.clone() if storage in storages else values
+        storages.add(storage)
+    return save(plain)
 
 
 def decode(payload: bytes) -> dict[str, Tensor]:
@@ -114,7 +122,7 @@ def header(payload: bytes) -> dict[str, TensorInfo]:
         entries = json.loads(payload[8 : 8 + length])
         entries.pop("__metadata__", None)
         return {str(k): TensorInfo(str(v["dtype"]), tuple(v["shape"])) for k, v in entries.items()}
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError([f"payload header is malformed: {error}"]) from None
 
 
@@ -125,9 +133,19 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Reads named tensors written by `save_tensors`."""
-    return decode(path.read_bytes())
+def load_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
+    """Reads named tensors written by `save_tensors`.
+
+    Raises:
+        IntegrityError: the file is missing or damaged, or has another digest than `sha256`, where that is given.
+    """
+    try:
+        payload = path.read_bytes()
+    except OSError as error:
+        raise IntegrityError([f"{path.name} cannot be read: {error.strerror}"]) from None
+    if sha256 not in (None, hashlib.sha256(payload).hexdigest()):
+        raise IntegrityError([f"{path.name} does not match its digest"])
+    return decode(payload)
 
 
 def commitment(salt: bytes, *parts: bytes) -> str:

@@ -1,13 +1,14 @@
 """The training core: the one place where models are fitted, distilled and asked for predictions.
 
 Every protocol and every shadow model goes through a `Trainer`. How many models advance together is its
-affair: `loop` fits one after the other, `stacked` advances all models of one architecture at once under
-`torch.func.vmap`, unless dropout, BatchNorm's statistics or unlike shapes forbid it. The choice follows fixed
-rules (see `Execution.resolve`), never timing or free memory, so that a run's bytes do not depend on the
-machine's mood.
+affair: `loop` fits each by itself, on a CPU as many side by side as there are threads; `stacked` advances all
+models of one architecture at once under `torch.func.vmap`, unless dropout, BatchNorm's statistics or unlike
+shapes forbid it. The choice follows fixed rules (see `Execution.resolve`), never timing or free memory, so that
+a run's bytes do not depend on the machine's mood.
 
 Guarantees:
   * both strategies compute the same steps; they agree to float tolerance;
+  * jobs fitted side by side end bit for bit as one after the other on one thread;
   * no global random state is read or left changed; dropout draws from the job's own seed;
   * a loss that is NaN or infinite stops the run and names the party, the step and the value.
 """
@@ -27,6 +28,7 @@ from torch.nn import functional as F
 
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
+from fdaudit.parallel import side_by_side
 
 __all__ = [
     "Buildable",
@@ -56,7 +58,10 @@ class Buildable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How training runs; part of the resolved spec because it changes bits."""
+    """How training runs; part of the resolved spec because it changes bits.
+
+    Several jobs of a `loop` on a CPU get one of the `threads` each; a single job uses all of them.
+    """
 
     device: str
     threads: int
@@ -77,8 +82,9 @@ class Execution:
         """Fills in what is left to fdaudit, by rule.
 
         Device: CUDA where there is one. Threads: the processor count, at most 8. Strategy: `stacked` on CUDA,
-        `loop` on a CPU (measured: grouped convolutions make stacked CNN clients 2.5 times slower there) and
-        wherever BatchNorm keeps running statistics. Memory format: `channels_last` for convolutions.
+        `loop` on a CPU (grouped convolutions make stacked CNN clients about twice as slow there) and wherever
+        BatchNorm keeps running statistics. Memory format: `channels_last` for convolutions under `loop`, which
+        takes a third off small CNNs' time. `benchmarks/training_strategy.py` measures both again.
         """
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         if strategy == "auto":
@@ -182,6 +188,22 @@ def _loss(fit: Fit) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda z, t: (z - t).square().sum(1).mean()
 
 
+class _Copy:
+    """A network of its own for whoever trains with it, and its floating-point parameters and buffers by name."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.named = {n: t for n, t in module.state_dict(keep_vars=True).items() if t.is_floating_point()}
+
+    def load(self, parameters: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor in self.named.items():
+                tensor.copy_(parameters[name])
+
+    def unload(self) -> Parameters:
+        return {n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in self.named.items()}
+
+
 class Trainer:
     """Fits and asks models of one architecture.
 
@@ -196,11 +218,9 @@ class Trainer:
         self._format = (
             torch.channels_last if execution.memory_format == "channels_last" else torch.contiguous_format
         )
-        module = architecture.build(torch.Generator().manual_seed(0))
-        self._module = module.to(self.device).to(memory_format=self._format)
-        self._named = {
-            n: t for n, t in self._module.state_dict(keep_vars=True).items() if t.is_floating_point()
-        }
+        self._architecture = architecture
+        self._copies = [self._build()]
+        self._module, self._named = self._copies[0].module, self._copies[0].named
         self._trainable = frozenset(n for n, p in self._module.named_parameters() if p.requires_grad)
         self._random = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in self._module.modules())
         # vmap can neither lend each model a seed of its own nor update statistics in place.
@@ -223,34 +243,27 @@ class Trainer:
             TrainingDivergedError: a loss became NaN or infinite.
         """
         if self.execution.strategy == "stacked" and len(jobs) > 1 and _same_shapes(jobs) and self._stackable:
-            fitted = self._fit_stacked(jobs, fit)
-        else:
-            fitted = [self._fit_one(job, fit) for job in jobs]
-        for job, result in zip(jobs, fitted, strict=True):
-            _refuse_divergence(job, result.losses)
-        return fitted
+            return _finite(jobs, self._fit_stacked(jobs, fit))
+        return _finite(jobs, self._by_themselves(lambda copy, job: self._fit_one(copy, job, fit), jobs))
 
-    def _fit_one(self, job: Job, fit: Fit) -> Fitted:
-        self._load(job.parameters)
-        self._module.train()
-        loss_of, optimizer = (
-            _loss(fit),
-            _optimizer([self._named[n] for n in self._named if n in self._trainable], fit),
-        )
-        x, targets = self._images(job.x), job.targets.to(self.device)
+    def _fit_one(self, copy: _Copy, job: Job, fit: Fit) -> Fitted:
+        copy.load(job.parameters)
+        copy.module.train()
+        loss_of = _loss(fit)
+        optimizer = _optimizer([t for n, t in copy.named.items() if n in self._trainable], fit)
+        x, targets = job.x.to(self.device), job.targets.to(self.device)
         anchor = self._anchor(job, fit)
         losses = []
         with self._randomness(job.seed):
             for batch in job.batches:
-                batch = batch.to(self.device)
-                loss = loss_of(self._module(x[batch]), targets[batch])
+                loss = loss_of(copy.module(self._images(_rows(x, batch))), _rows(targets, batch))
                 losses.append(loss.detach())
                 if anchor is not None:
-                    loss = loss + fit.mu / 2 * _distance({n: self._named[n] for n in anchor}, anchor)
+                    loss = loss + fit.mu / 2 * _distance({n: copy.named[n] for n in anchor}, anchor)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
-        return Fitted(self._unload(), torch.stack(losses).cpu() if losses else torch.zeros(0))
+        return Fitted(copy.unload(), torch.stack(losses).cpu() if losses else torch.zeros(0))
 
     def _fit_stacked(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
         names = list(self._named)
@@ -273,9 +286,8 @@ class Trainer:
         advance = vmap(grad_and_value(one, has_aux=True))
         losses = []
         for step in range(len(jobs[0].batches)):
-            index = [j.batches[step].to(self.device) for j in jobs]
-            xb = torch.stack([t[i] for t, i in zip(inputs, index, strict=True)])
-            yb = torch.stack([t[i] for t, i in zip(targets, index, strict=True)])
+            xb = torch.stack([_rows(t, j.batches[step]) for t, j in zip(inputs, jobs, strict=True)])
+            yb = torch.stack([_rows(t, j.batches[step]) for t, j in zip(targets, jobs, strict=True)])
             detached = {n: t.detach() for n, t in free.items()}
             gradients, (_, plain) = advance(detached, held, proximal, xb, yb)
             for n, t in free.items():
@@ -293,45 +305,47 @@ class Trainer:
         Raises:
             TrainingDivergedError: a loss is NaN or infinite.
         """
-        loss_of, found = _loss(fit), []
-        for job in jobs:
-            self._load(job.parameters)
-            self._module.train()
-            batch = job.batches[0].to(self.device)
-            with self._randomness(job.seed):
-                loss = loss_of(self._module(self._images(job.x)[batch]), job.targets.to(self.device)[batch])
-            free = {n: t for n, t in self._named.items() if n in self._trainable}
-            values = torch.autograd.grad(loss, list(free.values()))
-            gradient = {n: g.contiguous() for n, g in zip(free, values, strict=True)}
-            losses = loss.detach().reshape(1).cpu()
-            _refuse_divergence(job, losses)
-            found.append(Fitted(gradient, losses))
-        return found
+        return _finite(jobs, self._by_themselves(lambda copy, job: self._gradient(copy, job, fit), jobs))
+
+    def _gradient(self, copy: _Copy, job: Job, fit: Fit) -> Fitted:
+        copy.load(job.parameters)
+        copy.module.train()
+        batch = job.batches[0]
+        x, targets = self._images(_rows(job.x, batch)), _rows(job.targets, batch).to(self.device)
+        with self._randomness(job.seed):
+            loss = _loss(fit)(copy.module(x), targets)
+        free = {n: t for n, t in copy.named.items() if n in self._trainable}
+        values = torch.autograd.grad(loss, list(free.values()))
+        gradient = {n: g.contiguous() for n, g in zip(free, values, strict=True)}
+        return Fitted(gradient, loss.detach().reshape(1).cpu())
+
+    def _by_themselves(self, work: Callable[[_Copy, Job], Fitted], jobs: Sequence[Job]) -> list[Fitted]:
+        """Every job on its own; on a CPU as many at a time as there are threads."""
+        # Dropout draws from the one global generator, so such jobs take turns.
+        workers = 1 if self._random or self.device.type != "cpu" else min(self.execution.threads, len(jobs))
+        if workers <= 1:
+            return [work(self._copies[0], job) for job in jobs]
+        self._copies += [self._build() for _ in range(workers - len(self._copies))]
+        return side_by_side(work, jobs, self._copies[:workers])
 
     # -- asking ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def predict(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Logits (n, C) of one model for samples (n, c, h, w), on the CPU."""
-        self._load(parameters)
+        self._copies[0].load(parameters)
         self._module.eval()
-        parts = [self._module(self._images(part)).cpu() for part in x.split(_PREDICT_BATCH)]
-        return torch.cat(parts)
+        return torch.cat([self._module(self._images(part)).cpu() for part in x.split(_PREDICT_BATCH)])
 
     # -- details --------------------------------------------------------------------------------------------
 
-    def _load(self, parameters: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, tensor in self._named.items():
-                tensor.copy_(parameters[name])
-
-    def _unload(self) -> Parameters:
-        return {n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in self._named.items()}
+    def _build(self) -> _Copy:
+        built = self._architecture.build(torch.Generator().manual_seed(0))
+        return _Copy(built.to(self.device).to(memory_format=self._format))
 
     def _images(self, x: Tensor) -> Tensor:
-        if x.dim() == 4:
-            return x.to(self.device).contiguous(memory_format=self._format)
-        return x.to(self.device)
+        x = x.to(self.device)
+        return x.contiguous(memory_format=self._format) if x.dim() == 4 else x
 
     def _anchor(self, job: Job, fit: Fit) -> Parameters | None:
         if not fit.mu:
@@ -362,20 +376,25 @@ def _optimizer(tensors: list[Tensor], fit: Fit) -> torch.optim.Optimizer:
     return torch.optim.SGD(tensors, lr=fit.lr, momentum=fit.momentum, weight_decay=fit.weight_decay)
 
 
+def _rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """`tensor[index]`; three times as quick on a CPU."""
+    return tensor.index_select(0, index.to(tensor.device))
+
+
 def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """Squared ℓ2 distance between two sets of named tensors."""
     return torch.stack([(a[n] - b[n]).square().sum() for n in a]).sum()
 
 
 def _same_shapes(jobs: Sequence[Job]) -> bool:
-    shapes = {(j.x.shape[1:], j.targets.shape[1:], tuple(len(b) for b in j.batches)) for j in jobs}
-    return len(shapes) == 1
+    return len({(j.x.shape[1:], j.targets.shape[1:], *(len(b) for b in j.batches)) for j in jobs}) == 1
 
 
-def _refuse_divergence(job: Job, losses: Tensor) -> None:
-    finite = torch.isfinite(losses)
-    if not bool(finite.all()):
-        step = int((~finite).nonzero()[0])
-        raise TrainingDivergedError(
-            f"{job.party}: the loss at local step {step} is {losses[step].item()}. Lower the learning rate."
-        )
+def _finite(jobs: Sequence[Job], fitted: list[Fitted]) -> list[Fitted]:
+    """What was fitted, unless a loss became NaN or infinite."""
+    for job, result in zip(jobs, fitted, strict=True):
+        wrong = (~torch.isfinite(result.losses)).nonzero()
+        if len(wrong):
+            what = f"the loss at local step {int(wrong[0])} is {result.losses[wrong[0]].item()}"
+            raise TrainingDivergedError(f"{job.party}: {what}. Lower the learning rate.")
+    return fitted

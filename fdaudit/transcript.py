@@ -3,7 +3,8 @@
 Guarantees:
   * every byte of every payload, safetensors headers included, is covered by a digest in the log;
   * every line is chained to the line before it, so dropping, swapping, adding or editing one is found;
-  * memory does not grow with the number of messages, neither in writing nor in verifying;
+  * memory does not grow with what was sent: writing holds one message and the names of those since the last
+    `sync`, verifying holds one message and the payloads' names;
   * a payload is on disk under its final name before the line that names it is appended.
 
 It proves neither authorship nor an honest run: whoever can rewrite the head can rewrite the rest.
@@ -11,19 +12,21 @@ It proves neither authorship nor an honest run: whoever can rewrite the head can
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from fdaudit.errors import IntegrityError
-from fdaudit.messages import GENESIS, KINDS, Message
+from fdaudit.messages import ALL, DATA, GENESIS, KINDS, Message
 from fdaudit.rng import SecretStream
-from fdaudit.storage import decode, encode, header, sync_directory, write_atomically
+from fdaudit.storage import commitment, decode, encode, header, sync_path, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +45,7 @@ __all__ = [
 LOG = "messages.jsonl"
 PAYLOADS = "payloads"
 _SALT_BYTES = 16
+_SYNCS_AT_ONCE = 8
 _PAYLOAD_NAME = re.compile(r"payloads/(\d{8})\.safetensors")
 
 
@@ -93,6 +97,8 @@ class Transcript:
         if self._log_path.stat().st_size < self.position.offset:
             raise IntegrityError([f"{self._log_path.name} is shorter than the last checkpoint says"])
         os.truncate(self._log_path, self.position.offset)
+        if self.position.offset and _last_line_digest(self._log_path) != self.position.head:
+            raise IntegrityError([f"{self._log_path.name} does not end as the last checkpoint says"])
         for path in self._payloads.iterdir():
             listed = _PAYLOAD_NAME.fullmatch(f"{PAYLOADS}/{path.name}")
             if listed is None or int(listed[1]) >= self.position.seq:
@@ -120,11 +126,12 @@ class Transcript:
             payload=where,
             bytes_on_wire=draft.bytes_on_wire or sum(t.nbytes for t in tensors.values()),
             salt=salt.hex(),
-            sha256=hashlib.sha256(salt + payload).hexdigest(),
+            sha256=commitment(salt, payload),
             previous=self.position.head,
         )
         line = message.to_line()
-        self._file.write(line)
+        if self._file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, "only part of a line could be written", str(self._log_path))
         head = hashlib.sha256(line[:-1]).hexdigest()
         self.position = Position(seq + 1, self.position.offset + len(line), head)
         return message, decode(payload)
@@ -138,12 +145,13 @@ class Transcript:
 
     def sync(self) -> Position:
         """Makes everything so far durable: payloads, their directory, then the log."""
-        for path in self._unsynced:
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
-        self._unsynced.clear()
-        sync_directory(self._payloads)
+        if self._unsynced:
+            # Asked for at once, a file system commits many files together.
+            with ThreadPoolExecutor(_SYNCS_AT_ONCE) as pool:
+                list(pool.map(sync_path, self._unsynced))
+            self._unsynced.clear()
+        sync_path(self._payloads)
+        sync_path(self.directory)
         os.fsync(self._file.fileno())
         return self.position
 
@@ -158,6 +166,18 @@ class Transcript:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _last_line_digest(path: Path) -> str:
+    """SHA-256 of a log's last line without its newline, read from the end."""
+    with path.open("rb") as file:
+        tail, start = b"", path.stat().st_size
+        while start and b"\n" not in tail[:-1]:
+            step = min(start, 1 << 16)
+            start -= step
+            file.seek(start)
+            tail = file.read(step) + tail
+    return hashlib.sha256(tail[:-1].rpartition(b"\n")[2]).hexdigest()
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -204,13 +224,19 @@ def read_payload(directory: Path, message: Message) -> bytes:
     """
     name, where = payload_name(message), message.payload or {}
     try:
-        with (directory / name).open("rb") as file:
-            file.seek(int(where["offset"]))
-            payload = file.read(int(where["length"]))
+        path = directory / name
+        if path.is_symlink() or not path.is_file():
+            raise ValueError("is missing" if not path.exists() else "is no regular file")
+        with path.open("rb") as file:
+            offset, length = int(where["offset"]), int(where["length"])
+            if min(offset, length) < 0 or offset + length > path.stat().st_size:
+                raise ValueError("is shorter than its line says")
+            file.seek(offset)
+            payload = file.read(length)
         salt = bytes.fromhex(message.salt)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise IntegrityError([f"payload of message {message.seq} ({name}): {error}"]) from None
-    if hashlib.sha256(salt + payload).hexdigest() != message.sha256:
+    if commitment(salt, payload) != message.sha256:
         raise IntegrityError([f"payload of message {message.seq} ({name}) does not match its digest"])
     return payload
 
@@ -233,8 +259,8 @@ def verify_transcript(
     findings: list[str] = []
     previous, order, listed, number = start, (0, 0), {log}, 0
     path = directory / log
-    if not path.is_file() or path.is_symlink():
-        return [f"{log} is missing"]
+    if not path.is_file() or path.is_symlink() or directory.is_symlink():
+        return [f"{log} is missing, or no regular file"]
     try:
         for number, line in enumerate(_lines(path), start=1):
             where = f"{log} line {number}"
@@ -265,7 +291,7 @@ def _check(message: Message, seq: int, previous: str, order: tuple[int, int]) ->
         yield "is out of order of round and step"
     if message.kind not in KINDS:
         yield f"kind {message.kind!r} is not known"
-    if message.inputs != "all" and any(isinstance(i, int) and not 0 <= i < seq for i in message.inputs):
+    if message.inputs != ALL and any(i != DATA and i not in range(seq) for i in message.inputs):
         yield "names an input that was not sent before it"
 
 

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from fdaudit.messages import role
-from fdaudit.metrics import score_membership, score_reconstruction
+from fdaudit.metrics import (
+    AuxiliaryPool,
+    WeightsUnavailableError,
+    load_lpips,
+    match,
+    score_membership,
+    score_reconstruction,
+)
 from fdaudit.rng import child, child_numpy
 from fdaudit.types import Challenge, Guess, Membership, Reconstruction
 
@@ -71,6 +78,10 @@ class Truth:
 
     def __init__(self, plan: Plan, vault: Vault) -> None:
         self._plan, self._vault = plan, vault
+        try:
+            self._lpips: torch.nn.Module | None = load_lpips()
+        except WeightsUnavailableError:
+            self._lpips = None  # the metric then says itself what is missing
 
     def challenge(self, client: str) -> tuple[Challenge, Tensor]:
         """A client's candidates in random order, and beside them, for the auditor, who is a member (n,)."""
@@ -132,4 +143,19 @@ class Truth:
             true_labels=[y for _, y in truths],
             auxiliary_labels=auxiliary_y,
             targets=[g.target for g in guesses],
+            lpips_network=self._lpips,
         )
+
+    def prior_images(self, guess: Reconstruction, score: ReconstructionScore, cell: str) -> Tensor | None:
+        """What the prior baseline shows for the records behind a guess, (n, c, h, w) in their order.
+
+        One draw of the strategy that the score's baseline played for PSNR, matched to the truth as guesses are.
+        """
+        x, y = self.behind(guess.target, guess.messages)
+        played = score.strategies.get("psnr", ())
+        if not played:
+            return None
+        pool = AuxiliaryPool(*self._plan.auxiliary)
+        generator = child_numpy(self._plan.seed, "prior-images", cell, guess.target)
+        shown = pool.guess(played[0], len(x), y.numpy(), generator)
+        return shown[match(shown, x)].float()

@@ -45,7 +45,7 @@ class Vault:
     """The vault of one run.
 
     Args:
-        directory: `vault/` of the run directory; made on first use.
+        directory: `vault/` of the run directory; `create` makes it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -81,9 +81,13 @@ class Vault:
         """Keeps tensors under a name such as `models/server`; returns the file's SHA-256."""
         return save_tensors(self.directory / f"{name}.safetensors", tensors)
 
-    def load(self, name: str) -> dict[str, Tensor]:
-        """Tensors kept under a name."""
-        return load_tensors(self.directory / f"{name}.safetensors")
+    def load(self, name: str, sha256: str | None = None) -> dict[str, Tensor]:
+        """Tensors kept under a name.
+
+        Raises:
+            IntegrityError: the file is damaged, or is not the one whose digest `save` returned.
+        """
+        return load_tensors(self.directory / f"{name}.safetensors", sha256)
 
     def has(self, name: str) -> bool:
         """Whether tensors are kept under a name."""
@@ -107,6 +111,17 @@ class Vault:
         if not path.is_file():
             return None
         value = load_json(path)
-        if not isinstance(value, dict):
-            raise IntegrityError(["vault/round.json is not an object"])
-        return value
+        try:
+            numbers = [
+                value["round"],
+                value["utility"],
+                value["transcript"]["seq"],
+                value["transcript"]["offset"],
+            ]
+            texts = [value["state_sha256"], value["transcript"]["head"]]
+            whole = all(type(n) is int and n >= 0 for n in numbers) and all(type(t) is str for t in texts)
+            if not whole or value["state"] != f"state/round-{numbers[0]:06d}":
+                raise ValueError("no checkpoint of a run looks like this")
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError([f"vault/round.json is malformed: {error}"]) from None
+        return dict(value)

@@ -71,12 +71,13 @@ class FedAvg:
     name: ClassVar[str] = "fedavg"
     source: ClassVar[str] = "McMahan, Moore, Ramage, Hampson & Agüera y Arcas 2017, Algorithm 1"
     roles: ClassVar[tuple[str, ...]] = ("server", "client")
-    messages: ClassVar[tuple[dict[str, str], ...]] = (
+    messages: ClassVar[tuple[dict[str, Any], ...]] = (
         {
             "kind": "sample_count",
             "from": "client",
             "to": "server",
             "what": "n_k, once, unless weighting is uniform",
+            "when": {"weighting": "samples"},
         },
         {"kind": "model_parameters", "from": "server", "to": "client", "what": "w_t, every round"},
         {
@@ -84,18 +85,21 @@ class FedAvg:
             "from": "client",
             "to": "server",
             "what": "gradient of one batch (upload: gradient)",
+            "when": {"upload": "gradient"},
         },
         {
             "kind": "model_update",
             "from": "client",
             "to": "server",
             "what": "w_k - w_t (upload: model_update)",
+            "when": {"upload": "model_update"},
         },
         {
             "kind": "model_parameters",
             "from": "client",
             "to": "server",
             "what": "w_k (upload: model_parameters)",
+            "when": {"upload": "model_parameters"},
         },
         {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final model"},
     )

@@ -79,7 +79,7 @@ class Standalone(_Alone):
     name: ClassVar[str] = "standalone"
     source: ClassVar[str] = "reference line; `IndepLearn` in Shao, Wu & Zhang 2023"
     roles: ClassVar[tuple[str, ...]] = ("client",)
-    messages: ClassVar[tuple[dict[str, str], ...]] = ()
+    messages: ClassVar[tuple[dict[str, Any], ...]] = ()
     trust: ClassVar[tuple[str, ...]] = ("Nothing leaves a client.",)
     oracles: ClassVar[tuple[dict[str, Any], ...]] = ()
     deviations: ClassVar[tuple[str, ...]] = ()
@@ -98,12 +98,13 @@ class Centralized(_Alone):
     name: ClassVar[str] = "centralized"
     source: ClassVar[str] = "reference line"
     roles: ClassVar[tuple[str, ...]] = ("client",)
-    messages: ClassVar[tuple[dict[str, str], ...]] = (
+    messages: ClassVar[tuple[dict[str, Any], ...]] = (
         {
             "kind": "model_parameters",
             "from": "client",
             "to": "world",
             "what": "the final model, when published",
+            "when": {"publish": True},
         },
     )
     trust: ClassVar[tuple[str, ...]] = ("One party holds everybody's data.",)

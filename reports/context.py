@@ -22,7 +22,7 @@ from .summary import private_kinds, summarise
 from .text import amount, clip, joined, label
 from .verdict import Finding, judge_all
 
-__all__ = ["IMAGES_SHOWN", "build"]
+__all__ = ["IMAGES_SHOWN", "CellView", "ExposureRow", "FigureRow", "LedgerRow", "Picture", "Victim", "build"]
 
 IMAGES_SHOWN = 24
 """Images shown of one victim: the first in the result's order, never a choice by quality."""
@@ -30,7 +30,7 @@ IMAGES_SHOWN = 24
 
 @dataclass(frozen=True, kw_only=True)
 class FigureRow:
-    """One figure of a cell: the mean over victims beside the worst victim's."""
+    """One figure of a cell: of all victims beside the worst one's."""
 
     name: str
     mean: Figure | None
@@ -143,6 +143,10 @@ def _rows(summary: Sequence[Figure], worst: Sequence[Figure]) -> tuple[FigureRow
     worsts = {f.name.removesuffix("_worst"): f for f in summary if f.name.endswith("_worst")}
     worsts |= {f.name: f for f in worst}
     names = dict.fromkeys([*means, *worsts])
+    for base in [n for n in names if n in means and means[n].value is None]:
+        for derived in (f"{base}_prior", f"{base}_gain"):
+            if derived in means and means[derived].value is None:
+                del names[derived]  # its reason stands once, in the measure's own row
     return tuple(FigureRow(name=n, mean=means.get(n), worst=worsts.get(n)) for n in names)
 
 
@@ -174,7 +178,7 @@ def _forest(finding: Finding, name: str, title: str) -> tuple[str, Markup]:
     if rule is None:
         return "", Markup("")
     cell, controls = finding.cell, finding.cell.controls
-    groups: list[tuple[str, str, Iterable[Figure]]] = [("Mean over victims", "mean", cell.figures)]
+    groups: list[tuple[str, str, Iterable[Figure]]] = [("All victims", "mean", cell.figures)]
     groups += [
         (f"{t.target}{' (worst)' if t is finding.worst else ''}", "victim", t.figures) for t in cell.targets
     ]
@@ -242,7 +246,7 @@ def _exposure(rows: Iterable[Exposure]) -> tuple[ExposureRow, ...]:
 
 
 def _ledger(result: Result) -> tuple[LedgerRow, ...]:
-    seers = [r.party for r in result.exposure if r.direction == "received"]
+    seers = [r.party for r in result.exposure if r.direction != "sent"]
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for adversary in dict.fromkeys([*seers, *(c.adversary for c in result.cells)]):
         kinds = private_kinds(result, adversary)

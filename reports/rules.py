@@ -23,6 +23,7 @@ __all__ = [
     "IMAGE_GAIN",
     "PSNR_STRONG",
     "RULES",
+    "TPR_MARGIN",
     "TPR_STRONG",
     "TV_STRONG",
     "Evidence",
@@ -39,6 +40,10 @@ IMAGE_GAIN = 6.0
 
 AUC_STRONG = 0.7
 """Area under the ROC curve from which membership counts as a leak, not a partial one."""
+
+TPR_MARGIN = 2.0
+"""Multiple of the false-positive rate that a true-positive rate's interval must lie above to count: the
+threshold's own false-positive rate is estimated from few non-members."""
 
 TPR_STRONG = 5.0
 """Multiple of the false-positive rate from which membership counts as a leak."""
@@ -153,9 +158,13 @@ def _membership_signal(evidence: Evidence) -> str:
     if auc is not None and _above(auc, 0.5):
         return _lower_end(auc, "0.5")
     for figure, rate in _tprs(evidence.figures):
-        if _above(figure, rate):
+        bound = TPR_MARGIN * rate
+        if _above(figure, bound):
             low = amount(figure.low or 0.0, "fraction")
-            return f"the lower end of the true-positive rate, {low}, lies above {amount(rate, 'fraction')}"
+            return (
+                f"the lower end of the true-positive rate, {low}, lies above {amount(bound, 'fraction')}, "
+                f"{TPR_MARGIN:.0f} times the false-positive rate"
+            )
     return ""
 
 
@@ -215,7 +224,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             strong=_membership_strong,
             telling=_bounded("auc"),
             text="The interval of the AUC lies above 0.5, or that of the true-positive rate at a stated "
-            "false-positive rate lies above that rate. It is a leak where such an AUC reaches "
+            f"false-positive rate lies above {TPR_MARGIN:.0f} times that rate. It is a leak where such an AUC reaches "
             f"{AUC_STRONG:.2f} or such a rate {TPR_STRONG:.0f} times the false-positive rate, "
             "else a partial leak.",
         ),

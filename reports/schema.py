@@ -103,7 +103,7 @@ class Exposure(_Part):
 
     party: str
     kind: str
-    direction: Literal["received", "sent"]
+    direction: Literal["received", "sent", "overheard"]
     count: int
     bytes: int
     senders: tuple[str, ...] = ()
@@ -198,7 +198,7 @@ class Cell(_Part):
     adversary: str
     attack: str
     goal: str
-    status: Literal["run", "not-applicable", "inconclusive", "failed"]
+    status: Literal["run", "not-applicable", "not-requested", "inconclusive", "failed"]
     reason: str = ""
     source: str = ""
     assumes: tuple[str, ...] = ()

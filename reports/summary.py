@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .rules import RULES
 from .schema import Result
 from .text import clip, joined, party, sentence
-from .verdict import Finding, Level, strongest
+from .verdict import LEVELS, Finding, Level, strongest
 
 __all__ = ["Action", "MatrixEntry", "MatrixRow", "Reason", "Summary", "private_kinds", "summarise"]
 
@@ -64,11 +64,17 @@ class Summary:
     matrix: tuple[MatrixRow, ...]
 
 
+_ORDER: Sequence[Level] = tuple(LEVELS)
+
+_UNTRIED = ("not-applicable", "not-requested")
+"""Levels of cells in which nothing was tried."""
+
+
 def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
     """The first page of a result, from its findings and its exposure; pure."""
     top = strongest(findings)
     level: Level = top.level if top else "inconclusive"
-    if level in ("failed", "not-applicable"):
+    if level in ("failed", *_UNTRIED):
         level = "inconclusive"
     goals, matrix = _matrix(findings)
     return Summary(
@@ -87,7 +93,7 @@ def private_kinds(result: Result, adversary: str) -> tuple[tuple[str, bool], ...
     members = adversary.split("+")
     seen: dict[str, bool] = {}
     for row in result.exposure:
-        if row.direction == "received" and row.private and (row.party in members or row.party == adversary):
+        if row.direction != "sent" and row.private and (row.party in members or row.party == adversary):
             seen[row.kind] = seen.get(row.kind, True) and bool(row.defenses)
     return tuple(seen.items())
 
@@ -107,7 +113,11 @@ def _clauses(findings: Sequence[Finding], level: Level) -> list[str]:
     """Who could do what, a clause a goal."""
     clauses = []
     for goal, rule in RULES.items():
-        who = _adversaries(f for f in findings if f.level == level and f.cell.goal == goal)
+        worse = _ORDER[: _ORDER.index(level)]
+        said = {f.cell.adversary for f in findings if f.level in worse and f.cell.goal == goal}
+        who = _adversaries(
+            f for f in findings if f.level == level and f.cell.goal == goal and f.cell.adversary not in said
+        )
         if who:
             clauses.append(f"{joined(who)} {rule.leaked}")
     return clauses
@@ -119,7 +129,7 @@ def _adversaries(findings: Iterator[Finding]) -> list[str]:
 
 def _standing(result: Result, findings: Sequence[Finding]) -> str:
     """How far the verdict carries: how many attacks ran, on which data, and what that leaves open."""
-    ran = [f for f in findings if f.level not in ("not-applicable", "failed")]
+    ran = [f for f in findings if f.level not in (*_UNTRIED, "failed")]
     settled = [f for f in ran if f.level != "inconclusive"]
     run = result.run
     return (
@@ -187,7 +197,7 @@ def _matrix(findings: Sequence[Finding]) -> tuple[tuple[str, ...], tuple[MatrixR
         for goal in goals:
             cells = [f for f in findings if f.cell.adversary == adversary and f.cell.goal == goal]
             settled = sum(f.level in ("leak", "partial", "none-seen") for f in cells)
-            tried = sum(f.level != "not-applicable" for f in cells)
+            tried = sum(f.level not in _UNTRIED for f in cells)
             entries.append(MatrixEntry(goal=goal, finding=strongest(cells), conclusive=settled, tried=tried))
         rows.append(MatrixRow(adversary=adversary, entries=tuple(entries)))
     return goals, tuple(rows)

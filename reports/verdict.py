@@ -22,7 +22,7 @@ from .text import clip, measure, with_interval
 
 __all__ = ["LEVELS", "Finding", "Level", "judge", "judge_all", "strongest"]
 
-Level = Literal["leak", "partial", "none-seen", "inconclusive", "failed", "not-applicable"]
+Level = Literal["leak", "partial", "none-seen", "inconclusive", "failed", "not-applicable", "not-requested"]
 
 LEVELS: Mapping[Level, str] = MappingProxyType(
     {
@@ -32,11 +32,12 @@ LEVELS: Mapping[Level, str] = MappingProxyType(
         "inconclusive": "Inconclusive",
         "failed": "Failed",
         "not-applicable": "Not applicable",
+        "not-requested": "Not requested",
     }
 )
 """Levels from the gravest to the one that says least, with the words shown for each."""
 
-_MEAN = "the mean over victims"
+_MEAN = "all victims together"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class Finding:
         because: why this level, in one sentence.
         cautions: what a reader must hold against it.
         worst: the victim whose deciding figure shows most, or None.
-        key: the deciding figure of the mean over victims, or None.
+        key: the deciding figure of all victims together, or None.
         worst_key: the deciding figure of the worst victim, or None.
     """
 
@@ -155,14 +156,14 @@ def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:
         yield "Its positive control failed, so the attack is weak here; the leak may be larger."
     if _MEAN not in signs and len(cell.targets) > 1:
         yield (
-            f"Only {len(signs)} of {len(cell.targets)} victims show it and the mean does not; "
+            f"Only {len(signs)} of {len(cell.targets)} victims show it and all together do not; "
             "the figures are not corrected for their number, so one may stand out by chance."
         )
 
 
 def _measured(rule: Rule, key: Figure | None, worst: Target | None, worst_key: Figure | None) -> str:
-    """The deciding figures in one sentence: the mean and, always beside it, the worst victim."""
-    parts = [f"{rule.frame.format(with_interval(key))} in the mean"] if key else []
+    """The deciding figures in one sentence: of all victims and, always beside it, of the worst one."""
+    parts = [f"{rule.frame.format(with_interval(key))} over all victims"] if key else []
     if worst and worst_key:
         value = with_interval(worst_key)
         said = value if parts else rule.frame.format(value)

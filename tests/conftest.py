@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,12 +11,14 @@ import pytest
 # that tests stay quick on a machine with other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import torch
+
+torch.set_num_threads(1)  # before any fixture of a module; small operations gain nothing from a second thread
+
 
 @pytest.fixture(autouse=True)
-def _torch_as_it_was():
+def _torch_as_it_was() -> Iterator[None]:
     """One thread, since tests are small; and no switch stays as a run has set it."""
-    import torch
-
     torch.set_num_threads(1)
     yield
     torch.use_deterministic_algorithms(False)

@@ -52,7 +52,7 @@ COUNTS = [
     ("mlp-1024-1024", (1, 28, 28), 3, 785 * 1024 + 1025 * 1024 + 1025 * 3),
     # DLG on CIFAR-100: 32 -> 16 -> 8 -> 8, 12 * 64 = 768 features, as in the authors' Linear(768, 100)
     ("lenet-dlg", (3, 32, 32), 100, 76 * 12 + 2 * 301 * 12 + 769 * 100),
-    ("cnn-strided", (1, 28, 28), 10, 26 * 16 + 401 * 32 + 801 * 64 + (64 * 49 + 1) * 10),
+    ("cnn-strided", (1, 28, 28), 10, 26 * 16 + 401 * 32 + (32 * 196 + 1) * 10),
     # Stem 27 * 16; blocks of 3x3 and, from the second on, 1x1 kernels; two numbers a channel for each norm.
     (
         "resnet8",

@@ -45,7 +45,7 @@ class AnalyticRecovery:
     name: ClassVar[str] = "analytic"
     goal: ClassVar[str] = "reconstruction"
     needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture",)
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
     source: ClassVar[str] = "Phong et al. 2018, section 3; batches: Boenisch et al. 2023, Fowl et al. 2022"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
     control: ClassVar[dict[str, Any]] = {"model": "mlp", "images": 2}

@@ -66,7 +66,7 @@ class DLG:
     name: ClassVar[str] = "dlg"
     goal: ClassVar[str] = "reconstruction"
     needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture",)
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
     source: ClassVar[str] = "Zhu, Liu & Han 2019; labels: Zhao, Mopuri & Bilen 2020"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"restarts": 2, "evaluations": 300},

@@ -19,10 +19,12 @@ from fdaudit.errors import UsageError
 
 __all__ = ["Folded", "foldable"]
 
+_PATCH_VALUES = 400_000
+"""Input patches of more values than this leave the caches; then PyTorch's own convolution is faster forward."""
+
 
 def foldable(module: nn.Module) -> bool:
     """Whether every parameter belongs to one plain convolution or linear layer that `Folded` can record."""
-    owned = 0
     for m in module.modules():
         if isinstance(m, (nn.Dropout, nn.Dropout2d)) and m.training and m.p > 0:
             return False
@@ -32,9 +34,7 @@ def foldable(module: nn.Module) -> bool:
         plain_conv = type(m) is nn.Conv2d and m.groups == 1 and m.padding_mode == "zeros"
         if mine and not (type(m) is nn.Linear or (plain_conv and not isinstance(m.padding, str))):
             return False
-        owned += len(mine)
-    # `parameters()` leaves duplicates out: a smaller count means tied weights.
-    return owned == sum(1 for _ in module.parameters())
+    return True
 
 
 class Folded:
@@ -54,8 +54,12 @@ class Folded:
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 bias = parameters.get(f"{name}.bias" if name else "bias")
                 weight = parameters[f"{name}.weight" if name else "weight"]
-                kind = _RecordingConv if isinstance(layer, nn.Conv2d) else _RecordingLinear
-                self._layers[name] = recorder = kind(layer, weight, bias)
+                recorder: _Recorder
+                if isinstance(layer, nn.Conv2d):
+                    recorder = _RecordingConv(layer, weight, bias)
+                else:
+                    recorder = _RecordingLinear(weight, bias)
+                self._layers[name] = recorder
                 if not name:
                     twin = recorder
                 else:
@@ -105,7 +109,7 @@ class Folded:
 class _Recorder(nn.Module):
     """A layer with fixed weights that keeps its input patches and its output of the last pass."""
 
-    def __init__(self, layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
         self.record: tuple[Tensor, Tensor] | None = None
@@ -169,24 +173,34 @@ class _RecordingLinear(_Recorder):
 
 class _RecordingConv(_Recorder):
     def __init__(self, layer: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__(layer, weight, bias)
+        super().__init__(weight, bias)
         self._kernel, self._dilation = layer.kernel_size, layer.dilation
         # `foldable` has refused padding given by name.
         self._padding = (int(layer.padding[0]), int(layer.padding[1]))
         self._stride = layer.stride
 
     def forward(self, a: Tensor) -> Tensor:
-        patches = F.unfold(a, self._kernel, self._dilation, self._padding, self._stride)  # (N, K, P)
+        sizes = zip(a.shape[2:], self._kernel, self._dilation, self._padding, self._stride, strict=True)
+        out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, d, p, s in sizes]
+        if len(a) * self.weight[0].numel() * out[0] * out[1] > _PATCH_VALUES:
+            z = F.conv2d(a, self.weight, self.bias, self._stride, self._padding, self._dilation)
+            self.keep(a, z)
+            return z
+        patches = self._unfold(a)
         z = self.weight.flatten(1) @ patches
         if self.bias is not None:
             z = z + self.bias[:, None]
         self.keep(patches, z)
-        sizes = zip(a.shape[2:], self._kernel, self._dilation, self._padding, self._stride, strict=True)
-        return z.view(len(a), -1, *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, d, p, s in sizes))
+        return z.view(len(a), -1, *out)
+
+    def _unfold(self, a: Tensor) -> Tensor:
+        """Input patches (N, K, P) of images (N, c, h, w)."""
+        return F.unfold(a, self._kernel, self._dilation, self._padding, self._stride)
 
     def weight_gradient(self, a: Tensor, signal: Tensor, R: int) -> Tensor:
-        each = torch.bmm(signal, a.mT)  # (R*B, O, K)
+        patches = a if a.dim() == 3 else self._unfold(a)
+        each = torch.bmm(signal.flatten(2), patches.mT)  # (R*B, O, K)
         return (each.view(R, -1, *each.shape[1:]).sum(1) if len(each) > R else each).flatten(1)
 
     def bias_gradient(self, signal: Tensor, R: int) -> Tensor:
-        return signal.sum(2).view(R, -1, signal.shape[1]).sum(1)
+        return signal.flatten(2).sum(2).view(R, -1, signal.shape[1]).sum(1)

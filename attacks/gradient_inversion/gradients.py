@@ -120,8 +120,8 @@ class GradientMap(Simulator):
         strategy: overrules `choose_strategy`, for comparisons.
 
     Raises:
-        UsageError: a parameter is missing or has another shape, or the module mixes samples (BatchNorm), for
-            which the gradient of a batch is not the mean of its images' gradients.
+        UsageError: a parameter is missing or has another shape; the module ties weights, or mixes samples
+            (BatchNorm), so that the gradient of a batch is not the mean of its images' gradients.
     """
 
     def __init__(
@@ -194,6 +194,13 @@ def _split(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[str, 
             type(module).__name__,
             "has BatchNorm, so a batch's gradient is not the mean of its images' gradients",
             "Use a model with GroupNorm or without normalisation.",
+        )
+    if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
+        raise UsageError(
+            "module",
+            type(module).__name__,
+            "has tied weights",
+            "Use a model whose layers share no parameter.",
         )
     parameters: dict[str, Tensor] = {}
     for name, own in module.named_parameters():

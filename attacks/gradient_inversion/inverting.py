@@ -56,7 +56,7 @@ class InvertingGradients:
     name: ClassVar[str] = "inverting-gradients"
     goal: ClassVar[str] = "reconstruction"
     needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture",)
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
     source: ClassVar[str] = "Geiping, Bauermeister, Dröge & Moeller 2020"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"restarts": 1, "iterations": 500},

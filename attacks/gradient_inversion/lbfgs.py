@@ -16,6 +16,7 @@ which also suits networks with kinks (ReLU).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -82,7 +83,7 @@ def minimise(
     *,
     evaluations: int = 300,
     history: int = 20,
-    tolerance: float = 0.0,
+    tolerance: float = -math.inf,
     gradient_tolerance: float = 0.0,
 ) -> Minimum:
     """Minimises each row of x (R, n) separately.

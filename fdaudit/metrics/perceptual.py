@@ -37,6 +37,7 @@ __all__ = [
     "load_lpips",
     "lpips_distance",
     "lpips_figure",
+    "lpips_note",
 ]
 
 LPIPS_SIDE = 64

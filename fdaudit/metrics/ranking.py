@@ -22,7 +22,20 @@ import numpy as np
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Flags, Floats, Integers, flags, integers, vector
 
-__all__ = ["RocCurve", "auc", "balanced_accuracy", "pair_accuracy", "roc_curve", "tpr_at_fpr"]
+__all__ = [
+    "RocCurve",
+    "WeightedAuc",
+    "auc",
+    "balanced_accuracy",
+    "checked",
+    "checked_pairs",
+    "choices",
+    "cross_decided",
+    "detected",
+    "pair_accuracy",
+    "roc_curve",
+    "tpr_at_fpr",
+]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,6 +58,11 @@ class RocCurve:
 
 
 def checked(scores: Any, member: Any) -> tuple[Floats, Flags]:
+    """Scores (n,) and membership (n,) as arrays, once both members and non-members are there.
+
+    Raises:
+        UsageError: a NaN score, lengths that differ, or members or non-members missing.
+    """
     values = vector(scores, "scores")
     truth = flags(member, "member", len(values))
     if truth.all() or not truth.any():
@@ -93,6 +111,7 @@ class WeightedAuc:
         self._member = truth[self._order]
 
     def __call__(self, weights: Floats) -> Floats:
+        """One AUC (r,) for each row of weights (r, n)."""
         ordered = weights[:, self._order]
         members = np.add.reduceat(ordered * self._member, self._starts, axis=1)
         others = np.add.reduceat(ordered * ~self._member, self._starts, axis=1)
@@ -120,6 +139,7 @@ def tpr_at_fpr(scores: Any, member: Any, fpr: float) -> float:
 
 
 def detected(values: Floats, truth: Flags, fpr: float) -> Flags:
+    """Which candidates (n,) the lowest threshold detects whose false-positive rate is at most `fpr`."""
     threshold, allowed = _threshold(values, truth, fpr)
     everybody = allowed >= int((~truth).sum())
     return np.ones_like(truth) if everybody else values > threshold
@@ -173,6 +193,7 @@ def pair_accuracy(scores: Any, member: Any, pair: Any) -> float:
 
 
 def choices(scores: Any, member: Any, pair: Any) -> tuple[int, int, int]:
+    """Pairs whose member scores higher, pairs that tie, and all pairs."""
     values, truth = checked(scores, member)
     unit = checked_pairs(pair, truth)
     inside, outside = np.empty(len(values) // 2), np.empty(len(values) // 2)

@@ -50,8 +50,8 @@ class MlpParams(Config):
 class StridedParams(Config):
     """A CNN that downsamples by stride."""
 
-    channels: tuple[_Width, ...] = Field(default=(16, 32, 64), min_length=1)
-    """Output channels of each convolution; all but the last have stride 2."""
+    channels: tuple[_Width, ...] = Field(default=(16, 32), min_length=1)
+    """Output channels of each convolution; all but the first have stride 2."""
 
     kernel: int = Field(default=5, ge=1, le=11)
     """Kernel side; padding is half of it, rounded down."""
@@ -110,7 +110,7 @@ def lenet_dlg(input_shape: _Shape, classes: int) -> Network:
 
 
 def strided_cnn(params: StridedParams, input_shape: _Shape, classes: int) -> Network:
-    """Convolutions with ReLU, downsampling by stride 2 in all but the last, then one fully connected layer.
+    """Convolutions with ReLU, downsampling by stride 2 in all but the first, then one fully connected layer.
 
     Without pooling every pixel takes part in the gradient, which makes this the target on which gradient
     inversion has to succeed.
@@ -118,7 +118,7 @@ def strided_cnn(params: StridedParams, input_shape: _Shape, classes: int) -> Net
     layers: list[nn.Module] = []
     inner = input_shape[0]
     for i, outer in enumerate(params.channels):
-        stride = 1 if i == len(params.channels) - 1 else 2
+        stride = 1 if i == 0 else 2
         layers += [nn.Conv2d(inner, outer, params.kernel, stride, padding=params.kernel // 2), nn.ReLU()]
         inner = outer
     extractor = nn.Sequential(*layers, nn.Flatten())

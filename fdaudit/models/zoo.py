@@ -189,7 +189,8 @@ def _imported(name: str, params: Mapping[str, Any], input_shape: _Shape, classes
         accepted = inspect.signature(constructor).parameters
         offered = {"classes": classes, "input_shape": input_shape}
         module = constructor(**{k: v for k, v in offered.items() if k in accepted}, **params)
-    except Exception as error:  # whatever a stranger's module raises is one clear error here
+    # Whatever a stranger's module raises is one clear error here, `sys.exit` included.
+    except (Exception, SystemExit) as error:
         raise SpecError(
             "model.name",
             name,

@@ -1,0 +1,102 @@
+"""What the rules in `Execution.resolve` rest on: loop against stacked, channels_last against contiguous.
+
+Ten clients of one architecture take a few local steps of SGD; ratios of seconds, both sides in the same run. On
+a CPU also: clients side by side with a thread each against one after the other with all threads inside every
+operation. `holds` says that the way the rules choose is not slower than the other, within the interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from _pairs import HEADS, Pairs, compare, table
+
+from fdaudit.models import architecture
+from fdaudit.rng import child
+from fdaudit.spec import ModelSpec
+from fdaudit.training import Execution, Fit, Job, Trainer, draw_batches, parameters_of
+
+SHAPE, CLASSES, CLIENTS, STEPS, BATCH = (1, 28, 28), 10, 10, 3, 64
+MODELS = ("cnn-5-5", "mlp-1024-1024")
+
+
+def fitting(
+    model: str, strategy: str, memory_format: str, *, device: str, threads: int = 1, inside: int = 1
+) -> Callable[[], object]:
+    """Fits all clients once; every way of doing it takes the same steps.
+
+    Args:
+        model: name of the architecture.
+        strategy: `loop` or `stacked`.
+        memory_format: `contiguous` or `channels_last`.
+        device: where.
+        threads: how many clients train side by side.
+        inside: threads inside operations where clients train one after the other.
+    """
+    network = architecture(ModelSpec(name=model), SHAPE, CLASSES)
+    execution = Execution.resolve(
+        device=device,
+        threads=threads,
+        strategy=strategy,
+        memory_format=memory_format,
+        convolutions=True,
+        batchnorm=False,
+    )
+    trainer = Trainer(network, execution)
+    start, jobs = parameters_of(network.build(child(1, "start"))), []
+    for k in range(CLIENTS):
+        generator = child(1, "client", k)
+        x = torch.rand(STEPS * BATCH, *SHAPE, generator=generator)
+        y = torch.randint(CLASSES, (len(x),), generator=generator)
+        batches = draw_batches(len(x), BATCH, steps=STEPS, generator=generator)
+        jobs.append(Job(party=f"client/{k}", parameters=start, x=x, targets=y, batches=batches))
+
+    def run() -> None:
+        torch.set_num_threads(inside)
+        trainer.fit(jobs, Fit(lr=0.05))  # ends by reading the losses, so a GPU's work is done too
+
+    return run
+
+
+def row(what: str, pairs: Pairs, chosen: str) -> list[str]:
+    """A line of the table; `chosen` is the side that the rules take."""
+    low, high = pairs.interval()
+    slower = low > 1 if chosen == "A" else high < 1
+    return [*pairs.row(what), chosen, "no" if slower else "yes"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=11)
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args()
+    rows = []
+    for model in MODELS:
+        ruled = Execution.resolve(
+            device=options.device, convolutions=model.startswith("cnn"), batchnorm=False
+        )
+        on = partial(fitting, model, device=ruled.device)
+        best = on("loop", ruled.memory_format if ruled.strategy == "loop" else "channels_last")
+        found = compare(best, on("stacked", "contiguous"), pairs=options.pairs)
+        rows.append(row(f"{model}: loop / stacked", found, "A" if ruled.strategy == "loop" else "B"))
+        if ruled.strategy == "stacked":  # the format of images matters to a loop only
+            continue
+        found = compare(on("loop", "channels_last"), on("loop", "contiguous"), pairs=options.pairs)
+        chosen = "A" if ruled.memory_format == "channels_last" else "B"
+        rows.append(row(f"{model}: loop channels_last / contiguous", found, chosen))
+        if ruled.threads > 1:
+            side_by_side = on("loop", ruled.memory_format, threads=ruled.threads)
+            inside = on("loop", ruled.memory_format, inside=ruled.threads)
+            found = compare(side_by_side, inside, pairs=options.pairs)
+            rows.append(row(f"{model}: {ruled.threads} threads side by side / inside", found, "A"))
+    print(
+        f"{CLIENTS} clients x {STEPS} steps of {BATCH} on {ruled.device}; one thread unless a line says more"
+    )
+    print(table((*HEADS, "rule", "holds"), rows))
+
+
+if __name__ == "__main__":
+    main()

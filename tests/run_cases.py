@@ -1,0 +1,82 @@
+"""What the tests of finished runs share: a run small enough for thousands of checks, the command line in process."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import fdaudit
+from fdaudit.cli import main
+
+TINY: Mapping[str, Any] = {
+    "seed": 7,
+    "profile": "quick",
+    "device": "cpu",
+    "threads": 1,
+    "clients": 2,
+    "victims": 1,
+    "dataset": {"name": "digits", "limit": 100},
+    "splits": {"test": 0.2, "proxy": 0.0, "auxiliary": 0.1, "candidates": 4},
+    "model": {"name": "mlp", "params": {"widths": [4]}},
+    "protocol": {"name": "fedavg", "params": {"rounds": 2, "batch_size": 16, "local_steps": 1}},
+    "references": [],
+    "adversaries": ["server"],
+    "attacks": [],
+}
+"""Two clients, two rounds, 314 parameters: nine messages."""
+
+
+def tiny(**changes: Any) -> dict[str, Any]:
+    """`TINY` with some fields set; `protocol__params__rounds=3` sets one below."""
+    spec = copy.deepcopy(dict(TINY))
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        node = spec
+        for name in parents:
+            node = node.setdefault(name, {})
+        node[last] = value
+    return spec
+
+
+def write_spec(path: Path, spec: Mapping[str, Any] | str) -> Path:
+    """Writes a spec, or the text of one, as a file."""
+    path.write_text(spec if isinstance(spec, str) else yaml.safe_dump(dict(spec)), encoding="utf-8")
+    return path
+
+
+def finished(directory: Path, **changes: Any) -> Path:
+    """Runs `tiny` into a directory."""
+    return fdaudit.run(tiny(**changes), directory).directory
+
+
+def cli(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of the real entry point, in this process."""
+    monkeypatch.setattr(sys, "argv", ["fdaudit", *map(str, arguments)])
+    capsys.readouterr()
+    code: object = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    out, err = capsys.readouterr()
+    assert isinstance(code, int) or code is None
+    return code or 0, out, err
+
+
+def tree(directory: Path, without: Sequence[str] = ("timings.json",)) -> dict[str, bytes]:
+    """Every file below a directory by its relative path; links are an error."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        assert not path.is_symlink(), f"{name} is a link"
+        if path.is_file() and name not in without:
+            found[name] = path.read_bytes()
+    return found

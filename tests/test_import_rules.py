@@ -1,0 +1,405 @@
+"""Imports follow the flow of data, held by the syntax tree of every file; what no file may do is held the same way.
+
+Imports inside functions and under `TYPE_CHECKING` count like any other: they, too, say what a file depends on.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE_DIR: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+    "package-dir"
+]
+
+# -- the levels -------------------------------------------------------------------------------------------------
+# One entry a module, or a package of which all modules are on one level. A module that is in no entry fails.
+
+VOCABULARY = (  # level 0, lower ones first: nothing of ours but what stands further up in this list
+    "errors",
+    "rng",
+    "types",
+    "events",
+    "config",
+    "messages",
+    "storage",
+    "spec",
+    "registry",
+    "parallel",
+)
+CORE = (  # level 1, lower ones first: the vocabulary, and what stands further up in this list
+    "models",
+    "data",
+    "training",
+    "vault",
+    "transcript",
+    "wire",
+    "view",
+    "oracle",
+    "knowledge",
+    "federation",
+    "manifest",
+    "encoder",
+)
+MEASURES = ("metrics", "result")  # level 4
+JOINTS = (  # level 6: joins the stages, may import everything
+    "rehearsal",
+    "plan",
+    "simulation",
+    "truth",
+    "scoring",
+    "controls",
+    "cells",
+    "audit",
+    "conclusion",
+    "runs",
+    "explain",
+    "cli",
+)
+ROOMS = ("attacks", "defenses", "protocols", "reports")
+FACADES = ("fdaudit", "fdaudit.__main__")  # load level 6, late
+
+ATTACKS_MAY = {*VOCABULARY, "models", "training", "view", "oracle", "knowledge"}
+DEFENSES_MAY = PROTOCOLS_MAY = {*VOCABULARY, *CORE} - {"vault"}
+MEASURES_MAY = {*VOCABULARY, "vault"}
+REPORTS_MAY = {*VOCABULARY, "result", "transcript"}
+FROM_TRANSCRIPT_REPORTS_MAY = {"verify_transcript"}
+
+
+def may(unit: str) -> set[str]:
+    """The units that a unit may import, itself included."""
+    if unit in VOCABULARY:
+        return {unit, *VOCABULARY[: VOCABULARY.index(unit)]}
+    if unit in CORE:
+        return {unit, *VOCABULARY, *CORE[: CORE.index(unit)]}
+    rooms = {
+        "attacks": ATTACKS_MAY,
+        "defenses": DEFENSES_MAY,
+        "protocols": PROTOCOLS_MAY,
+        "reports": REPORTS_MAY,
+    }
+    if unit in rooms:
+        return {unit, *rooms[unit]}
+    if unit in MEASURES:
+        return {unit, *MEASURES_MAY}
+    return {*VOCABULARY, *CORE, *MEASURES, *JOINTS, *ROOMS, "fdaudit"}
+
+
+# -- reading the tree -------------------------------------------------------------------------------------------
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the project by its dotted name."""
+    found = {}
+    for package, folder in PACKAGE_DIR.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            below = path.relative_to(ROOT / folder).with_suffix("").parts
+            found[".".join((package, *below)).removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(modules()[module].read_text(encoding="utf-8"))
+
+
+def unit_of(module: str) -> str:
+    """`fdaudit.attacks.dlg` -> `attacks`; the facades stand for themselves."""
+    return module if module in FACADES else module.split(".")[1]
+
+
+@cache
+def imported(module: str) -> tuple[tuple[str, str | None, int], ...]:
+    return tuple(_imported(module))
+
+
+def _imported(module: str) -> Iterator[tuple[str, str | None, int]]:
+    """What a module imports: dotted module, name taken from it, line; imports in functions too."""
+    is_package = modules()[module].name == "__init__.py"
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, None, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".")
+                parts = parts[: len(parts) - node.level + is_package]
+                base = ".".join([*parts, base] if base else parts)
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield (inner, None, node.lineno) if inner in modules() else (base, alias.name, node.lineno)
+
+
+def ours(module: str) -> Iterator[tuple[str, str | None, int]]:
+    for target, name, line in imported(module):
+        if target == "fdaudit" or target.startswith("fdaudit."):
+            yield target, name, line
+
+
+ALL = sorted(modules())
+
+# -- the rules --------------------------------------------------------------------------------------------------
+
+
+def test_every_module_has_a_level() -> None:
+    known = {*VOCABULARY, *CORE, *MEASURES, *JOINTS, *ROOMS, *FACADES}
+    assert {unit_of(m) for m in ALL} == known, (
+        "put a new module in the table above, on the level it belongs to"
+    )
+
+
+def test_the_tree_is_read(tmp_path: Path) -> None:
+    """The reader sees every form of import; were it blind, every rule below would hold."""
+    seen = {(target, name) for target, name, _ in ours("fdaudit.plan")}
+    assert ("fdaudit.protocols", None) in seen  # from fdaudit import protocols
+    assert ("fdaudit.errors", "SpecError") in seen
+    assert ("fdaudit.reports.security", "write_report") in {
+        (t, n) for t, n, _ in ours("fdaudit.runs")
+    }  # in a function
+    assert ("fdaudit.protocols._local", "LocalTraining") in {
+        (t, n) for t, n, _ in ours("fdaudit.protocols.fedavg")
+    }
+    assert ("fdaudit.view", "View") in {
+        (t, n) for t, n, _ in ours("fdaudit.attacks.loss_threshold")
+    }  # TYPE_CHECKING
+    assert ("fdaudit.attacks.gradient_inversion.labels", "recover_labels") in {
+        (t, n) for t, n, _ in ours("fdaudit.attacks.gradient_inversion.dlg")
+    }
+
+
+@pytest.mark.parametrize("module", ALL)
+def test_imports_go_one_way(module: str) -> None:
+    allowed = may(unit_of(module))
+    wrong = [
+        f"line {line}: {t}" for t, _, line in ours(module) if t not in modules() or unit_of(t) not in allowed
+    ]
+    assert wrong == [], f"{module} may import {sorted(allowed)}"
+
+
+@pytest.mark.parametrize("module", [m for m in ALL if unit_of(m) == "reports"])
+def test_reports_take_nothing_from_the_transcript_but_its_verification(module: str) -> None:
+    taken = {name for target, name, _ in ours(module) if target == "fdaudit.transcript"}
+    assert taken <= FROM_TRANSCRIPT_REPORTS_MAY
+
+
+@pytest.mark.parametrize("module", [m for m in ALL if unit_of(m) == "attacks"])
+def test_attacks_reach_no_truth(module: str) -> None:
+    """Said once more in words: what an attack must never reach, whatever becomes of the table."""
+    reached = {unit_of(t) for t, _, _ in ours(module) if t in modules()}
+    assert not reached & {
+        "data",
+        "vault",
+        "wire",
+        "transcript",
+        "protocols",
+        "defenses",
+        "metrics",
+        "truth",
+        "scoring",
+        *JOINTS,
+    }
+
+
+@pytest.mark.parametrize("module", [m for m in ALL if unit_of(m) in ("defenses", "protocols")])
+def test_defences_and_protocols_know_neither_each_other_nor_the_vault(module: str) -> None:
+    reached = {unit_of(t) for t, _, _ in ours(module) if t in modules()}
+    other = {"defenses": "protocols", "protocols": "defenses"}[unit_of(module)]
+    assert not reached & {other, "attacks", "vault", "metrics", "reports", *JOINTS}
+
+
+@pytest.mark.parametrize("module", ALL)
+def test_rooms_are_imported_by_their_full_name(module: str) -> None:
+    """`attacks.x` and `fdaudit.attacks.x` would be two modules with two classes of one name."""
+    assert {target.split(".")[0] for target, _, _ in imported(module)}.isdisjoint(ROOMS)
+
+
+DYNAMIC = {  # files that import by a name held in a variable, each from a closed list or for the user
+    "fdaudit",
+    "fdaudit.models.zoo",
+    "fdaudit.registry",
+    "fdaudit.reports",
+}
+
+
+def names_of(node: ast.expr) -> str:
+    """`torch.random.fork_rng` for the expression that says so; `?` for what is not a name."""
+    if isinstance(node, ast.Attribute):
+        return f"{names_of(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+@cache
+def calls(module: str) -> tuple[tuple[str, ast.Call], ...]:
+    return tuple(_calls(module))
+
+
+def _calls(module: str) -> Iterator[tuple[str, ast.Call]]:
+    """Every call by its dotted name, aliases of imports written out."""
+    alias = {"np": "numpy", "F": "torch.nn.functional"}
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Import):
+            alias |= {a.asname: a.name for a in node.names if a.asname}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            alias |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Call):
+            head, _, rest = names_of(node.func).partition(".")
+            yield f"{alias.get(head, head)}{'.' if rest else ''}{rest}", node
+
+
+@pytest.mark.parametrize("module", ALL)
+def test_nothing_hidden_is_imported(module: str) -> None:
+    found = {
+        name for name, _ in calls(module) if name.endswith(("import_module", "__import__", "exec_module"))
+    }
+    assert not found or module in DYNAMIC
+
+
+FORBIDDEN_MODULES = {
+    "cPickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "marshal",
+    "pickle",
+    "random",
+    "shelve",
+    "subprocess",
+}
+
+
+@pytest.mark.parametrize("module", ALL)
+def test_no_unpickling_no_shell_no_global_randomness_is_imported(module: str) -> None:
+    assert {target.split(".")[0] for target, _, _ in imported(module)}.isdisjoint(FORBIDDEN_MODULES)
+
+
+FORBIDDEN_CALLS = {
+    "compile",
+    "eval",
+    "exec",
+    "numpy.random.seed",
+    "os.popen",
+    "os.system",
+    "torch.hub.load",
+    "torch.jit.load",
+    "torch.load",
+    "torch.manual_seed",
+    "torch.random.manual_seed",
+    "torch.seed",
+    "torch.set_rng_state",
+    "yaml.full_load",
+    "yaml.load",
+    "yaml.load_all",
+    "yaml.unsafe_load",
+}
+MARKED = {
+    # Weights of a pinned digest, tensors only.
+    ("fdaudit.metrics.weights", "torch.load"): 1,
+}
+
+
+@pytest.mark.parametrize("module", ALL)
+def test_no_forbidden_call(module: str) -> None:
+    found = [name for name, _ in calls(module) if name in FORBIDDEN_CALLS]
+    marked = [name for name in found for _ in [0] if (module, name) in MARKED]
+    assert found == marked
+    for name in set(found):
+        assert found.count(name) == MARKED[module, name]
+
+
+def test_the_marked_load_reads_tensors_alone() -> None:
+    (load,) = [call for name, call in calls("fdaudit.metrics.weights") if name == "torch.load"]
+    assert {k.arg: ast.literal_eval(k.value) for k in load.keywords}["weights_only"] is True
+
+
+@pytest.mark.parametrize("module", ALL)
+def test_numpy_files_are_read_without_pickle(module: str) -> None:
+    for name, call in calls(module):
+        if name in ("numpy.load", "numpy.lib.format.read_array"):
+            assert {k.arg: ast.literal_eval(k.value) for k in call.keywords}["allow_pickle"] is False
+
+
+DRAWS = {
+    f"torch.{name}"
+    for name in ("bernoulli", "multinomial", "normal", "poisson", "rand", "randint", "randn", "randperm")
+}
+WITHOUT_GENERATOR = {"torch.rand_like", "torch.randn_like", "torch.randint_like"}
+NUMPY_RANDOM = {"numpy.random.default_rng", "numpy.random.Generator", "numpy.random.SeedSequence"}
+GLOBAL_GENERATOR = {
+    # Initialisers and dropout can only draw from the global generator: inside a fork, which puts it back.
+    "fdaudit.models.zoo": "torch.default_generator.manual_seed",
+    "fdaudit.training": "torch.default_generator.manual_seed",
+}
+
+
+@pytest.mark.parametrize("module", ALL)
+def test_every_draw_has_a_generator(module: str) -> None:
+    for name, call in calls(module):
+        where = f"{module} line {call.lineno}: {name}"
+        assert name not in WITHOUT_GENERATOR, where
+        if name in DRAWS:
+            assert "generator" in {k.arg for k in call.keywords}, where
+        if name.startswith("numpy.random."):
+            assert name in NUMPY_RANDOM, where
+            assert call.args, f"{where}: a seed from the operating system"
+
+
+@pytest.mark.parametrize("module", ALL)
+def test_the_global_generator_is_seeded_inside_a_fork_only(module: str) -> None:
+    seeding = [
+        node
+        for name, node in calls(module)
+        if name.startswith(("torch.default_generator.", "torch.cuda."))
+        and name.endswith(("manual_seed", "seed_all"))
+    ]
+    if not seeding:
+        return
+    assert module in GLOBAL_GENERATOR
+    forks = [
+        node
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.With)
+        and any(
+            names_of(i.context_expr.func) == "torch.random.fork_rng"
+            for i in node.items
+            if isinstance(i.context_expr, ast.Call)
+        )
+    ]
+    inside = {id(below) for fork in forks for below in ast.walk(fork)}
+    assert all(id(node) in inside for node in seeding)
+
+
+def test_the_rules_find_what_they_forbid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rule on a file that breaks it."""
+    bad = (
+        "import pickle\nimport numpy as np\nfrom torch import load\nimport torch as t\n"
+        "def f():\n    from fdaudit.vault import Vault\n    from ..defenses import noise\n"
+        "load(1); t.load(2); eval('3'); np.random.seed(4); t.rand(5)\n"
+    )
+    monkeypatch.setitem(modules(), "fdaudit.attacks.bad", ROOT / "attacks" / "bad.py")
+    real = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda self, **k: bad if self.name == "bad.py" else real(self, **k)
+    )
+    for rule in (
+        test_imports_go_one_way,
+        test_attacks_reach_no_truth,
+        test_no_unpickling_no_shell_no_global_randomness_is_imported,
+        test_no_forbidden_call,
+        test_every_draw_has_a_generator,
+    ):
+        with pytest.raises(AssertionError):
+            rule("fdaudit.attacks.bad")
+    found = [name for name, _ in calls("fdaudit.attacks.bad")]
+    assert found.count("torch.load") == 2
+    assert {"eval", "numpy.random.seed", "torch.rand"} <= set(found)
+    reached = {target for target, _, _ in ours("fdaudit.attacks.bad")}
+    assert reached == {"fdaudit.vault", "fdaudit.defenses.noise"}

@@ -1,0 +1,252 @@
+"""Gradients of many batches: every strategy against plain autograd on the module itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fdaudit.attacks.gradient_inversion.engine import (
+    best_of,
+    cosine_distance,
+    match_adam,
+    match_lbfgs,
+    squared_l2,
+    total_variation,
+)
+from fdaudit.attacks.gradient_inversion.gradients import (
+    GradientMap,
+    Strategy,
+    choose_strategy,
+    flatten,
+    unfolded_values,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fdaudit.errors import UsageError
+
+from .gradient_inversion_cases import (
+    dlg_lenet,
+    init_uniform,
+    mlp,
+    one_thread,  # noqa: F401
+    pooling_cnn,
+    strided_cnn,
+    tensors,
+    true_gradient,
+)
+
+STRATEGIES: tuple[Strategy, ...] = ("loop", "vmap", "folded")
+NETWORKS = {"lenet": dlg_lenet, "strided": strided_cnn, "pooling": pooling_cnn, "mlp": mlp}
+
+
+def _case(network: str, R: int, B: int, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    module = NETWORKS[network](16, g).double()
+    x = torch.rand(R, B, 1, 16, 16, generator=g, dtype=torch.float64)
+    return module, x, torch.randint(0, 10, (R, B), generator=g)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("B", [1, 3])
+def test_gradients_and_their_derivatives_are_those_of_plain_autograd(
+    network: str, strategy: Strategy, B: int
+) -> None:
+    module, x, y = _case(network, 3, B)
+    simulate = GradientMap(module, tensors(module), strategy)
+    target = flatten(true_gradient(module, x[0].flip(0), y[0]), simulate.names).expand(3, -1)
+    v = x.clone().requires_grad_()
+    found = simulate(v, y)
+    dot, square = simulate.products(v, y, target)
+    (derivative,) = torch.autograd.grad(squared_l2(found, target).sum() + (dot / square).sum(), v)
+    for r in range(3):
+        w = x[r].clone().requires_grad_()
+        g = torch.autograd.grad(
+            F.cross_entropy(module(w), y[r]), list(module.parameters()), create_graph=True
+        )
+        flat = torch.cat([t.flatten() for t in g])
+        torch.testing.assert_close(found[r].detach(), flat.detach())
+        total = (flat - target[r]).square().sum() + flat @ target[r] / flat.square().sum()
+        torch.testing.assert_close(derivative[r], torch.autograd.grad(total, w)[0], rtol=1e-7, atol=1e-10)
+
+
+@given(
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    bias=st.booleans(),
+    soft=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=25, deadline=None)
+def test_folded_convolutions_of_any_shape(
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    bias: bool,
+    soft: bool,
+    seed: int,
+) -> None:
+    g = torch.Generator().manual_seed(seed)
+    conv = nn.Conv2d(2, 3, kernel, stride, padding, dilation, bias=bias)
+    x = torch.rand(2, 2, 2, 9, 8, generator=g, dtype=torch.float64)
+    width = conv(torch.zeros(1, 2, 9, 8)).numel()
+    module = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(width, 4, bias=bias)).double()
+    for p in module.parameters():
+        nn.init.normal_(p, generator=g)
+    y = (
+        torch.rand(2, 2, 4, generator=g, dtype=torch.float64).softmax(2)
+        if soft
+        else torch.tensor([[0, 3], [1, 1]])
+    )
+    folded, loop = (GradientMap(module, tensors(module), s)(x, y) for s in ("folded", "loop"))
+    torch.testing.assert_close(folded.detach(), loop.detach())
+
+
+def test_convolutions_too_large_to_unfold_at_once_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x, y = _case("strided", 3, 2)
+    small = GradientMap(module, tensors(module), "folded")(x, y)
+    monkeypatch.setattr("fdaudit.attacks.gradient_inversion.folded._PATCH_VALUES", 0)
+    torch.testing.assert_close(GradientMap(module, tensors(module), "folded")(x, y), small)
+
+
+def test_the_rule_depends_on_shapes_and_layers_alone() -> None:
+    g = torch.Generator().manual_seed(0)
+    small, normed = dlg_lenet(16, g), nn.Sequential(nn.GroupNorm(1, 1), nn.Flatten(), nn.Linear(256, 10))
+    assert unfolded_values(small, (1, 16, 16)) == 25 * 64 + 300 * 16 + 300 * 16 + 192
+    assert choose_strategy(small, 1, 1, (1, 16, 16)) == "loop"
+    assert choose_strategy(small, 2, 1, (1, 16, 16)) == "folded"
+    assert choose_strategy(small, 8, 100, (1, 16, 16)) == "vmap"
+    assert choose_strategy(normed, 4, 1, (1, 16, 16)) == "vmap"
+    assert choose_strategy(normed, 3, 1, (1, 16, 16)) == "loop"
+
+
+def test_layers_that_cannot_be_folded_fall_back_to_the_right_gradient() -> None:
+    g = torch.Generator().manual_seed(0)
+    inplace = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(inplace=True), nn.Linear(8, 10))
+    grouped = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(4 * 2, 10))
+    for module, shape in ((inplace, (1, 4, 4)), (grouped, (2, 4, 3))):
+        init_uniform(module, g)
+        x, y = torch.rand(4, 2, *shape, generator=g), torch.randint(0, 10, (4, 2), generator=g)
+        assert choose_strategy(module, 4, 2, shape) == "vmap"
+        found = GradientMap(module, tensors(module))(x, y)
+        for r in range(4):
+            expected = flatten(true_gradient(module, x[r], y[r]), list(tensors(module)))
+            torch.testing.assert_close(found[r], expected)
+
+
+class _CallsTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(self.layer(x.flatten(1)))
+        return out
+
+
+def test_a_layer_called_twice_is_refused_when_folded() -> None:
+    module = _CallsTwice()
+    with pytest.raises(UsageError, match="called twice"):
+        GradientMap(module, tensors(module), "folded")(torch.rand(2, 1, 1, 4, 4), torch.zeros(2, 1).long())
+
+
+def test_refuses_batchnorm_tied_weights_and_parameters_of_another_network() -> None:
+    normed = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))
+    with pytest.raises(UsageError, match="BatchNorm"):
+        GradientMap(normed, tensors(normed))
+    shared = nn.Linear(4, 4)
+    tied = nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared)
+    with pytest.raises(UsageError, match="tied"):
+        GradientMap(tied, tensors(tied))
+    module = nn.Linear(4, 2)
+    with pytest.raises(UsageError, match=r"parameters\.bias"):
+        GradientMap(module, {"weight": module.weight})
+
+
+def test_the_module_is_left_as_it_was() -> None:
+    g = torch.Generator().manual_seed(0)
+    module = dlg_lenet(16, g)
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    other = {k: v + 1 for k, v in tensors(module).items()}
+    for strategy in STRATEGIES:
+        simulate = GradientMap(module, other, strategy)
+        x = torch.rand(2, 1, 1, 16, 16, generator=g).requires_grad_()
+        torch.autograd.grad(simulate(x, torch.tensor([[1], [2]])).sum(), x)
+    assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
+    assert all(p.grad is None for p in module.parameters())
+
+
+# -- the engine ---------------------------------------------------------------------------------------------
+
+
+def test_problems_advance_together_as_they_would_alone() -> None:
+    module, x, y = _case("lenet", 6, 2)
+    g = torch.Generator().manual_seed(9)
+    simulate = GradientMap(module, tensors(module))
+    target = torch.stack(
+        [flatten(true_gradient(module, a, b), simulate.names) for a, b in zip(x, y, strict=True)]
+    )
+    start = torch.rand(x.shape, generator=g, dtype=torch.float64)
+    adam = match_adam(simulate, target, start, y, iterations=30, lr=0.1, tv=1e-3)
+    bfgs = match_lbfgs(simulate, target, start, y, evaluations=40)
+    for r in range(6):
+        one = slice(r, r + 1)
+        alone = match_adam(simulate, target[one], start[one], y[one], iterations=30, lr=0.1, tv=1e-3)
+        torch.testing.assert_close(adam.images[one], alone.images, rtol=0, atol=1e-9)
+        alone = match_lbfgs(simulate, target[one], start[one], y[one], evaluations=40)
+        torch.testing.assert_close(bfgs.images[one], alone.images, rtol=1e-5, atol=1e-6)
+        assert bfgs.evaluations[r] == alone.evaluations[0]
+
+
+def test_signed_adam_is_torchs_adam_on_the_sign() -> None:
+    module, x, y = _case("mlp", 1, 1)
+    simulate = GradientMap(module, tensors(module))
+    target = flatten(true_gradient(module, x[0], y[0]), simulate.names)[None]
+    start = torch.full_like(x, 0.5)
+    found = match_adam(simulate, target, start, y, iterations=8, lr=0.01, tv=0.0)
+    v = start.clone().requires_grad_()
+    adam = torch.optim.Adam([v], lr=0.01)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(adam, [3, 5, 7], 0.1)
+    values, points = [], []
+    for _ in range(8):
+        loss = cosine_distance(simulate, v, y, target).sum()
+        values.append(loss.item())
+        points.append(v.detach().clone())
+        adam.zero_grad()
+        loss.backward()
+        v.grad.sign_()
+        adam.step()
+        v.data.clamp_(0, 1)
+        schedule.step()
+    best = int(torch.tensor(values).argmin())
+    torch.testing.assert_close(found.objective.item(), values[best])
+    torch.testing.assert_close(found.images, points[best])
+
+
+def test_evaluations_count_images() -> None:
+    module, x, y = _case("lenet", 2, 3)
+    simulate = GradientMap(module, tensors(module))
+    target = torch.zeros(2, 1).expand(2, sum(p.numel() for p in module.parameters())).double() + 1
+    adam = match_adam(simulate, target, x, y, iterations=5, lr=0.1, tv=0.0)
+    assert adam.evaluations.tolist() == [15, 15]
+    bfgs = match_lbfgs(simulate, target, x, y, evaluations=4)
+    assert bfgs.evaluations.tolist() == [12, 12]
+    best = best_of(adam, 2)
+    assert best.evaluations.tolist() == [30]
+    assert best.objective[0] == adam.objective.min()
+
+
+def test_distances_and_total_variation_at_known_points() -> None:
+    module, x, y = _case("mlp", 2, 1)
+    simulate = GradientMap(module, tensors(module))
+    own = simulate(x, y).detach()
+    torch.testing.assert_close(cosine_distance(simulate, x, y, 3 * own).detach(), torch.zeros(2).double())
+    torch.testing.assert_close(cosine_distance(simulate, x, y, -own).detach(), torch.full((2,), 2.0).double())
+    steps = torch.tensor([[0.0, 1.0], [0.0, 1.0]]).view(1, 1, 1, 2, 2)
+    assert total_variation(steps).item() == 1.0
+    assert total_variation(torch.ones(1, 2, 3, 4, 4)).item() == 0.0

@@ -1,0 +1,132 @@
+"""Simulated local training against PyTorch's optimiser and fdaudit's own training core."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fdaudit.attacks.gradient_inversion.gradients import flatten
+from fdaudit.attacks.gradient_inversion.inverting import InvertingGradientsConfig, invert_gradients
+from fdaudit.attacks.gradient_inversion.updates import LocalSGD, UpdateMap, gradient_of_update, schedule
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fdaudit.errors import UsageError
+from fdaudit.training import draw_batches
+
+from .gradient_inversion_cases import (
+    digits,
+    dlg_lenet,
+    matched_psnr,
+    mlp,
+    one_thread,  # noqa: F401
+    strided_cnn,
+    tensors,
+    true_gradient,
+)
+
+
+def _client(module: nn.Module, x: Tensor, y: Tensor, training: LocalSGD) -> dict[str, Tensor]:
+    """A client's update by torch.optim.SGD; the module is changed."""
+    start = tensors(module)
+    optimiser = torch.optim.SGD(
+        module.parameters(), training.lr, momentum=training.momentum, weight_decay=training.weight_decay
+    )
+    for batch in training.batches:
+        loss = F.cross_entropy(module(x[list(batch)]), y[list(batch)])
+        away = sum((p - start[n]).square().sum() for n, p in module.named_parameters())
+        optimiser.zero_grad()
+        (loss + training.mu / 2 * away).backward()
+        optimiser.step()
+    return {n: p.detach() - start[n] for n, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize("strategy", ["loop", "vmap"])
+@pytest.mark.parametrize(
+    "terms", [{}, {"momentum": 0.9}, {"weight_decay": 0.1}, {"mu": 0.5}, {"momentum": 0.5, "mu": 0.1}]
+)
+def test_true_images_give_the_clients_own_update(strategy: str, terms: dict[str, float]) -> None:
+    g = torch.Generator().manual_seed(0)
+    training = LocalSGD(lr=0.1, batches=((0, 1), (2, 3), (4,), (0, 1)), **terms)
+    x, y = torch.rand(3, 5, 1, 16, 16, generator=g).double(), torch.randint(0, 10, (3, 5), generator=g)
+    module = dlg_lenet(16, g).double()
+    start = tensors(module)
+    simulate = UpdateMap(module, start, training, strategy)
+    found = simulate(x, y)
+    for r in range(3):
+        module.load_state_dict(start)
+        torch.testing.assert_close(found[r], flatten(_client(module, x[r], y[r], training), simulate.names))
+
+
+def test_strategies_agree_on_derivatives() -> None:
+    g = torch.Generator().manual_seed(1)
+    module = mlp(4, g).double()
+    training = LocalSGD(lr=0.5, batches=((0, 1), (2,)))
+    x, y = torch.rand(2, 3, 1, 4, 4, generator=g).double(), torch.randint(0, 10, (2, 3), generator=g)
+    derivatives = []
+    for strategy in ("loop", "vmap"):
+        v = x.clone().requires_grad_()
+        update = UpdateMap(module, tensors(module), training, strategy)(v, y)
+        derivatives.append(torch.autograd.grad(update.square().sum(), v)[0])
+    torch.testing.assert_close(*derivatives)
+
+
+@pytest.mark.parametrize("terms", [{}, {"momentum": 0.9}, {"weight_decay": 0.1}, {"mu": 0.5}])
+def test_one_step_updates_are_gradients(terms: dict[str, float]) -> None:
+    g = torch.Generator().manual_seed(2)
+    module = strided_cnn(16, g).double()
+    x, y = torch.rand(3, 1, 16, 16, generator=g).double(), torch.tensor([1, 2, 3])
+    start, gradient = tensors(module), true_gradient(module, x, y)
+    training = LocalSGD(lr=0.3, batches=((0, 1, 2),), **terms)
+    found = gradient_of_update(_client(module, x, y, training), start, training)
+    for name, expected in gradient.items():
+        torch.testing.assert_close(found[name], expected)
+
+
+@given(
+    n=st.integers(1, 40),
+    size=st.integers(1, 16),
+    length=st.integers(1, 6),
+    by_epochs=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_schedules_have_the_batches_of_the_training_core(
+    n: int, size: int, length: int, by_epochs: bool
+) -> None:
+    kind = {"epochs": length} if by_epochs else {"steps": length}
+    ours = schedule(n, size, **kind)
+    theirs = draw_batches(n, size, generator=torch.Generator().manual_seed(0), **kind)
+    assert [len(b) for b in ours] == [len(b) for b in theirs]
+    # Images are numbered without a gap, and no more of them appear than the client can have used.
+    used = sorted({i for b in ours for i in b})
+    assert used == list(range(len(used)))
+    assert len(used) <= len({int(i) for b in theirs for i in b}) or not by_epochs
+    assert len(used) <= n
+
+
+def test_schedules_without_a_count_never_repeat_a_record() -> None:
+    assert schedule(None, 2, steps=3) == ((0, 1), (2, 3), (4, 5))
+    assert schedule(5, 2, epochs=1) == ((0, 1), (2, 3), (4,))
+    assert LocalSGD(lr=1.0, batches=schedule(None, 2, steps=3)).images == 6
+    with pytest.raises(UsageError, match="epochs depend on it"):
+        schedule(None, 2, epochs=1)
+    with pytest.raises(UsageError, match="Give exactly one"):
+        schedule(3, 2)
+
+
+def test_inverts_three_local_steps() -> None:
+    """Positive control of the multi-step path, with the gradient at the start model as what it must beat."""
+    x, y = digits()
+    g = torch.Generator().manual_seed(3)
+    module = strided_cnn(16, g)
+    start, training = tensors(module), LocalSGD(lr=0.1, batches=((0,), (1,), (2,)))
+    x, y = x[[0, 1, 2]], y[[0, 1, 2]]
+    update = _client(module, x, y, training)
+    config = InvertingGradientsConfig(restarts=4, iterations=300, tv=1e-4)
+    found = invert_gradients(
+        module, start, [update], y[None], shape=(1, 16, 16), config=config, generator=g, training=training
+    )
+    score = matched_psnr(found.images[0], x).mean()
+    print(f"three local steps: {score:.1f} dB, objective {found.objective.item():.1e}")
+    assert score > 30
