@@ -20,7 +20,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 audit: $(READY) ## run the example audit and write its report to $(OUT)/report/index.html
-	$(BIN)/fdaudit quickstart --out $(OUT)
+	$(BIN)/fdaudit quickstart --out $(OUT) --resume
 
 test: $(READY) ## run the tests (about 10 minutes on 2 cores; nothing but the digits data is needed)
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)

@@ -17,13 +17,14 @@ from fdaudit.protocols.fedavg import FedAvg, FedAvgConfig
 from torch import Tensor
 from torch.nn import functional as F
 
+from fdaudit.execution import Execution
 from fdaudit.federation import PartyData, Setting
 from fdaudit.models import Architecture, architecture
 from fdaudit.rehearsal import kinds_of, parties_of
 from fdaudit.rng import child
 from fdaudit.simulation import save_checkpoint
 from fdaudit.spec import ModelSpec
-from fdaudit.training import Execution, Trainer, draw_batches, parameters_of
+from fdaudit.training import Trainer, draw_batches, parameters_of
 from fdaudit.transcript import Transcript
 from fdaudit.vault import Secrets, Vault
 from fdaudit.wire import Wire

@@ -14,10 +14,11 @@ from functools import partial
 import torch
 from _pairs import HEADS, Pairs, compare, table
 
+from fdaudit.execution import Execution
 from fdaudit.models import architecture
 from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
-from fdaudit.training import Execution, Fit, Job, Trainer, draw_batches, parameters_of
+from fdaudit.training import Fit, Job, Trainer, draw_batches, parameters_of
 
 SHAPE, CLASSES, CLIENTS, STEPS, BATCH = (1, 28, 28), 10, 10, 3, 64
 MODELS = ("cnn-5-5", "mlp-1024-1024")

@@ -31,7 +31,7 @@ from fdaudit.rng import child, child_seed
 from fdaudit.scoring import Scorer, cell_directory
 from fdaudit.simulation import NoWire
 from fdaudit.storage import load_json, save_json
-from fdaudit.training import Parameters
+from fdaudit.training import Parameters, Trainer, parameters_of
 from fdaudit.transcript import Position, Transcript
 from fdaudit.truth import Truth, check_guesses
 from fdaudit.types import AttackTask, Challenge, Figure, Guess
@@ -277,8 +277,6 @@ class _Rehearsal:
         self._withheld, self._transport = plan.spec.withhold, plan.spec.transport
 
     def __call__(self, data: list[tuple[Tensor, Tensor]], seed: int) -> View:
-        from fdaudit.training import Trainer, parameters_of
-
         return rehearse(
             Path(tempfile.mkdtemp(dir=self._folder)),
             protocol=self._protocol,

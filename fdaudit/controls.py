@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fdaudit import defenses, protocols
+from fdaudit.execution import Execution
 from fdaudit.knowledge import Knowledge
 from fdaudit.metrics import score_membership, score_reconstruction
 from fdaudit.models import Architecture, architecture
@@ -27,7 +28,7 @@ from fdaudit.rehearsal import rehearse
 from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy, child_seed
 from fdaudit.spec import ModelSpec
-from fdaudit.training import Execution, Fit, Job, Parameters, Trainer, parameters_of
+from fdaudit.training import Fit, Job, Parameters, Trainer, parameters_of
 from fdaudit.types import AttackTask, Challenge, Figure, Membership, Reconstruction
 from fdaudit.view import View
 

@@ -7,10 +7,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fdaudit.execution import Execution
 from fdaudit.models import Network, architecture
 from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
-from fdaudit.training import Execution, Fit, Job, Trainer, draw_batches, parameters_of
+from fdaudit.training import Fit, Job, Trainer, draw_batches, parameters_of
 
 __all__ = ["TaskEncoder"]
 

@@ -13,11 +13,12 @@ from fdaudit import attacks, defenses, protocols
 from fdaudit.config import Config, validate
 from fdaudit.data import Dataset, Splits, load_dataset, make_splits, test_xy
 from fdaudit.errors import SpecError, nearest
+from fdaudit.execution import Execution
 from fdaudit.models import Architecture, architecture
 from fdaudit.rehearsal import parties_of
 from fdaudit.rng import child
 from fdaudit.spec import RecordRounds, Spec
-from fdaudit.training import Execution, Parameters, Trainer, parameters_of
+from fdaudit.training import Parameters, Trainer, parameters_of
 from fdaudit.view import members_of
 
 if TYPE_CHECKING:

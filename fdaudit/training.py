@@ -15,7 +15,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,11 +27,11 @@ from torch.nn import functional as F
 
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
+from fdaudit.execution import Execution
 from fdaudit.parallel import side_by_side
 
 __all__ = [
     "Buildable",
-    "Execution",
     "Fit",
     "Fitted",
     "Job",
@@ -54,49 +53,6 @@ class Buildable(Protocol):
     def build(self, generator: torch.Generator) -> nn.Module:
         """A network with initial weights drawn from `generator`."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Execution:
-    """How training runs; part of the resolved spec because it changes bits.
-
-    Several jobs of a `loop` on a CPU get one of the `threads` each; a single job uses all of them.
-    """
-
-    device: str
-    threads: int
-    strategy: Literal["loop", "stacked"]
-    memory_format: Literal["contiguous", "channels_last"]
-
-    @classmethod
-    def resolve(
-        cls,
-        *,
-        device: str = "auto",
-        threads: int | None = None,
-        strategy: str = "auto",
-        memory_format: str = "auto",
-        convolutions: bool,
-        batchnorm: bool,
-    ) -> Execution:
-        """Fills in what is left to fdaudit, by rule.
-
-        Device: CUDA where there is one. Threads: the processor count, at most 8. Strategy: `stacked` on CUDA,
-        `loop` on a CPU (grouped convolutions make stacked CNN clients about twice as slow there) and wherever
-        BatchNorm keeps running statistics. Memory format: `channels_last` for convolutions under `loop`, which
-        takes a third off small CNNs' time. `benchmarks/training_strategy.py` measures both again.
-        """
-        chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        if strategy == "auto":
-            strategy = "stacked" if chosen.startswith("cuda") and not batchnorm else "loop"
-        if memory_format == "auto":
-            memory_format = "channels_last" if convolutions and strategy == "loop" else "contiguous"
-        return cls(
-            device=chosen,
-            threads=threads or min(os.cpu_count() or 1, 8),
-            strategy="stacked" if strategy == "stacked" else "loop",
-            memory_format="channels_last" if memory_format == "channels_last" else "contiguous",
-        )
 
 
 class Fit(Config):
@@ -243,12 +199,8 @@ class Trainer:
             TrainingDivergedError: a loss became NaN or infinite.
         """
         if self.execution.strategy == "stacked" and len(jobs) > 1 and _same_shapes(jobs) and self._stackable:
-            fitted = self._fit_stacked(jobs, fit)
-        else:
-            fitted = self._by_themselves(lambda copy, job: self._fit_one(copy, job, fit), jobs)
-        for job, result in zip(jobs, fitted, strict=True):
-            _refuse_divergence(job, result.losses)
-        return fitted
+            return _finite(jobs, self._fit_stacked(jobs, fit))
+        return _finite(jobs, self._by_themselves(lambda copy, job: self._fit_one(copy, job, fit), jobs))
 
     def _fit_one(self, copy: _Copy, job: Job, fit: Fit) -> Fitted:
         copy.load(job.parameters)
@@ -309,10 +261,7 @@ class Trainer:
         Raises:
             TrainingDivergedError: a loss is NaN or infinite.
         """
-        fitted = self._by_themselves(lambda copy, job: self._gradient(copy, job, fit), jobs)
-        for job, result in zip(jobs, fitted, strict=True):
-            _refuse_divergence(job, result.losses)
-        return fitted
+        return _finite(jobs, self._by_themselves(lambda copy, job: self._gradient(copy, job, fit), jobs))
 
     def _gradient(self, copy: _Copy, job: Job, fit: Fit) -> Fitted:
         copy.load(job.parameters)
@@ -342,19 +291,17 @@ class Trainer:
         """Logits (n, C) of one model for samples (n, c, h, w), on the CPU."""
         self._copies[0].load(parameters)
         self._module.eval()
-        parts = [self._module(self._images(part)).cpu() for part in x.split(_PREDICT_BATCH)]
-        return torch.cat(parts)
+        return torch.cat([self._module(self._images(part)).cpu() for part in x.split(_PREDICT_BATCH)])
 
     # -- details --------------------------------------------------------------------------------------------
 
     def _build(self) -> _Copy:
-        module = self._architecture.build(torch.Generator().manual_seed(0))
-        return _Copy(module.to(self.device).to(memory_format=self._format))
+        built = self._architecture.build(torch.Generator().manual_seed(0))
+        return _Copy(built.to(self.device).to(memory_format=self._format))
 
     def _images(self, x: Tensor) -> Tensor:
-        if x.dim() == 4:
-            return x.to(self.device).contiguous(memory_format=self._format)
-        return x.to(self.device)
+        x = x.to(self.device)
+        return x.contiguous(memory_format=self._format) if x.dim() == 4 else x
 
     def _anchor(self, job: Job, fit: Fit) -> Parameters | None:
         if not fit.mu:
@@ -396,14 +343,14 @@ def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
 
 
 def _same_shapes(jobs: Sequence[Job]) -> bool:
-    shapes = {(j.x.shape[1:], j.targets.shape[1:], tuple(len(b) for b in j.batches)) for j in jobs}
-    return len(shapes) == 1
+    return len({(j.x.shape[1:], j.targets.shape[1:], *(len(b) for b in j.batches)) for j in jobs}) == 1
 
 
-def _refuse_divergence(job: Job, losses: Tensor) -> None:
-    finite = torch.isfinite(losses)
-    if not bool(finite.all()):
-        step = int((~finite).nonzero()[0])
-        raise TrainingDivergedError(
-            f"{job.party}: the loss at local step {step} is {losses[step].item()}. Lower the learning rate."
-        )
+def _finite(jobs: Sequence[Job], fitted: list[Fitted]) -> list[Fitted]:
+    """What was fitted, unless a loss became NaN or infinite."""
+    for job, result in zip(jobs, fitted, strict=True):
+        wrong = (~torch.isfinite(result.losses)).nonzero()
+        if len(wrong):
+            what = f"the loss at local step {int(wrong[0])} is {result.losses[wrong[0]].item()}"
+            raise TrainingDivergedError(f"{job.party}: {what}. Lower the learning rate.")
+    return fitted

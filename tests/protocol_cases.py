@@ -13,6 +13,7 @@ from fdaudit.protocols import REGISTRY
 from torch import Tensor
 
 from fdaudit.config import Config, validate
+from fdaudit.execution import Execution
 from fdaudit.federation import PartyData, Round, Setting
 from fdaudit.messages import ALL, DATA, Message
 from fdaudit.models import Architecture, architecture
@@ -20,7 +21,7 @@ from fdaudit.rehearsal import kinds_of, parties_of, pooled
 from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
 from fdaudit.storage import decode, encode
-from fdaudit.training import Execution, Parameters, Trainer, parameters_of
+from fdaudit.training import Parameters, Trainer, parameters_of
 from fdaudit.transcript import LOG, Position, Transcript, read_messages, read_payload
 from fdaudit.wire import Delivery, Wire
 

@@ -7,6 +7,7 @@ import torch
 from fdaudit.protocols import REGISTRY
 from torch.nn import functional as F
 
+from fdaudit import defenses
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
 
@@ -229,6 +230,34 @@ def test_clients_that_learn_alone_do_not_depend_on_each_other(tmp_path):
 def test_a_federation_of_one_that_uploads_parameters_hands_them_on_unchanged(tmp_path):
     ran = run(tmp_path / "a", "fedavg", {"upload": "model_parameters"}, clients=records((7,)), rounds=1)
     close(final(ran), uploads(ran, 0)["client/0"], rtol=0, atol=0)
+
+
+# -- what is sent is what counts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("upload", ["gradient", "model_update"])
+def test_the_server_goes_on_from_the_model_as_it_was_sent(upload, tmp_path):
+    """Clients' changes are relative to the model that they were sent, which a defence may have noised."""
+    made = defenses.REGISTRY.load("gaussian-noise")
+    noise = {("model_parameters", "server"): [made(made.Config(sigma=0.5))]}
+    params = {"upload": upload, "lr": 1e-9}
+    ran = run(tmp_path / "a", "fedavg", params, rounds=1, defenses=noise)
+    first, _ = broadcasts(ran)
+    close(final(ran), first)
+    assert distance(first, initial()) > 1
+
+
+def test_clients_draw_batches_of_their_own_in_every_round(tmp_path):
+    ran = run(tmp_path / "a", "fedavg", {"local_steps": 3}, clients=records((12, 12, 12)))
+    drawn = [tuple(b.tolist()) for r in ran.rounds for b in r.batches.values()]
+    assert len(drawn) == 9
+    assert len(set(drawn)) == 9
+
+
+def test_clients_that_hold_the_same_records_still_learn_apart(tmp_path):
+    (data,) = records((12,)).values()
+    models = run(tmp_path / "a", "standalone", clients={"client/0": data, "client/1": data}).rounds[-1].models
+    assert distance(models["client/0"], models["client/1"]) > 0
 
 
 # -- settings -------------------------------------------------------------------------------------------------------

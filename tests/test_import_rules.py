@@ -36,6 +36,7 @@ VOCABULARY = (  # level 0, lower ones first: nothing of ours but what stands fur
 CORE = (  # level 1, lower ones first: the vocabulary, and what stands further up in this list
     "models",
     "data",
+    "execution",
     "training",
     "vault",
     "transcript",

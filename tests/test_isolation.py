@@ -76,6 +76,7 @@ def forbidden(plan: Plan, run: Path, adversary: str, victims: typing.Iterable[st
         rows=torch.stack(private),
         tensors={n: t for n, t in tensors.items() if t.numpy().tobytes() not in legitimate},
         flags={f"who of {k} is a member": member for k, (_, member) in challenged.items()},
+        shared={"the dataset's images": data.x, "the dataset's labels": data.y, **plan.splits.to_dict()},
     )
 
 
@@ -127,9 +128,10 @@ def audited(tmp_path_factory):
         made.found[name] = before + findings(given, limits)
         made.ways[name] = {way for way, _ in walk(given)}
 
-    with registered("spy"):
+    with registered("spy"), pytest.MonkeyPatch.context() as patch:
         wanted = load_spec(spec(adversaries=ADVERSARIES))
         made.plan = make_plan(wanted, SEED)
+        patch.setattr("fdaudit.audit.make_plan", lambda spec, seed: made.plan)  # one dataset, at one address
         HOOKS["spy"] = look
         try:
             perform(wanted, run)
@@ -325,6 +327,7 @@ LEAKS: dict[str, typing.Callable[[Hand], object]] = {
     "membership as the order of an index": lambda h: h.plan.splits.clients[0].members,
     "membership as a label of another dtype": lambda h: (~h.members).to(torch.float64) * 3,
     "a slice that shares the dataset's storage": lambda h: h.plan.dataset.x[:1],
+    "a slice that shares the labels' storage": lambda h: h.plan.dataset.y[:0],
     "an array over the dataset": lambda h: h.plan.dataset.x.numpy()[:1],
     "a record in double precision": lambda h: h.private[5].double(),
     "labels of a client": lambda h: [int(y) for y in h.plan.records("client/2")[1]],

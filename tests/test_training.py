@@ -10,10 +10,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from fdaudit.errors import TrainingDivergedError
+from fdaudit.execution import Execution
 from fdaudit.models import architecture
 from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
-from fdaudit.training import Execution, Fit, Job, Trainer, draw_batches, parameters_of
+from fdaudit.training import Fit, Job, Trainer, draw_batches, parameters_of
 
 SHAPE, CLASSES, STEPS = (1, 8, 8), 4, 6
 NETWORKS = {

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fdaudit.execution import Execution
 from fdaudit.rng import child
-from fdaudit.training import Execution, draw_batches
+from fdaudit.training import draw_batches
 
 # -- batches ------------------------------------------------------------------------------------------------------
 

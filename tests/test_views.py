@@ -12,13 +12,14 @@ from fdaudit.protocols import REGISTRY
 
 from fdaudit.errors import IntegrityError, SpecError
 from fdaudit.events import NoGuarantee
+from fdaudit.execution import Execution
 from fdaudit.messages import Message
 from fdaudit.models import architecture
 from fdaudit.rehearsal import parties_of, rehearse
 from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
 from fdaudit.storage import load_tensors
-from fdaudit.training import Execution, Trainer, parameters_of
+from fdaudit.training import Trainer, parameters_of
 from fdaudit.transcript import LOG, Transcript, read_messages
 from fdaudit.view import EAVESDROPPER, export_view, members_of, open_view, view_of
 

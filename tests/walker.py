@@ -42,6 +42,7 @@ class Forbidden:
         rows: private records (n, ...) in any float dtype, each looked for by itself, at any offset.
         tensors: tensors looked for whole: parameters, indices, labels.
         flags: by name, who is a member; looked for as two-valued sequences, and so is the complement.
+        shared: tensors in whose memory nothing may lie: a view of one row shows all of them.
     """
 
     types: tuple[type, ...] = ()
@@ -51,6 +52,7 @@ class Forbidden:
     rows: Tensor | None = None
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     flags: Mapping[str, Tensor] = field(default_factory=dict)
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 # -- walking ------------------------------------------------------------------------------------------------------
@@ -193,6 +195,7 @@ class _Judge:
             if len(variant) >= 16
         ]
         self._flags = {name: {tuple(f.tolist()), tuple((~f).tolist())} for name, f in forbidden.flags.items()}
+        self._memory = {name: _span(t) for name, t in forbidden.shared.items()}
         self._stored: set[tuple[int, int]] = set()
 
     def __call__(self, found: object) -> Iterator[str]:
@@ -257,6 +260,10 @@ class _Judge:
         yield from (f"holds {name}" for name, whole in self._wholes if whole in content)
 
     def _array(self, array: Tensor | np.ndarray) -> Iterator[str]:
+        start, end = _span(array)
+        for name, (low, high) in self._memory.items():
+            if start < high and low < end:
+                yield f"lies in the memory of {name}"
         storage = _storage(array)
         if storage is not None:
             key = (hash(storage), len(storage))
@@ -312,6 +319,17 @@ def _encodings(tensor: Tensor) -> Iterator[bytes]:
     )
     for dtype in dtypes:
         yield tensor.detach().cpu().contiguous().to(dtype).numpy().tobytes()
+
+
+def _span(array: Tensor | np.ndarray) -> tuple[int, int]:
+    """First and last address of an array's elements' storage; nothing where it has none."""
+    if isinstance(array, np.ndarray):
+        start = array.__array_interface__["data"][0]
+        return start, start + array.nbytes
+    if array.is_meta or array.layout != torch.strided or array.device.type != "cpu":
+        return 0, 0
+    storage = array.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 def _storage(array: Tensor | np.ndarray) -> bytes | None:

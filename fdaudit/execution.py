@@ -1,0 +1,54 @@
+"""How training runs on this machine, chosen by rule: device, threads, strategy, memory format."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+__all__ = ["Execution"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How training runs; part of the resolved spec because it changes bits.
+
+    Several jobs of a `loop` on a CPU get one of the `threads` each; a single job uses all of them.
+    """
+
+    device: str
+    threads: int
+    strategy: Literal["loop", "stacked"]
+    memory_format: Literal["contiguous", "channels_last"]
+
+    @classmethod
+    def resolve(
+        cls,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        strategy: str = "auto",
+        memory_format: str = "auto",
+        convolutions: bool,
+        batchnorm: bool,
+    ) -> Execution:
+        """Fills in what is left to fdaudit, by rule.
+
+        Device: CUDA where there is one. Threads: the processor count, at most 8. Strategy: `stacked` on CUDA,
+        `loop` on a CPU (grouped convolutions make stacked CNN clients about twice as slow there) and wherever
+        BatchNorm keeps running statistics. Memory format: `channels_last` for convolutions under `loop`, which
+        takes a third off small CNNs' time. `benchmarks/training_strategy.py` measures both again.
+        """
+        chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        if strategy == "auto":
+            strategy = "stacked" if chosen.startswith("cuda") and not batchnorm else "loop"
+        if memory_format == "auto":
+            memory_format = "channels_last" if convolutions and strategy == "loop" else "contiguous"
+        return cls(
+            device=chosen,
+            threads=threads or min(os.cpu_count() or 1, 8),
+            strategy="stacked" if strategy == "stacked" else "loop",
+            memory_format="channels_last" if memory_format == "channels_last" else "contiguous",
+        )
