@@ -167,7 +167,7 @@ class Stage:
             if not applicable:
                 return base.cell("not-applicable", reason=applicable.reason)
             generator = child(self.plan.seed, "attack", base.id)
-            guesses, spent = self._ask(
+            guesses, queries = self._ask(
                 base, task, lambda: runner.run(adversary.view, knowledge, task, generator)
             )
             if not guesses:
@@ -177,9 +177,6 @@ class Stage:
             tried = self._controls(attack)
         except Exception as error:  # an attack may be anybody's code, and raise anything
             return base.cell("failed", reason=f"{type(error).__name__}: {error}")
-        queries = None
-        if isinstance(task.oracle, Oracle):
-            queries = {"budget": self.plan.spec.queries, "spent": spent}
         failed = [name for name, control in tried.items() if not control.passed]
         reason = "" if not failed else f"its {' and '.join(failed)} control failed"
         return base.cell(
@@ -193,14 +190,15 @@ class Stage:
 
     def _ask(
         self, base: _Base, task: AttackTask, attack: Callable[[], tuple[Guess, ...]]
-    ) -> tuple[tuple[Guess, ...], int]:
+    ) -> tuple[tuple[Guess, ...], dict[str, Any] | None]:
         """Runs the attack, serving its oracle; every question and answer is chained from the run's head.
 
         Returns:
-            The guesses, and how many samples were asked, counted where they were answered.
+            The guesses; and, where there is an oracle, the budget, how many samples were asked (counted where
+            they were answered), and the log's own length and head, without which its end could be cut off.
         """
         if not isinstance(task.oracle, Oracle) or self._released is None:
-            return attack(), 0
+            return attack(), None
         trainer, released, kind = self.plan.trainer(), self._released, task.oracle.answers
         start = Position(head=str(read_manifest(self.run)["head"]))
         log = Transcript(
@@ -221,8 +219,9 @@ class Stage:
                 return values
 
             guesses = serve(attack, task.oracle, serve_one)
-            log.sync()
-        return guesses, sum(asked)
+            end = log.sync()
+        spent = {"budget": self.plan.spec.queries, "spent": sum(asked)}
+        return guesses, {**spent, "messages": end.seq, "head": end.head}
 
     def _controls(self, attack: AttackPlan) -> dict[str, Control]:
         """Both controls of an attack; run once and kept, since they depend on no adversary."""

@@ -82,7 +82,7 @@ class Cell:
     reason: str = ""
     assumes: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
-    queries: Mapping[str, int] | None = None
+    queries: Mapping[str, Any] | None = None
     figures: tuple[Figure, ...] = ()
     targets: tuple[TargetResult, ...] = ()
     controls: Mapping[str, Control] = field(default_factory=dict)

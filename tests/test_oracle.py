@@ -298,7 +298,12 @@ def test_two_cells_never_share_a_salt_with_each_other_or_the_transcript(asked):
 def test_the_cell_reports_what_was_answered_whatever_the_handle_says(asked):
     cell = json.loads((asked[0] / "attacks" / "world-spy.json").read_text())
     assert cell["status"] != "failed", cell["reason"]
-    assert cell["queries"] == {"budget": 50, "spent": 12}
+    asked_of_it = cell["queries"]
+    assert (asked_of_it["budget"], asked_of_it["spent"]) == (50, 12)
+    folder = asked[0] / "attacks" / "world-spy"
+    start = json.loads((asked[0] / "manifest.json").read_text())["head"]
+    expected = {"head": asked_of_it["head"], "count": asked_of_it["messages"]}
+    assert verify_transcript(folder, **expected, start=start, log="queries.jsonl") == []
 
 
 def _digest(folder):
