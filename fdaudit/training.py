@@ -29,6 +29,7 @@ from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.execution import Execution
 from fdaudit.parallel import side_by_side
+from fdaudit.types import Task
 
 __all__ = [
     "Buildable",
@@ -38,6 +39,7 @@ __all__ = [
     "Parameters",
     "Trainer",
     "draw_batches",
+    "objective_of",
     "parameters_of",
 ]
 
@@ -62,7 +64,7 @@ class Fit(Config):
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
-    objective: Literal["cross-entropy", "kl", "l2"] = "cross-entropy"
+    objective: Literal["cross-entropy", "binary-cross-entropy", "kl", "binary-kl", "l2"] = "cross-entropy"
     temperature: float = 1.0
     mu: float = 0.0
 
@@ -75,7 +77,8 @@ class Job:
         party: whose model it is, for error messages.
         parameters: where it starts; never changed.
         x: (n, c, h, w) inputs.
-        targets: (n,) classes, or (n, C) probabilities (objective `kl`) or logits (`l2`).
+        targets: (n,) classes, or (n, C) of 1, 0 and -1 for unknown (objective `binary-cross-entropy`),
+            probabilities (`kl`: rows sum to 1; `binary-kl`: each by itself) or logits (`l2`).
         batches: index tensors into `x`, one for each step.
         anchor: FedProx's reference parameters, where `mu` is positive.
         seed: for dropout.
@@ -134,14 +137,39 @@ def draw_batches(
     return tuple(batches[:steps])
 
 
+def objective_of(task: Task) -> Literal["cross-entropy", "binary-cross-entropy"]:
+    """The objective that fits models to labels of a task."""
+    return "binary-cross-entropy" if task == "multi-label" else "cross-entropy"
+
+
 def _loss(fit: Fit) -> Callable[[Tensor, Tensor], Tensor]:
-    """Mean over the batch of cross-entropy, KL at τ (scaled by τ²), or squared ℓ2 on logits."""
+    """Mean over the batch of (binary) cross-entropy, (binary) KL at τ (scaled by τ²), or squared ℓ2 on logits."""
     tau = fit.temperature
     if fit.objective == "cross-entropy":
         return F.cross_entropy
+    if fit.objective == "binary-cross-entropy":
+        return _binary_cross_entropy
     if fit.objective == "kl":
         return lambda z, p: F.kl_div(F.log_softmax(z / tau, 1), p, reduction="batchmean") * tau**2
+    if fit.objective == "binary-kl":
+        return lambda z, p: _binary_kl(z / tau, p) * tau**2
     return lambda z, t: (z - t).square().sum(1).mean()
+
+
+def _binary_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
+    """Mean over all entries (n, C) of the batch, in nats; an unknown label adds nothing.
+
+    Every record weighs the same, however much of it is known, so the gradient of a batch is the mean of its
+    records' own.
+    """
+    known = (y >= 0).to(z.dtype)
+    return F.binary_cross_entropy_with_logits(z, y.clamp_min(0).to(z.dtype), weight=known)
+
+
+def _binary_kl(z: Tensor, p: Tensor) -> Tensor:
+    """Mean over the batch of Σ_c KL(Bernoulli(p_c) || Bernoulli(σ(z_c))), in nats."""
+    entropy = -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p))
+    return (F.binary_cross_entropy_with_logits(z, p, reduction="none") - entropy).sum(1).mean()
 
 
 class _Copy:

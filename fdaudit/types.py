@@ -1,6 +1,7 @@
 """Words every room uses: what an attack is given, what it returns, and what a figure is.
 
-Tensors are `torch.Tensor`; images are float32 in [0, 1], shape (n, c, h, w); labels int64, shape (n,).
+Tensors are `torch.Tensor`; images are float32 in [0, 1], shape (n, c, h, w); labels are int64: classes (n,), or of
+the multi-label task (n, C) with 1 for a class that occurs, 0 for one that does not, -1 where nobody knows.
 """
 
 from __future__ import annotations
@@ -25,9 +26,17 @@ __all__ = [
     "Membership",
     "OracleHandle",
     "Reconstruction",
+    "Task",
+    "task_of",
 ]
 
 Goal = Literal["reconstruction", "membership", "label-distribution"]
+Task = Literal["single-label", "multi-label"]
+
+
+def task_of(y: torch.Tensor) -> Task:
+    """The task that labels belong to: one class a record (n,), or one answer for each class (n, C)."""
+    return "multi-label" if y.ndim == 2 else "single-label"
 
 
 @dataclass(frozen=True)
