@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "ONLY_SINGLE_LABEL",
     "Applicability",
     "AttackTask",
     "Challenge",
@@ -32,6 +33,9 @@ __all__ = [
 
 Goal = Literal["reconstruction", "membership", "label-distribution"]
 Task = Literal["single-label", "multi-label"]
+
+ONLY_SINGLE_LABEL: tuple[str, ...] = ("single-label",)
+"""The tasks of a protocol or an attack that does not say which it can do."""
 
 
 def task_of(y: torch.Tensor) -> Task:
@@ -84,7 +88,7 @@ class Challenge:
     Attributes:
         target: the party asked about, for example `client/0`.
         x: (n, c, h, w) candidates.
-        y: (n,) their labels.
+        y: (n,) their labels, or (n, C) of the multi-label task.
         pair: (n,) number of the matched pair each belongs to; one coin decided each pair, so exactly one of
             its two candidates was trained on.
         design: how membership was decided: `matched-pairs` or `coin-flips`.
@@ -117,6 +121,8 @@ class OracleHandle(Protocol):
 
     def query(self, x: torch.Tensor) -> torch.Tensor:
         """Answers for samples (n, c, h, w): probabilities (n, C) or classes (n,).
+
+        Of the multi-label task each class has a probability of its own, and hard answers are (n, C) of 0 and 1.
 
         Raises:
             BudgetExceededError: the query would pass the budget; nothing was asked.

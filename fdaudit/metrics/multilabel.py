@@ -88,6 +88,7 @@ def mean_auc_figure(
     return Figure(
         name="mean_auc",
         value=found.value,
+        unit="fraction",
         low=None if interval is None else interval.low,
         high=None if interval is None else interval.high,
         confidence=None if interval is None else interval.confidence,
