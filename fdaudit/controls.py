@@ -24,13 +24,14 @@ from fdaudit.federation import Common
 from fdaudit.knowledge import Knowledge
 from fdaudit.metrics import score_membership, score_reconstruction
 from fdaudit.models import Architecture, architecture
+from fdaudit.objectives import objective_of
 from fdaudit.oracle import Oracle, serve
 from fdaudit.rehearsal import rehearse
 from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy, child_seed
 from fdaudit.spec import ModelSpec
 from fdaudit.trainers import Networks
-from fdaudit.training import Fit, Job, Parameters, Trainer, objective_of
+from fdaudit.training import Fit, Job, Parameters, Trainer
 from fdaudit.types import AttackTask, Challenge, Figure, Membership, Reconstruction, Task, task_of
 from fdaudit.view import View
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from fdaudit.execution import Execution
 from fdaudit.models import Network, architecture
+from fdaudit.objectives import objective_of
 from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
-from fdaudit.training import Fit, Job, Trainer, draw_batches, objective_of, parameters_of
+from fdaudit.training import Fit, Job, Trainer, draw_batches, parameters_of
 from fdaudit.types import task_of
 
 __all__ = ["TaskEncoder"]

@@ -135,6 +135,8 @@ class FederatedProtocol(Protocol):
     train different networks, `needs_public` whether the protocol works on the public samples, `tasks` which tasks
     it can run (left out: single-label only). An oracle named
     `released-model` answers by `released()`.
+    train different networks, `needs_public` whether the protocol works on the public samples, `many_messages`
+    whether payloads of a round share one file. An oracle named `released-model` answers by `released()`.
 
     Guarantees every protocol must keep:
       * it talks only through the wire, in the kinds that it declares;
@@ -156,6 +158,7 @@ class FederatedProtocol(Protocol):
     heterogeneous: ClassVar[bool]
     needs_public: ClassVar[bool]
     tasks: ClassVar[tuple[str, ...]]
+    many_messages: ClassVar[bool]
     Config: ClassVar[type[Any]]
 
     state: dict[str, Tensor]

@@ -23,13 +23,12 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional as F
 
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.execution import Execution
+from fdaudit.objectives import Objective, loss_function
 from fdaudit.parallel import side_by_side
-from fdaudit.types import Task
 
 __all__ = [
     "Buildable",
@@ -39,7 +38,6 @@ __all__ = [
     "Parameters",
     "Trainer",
     "draw_batches",
-    "objective_of",
     "parameters_of",
 ]
 
@@ -64,7 +62,7 @@ class Fit(Config):
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
-    objective: Literal["cross-entropy", "binary-cross-entropy", "kl", "binary-kl", "l2"] = "cross-entropy"
+    objective: Objective = "cross-entropy"
     temperature: float = 1.0
     mu: float = 0.0
 
@@ -137,41 +135,6 @@ def draw_batches(
     return tuple(batches[:steps])
 
 
-def objective_of(task: Task) -> Literal["cross-entropy", "binary-cross-entropy"]:
-    """The objective that fits models to labels of a task."""
-    return "binary-cross-entropy" if task == "multi-label" else "cross-entropy"
-
-
-def _loss(fit: Fit) -> Callable[[Tensor, Tensor], Tensor]:
-    """Mean over the batch of (binary) cross-entropy, (binary) KL at τ (scaled by τ²), or squared ℓ2 on logits."""
-    tau = fit.temperature
-    if fit.objective == "cross-entropy":
-        return F.cross_entropy
-    if fit.objective == "binary-cross-entropy":
-        return _binary_cross_entropy
-    if fit.objective == "kl":
-        return lambda z, p: F.kl_div(F.log_softmax(z / tau, 1), p, reduction="batchmean") * tau**2
-    if fit.objective == "binary-kl":
-        return lambda z, p: _binary_kl(z / tau, p) * tau**2
-    return lambda z, t: (z - t).square().sum(1).mean()
-
-
-def _binary_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
-    """Mean over all entries (n, C) of the batch, in nats; an unknown label adds nothing.
-
-    Every record weighs the same, however much of it is known, so the gradient of a batch is the mean of its
-    records' own.
-    """
-    known = (y >= 0).to(z.dtype)
-    return F.binary_cross_entropy_with_logits(z, y.clamp_min(0).to(z.dtype), weight=known)
-
-
-def _binary_kl(z: Tensor, p: Tensor) -> Tensor:
-    """Mean over the batch of Σ_c KL(Bernoulli(p_c) || Bernoulli(σ(z_c))), in nats."""
-    entropy = -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p))
-    return (F.binary_cross_entropy_with_logits(z, p, reduction="none") - entropy).sum(1).mean()
-
-
 class _Copy:
     """A network of its own for whoever trains with it, and its floating-point parameters and buffers by name."""
 
@@ -233,7 +196,7 @@ class Trainer:
     def _fit_one(self, copy: _Copy, job: Job, fit: Fit) -> Fitted:
         copy.load(job.parameters)
         copy.module.train()
-        loss_of = _loss(fit)
+        loss_of = loss_function(fit.objective, fit.temperature)
         optimizer = _optimizer([t for n, t in copy.named.items() if n in self._trainable], fit)
         x, targets = job.x.to(self.device), job.targets.to(self.device)
         anchor = self._anchor(job, fit)
@@ -254,7 +217,10 @@ class Trainer:
         stacked = {n: torch.stack([j.parameters[n].to(self.device) for j in jobs]) for n in names}
         free = {n: t.requires_grad_() for n, t in stacked.items() if n in self._trainable}
         held = {n: t for n, t in stacked.items() if n not in self._trainable}
-        loss_of, optimizer = _loss(fit), _optimizer(list(free.values()), fit)
+        loss_of, optimizer = (
+            loss_function(fit.objective, fit.temperature),
+            _optimizer(list(free.values()), fit),
+        )
         anchors = [self._anchor(j, fit) for j in jobs]
         proximal = {n: torch.stack([a[n] for a in anchors if a is not None]) for n in free} if fit.mu else {}
         inputs = [j.x.to(self.device) for j in jobs]
@@ -297,7 +263,7 @@ class Trainer:
         batch = job.batches[0]
         x, targets = self._images(_rows(job.x, batch)), _rows(job.targets, batch).to(self.device)
         with self._randomness(job.seed):
-            loss = _loss(fit)(copy.module(x), targets)
+            loss = loss_function(fit.objective, fit.temperature)(copy.module(x), targets)
         free = {n: t for n, t in copy.named.items() if n in self._trainable}
         values = torch.autograd.grad(loss, list(free.values()))
         gradient = {n: g.contiguous() for n, g in zip(free, values, strict=True)}

@@ -7,7 +7,8 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from fdaudit.federation import ProtocolConfig
-from fdaudit.training import Fit, objective_of
+from fdaudit.objectives import objective_of
+from fdaudit.training import Fit
 from fdaudit.types import Task
 
 

@@ -120,6 +120,7 @@ class FedAvg:
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    many_messages: ClassVar[bool] = False
     Config: ClassVar[type[FedAvgConfig]] = FedAvgConfig
 
     def __init__(self, config: FedAvgConfig, setting: Setting) -> None:

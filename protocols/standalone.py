@@ -84,6 +84,7 @@ class Standalone(_Alone):
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    many_messages: ClassVar[bool] = False
     Config: ClassVar[type[StandaloneConfig]] = StandaloneConfig
 
 
@@ -116,6 +117,7 @@ class Centralized(_Alone):
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    many_messages: ClassVar[bool] = False
     Config: ClassVar[type[CentralizedConfig]] = CentralizedConfig
 
     def __init__(self, config: CentralizedConfig, setting: Setting) -> None:

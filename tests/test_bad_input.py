@@ -237,6 +237,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "a client's network that does not fit the images",
         {
             "protocol": {"name": "standalone"},
+            "adversaries": ["client/0"],
             "client_models": [{"name": "mlp"}, {"name": "cnn-5-5"}],
         },
         "client_models.1.name",
