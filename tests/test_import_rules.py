@@ -29,6 +29,7 @@ VOCABULARY = (  # level 0, lower ones first: nothing of ours but what stands fur
     "config",
     "messages",
     "storage",
+    "encoding",
     "spec",
     "registry",
     "parallel",
