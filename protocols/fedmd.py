@@ -83,17 +83,17 @@ class FedMD(PublicDistillation):
     )
     deviations: ClassVar[tuple[str, ...]] = (
         (
-            "The paper begins with transfer learning on labelled public data. Our public samples have no labels: a client "
-            "begins with `warmup_steps` on private records instead."
+            "The paper begins with transfer learning on labelled public data. Our public samples have no labels: a "
+            "client begins with `warmup_steps` on private records instead."
         ),
         (
-            "The order is the paper's, digest then revisit. Implementations differ: that of Shao, Wu & Zhang 2023 revisits "
-            "first and is measured after the digest. The steps are the same, what differs is after which of them the "
-            "run ends; `order: revisit-digest` gives it."
+            "The order is the paper's, digest then revisit. Implementations differ: that of Shao, Wu & Zhang 2023 "
+            "revisits first and is measured after the digest (`order: revisit-digest`). Both take the same steps in "
+            "turn; they differ in the step after which a model is measured and the run ends."
         ),
         (
-            "The paper does not name the loss of the digest. Scores are fitted by mean absolute error, as in the authors' "
-            "code; soft labels and votes by cross-entropy."
+            "The paper does not name the loss of the digest. Scores are fitted by mean absolute error, as in the "
+            "authors' code; soft labels and votes by cross-entropy."
         ),
         "The weights c_k of the average are 1/m, as in the paper's experiments; a client that is silent has none.",
     )

@@ -53,12 +53,12 @@ class FKD(ClasswiseDistillation):
     oracles: ClassVar[tuple[dict[str, Any], ...]] = ()
     deviations: ClassVar[tuple[str, ...]] = (
         (
-            "The paper averages predictions as they arise in local training; we take those of the model at the round's end "
-            "for all of the client's records, once."
+            "The paper averages predictions as they arise in local training; we take those of the model at the "
+            "round's end for all of the client's records, once."
         ),
         (
-            "The paper divides by M - 1 whatever classes the devices have; we divide by the number of other clients that "
-            "have the class, and a class that no other client has is learnt from its labels alone."
+            "The paper divides by M - 1 whatever classes the devices have; we divide by the number of other clients "
+            "that have the class, and a class that no other client has is learnt from its labels alone."
         ),
         "The paper leaves γ open; the default is 1.",
         (

@@ -52,9 +52,9 @@ class PLS(ClasswiseDistillation):
     oracles: ClassVar[tuple[dict[str, Any], ...]] = ()
     deviations: ClassVar[tuple[str, ...]] = (
         (
-            "Reconstructed: all that our source says of PLS is that it needs no public data and shares class-wise average "
-            "predictions, and its title names knowledge selection. That a client selects the predictions that agree "
-            "with their labels, and that all clients get one table, is our reading."
+            "Reconstructed: all that our source says of PLS is that it needs no public data and shares class-wise "
+            "average predictions, and its title names knowledge selection. That a client selects the predictions "
+            "that agree with their labels, and that all clients get one table, is our reading."
         ),
         "The title's other half, optimised local updating, is left out: local steps are a setting.",
     )
