@@ -62,7 +62,7 @@ class Fit(Config):
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
-    objective: Literal["cross-entropy", "kl", "l2"] = "cross-entropy"
+    objective: Literal["cross-entropy", "kl", "l1", "l2"] = "cross-entropy"
     temperature: float = 1.0
     mu: float = 0.0
 
@@ -75,7 +75,8 @@ class Job:
         party: whose model it is, for error messages.
         parameters: where it starts; never changed.
         x: (n, c, h, w) inputs.
-        targets: (n,) classes, or (n, C) probabilities (objective `kl`) or logits (`l2`).
+        targets: (n,) classes, or (n, C): weights of the classes (objective `cross-entropy`), probabilities
+            (`kl`) or logits (`l1`, `l2`).
         batches: index tensors into `x`, one for each step.
         anchor: FedProx's reference parameters, where `mu` is positive.
         seed: for dropout.
@@ -135,12 +136,14 @@ def draw_batches(
 
 
 def _loss(fit: Fit) -> Callable[[Tensor, Tensor], Tensor]:
-    """Mean over the batch of cross-entropy, KL at τ (scaled by τ²), or squared ℓ2 on logits."""
+    """Mean over the batch of cross-entropy, KL at τ (scaled by τ²), or on logits squared ℓ2 or mean absolute error."""
     tau = fit.temperature
     if fit.objective == "cross-entropy":
         return F.cross_entropy
     if fit.objective == "kl":
         return lambda z, p: F.kl_div(F.log_softmax(z / tau, 1), p, reduction="batchmean") * tau**2
+    if fit.objective == "l1":
+        return F.l1_loss
     return lambda z, t: (z - t).square().sum(1).mean()
 
 

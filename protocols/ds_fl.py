@@ -86,7 +86,7 @@ class DSFL(PublicDistillation):
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = (
         {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
-        {"name": "crafted-public-samples", "available_to": ("server",), "answers": ("soft", "hard")},
+        {"name": "crafted-proxy", "available_to": ("server",), "answers": ("soft", "hard")},
     )
     deviations: ClassVar[tuple[str, ...]] = (
         "The paper calls the outputs that are sent logits; they are softmax outputs and sent as soft labels.",

@@ -81,7 +81,7 @@ class FedED:
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = (
         {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
-        {"name": "crafted-public-samples", "available_to": ("server",), "answers": ("soft", "hard")},
+        {"name": "crafted-proxy", "available_to": ("server",), "answers": ("soft", "hard")},
     )
     deviations: ClassVar[tuple[str, ...]] = (
         "The paper extracts relations from medical text; we classify images.",

@@ -79,7 +79,7 @@ class FedMD(PublicDistillation):
         "Parties follow the protocol and are curious (honest-but-curious).",
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "crafted-public-samples", "available_to": ("server",), "answers": ("soft", "hard")},
+        {"name": "crafted-proxy", "available_to": ("server",), "answers": ("soft", "hard")},
     )
     deviations: ClassVar[tuple[str, ...]] = (
         (

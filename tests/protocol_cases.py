@@ -44,7 +44,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 """Protocols with settings; `every_case` adds each registered protocol with its defaults."""
 
 
-SMALL = {"batch_size": 4}
+SMALL = {"batch_size": 4, "distill_steps": 2, "warmup_steps": 1}
 """Settings that keep a run short, for the protocols that have them."""
 
 
