@@ -38,6 +38,13 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"upload": "model_parameters", "local_epochs": 1, "mu": 0.1}),
     ("fedavg", {"fraction": 0.34, "local_steps": 1}),
     ("fedavg", {"server_momentum": 0.9, "weighting": "uniform", "fraction": 0.67}),
+    ("ds-fl", {"aggregation": "sa", "share": "hard_labels", "public_batch": 4}),
+    ("feddf", {"fraction": 0.67, "distill_batch_size": 3, "temperature": 2.0}),
+    ("feded", {"share": "hard_labels", "distill_batch_size": 2, "distill_lr": 0.05}),
+    ("fedmd", {"share": "hard_labels", "public_batch": 4, "warmup_steps": 0}),
+    ("fedmd", {"share": "soft_labels", "order": "revisit-digest", "local_steps": 1}),
+    ("fkd", {"share": "hard", "gamma": 0.5, "momentum": 0.5}),
+    ("pls", {"share": "hard", "local_steps": 2}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
 ]
