@@ -146,7 +146,7 @@ class FedDF:
 
     def _send_models(self, selected: Sequence[str]) -> dict[str, Delivery]:
         """To each selected client the model of its network."""
-        sent = {}
+        sent: dict[str, Delivery] = {}
         for p, group in enumerate(self._groups):
             receivers = [k for k in selected if k in group]
             if receivers:
@@ -227,7 +227,7 @@ class FedDF:
         uploads, batches = {}, {}
         for job, result in zip(jobs, fitted, strict=True):
             k = job.party
-            inputs = [DATA, received[k].seq]
+            inputs: list[str | int] = [DATA, received[k].seq]
             upload = self._wire.send(k, ["server"], "model_parameters", result.parameters, inputs=inputs)
             if upload is not None:
                 uploads[k] = upload

@@ -174,7 +174,7 @@ class FedED:
         index = existing(asked, len(self._public))
         for k, model in models.items():
             values = predictions(self._trainer.predict(model, self._public[index]), self.config.share)
-            inputs = [DATA, w.seq] if asked is None else [DATA, w.seq, asked.seq]
+            inputs: list[str | int] = [DATA, *(m.seq for m in (w, asked) if m is not None)]
             sent = self._wire.send(
                 k, ["server"], self.config.share, {"index": index, "values": values}, inputs=inputs
             )

@@ -104,5 +104,6 @@ class PLS(ClasswiseDistillation):
         sent = self._wire.send(
             "server", list(self._clients), "class_prototypes", {"values": table}, inputs=inputs
         )
-        for k in self._clients if sent is not None else ():
-            self._learn(k, sent)
+        if sent is not None:
+            for k in self._clients:
+                self._learn(k, sent)
