@@ -92,7 +92,7 @@ class ClasswiseDistillation(ClientModels):
 
     def _own_predictions(self, k: str) -> Tensor:
         """Client k's predictions (n, C) for its own records: softmax outputs, or one-hot predicted classes."""
-        logits = self._predict(k, self._records(k).x)
+        logits = self._predict(k, self._clients[k].x)
         if self._classwise.share == "soft":
             return logits.softmax(1)
         return F.one_hot(logits.argmax(1), self._classes).float()

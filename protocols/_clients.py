@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fdaudit.federation import PartyData, Setting
+from fdaudit.federation import Setting
 from fdaudit.rng import child, child_seed
 from fdaudit.training import Fit, Job, Parameters, draw_batches
 
@@ -94,6 +94,3 @@ class ClientModels:
     def _predict(self, k: str, x: Tensor) -> Tensor:
         """Client k's logits (n, C) for samples (n, c, h, w)."""
         return self._trainers[k].predict(take(self.state, f"{k}/w/"), x)
-
-    def _records(self, k: str) -> PartyData:
-        return self._clients[k]

@@ -47,7 +47,7 @@ class FKD(ClasswiseDistillation):
     )
     trust: ClassVar[tuple[str, ...]] = (
         "The server sees every client's table by itself; no secure aggregation is assumed.",
-        "With two clients each is sent the other's table; with more, a client and the server's sum of all but it.",
+        "A client is sent the mean of the others: with two clients, the other's table itself.",
         "Parties follow the protocol and are curious (honest-but-curious).",
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = ()
@@ -83,7 +83,7 @@ class FKD(ClasswiseDistillation):
             losses = self._train_towards(k)  # lines 2-6: w <- w - η grad {φ(F, y) + γ φ(F, F^_y)}
             local = self._send_means()  # lines 7-9: F-_l for each label l, to the server
             self._send_ensembles(local)  # lines 10-17: F^_l of the others, to each device
-            batches = {sent.seq: torch.arange(len(self._records(i))) for i, sent in local.items()}
+            batches = {sent.seq: torch.arange(len(self._clients[i])) for i, sent in local.items()}
             yield Round(index=k, models=self._models(), batches=batches, losses=losses)
 
     # -- the clients ----------------------------------------------------------------------------------------

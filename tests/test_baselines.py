@@ -197,6 +197,16 @@ def _flat(ran):
     return torch.cat([t.flatten() for m in ran.rounds[-1].models.values() for t in m.values()])
 
 
+@pytest.mark.parametrize("name", ["fkd", "pls"])
+def test_a_class_that_no_client_has_is_a_row_of_nothing(name, tmp_path):
+    clients = {k: PartyData(d.x, d.y.clamp(max=1)) for k, d in records().items()}
+    ran = run(tmp_path / "a", name, {"lr": 0.5}, clients=clients)
+    for message in ran.messages:
+        table = ran.tensors(message)["values"]
+        assert torch.isfinite(table).all()
+        assert not table[2].any()
+
+
 def test_pls_takes_the_right_predictions_only_and_says_which(tmp_path):
     clients = records()
     ran = run(tmp_path / "a", "pls", {"lr": 0.5, "local_steps": 6}, clients=clients, rounds=2)
@@ -244,6 +254,20 @@ def test_fedmds_digest_brings_clients_together_and_its_revisit_apart(tmp_path):
             said.append(module(public()).softmax(1).detach())
         spread[order] = float(torch.stack(said).std(0).mean())
     assert spread["revisit-digest"] < spread["digest-revisit"] / 3
+
+
+def test_fededs_clients_go_on_from_the_central_model_every_round(tmp_path):
+    """One full-batch step from what was broadcast, by plain autograd; nothing of their last round is left."""
+    ran = run(tmp_path / "a", "feded", {"local_steps": 1, "batch_size": 99, "lr": 0.3}, rounds=2)
+    for done, broadcast in zip(ran.rounds, sent(ran, "model_parameters", "server"), strict=False):
+        for k, data in records().items():
+            module = network().build(torch.Generator().manual_seed(0))
+            module.load_state_dict(broadcast)
+            slopes = torch.autograd.grad(F.cross_entropy(module(data.x), data.y), list(module.parameters()))
+            moved = {
+                n: p.detach() - 0.3 * s for (n, p), s in zip(module.named_parameters(), slopes, strict=True)
+            }
+            same(done.models[k], moved, rtol=1e-5, atol=1e-6)
 
 
 def test_ds_fls_server_learns_from_the_labels_alone(tmp_path):
