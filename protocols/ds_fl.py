@@ -103,6 +103,8 @@ class DSFL(PublicDistillation):
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    many_messages: ClassVar[bool] = False
     Config: ClassVar[type[DSFLConfig]] = DSFLConfig
 
     def __init__(self, config: DSFLConfig, setting: Setting) -> None:

@@ -96,6 +96,8 @@ class FedED:
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = True
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    many_messages: ClassVar[bool] = False
     Config: ClassVar[type[FedEDConfig]] = FedEDConfig
 
     def __init__(self, config: FedEDConfig, setting: Setting) -> None:

@@ -101,6 +101,8 @@ class FedMD(PublicDistillation):
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    many_messages: ClassVar[bool] = False
     Config: ClassVar[type[FedMDConfig]] = FedMDConfig
 
     def __init__(self, config: FedMDConfig, setting: Setting) -> None:

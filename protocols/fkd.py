@@ -70,6 +70,8 @@ class FKD(ClasswiseDistillation):
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    many_messages: ClassVar[bool] = False
     Config: ClassVar[type[FKDConfig]] = FKDConfig
 
     def __init__(self, config: FKDConfig, setting: Setting) -> None:

@@ -62,6 +62,8 @@ class PLS(ClasswiseDistillation):
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    many_messages: ClassVar[bool] = False
     Config: ClassVar[type[PLSConfig]] = PLSConfig
 
     def __init__(self, config: PLSConfig, setting: Setting) -> None:
