@@ -51,7 +51,8 @@ def broadcast(known: Array, auxiliary: Array, x: Array) -> Array:
     """The closed form with every pairwise difference held at once."""
 
     def kernel(a: Array, b: Array) -> Array:
-        return np.exp(-((a[:, None] - b[None]) ** 2).sum(2) / (2 * SIGMA**2))
+        distances: Array = np.linalg.norm(a[:, None] - b[None], axis=2)
+        return np.exp(-(distances**2) / (2 * SIGMA**2))
 
     n_k, n_u = len(known), len(auxiliary)
     system = kernel(auxiliary, auxiliary) / n_u + BETA * np.eye(n_u)
@@ -107,7 +108,7 @@ def resident(what: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", choices=list(SIZES), help="measure one size and print JSON")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
