@@ -40,13 +40,17 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"upload": "model_parameters", "local_epochs": 1, "mu": 0.1}),
     ("fedavg", {"fraction": 0.34, "local_steps": 1}),
     ("fedavg", {"server_momentum": 0.9, "weighting": "uniform", "fraction": 0.67}),
+    ("selective-fd", {"labels": "soft", "tau_server": 1.2, "space": "features", "landmarks": 5}),
+    ("selective-fd", {"selector": "confidence", "local_steps": 0, "tau_client": 0.5}),
+    ("selective-fd", {"selector": "energy", "labels": "soft", "warm_up_steps": 0}),
+    ("selective-fd", {"selector": "none"}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
 ]
 """Protocols with settings; `every_case` adds each registered protocol with its defaults."""
 
 
-SMALL = {"batch_size": 4}
+SMALL = {"batch_size": 4, "distill_batch_size": 5, "uniform": 20, "warm_up_steps": 3}
 """Settings that keep a run short, for the protocols that have them."""
 
 
