@@ -9,6 +9,7 @@ REGISTRY = Registry(
     {
         "centralized": "fdaudit.protocols.standalone:Centralized",
         "fedavg": "fdaudit.protocols.fedavg:FedAvg",
+        "fedkd": "fdaudit.protocols.fedkd:FedKD",
         "selective-fd": "fdaudit.protocols.selective_fd.protocol:SelectiveFD",
         "standalone": "fdaudit.protocols.standalone:Standalone",
     },

@@ -231,14 +231,14 @@ def test_a_class_that_no_client_holds_is_answered_by_nobody(tmp_path: Any) -> No
     """Public images of three kinds, clients of two: the third never comes back, and the run goes on without it."""
     kinds = [torch.full((1, 8, 8), c) for c in (0.0, 1.0)]
     shared = torch.rand(3, 1, 8, 8, generator=child(0, "odd")) > 0.5
-    public = torch.cat([torch.stack(kinds), shared[:1].float()])
+    public = torch.cat([torch.stack([kinds[0] + 0.01, kinds[1]]), shared[:1].float()])
     clients = {}
     for k in range(2):
         x = kinds[k].expand(20, 1, 8, 8) + 0.02 * torch.rand(20, 1, 8, 8, generator=child(0, "n", k))
         clients[f"client/{k}"] = PartyData(x.clamp(0, 1), torch.full((20,), k))
     accepted = [
         fit_density(
-            d, Selection(), represent=lambda x: x.flatten(1), box=Box.unit(64), seed=0, party=k
+            d, Selection(tau_client=0.0), represent=lambda x: x.flatten(1), box=Box.unit(64), seed=0, party=k
         ).accepts(public.flatten(1))
         for k, d in clients.items()
     ]
