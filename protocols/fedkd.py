@@ -183,8 +183,8 @@ class FedKD:
     )
     deviations: ClassVar[tuple[str, ...]] = (
         (
-            "Eq. 3 describes S points at a distance of 2 z_max/(S-1), Eq. 4 a grid of step 2 z_max/S. The text concludes "
-            "with Eq. 4, which is the default; `grid: eq3` is the other. Eq. 4's grid has S + 1 points."
+            "Eq. 3 describes S points at a distance of 2 z_max/(S-1), Eq. 4 a grid of S + 1 points at a distance of "
+            "2 z_max/S. The text concludes with Eq. 4, which is the default; `grid: eq3` is the other."
         ),
         (
             "The paper lets the server aggregate. Noise that is added after aggregation protects from nobody who "
@@ -192,8 +192,8 @@ class FedKD:
         ),
         (
             "The paper claims a privacy guarantee from quantisation and noise. No finite ε follows: z_max depends on "
-            "the data and is sent back to the clients, class counts are sent in clear, and the logits have no bound fixed "
-            "beforehand. `z_max`, `clip` and `withhold: [class_counts]` are ours, for those who want one."
+            "the data and is sent back to the clients, class counts are sent in clear, and the logits have no bound "
+            "that was fixed beforehand. `z_max`, `clip` and `withhold: [class_counts]` are ours, for whoever wants one."
         ),
         "`noise_at: client` is ours too: noise after quantisation, of scale 1/γ on each client's every logit.",
         "Eq. 7 prints a norm; the limit that it is taken from (Hinton et al. 2015) is of its square, which is used.",
