@@ -38,6 +38,7 @@ CORE = (  # level 1, lower ones first: the vocabulary, and what stands further u
     "models",
     "data",
     "execution",
+    "objectives",
     "optimizers",
     "training",
     "trainers",
