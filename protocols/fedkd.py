@@ -96,9 +96,9 @@ class FedKDConfig(LocalSteps):
         """Q(z; S) on each client's logits and Lap(1/γ) where it is asked for: Eq. 2."""
         found = []
         if self.levels is not None:
-            params = {"levels": self.levels, "grid": self.grid, "z_max": self.z_max}
-            quantiser = {"sender": "client", "name": "uniform-quantization", "params": params}
-            found.append(DefenseSpec(kind="logits", **quantiser))
+            params: dict[str, Any] = {"levels": self.levels, "grid": self.grid, "z_max": self.z_max}
+            name = "uniform-quantization"
+            found.append(DefenseSpec(kind="logits", sender="client", name=name, params=params))
         if self.gamma is not None and self.noise_at != "none":
             kind = "logits" if self.noise_at == "client" else "ensemble_labels"
             # Every public sample is answered, whatever the data.
