@@ -45,7 +45,7 @@ def ensemble(logits: Sequence[Tensor], weights: Tensor) -> Tensor:
 class FedKDConfig(LocalSteps):
     """FedKD's settings; symbols follow Gong et al. 2022."""
 
-    local_epochs: int | None = Field(20, ge=1)
+    local_epochs: int | None = Field(50, ge=1)
     """Passes over a client's data, in one go, before anything is sent; `local_steps` may be given in its place."""
     weights: Literal["class-counts", "uniform"] = "class-counts"
     """ω: each client's share of a class's records (Eq. 1), or 1/K; then no counts are sent."""
