@@ -80,6 +80,10 @@ def test_the_result_and_the_report_speak_of_mauc(finished, monkeypatch, capsys):
     assert "Test mAUC in per cent by round" in page
     assert "Records in which each class occurs" in page
     assert "Test accuracy" not in page
+    (client,) = finished.plan.splits.clients[:1]
+    y = finished.plan.dataset.y
+    alike = sum(torch.equal(y[m], y[n]) for m, n in zip(client.members, client.non_members, strict=True))
+    assert any(f"Of these {len(client.members)} pairs {alike} join" in line for line in result["limits"])
 
 
 def test_the_command_line_prints_mauc(tmp_path, monkeypatch, capsys):
