@@ -9,6 +9,7 @@ REGISTRY = Registry(
     {
         "centralized": "fdaudit.protocols.standalone:Centralized",
         "fedavg": "fdaudit.protocols.fedavg:FedAvg",
+        "fedkd": "fdaudit.protocols.fedkd:FedKD",
         "standalone": "fdaudit.protocols.standalone:Standalone",
     },
 )
