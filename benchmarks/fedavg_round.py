@@ -18,13 +18,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fdaudit.execution import Execution
-from fdaudit.federation import PartyData, Setting
+from fdaudit.federation import Common, PartyData
 from fdaudit.models import Architecture, architecture
 from fdaudit.rehearsal import kinds_of, parties_of
 from fdaudit.rng import child
 from fdaudit.simulation import save_checkpoint
 from fdaudit.spec import ModelSpec
-from fdaudit.training import Trainer, draw_batches, parameters_of
+from fdaudit.trainers import Networks
+from fdaudit.training import draw_batches
 from fdaudit.transcript import Transcript
 from fdaudit.vault import Secrets, Vault
 from fdaudit.wire import Wire
@@ -53,12 +54,9 @@ class Recorded:
             device=torch.device(execution.device),
             secret=secret,
         )
-        setting = Setting(
-            clients=data,
-            wire=wire,
-            trainer=Trainer(network, execution),
-            initial=parameters_of(network.build(child(SEED, "initial"))),
-            seed=SEED,
+        nothing = torch.zeros(0, *network.input_shape)
+        setting = Common(networks=Networks(network), execution=execution, public=nothing).setting(
+            data, wire, SEED
         )
         config = FedAvgConfig(rounds=rounds, local_steps=STEPS, batch_size=BATCH, lr=LR)
         self._vault, self._transcript = vault, transcript
@@ -78,7 +76,7 @@ class Bare:
     """The same rounds as anybody would write them who records nothing."""
 
     def __init__(self, network: Architecture, data: Data, memory_format: torch.memory_format) -> None:
-        self._model = network.build(child(SEED, "initial")).to(memory_format=memory_format)
+        self._model = network.build(child(SEED, "initial-parameters")).to(memory_format=memory_format)
         self._data = [(k, d.x.contiguous(memory_format=memory_format), d.y) for k, d in data.items()]
         self._server = [p.detach().clone() for p in self._model.parameters()]
         self._round = 0

@@ -107,6 +107,7 @@ _TITLES = {
     "SplitSpec": "splits",
     "ModelSpec": "model",
     "ProtocolSpec": "protocol",
+    "OutageSpec": "outages",
     "DefenseEntry": "defenses",
     "AttackSpec": "attacks",
     "RecordRounds": "record",

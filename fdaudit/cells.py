@@ -19,19 +19,18 @@ import torch
 from torch import Tensor
 
 from fdaudit.controls import answer, controls
-from fdaudit.encoder import TaskEncoder
-from fdaudit.federation import PartyData, Setting
+from fdaudit.federation import PartyData
 from fdaudit.knowledge import Knowledge
 from fdaudit.manifest import read_manifest
 from fdaudit.oracle import Oracle, serve
 from fdaudit.plan import AttackPlan, Plan
-from fdaudit.rehearsal import rehearse
+from fdaudit.rehearsal import rehearse, setting_of
 from fdaudit.result import Cell, Control
-from fdaudit.rng import child, child_seed
+from fdaudit.rng import child
 from fdaudit.scoring import Scorer, cell_directory
 from fdaudit.simulation import NoWire
 from fdaudit.storage import load_json, save_json
-from fdaudit.training import Parameters, Trainer, parameters_of
+from fdaudit.training import Parameters
 from fdaudit.transcript import Position, Transcript
 from fdaudit.truth import Truth, check_guesses
 from fdaudit.types import AttackTask, Challenge, Figure, Guess
@@ -62,13 +61,7 @@ class Stage:
         self.plan, self.run = plan, run
         self._vault = Vault(run / "vault")
         self._truth = Truth(plan, self._vault)
-        self._encoder = TaskEncoder(
-            plan.auxiliary,
-            classes=plan.dataset.classes,
-            execution=plan.execution,
-            seed=child_seed(plan.seed, "encoder"),
-        )
-        self._scorer = Scorer(self._truth, run, plan.seed, self._encoder)
+        self._scorer = Scorer(self._truth, run, plan.seed, plan.encoder)
 
     # -- what an attack is given ----------------------------------------------------------------------------
 
@@ -104,7 +97,7 @@ class Stage:
             architecture=self.plan.architecture,
             auxiliary=self.plan.auxiliary,
             train=self.plan.trainer(),
-            encode=self._encoder,
+            encode=self.plan.encoder,
             rehearse=_Rehearsal(self.plan, adversary.name, adversary.scratch),
         )
 
@@ -125,7 +118,8 @@ class Stage:
     def _oracle(self, members: Sequence[str], wanted: str | None) -> Oracle | None:
         for declared in self.plan.protocol.oracles:
             open_to = set(members) & set(declared["available_to"])
-            if wanted in declared["answers"] and open_to and self._released is not None:
+            answers = declared["name"] == "released-model" and wanted in declared["answers"]
+            if answers and open_to and self._released is not None:
                 return Oracle(str(wanted), self.plan.spec.queries)
         return None
 
@@ -136,15 +130,7 @@ class Stage:
         if checkpoint is None:
             return None
         nobody = {k: PartyData(torch.zeros(0), torch.zeros(0)) for k in self.plan.clients}
-        if self.plan.protocol.pools_data:
-            nobody = {"client/0": nobody["client/0"]}
-        setting = Setting(
-            clients=nobody,
-            wire=NoWire(),  # type: ignore[arg-type]
-            trainer=self.plan.trainer(),
-            initial=self.plan.initial(),
-            seed=self.plan.seed,
-        )
+        setting = setting_of(self.plan.protocol, self.plan.common, nobody, NoWire(), self.plan.seed)
         protocol = self.plan.protocol(self.plan.protocol_config, setting)
         protocol.state = self._vault.load(checkpoint["state"])
         released: Parameters | None = protocol.released()
@@ -271,8 +257,7 @@ class _Rehearsal:
 
     def __init__(self, plan: Plan, adversary: str, folder: Path) -> None:
         self._protocol, self._config, self._adversary = plan.protocol, plan.protocol_config, adversary
-        self._architecture, self._execution = plan.architecture, plan.execution
-        self._defenses, self._folder = dict(plan.defenses), folder
+        self._common, self._defenses, self._folder = plan.common, dict(plan.defenses), folder
         self._withheld, self._transport = plan.spec.withhold, plan.spec.transport
 
     def __call__(self, data: list[tuple[Tensor, Tensor]], seed: int) -> View:
@@ -280,8 +265,7 @@ class _Rehearsal:
             Path(tempfile.mkdtemp(dir=self._folder)),
             protocol=self._protocol,
             config=self._config,
-            trainer=Trainer(self._architecture, self._execution),
-            initial=parameters_of(self._architecture.build(child(seed, "initial-parameters"))),
+            common=self._common,
             data=data,
             seed=seed,
             adversary=self._adversary,

@@ -26,6 +26,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
     cells = [load_json(path) for path in sorted((run / "attacks").glob("*.json"))]
     seen = dict.fromkeys([*plan.parties, *spec.adversaries])
     card = plan.protocol
+    silences = _silences(run)
     private = derived_from_data(read_messages(run / "transcript"))
     value = {
         "schema": SCHEMA,
@@ -42,6 +43,8 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
             "clients": spec.clients,
             "rounds": plan.protocol_config.rounds,  # type: ignore[attr-defined]
             "model": spec.model.name,
+            "client_models": [m.name for m in spec.client_models],
+            "silences": silences,
             "parameters": sum(t.numel() for t in plan.initial().values()),
             "head": manifest["head"],
             "messages": manifest["messages"],
@@ -69,11 +72,28 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
         ],
         "cells": cells,
         "gates": gates(spec.gates.model_dump(), cells),
-        "limits": _limits(plan),
+        "limits": [*_limits(plan), *_went_silent(silences)],
         "reproduce": _reproduce(),
     }
     save_json(run / "result.json", value, indent=1)
     return value
+
+
+def _silences(run: Path) -> list[dict[str, Any]]:
+    """Who went silent, and in which rounds, as the transcript has it."""
+    found: dict[str, list[int]] = {}
+    for message in read_messages(run / "transcript"):
+        if message.kind == "silence":
+            found.setdefault(message.sender, []).append(message.round)
+    return [{"party": party, "rounds": rounds} for party, rounds in found.items()]
+
+
+def _went_silent(silences: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{s['party']} went silent in {len(s['rounds'])} rounds (first {s['rounds'][0]}, last {s['rounds'][-1]}): "
+        "they were completed without what it did not send."
+        for s in silences
+    ]
 
 
 def _utility(run: Path) -> dict[str, Any]:

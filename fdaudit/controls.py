@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from fdaudit import defenses, protocols
 from fdaudit.execution import Execution
+from fdaudit.federation import Common
 from fdaudit.knowledge import Knowledge
 from fdaudit.metrics import score_membership, score_reconstruction
 from fdaudit.models import Architecture, architecture
@@ -28,7 +29,8 @@ from fdaudit.rehearsal import rehearse
 from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy, child_seed
 from fdaudit.spec import ModelSpec
-from fdaudit.training import Fit, Job, Parameters, Trainer, parameters_of
+from fdaudit.trainers import Networks
+from fdaudit.training import Fit, Job, Parameters, Trainer
 from fdaudit.types import AttackTask, Challenge, Figure, Membership, Reconstruction
 from fdaudit.view import View
 
@@ -126,8 +128,9 @@ class _Case:
             folder,
             protocol=fedavg,
             config=fedavg.Config(rounds=1, upload="gradient", batch_size=1),
-            trainer=Trainer(self.network, self.execution),
-            initial=parameters_of(self.network.build(child(seed, "initial"))),
+            common=Common(
+                networks=Networks(self.network), execution=self.execution, public=x.new_zeros(0, *x.shape[1:])
+            ),
             data=[(x[k : k + 1], y[k : k + 1]) for k in range(len(y))],
             seed=seed,
             defenses=attached,

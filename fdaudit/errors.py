@@ -76,7 +76,17 @@ class ProtocolError(FdauditError):
 
 
 class TrainingDivergedError(FdauditError):
-    """A loss became NaN or infinite; names the party, the step and the value."""
+    """A loss became NaN or infinite.
+
+    Args:
+        party: whose model diverged.
+        step: which of its steps, from 0.
+        value: the loss.
+    """
+
+    def __init__(self, party: str, step: int, value: float) -> None:
+        self.party, self.step, self.value = party, step, value
+        super().__init__(f"{party}: the loss at local step {step} is {value}. Lower the learning rate.")
 
 
 class BudgetExceededError(FdauditError):

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from fdaudit.config import Config
+from fdaudit.trainers import Networks, Trainers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fdaudit.training import Parameters, Trainer
+    from fdaudit.execution import Execution
+    from fdaudit.training import Parameters
+    from fdaudit.types import DefenseSpec
     from fdaudit.wire import Wire
 
-__all__ = ["FederatedProtocol", "PartyData", "Round", "Setting"]
+__all__ = ["Common", "FederatedProtocol", "PartyData", "ProtocolConfig", "Round", "Setting"]
+
+
+class ProtocolConfig(Config):
+    """What every protocol's settings say besides their own fields; `rounds` is a field or a property of each."""
+
+    def alone(self) -> dict[str, Any]:
+        """Settings of a reference line that trains a model as much as a client does here."""
+        return {}
+
+    def defenses(self) -> tuple[DefenseSpec, ...]:
+        """The protocol's own defences, as data; they act after those of the spec."""
+        return ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,16 +50,56 @@ class Setting:
     Attributes:
         clients: private data by party name, `client/0` first.
         wire: the only way between parties.
-        trainer: the shared training core for the federation's architecture.
-        initial: the public initial parameters.
+        trainers: the training core of `server` and of each client.
+        initial: the public initial parameters of the same parties.
+        public: (n, c, h, w) unlabelled samples that every party holds; n may be 0.
+        input_shape: (c, h, w) of an image.
+        classes: number of classes C.
+        encode: a public feature extractor, (n, c, h, w) -> (n, d), for protocols that work in feature space.
         seed: the run's seed, for named child generators.
     """
 
     clients: Mapping[str, PartyData]
     wire: Wire
-    trainer: Trainer
-    initial: Parameters
+    trainers: Trainers
+    initial: Mapping[str, Parameters]
+    public: Tensor
+    input_shape: tuple[int, int, int]
+    classes: int
+    encode: Callable[[Tensor], Tensor] | None
     seed: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Common:
+    """What every party, and every adversary, has before the first message: nothing private is in it.
+
+    Attributes:
+        networks: who trains which network.
+        execution: how training runs.
+        public: (n, c, h, w) unlabelled samples.
+        encode: a public feature extractor, where there is one.
+    """
+
+    networks: Networks
+    execution: Execution
+    public: Tensor
+    encode: Callable[[Tensor], Tensor] | None = None
+
+    def setting(self, clients: Mapping[str, PartyData], wire: Wire, seed: int) -> Setting:
+        """What a protocol is given that these clients run over `wire`."""
+        parties = ("server", *clients)
+        return Setting(
+            clients=clients,
+            wire=wire,
+            trainers=Trainers(self.networks, self.execution, parties),
+            initial=self.networks.initial(parties, seed),
+            public=self.public,
+            input_shape=self.networks.shared.input_shape,
+            classes=self.networks.shared.classes,
+            encode=self.encode,
+            seed=seed,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,13 +125,16 @@ class FederatedProtocol(Protocol):
 
     The class attributes are plain literals, so that `list` and `explain` can read them without running code.
     An entry of `messages` has `kind`, `from`, `to`, `what` and, where a setting decides whether it is sent,
-    `when`: the settings by name with the value that each must have.
+    `when`: the settings by name with the value that each must have. `heterogeneous` says whether clients may
+    train different networks, `needs_public` whether the protocol works on the public samples. An oracle named
+    `released-model` answers by `released()`.
 
     Guarantees every protocol must keep:
       * it talks only through the wire, in the kinds that it declares;
       * all randomness comes from named child generators of the run's seed;
       * what outlives a round sits in `state`, so a run resumed after any round ends bit for bit the same;
-      * a message's `inputs`, where declared, leave out nothing that it depends on.
+      * a message's `inputs`, where declared, leave out nothing that it depends on;
+      * a round in which messages of some clients do not arrive is completed without them.
     """
 
     name: ClassVar[str]
@@ -86,6 +146,8 @@ class FederatedProtocol(Protocol):
     deviations: ClassVar[tuple[str, ...]]
     withholdable: ClassVar[tuple[str, ...]]
     pools_data: ClassVar[bool]
+    heterogeneous: ClassVar[bool]
+    needs_public: ClassVar[bool]
     Config: ClassVar[type[Any]]
 
     state: dict[str, Tensor]

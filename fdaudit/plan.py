@@ -12,14 +12,18 @@ import torch
 from fdaudit import attacks, defenses, protocols
 from fdaudit.config import Config, validate
 from fdaudit.data import Dataset, Splits, load_dataset, make_splits, test_xy
-from fdaudit.errors import SpecError, nearest
+from fdaudit.encoder import TaskEncoder
+from fdaudit.errors import DataError, SpecError, nearest
 from fdaudit.execution import Execution
+from fdaudit.federation import Common
 from fdaudit.models import Architecture, architecture
 from fdaudit.rehearsal import parties_of
-from fdaudit.rng import child
+from fdaudit.rng import child, child_seed
 from fdaudit.spec import RecordRounds, Spec
-from fdaudit.training import Parameters, Trainer, parameters_of
+from fdaudit.trainers import Networks
+from fdaudit.training import Parameters, Trainer
 from fdaudit.view import members_of
+from fdaudit.wire import Outage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +51,8 @@ class Plan:
         seed: the run's seed.
         dataset: all images; only the auditor and the splits' owners see their parts.
         splits: who holds which records.
-        architecture: the network of the federation.
+        networks: who trains which network.
+        public: (n, c, h, w) unlabelled samples that every party holds.
         execution: how training runs.
         protocol: the protocol's class.
         protocol_config: its settings.
@@ -60,7 +65,8 @@ class Plan:
     seed: int
     dataset: Dataset
     splits: Splits
-    architecture: Architecture
+    networks: Networks
+    public: Tensor
     execution: Execution
     protocol: Any
     protocol_config: Config
@@ -94,13 +100,48 @@ class Plan:
         index = self.splits.auxiliary
         return self.dataset.x[index], self.dataset.y[index]
 
+    @property
+    def architecture(self) -> Architecture:
+        """The server's network, and every client's that has none of its own."""
+        return self.networks.shared
+
+    @property
+    def outages(self) -> tuple[Outage, ...]:
+        """Who goes silent when."""
+        return tuple(
+            Outage(
+                party=f"client/{o.client}",
+                first=o.round,
+                last=o.round if o.last is None else o.last,
+                after=o.after,
+            )
+            for o in self.spec.outages
+        )
+
+    @cached_property
+    def common(self) -> Common:
+        """What every party has before the first message."""
+        return Common(
+            networks=self.networks, execution=self.execution, public=self.public, encode=self.encoder
+        )
+
+    @cached_property
+    def encoder(self) -> TaskEncoder:
+        """A public feature extractor, learnt from auxiliary records when it is first used."""
+        return TaskEncoder(
+            self.auxiliary,
+            classes=self.dataset.classes,
+            execution=self.execution,
+            seed=child_seed(self.seed, "encoder"),
+        )
+
     def trainer(self) -> Trainer:
-        """A fresh training core: no weights of any party in it."""
+        """A fresh training core for the server's network: no weights of any party in it."""
         return Trainer(self.architecture, self.execution)
 
     def initial(self) -> Parameters:
-        """The public initial parameters."""
-        return parameters_of(self.architecture.build(child(self.seed, "initial-parameters")))
+        """The public initial parameters of the server's network."""
+        return self.networks.initial(["server"], self.seed)["server"]
 
 
 def make_plan(spec: Spec, seed: int) -> Plan:
@@ -121,31 +162,34 @@ def make_plan(spec: Spec, seed: int) -> Plan:
             problem = f"cannot be withheld from {spec.protocol.name}"
             raise SpecError(f"withhold.{number}", kind, problem, f"It can live without: {allowed}.")
     dataset = load_dataset(spec.dataset, child(seed, "dataset"))
-    network = architecture(spec.model, dataset.input_shape, dataset.classes)
+    networks = _networks(spec, protocol, dataset)
     execution = Execution.resolve(
         device=spec.device,
         threads=spec.threads,
         strategy=spec.strategy,
         memory_format=spec.memory_format,
-        convolutions=network.has_convolutions,
-        batchnorm=network.has_batchnorm,
+        convolutions=any(n.has_convolutions for n in networks.distinct),
+        batchnorm=any(n.has_batchnorm for n in networks.distinct),
     )
     _refuse_absent_device(execution.device)
-    if getattr(config, "upload", None) == "gradient" and network.has_batchnorm:
+    if getattr(config, "upload", None) == "gradient" and networks.shared.has_batchnorm:
         raise SpecError(
             "protocol.params.upload",
             "gradient",
             f"cannot carry the BatchNorm statistics of {spec.model.name}",
             "Set upload to 'model_update', or the model's norm to 'group'.",
         )
-    splits = make_splits(dataset, spec.clients, spec.partition, spec.splits, child(seed, "splits"))
+    shares = spec.splits if spec.public_dataset is None else spec.splits.model_copy(update={"proxy": 0.0})
+    splits = make_splits(dataset, spec.clients, spec.partition, shares, child(seed, "splits"))
+    public = _public(spec, protocol, dataset, splits, seed)
     _refuse_attacks_without_controls(spec, attack_plans, len(splits.auxiliary))
     return Plan(
         spec=spec.model_copy(update=vars(execution)),
         seed=seed,
         dataset=dataset,
         splits=splits,
-        architecture=network,
+        networks=networks,
+        public=public,
         execution=execution,
         protocol=protocol,
         protocol_config=config,
@@ -155,6 +199,44 @@ def make_plan(spec: Spec, seed: int) -> Plan:
         defenses=attached,
         attacks=attack_plans,
     )
+
+
+def _networks(spec: Spec, protocol: Any, dataset: Dataset) -> Networks:
+    shared = architecture(spec.model, dataset.input_shape, dataset.classes)
+    own = []
+    for number, entry in enumerate(spec.client_models):
+        try:
+            own.append(architecture(entry, dataset.input_shape, dataset.classes))
+        except SpecError as error:
+            field = error.field.replace("model", f"client_models.{number}", 1)
+            raise SpecError(field, error.value, error.problem, error.remedy) from None
+        if not protocol.heterogeneous and own[-1] != shared:
+            problem = f"differs from model {spec.model.name!r}: {protocol.name} needs one network for all"
+            remedy = "Remove client_models, or choose a protocol that exchanges predictions."
+            raise SpecError(f"client_models.{number}.name", entry.name, problem, remedy)
+    return Networks(shared, tuple(own))
+
+
+def _public(spec: Spec, protocol: Any, dataset: Dataset, splits: Splits, seed: int) -> Tensor:
+    """The public samples: the proxy split, or the images of another dataset."""
+    if spec.public_dataset is None:
+        samples, field, value = dataset.x[splits.proxy], "splits.proxy", spec.splits.proxy
+    else:
+        try:
+            other = load_dataset(spec.public_dataset, child(seed, "public-dataset"))
+        except DataError as error:
+            field = error.field.replace("dataset", "public_dataset", 1)
+            raise DataError(field, error.value, error.problem, error.remedy) from None
+        samples, field, value = other.x, "public_dataset.name", spec.public_dataset.name  # type: ignore[assignment]
+        if samples.shape[1:] != dataset.x.shape[1:]:
+            sides = ["x".join(map(str, t.shape[1:])) for t in (samples, dataset.x)]
+            problem = f"has images of {sides[0]}, the clients' are {sides[1]}"
+            remedy = "Set image_size of one of them, or choose a public set of the same kind."
+            raise SpecError(field, value, problem, remedy)
+    if protocol.needs_public and not len(samples):
+        problem = f"leaves no public samples, on which {protocol.name} works"
+        raise SpecError(field, value, problem, "Raise splits.proxy, or name a public dataset.")
+    return samples
 
 
 def _attacks(spec: Spec) -> tuple[AttackPlan, ...]:
@@ -199,18 +281,17 @@ def plan_attack(
 
 def _defenses(spec: Spec, protocol: Any, config: Config) -> dict[tuple[str, str], tuple[Any, ...]]:
     attached: dict[tuple[str, str], tuple[Any, ...]] = {}
-    for number, entry in enumerate(spec.defenses):
+    own = [(f"protocol.defenses.{d.kind}", d) for d in config.defenses()]  # type: ignore[attr-defined]
+    for where, entry in [*((f"defenses.{n}", d) for n, d in enumerate(spec.defenses)), *own]:
         sent = sorted(
             {m["kind"] for m in protocol.messages if m["from"] == entry.sender and _sent(m, config)}
         )
         if entry.kind not in sent:
             # A defence on a message that is never sent would protect nothing, and nobody would be told.
             problem = f"is never sent by a {entry.sender} in {protocol.name} with these settings"
-            raise SpecError(
-                f"defenses.{number}.kind", entry.kind, problem, nearest(entry.kind, sent or ["nothing"])
-            )
-        cls = defenses.REGISTRY.load(entry.name, f"defenses.{number}.name")
-        built = cls(validate(cls.Config, entry.params, f"defenses.{number}.params"))
+            raise SpecError(f"{where}.kind", entry.kind, problem, nearest(entry.kind, sent or ["nothing"]))
+        cls = defenses.REGISTRY.load(entry.name, f"{where}.name")
+        built = cls(validate(cls.Config, entry.params, f"{where}.params"))
         key = (entry.kind, entry.sender)
         attached[key] = (*attached.get(key, ()), built)
     return attached
@@ -266,7 +347,7 @@ def _refuse_attacks_without_controls(spec: Spec, plans: tuple[AttackPlan, ...], 
 def _reference(name: str, config: Config, clients: int) -> tuple[Any, Config]:
     """A reference protocol that trains as the run's does, with as many records a round in all."""
     cls = protocols.REGISTRY.load(name)
-    shared = {f: getattr(config, f) for f in cls.Config.model_fields if hasattr(config, f)}
+    shared = config.alone()  # type: ignore[attr-defined]
     if name == "centralized":
         shared["publish"] = False
         if shared.get("local_steps") is not None:

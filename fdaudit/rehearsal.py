@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fdaudit.config import Config
-from fdaudit.federation import PartyData, Setting
+from fdaudit.federation import Common, PartyData, Setting
 from fdaudit.rng import SecretStream, child_seed
-from fdaudit.training import Parameters, Trainer
+from fdaudit.trainers import Networks
 from fdaudit.transcript import Transcript
 from fdaudit.view import View, view_of
 from fdaudit.wire import Wire
@@ -19,7 +20,7 @@ from fdaudit.wire import Wire
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["kinds_of", "parties_of", "pooled", "rehearse"]
+__all__ = ["kinds_of", "parties_of", "rehearse", "setting_of"]
 
 
 def kinds_of(protocol: Any) -> list[str]:
@@ -33,10 +34,15 @@ def parties_of(protocol: Any, clients: int) -> tuple[str, ...]:
     return (*others, *(f"client/{k}" for k in range(clients)), "world")
 
 
-def pooled(clients: Mapping[str, PartyData]) -> PartyData:
-    """The union of all clients' records, in the clients' order, for a protocol that pools data."""
+def setting_of(
+    protocol: Any, common: Common, clients: Mapping[str, PartyData], wire: Any, seed: int
+) -> Setting:
+    """What the protocol is given; one that pools data has one client, with the union and the shared network."""
+    if not protocol.pools_data:
+        return common.setting(clients, wire, seed)
     x, y = (torch.cat([getattr(data, part) for data in clients.values()]) for part in ("x", "y"))
-    return PartyData(x, y)
+    alone = replace(common, networks=Networks(common.networks.shared))
+    return alone.setting({"client/0": PartyData(x, y)}, wire, seed)
 
 
 def rehearse(
@@ -44,8 +50,7 @@ def rehearse(
     *,
     protocol: Any,
     config: Config,
-    trainer: Trainer,
-    initial: Parameters,
+    common: Common,
     data: Sequence[tuple[Tensor, Tensor]],
     seed: int,
     adversary: str = "server",
@@ -59,8 +64,7 @@ def rehearse(
         folder: an empty directory for the transcript, which must outlive the view.
         protocol: the protocol's class.
         config: its settings.
-        trainer: the training core.
-        initial: initial parameters.
+        common: networks, training, public samples: what everybody has.
         data: records (x, y) of each client.
         seed: seed of this rehearsal.
         adversary: whose view is wanted.
@@ -74,19 +78,18 @@ def rehearse(
     )
     parties = parties_of(protocol, len(data))
     records = {f"client/{k}": PartyData(x, y) for k, (x, y) in enumerate(data)}
-    clients = {"client/0": pooled(records)} if protocol.pools_data else records
     with Transcript(folder, secret=secret) as transcript:
         wire = Wire(
             transcript,
             parties=parties,
             kinds=kinds_of(protocol),
-            device=trainer.device,
+            device=torch.device(common.execution.device),
             secret=secret,
             defenses=defenses,
             withheld=withheld,
+            withholdable=protocol.withholdable,
         )
-        setting = Setting(clients=clients, wire=wire, trainer=trainer, initial=initial, seed=seed)
-        for _ in protocol(config, setting).rounds(0):
+        for _ in protocol(config, setting_of(protocol, common, records, wire, seed)).rounds(0):
             pass
     return view_of(
         folder,

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fdaudit.errors import ProtocolError
-from fdaudit.federation import PartyData, Round, Setting
+from fdaudit.federation import PartyData, Round
 from fdaudit.metrics import accuracy, macro_f1
 from fdaudit.plan import Plan
-from fdaudit.rehearsal import kinds_of, pooled
+from fdaudit.rehearsal import kinds_of, setting_of
 from fdaudit.spec import RecordRounds
-from fdaudit.training import Parameters, Trainer
+from fdaudit.trainers import Trainers
+from fdaudit.training import Parameters
 from fdaudit.transcript import Position, Transcript
 from fdaudit.vault import Vault
 from fdaudit.wire import Delivery, Wire
@@ -51,7 +52,7 @@ class Utility:
             self._write([_COLUMNS])
 
     def add(
-        self, line: str, round: int, models: Mapping[str, Parameters], trainer: Trainer, plan: Plan
+        self, line: str, round: int, models: Mapping[str, Parameters], trainers: Trainers, plan: Plan
     ) -> None:
         """Evaluates models on the test records and appends their rows."""
         if not models:
@@ -59,7 +60,7 @@ class Utility:
         x, y = plan.test
         rows = []
         for party, parameters in models.items():
-            guess = trainer.predict(parameters, x).argmax(1)
+            guess = trainers[party].predict(parameters, x).argmax(1)
             rows.append((line, round, party, accuracy(guess, y), macro_f1(guess, y), len(y)))
         self._write(rows)
 
@@ -90,17 +91,15 @@ class _Stage:
 
     plan: Plan
     protocol: Any
-    trainer: Trainer
-    evaluator: Trainer
+    evaluators: Trainers
 
     @classmethod
     def set_up(cls, plan: Plan, protocol: Any, config: Any, wire: Any) -> _Stage:
-        trainer = plan.trainer()
         clients = {k: PartyData(*plan.records(k)) for k in plan.clients}
-        if protocol.pools_data:
-            clients = {"client/0": pooled(clients)}
-        setting = Setting(clients=clients, wire=wire, trainer=trainer, initial=plan.initial(), seed=plan.seed)
-        return cls(plan, protocol(config, setting), trainer, plan.trainer())
+        setting = setting_of(protocol, plan.common, clients, wire, plan.seed)
+        # The auditor measures with training cores of its own: a protocol's have its parties' weights in them.
+        evaluators = Trainers(plan.common.networks, plan.execution, tuple(setting.trainers))
+        return cls(plan, protocol(config, setting), evaluators)
 
     def worth_a_row(self, done: Round, rounds: int) -> Mapping[str, Parameters]:
         """The models to evaluate: what a server holds as the run goes, everybody's at the end."""
@@ -135,6 +134,8 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
             secret=secrets.secret,
             defenses=plan.defenses,
             withheld=plan.spec.withhold,
+            withholdable=plan.protocol.withholdable,
+            outages=plan.outages,
         )
         stage = _Stage.set_up(plan, plan.protocol, plan.protocol_config, wire)
         if checkpoint:
@@ -144,7 +145,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
         first = checkpoint["round"] + 1 if checkpoint else 0
         for done in stage.protocol.rounds(first):
             utility.add(
-                plan.protocol.name, done.index, stage.worth_a_row(done, rounds), stage.evaluator, plan
+                plan.protocol.name, done.index, stage.worth_a_row(done, rounds), stage.evaluators, plan
             )
             if done.index == rounds - 1:
                 for party, parameters in done.models.items():
@@ -161,7 +162,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
 def _reference_line(plan: Plan, protocol: Any, config: Any, utility: Utility, tick: Tick) -> Iterator[None]:
     stage = _Stage.set_up(plan, protocol, config, NoWire())
     for done in stage.protocol.rounds(0):
-        utility.add(protocol.name, done.index, stage.worth_a_row(done, config.rounds), stage.evaluator, plan)
+        utility.add(protocol.name, done.index, stage.worth_a_row(done, config.rounds), stage.evaluators, plan)
         tick(protocol.name, done.index + 1, config.rounds)
         yield
 

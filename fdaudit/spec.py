@@ -19,6 +19,7 @@ __all__ = [
     "DefenseEntry",
     "GateSpec",
     "ModelSpec",
+    "OutageSpec",
     "PartitionSpec",
     "ProtocolSpec",
     "RecordRounds",
@@ -111,6 +112,26 @@ class ProtocolSpec(Config):
     """The protocol's own settings."""
 
 
+class OutageSpec(Config):
+    """A client that fails or goes silent: its messages do not arrive, and the run goes on without it."""
+
+    client: int = Field(ge=0)
+    """The client's number."""
+    round: int = Field(ge=0)
+    """The first round in which it is silent, counted from 0."""
+    last: int | None = Field(None, ge=0)
+    """The last such round; default: the same round."""
+    after: int = Field(0, ge=0)
+    """How many messages it still sends in each of these rounds."""
+
+    @model_validator(mode="after")
+    def _ends_after_it_begins(self) -> Self:
+        if self.last is not None and self.last < self.round:
+            problem = f"lies before round {self.round}"
+            raise SpecError("outages.last", self.last, problem, "Give a later round, or leave it out.")
+        return self
+
+
 class AttackSpec(Config):
     """An attack to run against every adversary to which it applies."""
 
@@ -191,13 +212,19 @@ class Spec(Config):
     splits: SplitSpec = SplitSpec()
     """What is set aside before the clients share the rest."""
     model: ModelSpec = ModelSpec()
-    """Which network the clients train."""
+    """Which network the server and the clients train."""
+    client_models: tuple[ModelSpec, ...] = ()
+    """One network a client, in their order, where the protocol allows unlike ones; `model` is then the server's."""
+    public_dataset: DatasetSpec | None = None
+    """Another dataset whose images are the public, unlabelled samples; default: `splits.proxy` of the clients' own."""
     protocol: ProtocolSpec = ProtocolSpec()
     """Which protocol is run."""
     defenses: tuple[DefenseEntry, ...] = ()
     """Defences, in the order in which they act."""
     withhold: tuple[Text, ...] = ()
     """Message kinds that are not sent, where the protocol can live without them."""
+    outages: tuple[OutageSpec, ...] = ()
+    """Clients that fail or go silent, and when."""
     references: tuple[Literal["standalone", "centralized"], ...] = ("standalone", "centralized")
     """Reference lines of the utility curve."""
     evaluate_every: int = Field(1, ge=1)
@@ -219,6 +246,13 @@ class Spec(Config):
             raise SpecError(
                 "victims", self.victims, f"is more than the {self.clients} clients", "Ask for fewer victims."
             )
+        if self.client_models and len(self.client_models) != self.clients:
+            problem = f"names {len(self.client_models)} networks for {self.clients} clients"
+            raise SpecError("client_models", len(self.client_models), problem, "Give one a client, or none.")
+        for number, outage in enumerate(self.outages):
+            if outage.client >= self.clients:
+                field, problem = f"outages.{number}.client", f"is none of the {self.clients} clients"
+                raise SpecError(field, outage.client, problem, f"Clients count from 0 to {self.clients - 1}.")
         for name in self.adversaries:
             _check_adversary("adversaries", name, self.clients)
         for number, attack in enumerate(() if self.attacks == "all" else self.attacks):

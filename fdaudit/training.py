@@ -351,6 +351,5 @@ def _finite(jobs: Sequence[Job], fitted: list[Fitted]) -> list[Fitted]:
     for job, result in zip(jobs, fitted, strict=True):
         wrong = (~torch.isfinite(result.losses)).nonzero()
         if len(wrong):
-            what = f"the loss at local step {int(wrong[0])} is {result.losses[wrong[0]].item()}"
-            raise TrainingDivergedError(f"{job.party}: {what}. Lower the learning rate.")
+            raise TrainingDivergedError(job.party, int(wrong[0]), result.losses[wrong[0]].item())
     return fitted

@@ -3,11 +3,13 @@
 Guarantees:
   * a receiver is handed the decoded record, so nothing it uses is missing from the transcript;
   * defences act on the sender's side, before the message is recorded, in the order of the spec;
-  * a party the protocol did not declare, or a kind it did not list, cannot be sent or received.
+  * a party the protocol did not declare, or a kind it did not list, cannot be sent or received;
+  * a message that a silent party owes is on record as a `silence`, once a round.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Defense", "Delivery", "Released", "Wire"]
+__all__ = ["Defense", "Delivery", "Outage", "Released", "Wire"]
 
 
 class Delivery(dict[str, "Tensor"]):
@@ -57,6 +59,20 @@ class Defense(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outage:
+    """A party that goes silent: from round `first` to `last`, after `after` messages of each round."""
+
+    party: str
+    first: int
+    last: int
+    after: int = 0
+
+    def holds(self, round: int, sent: int) -> bool:
+        """Whether the party is silent in `round`, once it has sent so many messages of it."""
+        return self.first <= round <= self.last and sent >= self.after
+
+
 class Wire:
     """Carries the messages of one run.
 
@@ -68,6 +84,8 @@ class Wire:
         secret: the vault's secret, for defence noise.
         defenses: by (kind, sender role), in the order in which they act.
         withheld: kinds that the spec withholds; sending one returns None and records nothing.
+        withholdable: the kinds that the protocol can live without.
+        outages: who goes silent when.
     """
 
     def __init__(
@@ -80,6 +98,8 @@ class Wire:
         secret: bytes,
         defenses: Mapping[tuple[str, str], Sequence[Defense]] | None = None,
         withheld: Sequence[str] = (),
+        withholdable: Sequence[str] = (),
+        outages: Sequence[Outage] = (),
     ) -> None:
         unknown = set(kinds) - KINDS.keys()
         if unknown:
@@ -89,12 +109,16 @@ class Wire:
         self._transcript, self._device, self._secret = transcript, device, secret
         self._parties, self._kinds = frozenset(parties), frozenset(kinds)
         self._defenses, self._withheld = dict(defenses or {}), frozenset(withheld)
+        self._withholdable, self._outages = frozenset(withholdable), tuple(outages)
         self._round, self._step = 0, 0
+        self._sent, self._silent = Counter[str](), set[str]()
 
     def begin(self, round: int, step: int = 0) -> None:
         """Sets the round and step of the messages that follow; neither ever goes back."""
         if (round, step) < (self._round, self._step):
             raise ProtocolError(f"wire: round {round} step {step} lies before {self._round}, {self._step}")
+        if round != self._round:
+            self._sent, self._silent = Counter[str](), set[str]()
         self._round, self._step = round, step
 
     def send(
@@ -119,14 +143,22 @@ class Wire:
             fields: further public scalars.
 
         Returns:
-            The recorded tensors on the run's device, or None when the spec withholds this kind.
+            The recorded tensors on the run's device, or None when the message does not arrive: the spec
+            withholds its kind, or the sender has gone silent. A protocol does without it.
 
         Raises:
-            ProtocolError: the kind or a party is not declared.
+            ProtocolError: the kind or a party is not declared, or the protocol cannot live without a kind
+                that is withheld.
         """
         self._check(sender, receivers, kind, inputs)
         if kind in self._withheld:
+            if kind not in self._withholdable:
+                raise ProtocolError(f"wire: the protocol cannot live without {kind}. Do not withhold it.")
             return None
+        if any(o.party == sender and o.holds(self._round, self._sent[sender]) for o in self._outages):
+            self._note_silence(sender, receivers)
+            return None
+        self._sent[sender] += 1
         # Defences draw noise tensor by tensor: in the order of names, whatever order a sender holds them in.
         tensors = dict(sorted(tensors.items()))
         event: Event | None = None
@@ -159,6 +191,21 @@ class Wire:
         )
         message, decoded = self._transcript.append(draft, tensors)
         return Delivery({name: t.to(self._device) for name, t in decoded.items()}, message.seq)
+
+    def _note_silence(self, sender: str, receivers: Sequence[str]) -> None:
+        """On record once a round: who did not answer whom. When a party goes silent is no secret of its data."""
+        if sender not in self._silent:
+            self._silent.add(sender)
+            draft = Message(
+                seq=0,
+                round=self._round,
+                step=self._step,
+                sender=sender,
+                receivers=tuple(receivers),
+                kind="silence",
+                inputs=(),
+            )
+            self._transcript.append(draft, {})
 
     def _check(self, sender: str, receivers: Sequence[str], kind: str, inputs: Sequence[str | int]) -> None:
         if kind not in self._kinds:

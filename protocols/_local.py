@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from fdaudit.config import Config
+from fdaudit.federation import ProtocolConfig
 from fdaudit.training import Fit
 
 
-class LocalTraining(Config):
+class LocalTraining(ProtocolConfig):
     """Local SGD: steps or epochs a round, batch size and optimizer."""
 
     rounds: int = Field(20, ge=1)
@@ -34,6 +34,10 @@ class LocalTraining(Config):
             both = f"local_steps = {self.local_steps} with local_epochs = {self.local_epochs}"
             raise ValueError(f"cannot be combined: {both}. Give one of them.")
         return self
+
+    def alone(self) -> dict[str, Any]:
+        """The same local training, round by round, without any exchange."""
+        return {name: getattr(self, name) for name in LocalTraining.model_fields}
 
     @property
     def steps(self) -> dict[str, int | None]:

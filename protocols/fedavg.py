@@ -17,6 +17,7 @@ from fdaudit.training import Job, Parameters, draw_batches
 from fdaudit.wire import Delivery
 
 from ._local import LocalTraining
+from ._state import put, take
 
 __all__ = ["FedAvg", "FedAvgConfig"]
 
@@ -116,23 +117,22 @@ class FedAvg:
     )
     withholdable: ClassVar[tuple[str, ...]] = ("sample_count",)
     pools_data: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = False
+    needs_public: ClassVar[bool] = False
     Config: ClassVar[type[FedAvgConfig]] = FedAvgConfig
 
     def __init__(self, config: FedAvgConfig, setting: Setting) -> None:
-        self.config, self._wire, self._trainer, self._seed = (
-            config,
-            setting.wire,
-            setting.trainer,
-            setting.seed,
-        )
+        self.config, self._wire, self._seed = config, setting.wire, setting.seed
+        self._trainer, initial = setting.trainers["server"], setting.initial["server"]
         self._clients = dict(setting.clients)
-        if config.upload == "gradient" and set(setting.trainer.trainable) != set(setting.initial):
+        if config.upload == "gradient" and set(self._trainer.trainable) != set(initial):
             raise ProtocolError(
                 "upload = 'gradient' cannot carry BatchNorm's statistics. Use 'model_update'."
             )
-        self.state: dict[str, Tensor] = {f"server/w/{n}": t.clone() for n, t in setting.initial.items()}
+        self.state: dict[str, Tensor] = {}
+        put(self.state, "server/w/", {n: t.clone() for n, t in initial.items()})
         if config.server_momentum:
-            self.state |= {f"server/v/{n}": torch.zeros_like(t) for n, t in setting.initial.items()}
+            put(self.state, "server/v/", {n: torch.zeros_like(t) for n, t in initial.items()})
         self.state["server/basis"] = torch.zeros(0, dtype=torch.int64)
 
     def rounds(self, start: int) -> Iterator[Round]:
@@ -151,7 +151,7 @@ class FedAvg:
 
     def released(self) -> Parameters:
         """The server's model."""
-        return {n: self.state[f"server/w/{n}"] for n in self._names("server/w/")}
+        return take(self.state, "server/w/")
 
     # -- the server -----------------------------------------------------------------------------------------
 
@@ -166,14 +166,18 @@ class FedAvg:
         inputs = ALL if self.config.server_momentum else [int(i) for i in self.state["server/basis"]]
         sent = self._wire.send("server", receivers, "model_parameters", self.released(), inputs=inputs)
         if sent is None:
-            raise ProtocolError("fedavg cannot do without model_parameters. Do not withhold it.")
+            raise ProtocolError("fedavg: the server's model did not arrive. Only clients may go silent.")
         return sent
 
     def _aggregate(self, w_t: Delivery, uploads: Mapping[str, Delivery]) -> Parameters:
         """Line 8: the weighted average, from the model as it was sent (a defence may have changed it).
 
         FedAvgM (Hsu et al. 2019) keeps a velocity v <- βv + Δ of the change Δ and adds v instead of Δ.
+
+        When no upload arrives the model stays as it is.
         """
+        if not uploads:
+            return self.released()
         weights = self._weights(list(uploads))
         scale = {"gradient": -self.config.lr, "model_update": 1.0, "model_parameters": 1.0}[
             self.config.upload
@@ -204,9 +208,6 @@ class FedAvg:
     def _count_seqs(self, senders: Mapping[str, Delivery]) -> list[int]:
         return [int(self.state[f"server/n_seq/{k}"]) for k in senders if f"server/n_seq/{k}" in self.state]
 
-    def _names(self, prefix: str) -> list[str]:
-        return [n.removeprefix(prefix) for n in self.state if n.startswith(prefix)]
-
     # -- the clients ----------------------------------------------------------------------------------------
 
     def _announce_counts(self) -> None:
@@ -232,10 +233,9 @@ class FedAvg:
             if cfg.upload == "model_update":
                 tensors = {n: p - w_t[n] for n, p in tensors.items()}
             upload = self._wire.send(job.party, ["server"], cfg.upload, tensors, inputs=[DATA, w_t.seq])
-            if upload is None:
-                raise ProtocolError(f"fedavg cannot do without {cfg.upload}. Do not withhold it.")
-            uploads[job.party] = upload
-            batches[upload.seq] = torch.cat(list(job.batches))
+            if upload is not None:  # otherwise the client went silent: the round goes on without it
+                uploads[job.party] = upload
+                batches[upload.seq] = torch.cat(list(job.batches))
             losses[job.party] = float(result.losses.mean())
             if cfg.upload != "gradient":
                 models[job.party] = result.parameters

@@ -13,6 +13,7 @@ from fdaudit.rng import child, child_seed
 from fdaudit.training import Job, Parameters, draw_batches
 
 from ._local import LocalTraining
+from ._state import put, take
 
 __all__ = ["Centralized", "CentralizedConfig", "Standalone", "StandaloneConfig"]
 
@@ -32,25 +33,20 @@ class _Alone:
     """Clients that never exchange anything: round t goes on from round t - 1's own parameters."""
 
     def __init__(self, config: LocalTraining, setting: Setting) -> None:
-        self.config, self._wire, self._trainer, self._seed = (
-            config,
-            setting.wire,
-            setting.trainer,
-            setting.seed,
-        )
-        self._clients = dict(setting.clients)
-        self.state: dict[str, Tensor] = {
-            f"{k}/w/{n}": t.clone() for k in self._clients for n, t in setting.initial.items()
-        }
+        self.config, self._wire, self._seed = config, setting.wire, setting.seed
+        self._trainers, self._clients = setting.trainers, dict(setting.clients)
+        self.state: dict[str, Tensor] = {}
+        for k in self._clients:
+            put(self.state, f"{k}/w/", {n: t.clone() for n, t in setting.initial[k].items()})
 
     def rounds(self, start: int) -> Iterator[Round]:
         """Every client takes its local steps; nothing is sent."""
         for t in range(start, self.config.rounds):
             self._wire.begin(t)
             jobs = [self._job(t, k, data) for k, data in self._clients.items()]
-            fitted = self._trainer.fit(jobs, self.config.fit())
+            fitted = self._trainers.fit(jobs, self.config.fit())
             for job, result in zip(jobs, fitted, strict=True):
-                self.state |= {f"{job.party}/w/{n}": p for n, p in result.parameters.items()}
+                put(self.state, f"{job.party}/w/", result.parameters)
             losses = {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
             yield Round(index=t, models={k: self._own(k) for k in self._clients}, losses=losses)
 
@@ -59,8 +55,7 @@ class _Alone:
         return None
 
     def _own(self, k: str) -> Parameters:
-        prefix = f"{k}/w/"
-        return {n.removeprefix(prefix): t for n, t in self.state.items() if n.startswith(prefix)}
+        return take(self.state, f"{k}/w/")
 
     def _job(self, t: int, k: str, data: PartyData) -> Job:
         generator = child(self._seed, "alone", "batches", t, k)
@@ -85,6 +80,8 @@ class Standalone(_Alone):
     deviations: ClassVar[tuple[str, ...]] = ()
     withholdable: ClassVar[tuple[str, ...]] = ()
     pools_data: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = False
     Config: ClassVar[type[StandaloneConfig]] = StandaloneConfig
 
 
@@ -114,6 +111,8 @@ class Centralized(_Alone):
     deviations: ClassVar[tuple[str, ...]] = ()
     withholdable: ClassVar[tuple[str, ...]] = ("model_parameters",)
     pools_data: ClassVar[bool] = True
+    heterogeneous: ClassVar[bool] = False
+    needs_public: ClassVar[bool] = False
     Config: ClassVar[type[CentralizedConfig]] = CentralizedConfig
 
     def __init__(self, config: CentralizedConfig, setting: Setting) -> None:

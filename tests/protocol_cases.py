@@ -14,21 +14,23 @@ from torch import Tensor
 
 from fdaudit.config import Config, validate
 from fdaudit.execution import Execution
-from fdaudit.federation import PartyData, Round, Setting
+from fdaudit.federation import Common, PartyData, Round
 from fdaudit.messages import ALL, DATA, Message
 from fdaudit.models import Architecture, architecture
-from fdaudit.rehearsal import kinds_of, parties_of, pooled
+from fdaudit.rehearsal import kinds_of, parties_of, setting_of
 from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
 from fdaudit.storage import decode, encode
-from fdaudit.training import Parameters, Trainer, parameters_of
+from fdaudit.trainers import Networks
+from fdaudit.training import Parameters, Trainer
 from fdaudit.transcript import LOG, Position, Transcript, read_messages, read_payload
-from fdaudit.wire import Delivery, Wire
+from fdaudit.wire import Delivery, Outage, Wire
 
 SECRET = b"a secret of the auditor, not the seed"
 SIZES = (9, 6, 12)
 """Records by client: unequal, so that weights show."""
 CLASSES = 3
+SHAPE = (1, 8, 8)
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"upload": "gradient"}),
@@ -42,6 +44,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 """Protocols with settings; `every_case` adds each registered protocol with its defaults."""
 
 
+SMALL = {"batch_size": 4}
+"""Settings that keep a run short, for the protocols that have them."""
+
+
 def every_case() -> list[tuple[str, dict[str, Any]]]:
     return [*((name, {}) for name in REGISTRY.names()), *CASES]
 
@@ -51,22 +57,41 @@ def case_id(case: tuple[str, dict[str, Any]]) -> str:
 
 
 @lru_cache
-def network() -> Architecture:
-    return architecture(ModelSpec(name="mlp", params={"widths": [5]}), (1, 3, 3), CLASSES)
+def network(width: int = 5) -> Architecture:
+    return architecture(ModelSpec(name="mlp", params={"widths": [width]}), SHAPE, CLASSES)
+
+
+def execution() -> Execution:
+    return Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
 
 
 def trainer() -> Trainer:
-    return Trainer(network(), Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous"))
+    return Trainer(network(), execution())
 
 
-def initial() -> Parameters:
-    return parameters_of(network().build(child(0, "initial")))
+def public() -> Tensor:
+    return torch.rand(7, *SHAPE, generator=child(0, "public"))
+
+
+def features(x: Tensor) -> Tensor:
+    """A public feature extractor: row means."""
+    return x.mean((1, 3))
+
+
+def common(unlike: bool = False) -> Common:
+    """What every party has; `unlike` gives each client a network of its own."""
+    own = tuple(network(width) for width in (4, 5, 6)) if unlike else ()
+    return Common(networks=Networks(network(), own), execution=execution(), public=public(), encode=features)
+
+
+def initial(party: str = "server", seed: int = 5, unlike: bool = False) -> Parameters:
+    return common(unlike).networks.initial([party], seed)[party]
 
 
 def records(sizes: Sequence[int] = SIZES, seed: int = 0) -> dict[str, PartyData]:
     found = {}
     for k, n in enumerate(sizes):
-        x = torch.rand(n, 1, 3, 3, generator=child(seed, "x", k))
+        x = torch.rand(n, *SHAPE, generator=child(seed, "x", k))
         found[f"client/{k}"] = PartyData(x, torch.randint(CLASSES, (n,), generator=child(seed, "y", k)))
     return found
 
@@ -101,6 +126,7 @@ class Ran:
     positions: list[Position] = field(default_factory=list)
     delivered: list[tuple[Delivery, dict[str, Tensor]]] = field(default_factory=list)
     protocol: Any = None
+    setting: Any = None
 
     @cached_property
     def messages(self) -> list[Message]:
@@ -119,8 +145,10 @@ class Ran:
 
 def configured(name: str, params: Mapping[str, Any], rounds: int = 3) -> Config:
     cls = REGISTRY.load(name)
-    small = {"batch_size": 4} if "batch_size" in cls.Config.model_fields else {}
-    return validate(cls.Config, {"rounds": rounds, **small, **params})
+    small = {name: value for name, value in SMALL.items() if name in cls.Config.model_fields}
+    if "rounds" in cls.Config.model_fields:
+        small["rounds"] = rounds
+    return validate(cls.Config, {**small, **params})
 
 
 def run(
@@ -137,15 +165,14 @@ def run(
     alter: Callable[[Delivery], Delivery] = lambda d: d,
     defenses: Mapping[tuple[str, str], Sequence[Any]] | None = None,
     withheld: Sequence[str] = (),
-    start_from: Parameters | None = None,
+    outages: Sequence[Outage] = (),
+    unlike: bool = False,
 ) -> Ran:
     """Runs a protocol to its end, or to `stop_after`; `resume` is (next round, state, position)."""
     cls = cls or REGISTRY.load(name)
     config = configured(name, params or {}, rounds)
     clients = dict(clients or records())
     parties = parties_of(cls, len(clients))
-    if cls.pools_data:
-        clients = {"client/0": pooled(clients)}
     first, state, start = resume or (0, b"", None)
     made = Ran(folder, parties)
     with Transcript(folder, secret=SECRET, start=start) as transcript:
@@ -157,12 +184,12 @@ def run(
             secret=SECRET,
             defenses=defenses,
             withheld=withheld,
+            withholdable=cls.withholdable,
+            outages=outages,
             alter=alter,
         )
-        setting = Setting(
-            clients=clients, wire=wire, trainer=trainer(), initial=start_from or initial(), seed=seed
-        )
-        made.protocol = cls(config, setting)
+        made.setting = setting_of(cls, common(unlike), clients, wire, seed)
+        made.protocol = cls(config, made.setting)
         if state:
             made.protocol.state = decode(state)
         for done in made.protocol.rounds(first):

@@ -38,6 +38,8 @@ CORE = (  # level 1, lower ones first: the vocabulary, and what stands further u
     "data",
     "execution",
     "training",
+    "trainers",
+    "learner",
     "vault",
     "transcript",
     "wire",

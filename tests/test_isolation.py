@@ -50,7 +50,7 @@ def forbidden(plan: Plan, run: Path, adversary: str, victims: typing.Iterable[st
     vault, members = Vault(run / "vault"), adversary.split("+")
     truth, data = Truth(plan, vault), plan.dataset
     challenged = {k: truth.challenge(k) for k in victims}
-    allowed = [plan.auxiliary[0], *(c.x for c, _ in challenged.values())]
+    allowed = [plan.public, plan.auxiliary[0], *(c.x for c, _ in challenged.values())]
     allowed += [plan.records(k)[0] for k in plan.clients if k in members]
     known = {row.numpy().tobytes() for x in allowed for row in x}
     private = [row for row in data.x if row.numpy().tobytes() not in known and row.unique().numel() > 1]

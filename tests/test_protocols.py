@@ -17,8 +17,9 @@ from fdaudit.errors import ProtocolError
 from fdaudit.messages import ALL, DATA, KINDS, role
 from fdaudit.storage import decode, encode
 from fdaudit.transcript import verify_transcript
+from fdaudit.wire import Outage
 
-from .protocol_cases import SIZES, case_id, every_case, initial, records, run
+from .protocol_cases import SIZES, case_id, configured, every_case, initial, public, records, run
 
 every_protocol = pytest.mark.parametrize("case", every_case(), ids=case_id)
 by_name = pytest.mark.parametrize("name", REGISTRY.names())
@@ -47,6 +48,8 @@ def test_the_declaration_is_complete_and_literal(name):
         "deviations",
         "withholdable",
         "pools_data",
+        "heterogeneous",
+        "needs_public",
     ):
         assert card[key] == getattr(cls, key), f"{key} is not a literal"
     assert card["name"] == name
@@ -99,15 +102,17 @@ def test_declared_inputs_are_messages_that_the_sender_held(case, tmp_path):
 @every_protocol
 def test_what_was_delivered_or_given_is_never_changed(case, tmp_path):
     given = {k: (d.x.clone(), d.y.clone()) for k, d in records().items()}
-    clients, start = records(), initial()
-    ran = run(tmp_path / "a", *case, clients=clients, start_from=start)
+    clients = records()
+    ran = run(tmp_path / "a", *case, clients=clients)
     for delivery, copy in ran.delivered:
         assert delivery.keys() == copy.keys()
         assert all(torch.equal(delivery[n], copy[n]) for n in copy)
     for k, (x, y) in given.items():
         assert torch.equal(clients[k].x, x)
         assert torch.equal(clients[k].y, y)
-    assert all(torch.equal(t, initial()[n]) for n, t in start.items())
+    assert torch.equal(ran.setting.public, public())
+    for party, start in ran.setting.initial.items():
+        assert all(torch.equal(t, start[n]) for n, t in initial(party).items())
 
 
 # -- rounds and state ---------------------------------------------------------------------------------------------
@@ -116,8 +121,8 @@ def test_what_was_delivered_or_given_is_never_changed(case, tmp_path):
 @every_protocol
 def test_every_round_yields_models_losses_and_the_truth_behind_its_messages(case, tmp_path):
     ran = run(tmp_path / "a", *case)
-    assert [r.index for r in ran.rounds] == [0, 1, 2]
-    messages, names = ran.messages, set(initial())
+    assert [r.index for r in ran.rounds] == list(range(configured(*case).rounds))
+    messages = ran.messages
     sizes = (
         {"client/0": sum(SIZES)}
         if REGISTRY.load(case[0]).pools_data
@@ -126,12 +131,12 @@ def test_every_round_yields_models_losses_and_the_truth_behind_its_messages(case
     for done in ran.rounds:
         assert done.models
         assert set(done.models) <= set(ran.parties)
-        for model in done.models.values():
-            assert set(model) == names
+        for party, model in done.models.items():
+            assert {n: t.shape for n, t in model.items()} == {n: t.shape for n, t in initial(party).items()}
             assert all(torch.isfinite(t).all() for t in model.values())
         assert all(np.isfinite(v) for v in done.losses.values())
         for seq, batch in done.batches.items():
-            assert messages[seq].round == done.index
+            assert messages[seq].round == done.index  # of this round, not an earlier one
             assert role(messages[seq].sender) == "client"
             assert batch.dtype == torch.int64
             assert int(batch.min()) >= 0
@@ -152,7 +157,7 @@ def test_state_is_kept_by_party_and_survives_safetensors(case, tmp_path):
 def test_a_run_resumed_after_any_round_ends_bit_for_bit_the_same(case, defended, tmp_path):
     attached = noise(REGISTRY.load(case[0])) if defended else {}
     whole = run(tmp_path / "whole", *case, defenses=attached)
-    for last in range(2):
+    for last in range(configured(*case).rounds - 1):
         part = run(tmp_path / f"part{last}", *case, defenses=attached, stop_after=last)
         assert part.states[-1] == whole.states[last]
         shutil.copytree(part.folder, tmp_path / f"again{last}")
@@ -175,13 +180,15 @@ def test_what_is_released_is_what_was_published_and_can_be_had_from_the_state(ca
     public = [m for m in ran.messages if "world" in m.receivers]
     released = ran.protocol.released()
     assert (released is None) == (not public)
-    assert bool(REGISTRY.load(case[0]).oracles) == (released is not None)
+    answering = [o for o in REGISTRY.load(case[0]).oracles if o["name"] == "released-model"]
+    assert bool(answering) == (released is not None)
     if released is not None:
         assert len(public) == 1
         assert public[0] == ran.messages[-1]
-        assert public[0].round == 2
+        rounds = configured(*case).rounds
+        assert public[0].round == rounds - 1
         assert encode(released) == ran.payload(public[0])
-        restored = run(ran.folder, *case, resume=(3, ran.states[-1], ran.positions[-1]))
+        restored = run(ran.folder, *case, resume=(rounds, ran.states[-1], ran.positions[-1]))
         assert encode(restored.protocol.released()) == encode(released)
 
 
@@ -193,10 +200,58 @@ def test_a_kind_can_be_withheld_where_declared_and_is_missed_where_not(name, tmp
         if kind in cls.withholdable:
             ran = run(tmp_path / kind, name, withheld=(kind,))
             assert kind not in {m.kind for m in ran.messages}
-            assert len(ran.rounds) == 3
+            assert len(ran.rounds) == configured(name, {}).rounds
         else:
             with pytest.raises(ProtocolError, match=kind):
                 run(tmp_path / kind, name, withheld=(kind,))
+
+
+@every_protocol
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_round_is_completed_without_a_client_that_goes_silent(case, after, tmp_path):
+    """Silent in every round after its first message, or from the start: on record, and nothing else is missing."""
+    whole = run(tmp_path / "whole", *case)
+    rounds = configured(*case).rounds
+    gone = Outage(party="client/1", first=0, last=rounds - 1, after=after)
+    ran = run(tmp_path / "a", *case, outages=[gone])
+    assert [r.index for r in ran.rounds] == list(range(rounds))
+    owed = [m.round for m in whole.messages if m.sender == "client/1"]
+    expected = [r for r in sorted(set(owed)) if owed.count(r) > after]
+    silences = [m for m in ran.messages if m.kind == "silence"]
+    if not after:
+        assert {m.round for m in silences} == set(expected)
+    assert len({m.round for m in silences}) == len(silences)
+    assert all(m.sender == "client/1" and not m.tensors and m.inputs == () for m in silences)
+    for r in range(rounds):
+        assert (
+            sum(m.sender == "client/1" and m.kind != "silence" for m in ran.messages if m.round == r) <= after
+        )
+    head, count = ran.positions[-1].head, ran.positions[-1].seq
+    assert verify_transcript(ran.folder, head=head, count=count) == []
+
+
+@every_protocol
+def test_a_round_is_completed_when_every_client_is_silent(case, tmp_path):
+    rounds = configured(*case).rounds
+    everybody = [Outage(party=k, first=0, last=rounds - 1) for k in records()]
+    ran = run(tmp_path / "a", *case, outages=everybody)
+    assert [r.index for r in ran.rounds] == list(range(rounds))
+    for done in ran.rounds:
+        for model in done.models.values():
+            assert all(torch.isfinite(t).all() for t in model.values())
+
+
+@by_name
+def test_clients_may_train_unlike_networks_where_the_protocol_says_so(name, tmp_path):
+    cls = REGISTRY.load(name)
+    if not cls.heterogeneous:
+        return  # what refuses it is the plan; see test_bad_input
+    ran = run(tmp_path / "a", name, unlike=True)
+    for done in ran.rounds:
+        for party, model in done.models.items():
+            wanted = initial(party, unlike=True)
+            assert {n: t.shape for n, t in model.items()} == {n: t.shape for n, t in wanted.items()}
+    assert any(p.startswith("client/") for p in ran.rounds[-1].models)
 
 
 # -- randomness ---------------------------------------------------------------------------------------------------

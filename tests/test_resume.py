@@ -23,6 +23,7 @@ import pytest
 import fdaudit
 import fdaudit.audit
 import fdaudit.cells
+import fdaudit.plan
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.manifest import verify
 from fdaudit.transcript import Transcript
@@ -133,7 +134,7 @@ def swift(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = {name: fdaudit.cells._control(value) for name, value in kept["controls"].items()}
     monkeypatch.setattr(fdaudit.cells, "controls", lambda attack, plan: outcome)
     monkeypatch.setattr(
-        fdaudit.cells, "TaskEncoder", lambda *args, **kwargs: None
+        fdaudit.plan, "TaskEncoder", lambda *args, **kwargs: None
     )  # loss-threshold asks for none
 
 

@@ -13,13 +13,14 @@ from fdaudit.protocols import REGISTRY
 from fdaudit.errors import IntegrityError, SpecError
 from fdaudit.events import NoGuarantee
 from fdaudit.execution import Execution
+from fdaudit.federation import Common
 from fdaudit.messages import Message
 from fdaudit.models import architecture
 from fdaudit.rehearsal import parties_of, rehearse
 from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
 from fdaudit.storage import load_tensors
-from fdaudit.training import Trainer, parameters_of
+from fdaudit.trainers import Networks
 from fdaudit.transcript import LOG, Transcript, read_messages
 from fdaudit.view import EAVESDROPPER, export_view, members_of, open_view, view_of
 
@@ -338,8 +339,7 @@ def rehearsed(tmp_path, protocol="fedavg", clients=2, params=None, **more):
         folder,
         protocol=cls,
         config=cls.Config(rounds=2, batch_size=4, **(params or {})),
-        trainer=Trainer(network, execution),
-        initial=parameters_of(network.build(child(0, "initial"))),
+        common=Common(networks=Networks(network), execution=execution, public=x[:0]),
         data=[(x[k * size : (k + 1) * size], y[k * size : (k + 1) * size]) for k in range(clients)],
         seed=more.pop("seed", 1),
         **more,
