@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fdaudit.errors import SpecError
 from fdaudit.models.generative import Generator, build_discriminator, build_generator
 from fdaudit.rng import child
 
@@ -92,5 +93,5 @@ def test_weights_come_from_the_generator_alone_and_global_randomness_stays():
 @pytest.mark.parametrize("shape", [(1, 7, 28), (1, 28, 7), (1, 3, 3)])
 def test_too_small_images_are_refused(shape):
     for make in (gen, disc):
-        with pytest.raises(ValueError, match=f"{shape[1]}x{shape[2]}.*image_size"):
+        with pytest.raises(SpecError, match=f"image_size.*{shape[1]}x{shape[2]}.*8 or more"):
             make(shape)

@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from fdaudit.errors import SpecError
 from fdaudit.models.network import group_norm, seed_from, seeded
 
 __all__ = ["SMALLEST_SIDE", "Generator", "PatchDiscriminator", "build_discriminator", "build_generator"]
@@ -85,7 +86,7 @@ def build_generator(generator: torch.Generator, latent: int, width: int, output_
     """A fresh generator on the CPU; one draw from `generator` seeds its initial weights.
 
     Raises:
-        ValueError: the images are too small.
+        SpecError: the images are too small.
     """
     _refuse_small(output_shape)
     return seeded(seed_from(generator), lambda: Generator(latent, width, output_shape))
@@ -95,7 +96,7 @@ def build_discriminator(generator: torch.Generator, width: int, input_shape: _Sh
     """A fresh discriminator on the CPU; one draw from `generator` seeds its initial weights.
 
     Raises:
-        ValueError: the images are too small.
+        SpecError: the images are too small.
     """
     _refuse_small(input_shape)
     return seeded(seed_from(generator), lambda: PatchDiscriminator(width, input_shape))
@@ -103,5 +104,5 @@ def build_discriminator(generator: torch.Generator, width: int, input_shape: _Sh
 
 def _refuse_small(shape: _Shape) -> None:
     if min(shape[1:]) < SMALLEST_SIDE:
-        found = f"images of {shape[1]}x{shape[2]} are below {SMALLEST_SIDE}x{SMALLEST_SIDE}"
-        raise ValueError(f"{found}. Set dataset.image_size to {SMALLEST_SIDE} or more.")
+        found, remedy = f"{shape[1]}x{shape[2]}", f"Set it to {SMALLEST_SIDE} or more."
+        raise SpecError("dataset.image_size", found, "is too small to be generated or judged", remedy)
