@@ -168,7 +168,7 @@ class FedIOD:
         {"name": "chosen-samples", "available_to": ("server",), "answers": ("soft",)},
     )
     deviations: ClassVar[tuple[str, ...]] = (
-        "Eq. 2 as printed makes D_k small on real records, Eq. 8 wants it large: D_k learns by cross-entropy, real is 1.",
+        "Eq. 2 as printed makes D_k small on real records, Eq. 8 wants it large: here it learns that real is 1.",
         "The generator descends -log D_k(x), not the linear term of Eq. 2: its gradient lasts where D_k is not fooled.",
         "π_k of Eq. 2 weighs what a client's whole L_gan counts for the generator, as Table 6 speaks of it.",
         "D_k's step, its scores and L_gan's gradient are all taken at D_k as it stood when the samples arrived.",
