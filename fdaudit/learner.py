@@ -124,7 +124,8 @@ class Learner:
                 if key.startswith("m/") and key.split("/", 2)[2] == name
             }
             if moments:
+                # A moment laid out otherwise than its parameter would take another path through the optimiser.
                 self._optimizer.state[parameter] = {
-                    k: v.clone() if k == "step" else v.clone().to(parameter.device)
+                    k: v.clone() if k == "step" else torch.empty_like(parameter).copy_(v)
                     for k, v in moments.items()
                 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fdaudit.errors import ProtocolError
@@ -15,7 +15,7 @@ from fdaudit.federation import PartyData, Setting
 from fdaudit.learner import Learner, Optimizer
 from fdaudit.models.generative import build_discriminator, build_generator
 from fdaudit.rng import child, child_seed
-from fdaudit.training import Job, Parameters, draw_batches
+from fdaudit.training import Job, Parameters, Trainer, draw_batches
 
 from ._fediod_losses import aggregate, confidence_loss, importance, mimic_loss, unique_loss
 from ._state import put, take
@@ -57,7 +57,7 @@ class Client:
         drawn = child(setting.seed, "fediod", "discriminator", name)
         D_k = build_discriminator(drawn, config.discriminator_width, setting.input_shape)
         adam = Optimizer(lr=config.adam_lr, betas=_GAN)
-        self._D = Learner(name, D_k, adam, self._trainer.device)
+        self._D = Learner(name, _laid_out(D_k, self._trainer), adam, self._trainer.device)
         self._held: tuple[Tensor, Tensor, Tensor] | None = None
 
     # -- stage 1 --------------------------------------------------------------------------------------------
@@ -142,7 +142,9 @@ class Server:
         drawn = child(setting.seed, "fediod", "generator")
         G = build_generator(drawn, config.latent, config.generator_width, setting.input_shape)
         device = self._trainer.device
-        self._G = Learner("server", G, Optimizer(lr=config.adam_lr, betas=_GAN), device)
+        self._G = Learner(
+            "server", _laid_out(G, self._trainer), Optimizer(lr=config.adam_lr, betas=_GAN), device
+        )
         S = self._trainer.network(setting.initial["server"])
         self._S = Learner("server", S, Optimizer(lr=config.adam_lr), device)
         self._counts: dict[str, Tensor] = {}
@@ -281,3 +283,9 @@ def _filled(names: list[str], known: Mapping[str, Tensor], otherwise: Tensor) ->
     rows = [known[k].float().cpu() for k in names if k in known]
     missing = torch.stack(rows).mean(0) if rows else otherwise
     return torch.stack([known[k].float().cpu() if k in known else missing for k in names])
+
+
+def _laid_out(module: nn.Module, trainer: Trainer) -> nn.Module:
+    """The module in the memory format in which the run trains."""
+    last = trainer.execution.memory_format == "channels_last"
+    return module.to(memory_format=torch.channels_last if last else torch.contiguous_format)
