@@ -126,8 +126,8 @@ class FederatedProtocol(Protocol):
     The class attributes are plain literals, so that `list` and `explain` can read them without running code.
     An entry of `messages` has `kind`, `from`, `to`, `what` and, where a setting decides whether it is sent,
     `when`: the settings by name with the value that each must have. `heterogeneous` says whether clients may
-    train different networks, `needs_public` whether the protocol works on the public samples. An oracle named
-    `released-model` answers by `released()`.
+    train different networks, `needs_public` whether the protocol works on the public samples, `many_messages`
+    whether payloads of a round share one file. An oracle named `released-model` answers by `released()`.
 
     Guarantees every protocol must keep:
       * it talks only through the wire, in the kinds that it declares;
@@ -148,6 +148,7 @@ class FederatedProtocol(Protocol):
     pools_data: ClassVar[bool]
     heterogeneous: ClassVar[bool]
     needs_public: ClassVar[bool]
+    many_messages: ClassVar[bool]
     Config: ClassVar[type[Any]]
 
     state: dict[str, Tensor]

@@ -125,7 +125,13 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
     start = Position(**checkpoint["transcript"]) if checkpoint else Position()
     _forget_states(vault, checkpoint["state"] if checkpoint else None)
     utility = Utility(run / "utility.csv", checkpoint["utility"] if checkpoint else 0)
-    with Transcript(run / "transcript", secret=secrets.secret, start=start, keep=_keep(plan)) as transcript:
+    with Transcript(
+        run / "transcript",
+        secret=secrets.secret,
+        start=start,
+        keep=_keep(plan),
+        shards=plan.protocol.many_messages,
+    ) as transcript:
         wire = Wire(
             transcript,
             parties=plan.parties,

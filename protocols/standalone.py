@@ -82,6 +82,7 @@ class Standalone(_Alone):
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
+    many_messages: ClassVar[bool] = False
     Config: ClassVar[type[StandaloneConfig]] = StandaloneConfig
 
 
@@ -113,6 +114,7 @@ class Centralized(_Alone):
     pools_data: ClassVar[bool] = True
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
+    many_messages: ClassVar[bool] = False
     Config: ClassVar[type[CentralizedConfig]] = CentralizedConfig
 
     def __init__(self, config: CentralizedConfig, setting: Setting) -> None:

@@ -17,13 +17,14 @@ from fdaudit.execution import Execution
 from fdaudit.federation import Common, PartyData, Round
 from fdaudit.messages import ALL, DATA, Message
 from fdaudit.models import Architecture, architecture
+from fdaudit.payloads import read_payload
 from fdaudit.rehearsal import kinds_of, parties_of, setting_of
 from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
 from fdaudit.storage import decode, encode
 from fdaudit.trainers import Networks
 from fdaudit.training import Parameters, Trainer
-from fdaudit.transcript import LOG, Position, Transcript, read_messages, read_payload
+from fdaudit.transcript import LOG, Position, Transcript, read_messages
 from fdaudit.wire import Delivery, Outage, Wire
 
 SECRET = b"a secret of the auditor, not the seed"
@@ -186,7 +187,7 @@ def run(
     parties = parties_of(cls, len(clients))
     first, state, start = resume or (0, b"", None)
     made = Ran(folder, parties)
-    with Transcript(folder, secret=SECRET, start=start) as transcript:
+    with Transcript(folder, secret=SECRET, start=start, shards=cls.many_messages) as transcript:
         wire = Watched(
             transcript,
             parties=parties,

@@ -41,6 +41,7 @@ CORE = (  # level 1, lower ones first: the vocabulary, and what stands further u
     "trainers",
     "learner",
     "vault",
+    "payloads",
     "transcript",
     "wire",
     "view",
