@@ -48,7 +48,7 @@ class Recorded:
         self._vault = Vault(folder / "vault")
         self._vault.create(Secrets.draw(SEED))
         secret = self._vault.secrets.secret
-        self._transcript = Transcript(folder / "transcript", secret=secret)
+        self._transcript = Transcript(folder / "transcript", secret=secret, shards=FedIOD.many_messages)
         device = torch.device(execution.device)
         parties, kinds = parties_of(FedIOD, CLIENTS), kinds_of(FedIOD)
         wire = Wire(self._transcript, parties=parties, kinds=kinds, device=device, secret=secret)

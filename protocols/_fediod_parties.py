@@ -137,7 +137,7 @@ class Server:
     """The server: generator G, student S, the class counts it was told, and what it keeps to distil again."""
 
     def __init__(self, config: FedIODConfig, setting: Setting) -> None:
-        self._config, self._seed, self._clients = config, setting.seed, tuple(setting.clients)
+        self._config, self._seed = config, setting.seed
         self._trainer, self._classes = setting.trainers["server"], setting.classes
         drawn = child(setting.seed, "fediod", "generator")
         G = build_generator(drawn, config.latent, config.generator_width, setting.input_shape)

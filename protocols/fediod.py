@@ -185,6 +185,7 @@ class FedIOD:
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
+    many_messages: ClassVar[bool] = True
     Config: ClassVar[type[FedIODConfig]] = FedIODConfig
 
     def __init__(self, config: FedIODConfig, setting: Setting) -> None:
