@@ -17,17 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional as F
 
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.execution import Execution
+from fdaudit.objectives import Objective, loss_function
+from fdaudit.optimizers import annealed, moments_of, restore_moments
 from fdaudit.parallel import side_by_side
 
 __all__ = [
@@ -59,10 +60,11 @@ class Fit(Config):
     """How one model is fitted."""
 
     lr: float
+    final_lr: float | None = None
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
-    objective: Literal["cross-entropy", "kl", "l2"] = "cross-entropy"
+    objective: Objective = "cross-entropy"
     temperature: float = 1.0
     mu: float = 0.0
 
@@ -75,10 +77,13 @@ class Job:
         party: whose model it is, for error messages.
         parameters: where it starts; never changed.
         x: (n, c, h, w) inputs.
-        targets: (n,) classes, or (n, C) probabilities (objective `kl`) or logits (`l2`).
+        targets: (n,) classes, or (n, C) of 1, 0 and -1 for unknown (objective `binary-cross-entropy`),
+            probabilities (`kl`: rows sum to 1; `binary-kl`: each by itself) or logits (`l2`).
         batches: index tensors into `x`, one for each step.
         anchor: FedProx's reference parameters, where `mu` is positive.
         seed: for dropout.
+        moments: what the optimiser remembers of earlier steps, as `Fitted.moments` has it, or nothing yet. Left
+            out, it starts afresh and what it remembers is not kept.
     """
 
     party: str
@@ -88,14 +93,16 @@ class Job:
     batches: Sequence[Tensor]
     anchor: Mapping[str, Tensor] | None = None
     seed: int = 0
+    moments: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A fitted model's parameters and its loss before each step (steps,)."""
+    """A fitted model's parameters, its loss before each step (steps,), and the optimiser's moments where asked for."""
 
     parameters: Parameters
     losses: Tensor
+    moments: dict[str, Tensor] = field(default_factory=dict)
 
 
 def parameters_of(module: nn.Module) -> Parameters:
@@ -132,16 +139,6 @@ def draw_batches(
         order = torch.randperm(n, generator=generator)
         batches += [b for b in order.split(size) if len(b) == size]
     return tuple(batches[:steps])
-
-
-def _loss(fit: Fit) -> Callable[[Tensor, Tensor], Tensor]:
-    """Mean over the batch of cross-entropy, KL at τ (scaled by τ²), or squared ℓ2 on logits."""
-    tau = fit.temperature
-    if fit.objective == "cross-entropy":
-        return F.cross_entropy
-    if fit.objective == "kl":
-        return lambda z, p: F.kl_div(F.log_softmax(z / tau, 1), p, reduction="batchmean") * tau**2
-    return lambda z, t: (z - t).square().sum(1).mean()
 
 
 class _Copy:
@@ -198,35 +195,43 @@ class Trainer:
         Raises:
             TrainingDivergedError: a loss became NaN or infinite.
         """
-        if self.execution.strategy == "stacked" and len(jobs) > 1 and _same_shapes(jobs) and self._stackable:
+        alike = _same_shapes(jobs) and self._stackable and all(job.moments is None for job in jobs)
+        if self.execution.strategy == "stacked" and len(jobs) > 1 and alike:
             return _finite(jobs, self._fit_stacked(jobs, fit))
         return _finite(jobs, self._by_themselves(lambda copy, job: self._fit_one(copy, job, fit), jobs))
 
     def _fit_one(self, copy: _Copy, job: Job, fit: Fit) -> Fitted:
         copy.load(job.parameters)
         copy.module.train()
-        loss_of = _loss(fit)
-        optimizer = _optimizer([t for n, t in copy.named.items() if n in self._trainable], fit)
+        loss_of = loss_function(fit.objective, fit.temperature)
+        free = {n: t for n, t in copy.named.items() if n in self._trainable}
+        optimizer = _optimizer(list(free.values()), fit)
+        restore_moments(optimizer, free, job.moments or {})
         x, targets = job.x.to(self.device), job.targets.to(self.device)
         anchor = self._anchor(job, fit)
         losses = []
         with self.randomness(job.seed):
-            for batch in job.batches:
+            for step, batch in enumerate(job.batches):
                 loss = loss_of(copy.module(self._images(_rows(x, batch))), _rows(targets, batch))
                 losses.append(loss.detach())
                 if anchor is not None:
                     loss = loss + fit.mu / 2 * _distance({n: copy.named[n] for n in anchor}, anchor)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
+                _set_rate(optimizer, fit, step, len(job.batches))
                 optimizer.step()
-        return Fitted(copy.unload(), torch.stack(losses).cpu() if losses else torch.zeros(0))
+        kept = {} if job.moments is None else moments_of(optimizer, free)
+        return Fitted(copy.unload(), torch.stack(losses).cpu() if losses else torch.zeros(0), kept)
 
     def _fit_stacked(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
         names = list(self._named)
         stacked = {n: torch.stack([j.parameters[n].to(self.device) for j in jobs]) for n in names}
         free = {n: t.requires_grad_() for n, t in stacked.items() if n in self._trainable}
         held = {n: t for n, t in stacked.items() if n not in self._trainable}
-        loss_of, optimizer = _loss(fit), _optimizer(list(free.values()), fit)
+        loss_of, optimizer = (
+            loss_function(fit.objective, fit.temperature),
+            _optimizer(list(free.values()), fit),
+        )
         anchors = [self._anchor(j, fit) for j in jobs]
         proximal = {n: torch.stack([a[n] for a in anchors if a is not None]) for n in free} if fit.mu else {}
         inputs = [j.x.to(self.device) for j in jobs]
@@ -248,6 +253,7 @@ class Trainer:
             gradients, (_, plain) = advance(detached, held, proximal, xb, yb)
             for n, t in free.items():
                 t.grad = gradients[n]
+            _set_rate(optimizer, fit, step, len(jobs[0].batches))
             optimizer.step()
             losses.append(plain.detach())
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(jobs))
@@ -269,7 +275,7 @@ class Trainer:
         batch = job.batches[0]
         x, targets = self._images(_rows(job.x, batch)), _rows(job.targets, batch).to(self.device)
         with self.randomness(job.seed):
-            loss = _loss(fit)(copy.module(x), targets)
+            loss = loss_function(fit.objective, fit.temperature)(copy.module(x), targets)
         free = {n: t for n, t in copy.named.items() if n in self._trainable}
         values = torch.autograd.grad(loss, list(free.values()))
         gradient = {n: g.contiguous() for n, g in zip(free, values, strict=True)}
@@ -341,6 +347,10 @@ def _optimizer(tensors: list[Tensor], fit: Fit) -> torch.optim.Optimizer:
     if fit.optimizer == "adam":
         return torch.optim.Adam(tensors, lr=fit.lr, weight_decay=fit.weight_decay)
     return torch.optim.SGD(tensors, lr=fit.lr, momentum=fit.momentum, weight_decay=fit.weight_decay)
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, fit: Fit, step: int, steps: int) -> None:
+    optimizer.param_groups[0]["lr"] = annealed(fit.lr, fit.final_lr, step, steps)
 
 
 def _rows(tensor: Tensor, index: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ REGISTRY = Registry(
         "centralized": "fdaudit.protocols.standalone:Centralized",
         "fedavg": "fdaudit.protocols.fedavg:FedAvg",
         "fediod": "fdaudit.protocols.fediod:FedIOD",
+        "fedkd": "fdaudit.protocols.fedkd:FedKD",
         "standalone": "fdaudit.protocols.standalone:Standalone",
     },
 )

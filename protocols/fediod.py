@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -13,12 +12,13 @@ from torch import Tensor
 from fdaudit.errors import ProtocolError
 from fdaudit.federation import Round, Setting
 from fdaudit.messages import DATA
+from fdaudit.optimizers import annealed
 from fdaudit.parallel import side_by_side
 from fdaudit.training import Parameters
 from fdaudit.wire import Delivery
 
 from ._fediod_parties import Answer, Client, Server
-from ._local import LocalTraining
+from ._local import LocalSteps
 from ._state import take
 
 __all__ = ["FedIOD", "FedIODConfig"]
@@ -26,7 +26,7 @@ __all__ = ["FedIOD", "FedIODConfig"]
 Result = TypeVar("Result")
 
 
-class FedIODConfig(LocalTraining):
+class FedIODConfig(LocalSteps):
     """FedIOD's settings; symbols follow Gong et al. 2023."""
 
     rounds: int = Field(11, ge=2)
@@ -85,12 +85,12 @@ class FedIODConfig(LocalTraining):
 
     def rate(self, t: int) -> float:
         """Adam's learning rate at step t, annealed from `adam_lr` to 0 along a cosine."""
-        return self.adam_lr * 0.5 * (1 + math.cos(math.pi * t / ((self.rounds - 1) * self.steps_per_round)))
+        return annealed(self.adam_lr, 0.0, t, (self.rounds - 1) * self.steps_per_round)
 
     def alone(self) -> dict[str, Any]:
         """Stage 1 by itself."""
         length = {"local_steps": self.steps["steps"], "local_epochs": self.steps["epochs"]}
-        return {**super().alone(), **length, "rounds": 1}
+        return {**super().alone(), **length}
 
 
 class FedIOD:

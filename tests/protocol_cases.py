@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fdaudit.defenses import REGISTRY as DEFENSES
 from fdaudit.protocols import REGISTRY
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from fdaudit.storage import decode, encode
 from fdaudit.trainers import Networks
 from fdaudit.training import Parameters, Trainer
 from fdaudit.transcript import LOG, Position, Transcript, read_messages
+from fdaudit.types import Task
 from fdaudit.wire import Delivery, Outage, Wire
 
 SECRET = b"a secret of the auditor, not the seed"
@@ -39,6 +41,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"upload": "model_parameters", "local_epochs": 1, "mu": 0.1}),
     ("fedavg", {"fraction": 0.34, "local_steps": 1}),
     ("fedavg", {"server_momentum": 0.9, "weighting": "uniform", "fraction": 0.67}),
+    ("fedkd", {"distill_rounds": 3, "temperature": 3.0, "weights": "uniform", "grid": "eq3", "levels": 6}),
+    ("fedkd", {"levels": None, "noise_at": "client", "clip": 5.0, "distill_optimizer": "sgd"}),
+    ("fedkd", {"z_max": 4.0, "gamma": None, "local_steps": 3, "final_lr": 0.01}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
     ("fediod", {"weights": "samples", "mimic": 0.5, "student_steps": 1, "replay": 0}),
@@ -49,6 +54,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 SMALL = {
     "batch_size": 4,
+    "distill_rounds": 1,
+    "distill_steps": 2,
     # fediod
     "steps_per_round": 2,
     "samples": 4,
@@ -90,10 +97,11 @@ def features(x: Tensor) -> Tensor:
     return x.mean((1, 3))
 
 
-def common(unlike: bool = False) -> Common:
+def common(unlike: bool = False, task: Task = "single-label") -> Common:
     """What every party has; `unlike` gives each client a network of its own."""
     own = tuple(network(width) for width in (4, 5, 6)) if unlike else ()
-    return Common(networks=Networks(network(), own), execution=execution(), public=public(), encode=features)
+    networks = Networks(network(), own)
+    return Common(networks=networks, execution=execution(), public=public(), encode=features, task=task)
 
 
 def initial(party: str = "server", seed: int = 5, unlike: bool = False) -> Parameters:
@@ -163,6 +171,16 @@ def configured(name: str, params: Mapping[str, Any], rounds: int = 3) -> Config:
     return validate(cls.Config, {**small, **params})
 
 
+def own_defenses(config: Config) -> dict[tuple[str, str], tuple[Any, ...]]:
+    """The protocol's own defences, attached as the plan attaches them."""
+    attached: dict[tuple[str, str], tuple[Any, ...]] = {}
+    for entry in config.defenses():  # type: ignore[attr-defined]
+        cls = DEFENSES.load(entry.name)
+        key = (entry.kind, entry.sender)
+        attached[key] = (*attached.get(key, ()), cls(validate(cls.Config, entry.params)))
+    return attached
+
+
 def run(
     folder: Path,
     name: str,
@@ -179,12 +197,16 @@ def run(
     withheld: Sequence[str] = (),
     outages: Sequence[Outage] = (),
     unlike: bool = False,
+    task: Task = "single-label",
 ) -> Ran:
     """Runs a protocol to its end, or to `stop_after`; `resume` is (next round, state, position)."""
     cls = cls or REGISTRY.load(name)
     config = configured(name, params or {}, rounds)
     clients = dict(clients or records())
     parties = parties_of(cls, len(clients))
+    attached = own_defenses(config)
+    for key, given in (defenses or {}).items():
+        attached[key] = (*given, *attached.get(key, ()))
     first, state, start = resume or (0, b"", None)
     made = Ran(folder, parties)
     with Transcript(folder, secret=SECRET, start=start, shards=cls.many_messages) as transcript:
@@ -194,13 +216,13 @@ def run(
             kinds=kinds_of(cls),
             device=torch.device("cpu"),
             secret=SECRET,
-            defenses=defenses,
+            defenses=attached,
             withheld=withheld,
             withholdable=cls.withholdable,
             outages=outages,
             alter=alter,
         )
-        made.setting = setting_of(cls, common(unlike), clients, wire, seed)
+        made.setting = setting_of(cls, common(unlike, task), clients, wire, seed)
         made.protocol = cls(config, made.setting)
         if state:
             made.protocol.state = decode(state)
