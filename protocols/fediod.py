@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
@@ -248,22 +248,14 @@ class FedIOD:
         x = self._sent(
             "server", list(self._clients), "generated_samples", {"samples": self._server.generate(t)}
         )
-        asked = {
-            k: lambda client=client: client.answer(t, x["samples"]) for k, client in self._clients.items()
-        }
-        answers = self._each(asked)
+        answers = self._each(self._clients, lambda k: self._clients[k].answer(t, x["samples"]))
         losses = {k: answer.loss for k, answer in answers.items()}
         logits, scores = self._collect(x, answers, batches)
         if not logits:  # nobody answered: everything stays as it is
             return losses
         wanted = self._server.judge(t, x["samples"], logits, scores)
         told = {k: self._sent("server", [k], "logit_cotangents", tensors) for k, tensors in wanted.items()}
-        pulled = self._each(
-            {
-                k: lambda k=k, c=c: self._clients[k].pull_back(c["values"], c["gan_weight"])
-                for k, c in told.items()
-            }
-        )
+        pulled = self._each(told, lambda k: self._clients[k].pull_back(**told[k]))
         gradients = {}
         for k, values in pulled.items():
             back = self._wire.send(k, ["server"], "sample_gradients", {"values": values})
@@ -297,14 +289,17 @@ class FedIOD:
             raise ProtocolError(f"fediod cannot do without {kind}. Do not withhold it.")
         return sent
 
-    def _each(self, work: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
+    def _each(self, names: Iterable[str], do: Callable[[str], Result]) -> dict[str, Result]:
         """What each client does by itself; on a CPU as many at a time as there are threads."""
-        execution = self._trainers["server"].execution
+        execution, clients = self._trainers["server"].execution, list(names)
         workers = execution.threads if execution.device == "cpu" else 1
         if workers == 1:
-            return {k: do() for k, do in work.items()}
-        done = side_by_side(lambda _, do: do(), list(work.values()), [None] * workers)
-        return dict(zip(work, done, strict=True))
+            return {k: do(k) for k in clients}
+
+        def one(_: None, k: str) -> Result:
+            return do(k)
+
+        return dict(zip(clients, side_by_side(one, clients, [None] * workers), strict=True))
 
     # -- what outlives a round ------------------------------------------------------------------------------
 
