@@ -60,6 +60,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("selective-fd", {"selector": "none"}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
+    ("fediod", {"weights": "samples", "mimic": 0.5, "student_steps": 1, "replay": 0}),
+    ("fediod", {"weights": "uniform", "shares": "uniform", "temperature": 2.0, "local_steps": 3}),
 ]
 """Protocols with settings; `every_case` adds each registered protocol with its defaults."""
 
@@ -72,6 +74,13 @@ SMALL = {
     "uniform": 20,
     "warm_up_steps": 12,
     "warmup_steps": 1,
+    # fediod
+    "steps_per_round": 2,
+    "samples": 4,
+    "latent": 3,
+    "generator_width": 2,
+    "discriminator_width": 2,
+    "replay": 3,
 }
 """Settings that keep a run short, for the protocols that have them."""
 
