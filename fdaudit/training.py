@@ -210,7 +210,7 @@ class Trainer:
         x, targets = job.x.to(self.device), job.targets.to(self.device)
         anchor = self._anchor(job, fit)
         losses = []
-        with self._randomness(job.seed):
+        with self.randomness(job.seed):
             for batch in job.batches:
                 loss = loss_of(copy.module(self._images(_rows(x, batch))), _rows(targets, batch))
                 losses.append(loss.detach())
@@ -268,7 +268,7 @@ class Trainer:
         copy.module.train()
         batch = job.batches[0]
         x, targets = self._images(_rows(job.x, batch)), _rows(job.targets, batch).to(self.device)
-        with self._randomness(job.seed):
+        with self.randomness(job.seed):
             loss = _loss(fit)(copy.module(x), targets)
         free = {n: t for n, t in copy.named.items() if n in self._trainable}
         values = torch.autograd.grad(loss, list(free.values()))
@@ -293,6 +293,32 @@ class Trainer:
         self._module.eval()
         return torch.cat([self._module(self._images(part)).cpu() for part in x.split(_PREDICT_BATCH)])
 
+    # -- lending --------------------------------------------------------------------------------------------
+
+    def network(self, parameters: Mapping[str, Tensor]) -> nn.Module:
+        """A network of the caller's own with these parameters, on the device, in training mode.
+
+        For what the core does not do: gradients with respect to inputs, losses that other parties have a part in.
+        """
+        copy = self._build()
+        copy.load(parameters)
+        return copy.module
+
+    @contextmanager
+    def randomness(self, seed: int) -> Iterator[None]:
+        """Dropout can only draw from the global generator: lends it this seed, then puts it back."""
+        if not self._random:
+            yield
+            return
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            # torch.manual_seed would reseed every accelerator, also those that were not forked.
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                with torch.cuda.device(self.device):
+                    torch.cuda.manual_seed(seed)
+            yield
+
     # -- details --------------------------------------------------------------------------------------------
 
     def _build(self) -> _Copy:
@@ -309,21 +335,6 @@ class Trainer:
         if job.anchor is None:
             raise ValueError(f"{job.party}: mu = {fit.mu} needs an anchor. Give the parameters to stay near.")
         return {n: job.anchor[n].to(self.device) for n in self._named if n in self._trainable}
-
-    @contextmanager
-    def _randomness(self, seed: int) -> Iterator[None]:
-        """Dropout can only draw from the global generator: lend it the job's seed, then put it back."""
-        if not self._random:
-            yield
-            return
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            # torch.manual_seed would reseed every accelerator, also those that were not forked.
-            torch.default_generator.manual_seed(seed)
-            if devices:
-                with torch.cuda.device(self.device):
-                    torch.cuda.manual_seed(seed)
-            yield
 
 
 def _optimizer(tensors: list[Tensor], fit: Fit) -> torch.optim.Optimizer:

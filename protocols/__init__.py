@@ -9,6 +9,7 @@ REGISTRY = Registry(
     {
         "centralized": "fdaudit.protocols.standalone:Centralized",
         "fedavg": "fdaudit.protocols.fedavg:FedAvg",
+        "fediod": "fdaudit.protocols.fediod:FedIOD",
         "standalone": "fdaudit.protocols.standalone:Standalone",
     },
 )

@@ -41,11 +41,22 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"server_momentum": 0.9, "weighting": "uniform", "fraction": 0.67}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
+    ("fediod", {"weights": "samples", "mimic": 0.5, "student_steps": 1, "replay": 0}),
+    ("fediod", {"weights": "uniform", "shares": "uniform", "temperature": 2.0, "local_steps": 3}),
 ]
 """Protocols with settings; `every_case` adds each registered protocol with its defaults."""
 
 
-SMALL = {"batch_size": 4}
+SMALL = {
+    "batch_size": 4,
+    # fediod
+    "steps_per_round": 2,
+    "samples": 4,
+    "latent": 3,
+    "generator_width": 2,
+    "discriminator_width": 2,
+    "replay": 3,
+}
 """Settings that keep a run short, for the protocols that have them."""
 
 
