@@ -18,6 +18,7 @@ _TITLES = {
     "oracles": "Oracles",
     "deviations": "Deviations from the paper",
     "withholdable": "Can do without",
+    "tasks": "Tasks",
     "goal": "Goal",
     "needs": "Needs one of",
     "assumes": "Assumes the adversary knows",

@@ -108,6 +108,7 @@ def build(result: Result, directory: Path, timings: Mapping[str, float]) -> dict
         "exposure": _exposure(result.exposure),
         "ledger": _ledger(result),
         "utility_chart": _utility(result),
+        "utility_measure": _measured(result),
         "utility_words": _utility_words(result),
         "intervals": sum(1 for c in cells for f in _deciding(c) if f.low is not None),
         "timings": timings,
@@ -216,21 +217,30 @@ def _deciding(view: CellView) -> list[Figure]:
 def _utility(result: Result) -> Markup:
     if not result.utility.curve:
         return Markup("")
-    return utility_chart(result.utility.curve, "utility", "Test accuracy by round, a line for each party")
+    title = f"Test {_measured(result)} by round, a line for each party"
+    return utility_chart(result.utility.curve, "utility", title)
+
+
+def _measured(result: Result) -> str:
+    """What utility is measured by: accuracy, or the mean AUC over classes where a record has several labels."""
+    return "mAUC" if result.run.task == "multi-label" else "accuracy"
 
 
 def _utility_words(result: Result) -> str:
-    """The final accuracies of each line in one sentence; a line of many parties by its least and greatest."""
+    """The final figures of each line in one sentence; a line of many parties by its least and greatest."""
     parts = []
     for line in dict.fromkeys(f.line for f in result.utility.final):
-        finals = [f for f in result.utility.final if f.line == line and f.figure.name == "accuracy"]
+        finals = [
+            f for f in result.utility.final if f.line == line and f.figure.name in ("accuracy", "mean_auc")
+        ]
         values = [f.figure.value for f in finals if f.figure.value is not None]
         if len(values) == 1:
             parts.append(f"{clip(line, 40)} reaches {amount(values[0], 'fraction')}")
         elif values:
             low, high = amount(min(values), "fraction"), amount(max(values), "fraction")
             parts.append(f"{clip(line, 40)} lies between {low} and {high} over {len(values)} parties")
-    return f"At the end {joined(parts)} test accuracy." if parts else "No final accuracy is on record."
+    measured = _measured(result)
+    return f"At the end {joined(parts)} test {measured}." if parts else f"No final {measured} is on record."
 
 
 def _exposure(rows: Iterable[Exposure]) -> tuple[ExposureRow, ...]:

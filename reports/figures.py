@@ -70,7 +70,7 @@ class ForestRow:
 
 
 def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
-    """Accuracy by round: one line a party; a line with a single round is a dashed level.
+    """Accuracy, or mAUC, in per cent by round: one line a party; a line with a single round is a dashed level.
 
     Args:
         curve: points of every line and party.
@@ -78,6 +78,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
         title: what the drawing shows, for readers who can't see it.
     """
     lines = list(dict.fromkeys(p.line for p in curve))
+    measured = "mAUC" if any(p.mean_auc is not None for p in curve) else "accuracy"
 
     def draw(axes: Axes) -> None:
         ends: list[tuple[float, str, str]] = []
@@ -87,7 +88,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
             parties = list(dict.fromkeys(p.party for p in curve if p.line == line))
             best: list[float] = []
             for k, who in enumerate(parties):
-                points = sorted((p.round, p.accuracy) for p in curve if p.line == line and p.party == who)
+                points = sorted((p.round, p.value) for p in curve if p.line == line and p.party == who)
                 x, y = [r for r, _ in points], [100 * a for _, a in points]
                 width = 1.7 if len(parties) == 1 else 0.8
                 if len(points) == 1:
@@ -108,7 +109,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
                 best.append(y[-1])
             count = f" ({len(parties)} parties)" if len(parties) > 1 else ""
             ends.append((sum(best) / len(best), f"{_plain(line, 14)}{count}", colour))
-        axes.set(xlabel="Round", ylabel="Test accuracy (%)", xlim=(0, last), ylim=(0, 101))
+        axes.set(xlabel="Round", ylabel=f"Test {measured} (%)", xlim=(0, last), ylim=(0, 101))
         axes.grid(axis="y")
         for y_text, text, colour in _spread(ends, 7.5):
             axes.annotate(

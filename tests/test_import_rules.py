@@ -37,6 +37,7 @@ CORE = (  # level 1, lower ones first: the vocabulary, and what stands further u
     "models",
     "data",
     "execution",
+    "objectives",
     "training",
     "trainers",
     "learner",
