@@ -8,6 +8,7 @@ REGISTRY = Registry(
     "fdaudit.protocols",
     {
         "centralized": "fdaudit.protocols.standalone:Centralized",
+        "dafkd": "fdaudit.protocols.dafkd:DaFKD",
         "fedavg": "fdaudit.protocols.fedavg:FedAvg",
         "fediod": "fdaudit.protocols.fediod:FedIOD",
         "standalone": "fdaudit.protocols.standalone:Standalone",

@@ -42,6 +42,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"server_momentum": 0.9, "weighting": "uniform", "fraction": 0.67}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
+    ("dafkd", {"upload_discriminator": False, "fraction": 0.67, "weighting": "samples"}),
+    ("dafkd", {"alternate": True, "recognised": 0.5, "weights": "uniform", "local_steps": 2, "momentum": 0.5}),
     ("fediod", {"weights": "samples", "mimic": 0.5, "student_steps": 1, "replay": 0}),
     ("fediod", {"weights": "uniform", "shares": "uniform", "temperature": 2.0, "local_steps": 3}),
 ]
@@ -50,6 +52,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 SMALL = {
     "batch_size": 4,
+    # dafkd
+    "pseudo_samples": 5,
+    "distill_steps": 3,
+    "distill_batch": 2,
     # fediod
     "steps_per_round": 2,
     "samples": 4,
