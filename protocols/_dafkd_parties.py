@@ -82,15 +82,11 @@ class Client:
         drawn = child(self._seed, "dafkd", "batches", t, self.name)
         batches = draw_batches(len(self._data), cfg.batch_size, generator=drawn, **cfg.steps)
         noise = child(self._seed, "dafkd", "noise", t, self.name)
-        losses = []
         with self._trainer.randomness(child_seed(self._seed, "dafkd", "dropout", t, self.name)):
-            for batch in batches:  # θ_k^d, w_k <- argmin L_J
-                losses.append(joint.step(self._joint_loss(batch, noise)))
-                if cfg.alternate:
-                    self._improve(generator, len(batch), noise)
-            if not cfg.alternate:
-                for batch in batches:  # θ_k^g <- argmax L_adv
-                    self._improve(generator, len(batch), noise)
+            # θ_k^d, w_k <- argmin L_J, against pseudo-samples of the global generator
+            losses = [joint.step(self._joint_loss(batch, noise)) for batch in batches]
+        for batch in batches:  # θ_k^g <- argmax L_adv, against the discriminator as it now stands
+            generator.step(self._generator_loss(len(batch), noise))
         return Update(
             w=parameters_of(self._net),
             d=parameters_of(self._head),
@@ -110,30 +106,29 @@ class Client:
         device, n = self._trainer.device, len(batch)
         x = self._x.index_select(0, batch).to(device)
         with torch.no_grad():
-            pseudo = self._pretend(n, noise)[0]
+            # Of all classes alike: were they the client's own, its discriminator would never learn to tell others.
+            pseudo = self._G(*self._asked(torch.randint(self._classes, (n,), generator=noise), noise))
         # Both halves together, so that whatever statistics the extractor keeps are of what it will meet.
         features = self._net.train().extractor(torch.cat([x, pseudo]))
         on_real, on_pseudo = self._head(features)[:, 0].split(n)
         y = self._y.index_select(0, batch).to(device)
         return joint_loss(self._net.head(features[:n]), y, on_real, on_pseudo, self._config.adversarial)
 
-    def _improve(self, generator: Learner, n: int, noise: torch.Generator) -> None:
-        """A step of the generator against the discriminator as it stands (Eq. 3)."""
-        x, y = self._pretend(n, noise)
-        features = self._net.eval().extractor(x)
+    def _generator_loss(self, n: int, noise: torch.Generator) -> Tensor:
+        """Eq. 3 on pseudo-samples of the client's own classes, and whether its classifier knows them again."""
+        own = torch.randint(len(self._data), (n,), generator=noise)
+        z, y = self._asked(self._y.cpu().index_select(0, own), noise)
+        features = self._net.eval().extractor(self._G(z, y))
         loss = generator_loss(self._head(features)[:, 0])
         if self._config.recognised:
             told = nn.functional.cross_entropy(self._net.head(features), y)
             loss = loss + self._config.recognised * told
-        generator.step(loss)
+        return loss
 
-    def _pretend(self, n: int, noise: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Pseudo-samples (n, c, h, w) and the classes (n,) they were asked for: as the client's own are."""
+    def _asked(self, y: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
+        """What the generator makes samples of classes y (n,) from: noise (n, latent) and the classes."""
         device = self._trainer.device
-        rows = torch.randint(len(self._data), (n,), generator=noise)
-        y = self._y.cpu().index_select(0, rows).to(device)
-        z = torch.randn(n, self._config.latent, generator=noise).to(device)
-        return self._G(z, y), y
+        return torch.randn(len(y), self._config.latent, generator=noise).to(device), y.to(device)
 
     # -- what outlives a round ------------------------------------------------------------------------------
 

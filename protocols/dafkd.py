@@ -37,9 +37,7 @@ class DaFKDConfig(LocalTraining):
     adversarial: float = Field(1.0, ge=0)
     """What L_adv counts in Eq. 9; 1 is the paper's plain sum."""
     recognised: float = Field(0.0, ge=0)
-    """What the classifier's cross-entropy at pseudo-samples counts for the generator; 0 is the paper."""
-    alternate: bool = False
-    """The generator takes its steps between those of the discriminator, not after all of them."""
+    """What the classifier's cross-entropy at pseudo-samples counts for the generator, beside Eq. 3."""
     generator_lr: float = Field(1e-3, gt=0)
     """Adam's learning rate for the generator."""
     latent: int = Field(64, ge=1)
@@ -61,8 +59,8 @@ class DaFKDConfig(LocalTraining):
 class DaFKD:
     """Domain-aware federated distillation: an ensemble of the clients' models, weighed sample by sample.
 
-    Each round the server sends its classifier and its generator; a client trains classifier and domain discriminator on a
-    shared extractor, then the generator against the discriminator, and sends all three back. The server averages
+    Each round the server sends its classifier and its generator; a client trains classifier and domain discriminator
+    on a shared extractor, then the generator against the discriminator, and sends all three back. The server averages
     classifiers and generators, draws pseudo-samples, weighs each client by how real its discriminator finds
     a sample, and distils that ensemble into the average. Everything FedAvg shows of the clients' data is shown here
     too, and two more models learnt from it: one that draws such data and one that recognises them.
@@ -126,8 +124,10 @@ class DaFKD:
     deviations: ClassVar[tuple[str, ...]] = (
         "Eq. 2 as printed lacks its minus sign: minimised, the discriminator would learn that real is 0.",
         "The generator descends -log f, not log(1 - f) of Eq. 3, whose gradient vanishes where f is small.",
-        "Pseudo-samples of local training are drawn afresh for each batch, as many as records, of the batch's classes.",
-        "The server draws classes evenly: it knows nobody's; the paper does not say how either side draws them.",
+        "Classes of pseudo-samples are drawn evenly, where they are negatives or distilled on: the paper does not say.",
+        "A generator learns on classes drawn as the client's records have them: Eq. 3 alone tells it of no class.",
+        "It also descends `recognised` times the classifier's cross-entropy, of which the paper has nothing.",
+        "Pseudo-samples of local training are drawn afresh for each batch, as many as records.",
         "A client's own layer of the discriminator starts at random and stays with it from round to round.",
         "The generator has LayerNorm in place of BatchNorm, whose statistics would couple the samples of a batch.",
         "In Appendix B the server sends the samples instead of a seed: clients do not hold the new generator yet.",
@@ -148,7 +148,10 @@ class DaFKD:
 
     def __init__(self, config: DaFKDConfig, setting: Setting) -> None:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
-        self._trainer, self._sizes = setting.trainers["server"], {k: len(d) for k, d in setting.clients.items()}
+        self._trainer, self._sizes = (
+            setting.trainers["server"],
+            {k: len(d) for k, d in setting.clients.items()},
+        )
         self._clients = {k: Client(k, data, config, setting) for k, data in setting.clients.items()}
         self._server = Server(config, setting)
         self.state: dict[str, Tensor] = {}
@@ -247,7 +250,9 @@ class DaFKD:
         """
         n = [max(int(self.state.get(f"server/n/{k}", torch.tensor(1))), 1) for k in models]
         parts = [[m / sum(n) * t.cpu() for m, t in zip(n, same, strict=True)] for same in _by_name(models)]
-        return {name: torch.stack(p).sum(0) for name, p in zip(next(iter(models.values())), parts, strict=True)}
+        return {
+            name: torch.stack(p).sum(0) for name, p in zip(next(iter(models.values())), parts, strict=True)
+        }
 
     def _set_basis(self, model: str, seqs: Sequence[int]) -> None:
         self.state[f"server/basis/{model}"] = torch.tensor(sorted(set(seqs)), dtype=torch.int64)

@@ -61,14 +61,10 @@ def build_conditional(
     generator: torch.Generator, latent: int, width: int, output_shape: _Shape, classes: int
 ) -> ConditionalGenerator:
     """A fresh generator on the CPU; one draw from `generator` seeds its initial weights."""
-    return seeded(
-        seed_from(generator), lambda: ConditionalGenerator(latent, width, output_shape, classes)
-    )
+    return seeded(seed_from(generator), lambda: ConditionalGenerator(latent, width, output_shape, classes))
 
 
-def build_domain_head(
-    generator: torch.Generator, network: nn.Module, input_shape: _Shape
-) -> nn.Linear:
+def build_domain_head(generator: torch.Generator, network: nn.Module, input_shape: _Shape) -> nn.Linear:
     """A fresh last layer of a domain discriminator, over the features (n, d) of `network`'s extractor.
 
     Its logit (n, 1) is positive where an image looks like the client's own.
