@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["adversarial_loss", "ensemble", "generator_loss", "importance", "joint_loss"]
+__all__ = ["adversarial_loss", "ensemble", "generator_loss", "importance", "joint_loss", "sameness"]
 
 
 def adversarial_loss(on_real: Tensor, on_pseudo: Tensor) -> Tensor:
@@ -38,6 +38,15 @@ def joint_loss(logits: Tensor, y: Tensor, on_real: Tensor, on_pseudo: Tensor, we
 def generator_loss(on_pseudo: Tensor) -> Tensor:
     """What the generator descends: -log f, which has its minimum where Eq. 3's log(1 - f) has and does not saturate."""
     return F.softplus(-on_pseudo).mean()
+
+
+def sameness(one: Tensor, other: Tensor) -> Tensor:
+    """-log of the mean absolute difference of two sets of images (n, c, h, w), at most -log of 0.001.
+
+    What a generator descends to heed its noise (mode seeking: Mao et al. 2019, with a logarithm, so that the slope is
+    steepest where the images are all alike).
+    """
+    return -((one - other).abs().mean() + 1e-3).log()
 
 
 def importance(scores: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from fdaudit.models.conditional import build_conditional, build_domain_head, sha
 from fdaudit.rng import child, child_seed
 from fdaudit.training import Fit, Job, Parameters, draw_batches, parameters_of
 
-from ._dafkd_losses import ensemble, generator_loss, importance, joint_loss
+from ._dafkd_losses import ensemble, generator_loss, importance, joint_loss, sameness
 
 if TYPE_CHECKING:
     from fdaudit.wire import Delivery
@@ -115,14 +115,17 @@ class Client:
         return joint_loss(self._net.head(features[:n]), y, on_real, on_pseudo, self._config.adversarial)
 
     def _generator_loss(self, n: int, noise: torch.Generator) -> Tensor:
-        """Eq. 3 on pseudo-samples of the client's own classes, and whether its classifier knows them again."""
-        own = torch.randint(len(self._data), (n,), generator=noise)
-        z, y = self._asked(self._y.cpu().index_select(0, own), noise)
-        features = self._net.eval().extractor(self._G(z, y))
+        """Eq. 3 on pseudo-samples in pairs of one class, of the client's own; whether its classifier knows them."""
+        cfg, half = self._config, -(-n // 2)
+        own = torch.randint(len(self._data), (half,), generator=noise)
+        z, y = self._asked(self._y.cpu().index_select(0, own).repeat(2), noise)
+        x = self._G(z, y)
+        features = self._net.eval().extractor(x)
         loss = generator_loss(self._head(features)[:, 0])
-        if self._config.recognised:
-            told = nn.functional.cross_entropy(self._net.head(features), y)
-            loss = loss + self._config.recognised * told
+        if cfg.recognised:
+            loss = loss + cfg.recognised * nn.functional.cross_entropy(self._net.head(features), y)
+        if cfg.diversity:
+            loss = loss + cfg.diversity * sameness(x[:half], x[half:])
         return loss
 
     def _asked(self, y: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:

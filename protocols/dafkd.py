@@ -36,9 +36,11 @@ class DaFKDConfig(LocalTraining):
     """Clients send their discriminators; otherwise scores and weighted soft labels (Appendix B)."""
     adversarial: float = Field(1.0, ge=0)
     """What L_adv counts in Eq. 9; 1 is the paper's plain sum."""
-    recognised: float = Field(0.0, ge=0)
+    recognised: float = Field(0.2, ge=0)
     """What the classifier's cross-entropy at pseudo-samples counts for the generator, beside Eq. 3."""
-    generator_lr: float = Field(1e-3, gt=0)
+    diversity: float = Field(0.2, ge=0)
+    """What it counts for the generator that two samples of one class are alike, beside Eq. 3."""
+    generator_lr: float = Field(2e-3, gt=0)
     """Adam's learning rate for the generator."""
     latent: int = Field(64, ge=1)
     """d: length of the noise z."""
@@ -50,7 +52,7 @@ class DaFKDConfig(LocalTraining):
     """SGD steps of distillation a round; 0 leaves the average as it is."""
     distill_batch: int = Field(64, ge=1)
     """Pseudo-samples a step."""
-    distill_lr: float = Field(0.01, gt=0)
+    distill_lr: float = Field(0.05, gt=0)
     """Learning rate of distillation."""
     temperature: float = Field(1.0, gt=0)
     """τ of the soft predictions; 1 is the paper."""
@@ -126,7 +128,8 @@ class DaFKD:
         "The generator descends -log f, not log(1 - f) of Eq. 3, whose gradient vanishes where f is small.",
         "Classes of pseudo-samples are drawn evenly, where they are negatives or distilled on: the paper does not say.",
         "A generator learns on classes drawn as the client's records have them: Eq. 3 alone tells it of no class.",
-        "It also descends `recognised` times the classifier's cross-entropy, of which the paper has nothing.",
+        "It also descends the classifier's cross-entropy (`recognised`): without, it makes one blur for all classes.",
+        "It also descends how alike two samples of a class are (`diversity`): without, it makes one picture a class.",
         "Pseudo-samples of local training are drawn afresh for each batch, as many as records.",
         "A client's own layer of the discriminator starts at random and stays with it from round to round.",
         "The generator has LayerNorm in place of BatchNorm, whose statistics would couple the samples of a batch.",

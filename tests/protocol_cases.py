@@ -45,7 +45,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("dafkd", {"upload_discriminator": False, "fraction": 0.67, "weighting": "samples"}),
     (
         "dafkd",
-        {"recognised": 0.0, "weights": "uniform", "local_steps": 2, "momentum": 0.5},
+        {"recognised": 0.0, "diversity": 0.0, "weights": "uniform", "local_steps": 2, "momentum": 0.5},
     ),
     ("fediod", {"weights": "samples", "mimic": 0.5, "student_steps": 1, "replay": 0}),
     ("fediod", {"weights": "uniform", "shares": "uniform", "temperature": 2.0, "local_steps": 3}),

@@ -13,6 +13,7 @@ from fdaudit.protocols._dafkd_losses import (
     generator_loss,
     importance,
     joint_loss,
+    sameness,
 )
 from scipy.special import expit, log_softmax, rel_entr, softmax
 
@@ -134,6 +135,15 @@ def test_the_generator_climbs_the_discriminators_logit_and_does_not_saturate():
     (slope,) = torch.autograd.grad(generator_loss(far), far)
     assert float(slope) == pytest.approx(-1)
     assert float(generator_loss(torch.zeros(4))) == pytest.approx(math.log(2))
+
+
+def test_sameness_falls_as_images_part_and_pulls_even_where_they_do_not():
+    one = torch.zeros(2, 1, 2, 2)
+    assert float(sameness(one, one + 0.249)) == pytest.approx(math.log(4))
+    assert float(sameness(one, one)) == pytest.approx(math.log(1000))
+    near = torch.full((2, 1, 2, 2), 1e-6, requires_grad=True)
+    (slope,) = torch.autograd.grad(sameness(near, one), near)
+    assert (slope < -100).all()
 
 
 def test_losses_of_extreme_logits_are_finite():
