@@ -1,8 +1,8 @@
 """What recording costs: a DaFKD round with every message on disk and a checkpoint, against a bare loop.
 
-A is `protocols/dafkd.py` over the wire: three models down and up for each client, encoded, digested, salted, chained and
-written, files made durable, state saved, `round.json` replaced. B is the same arithmetic in plain PyTorch, all
-parties in one process with tensors in common, that keeps nothing. Both must end with the same classifier, or
+A is `protocols/dafkd.py` over the wire: two models down and three up for each client, encoded, digested, salted,
+chained and written, files made durable, state saved, `round.json` replaced. B is the same arithmetic in plain PyTorch,
+all parties in one process with tensors in common, that keeps nothing. Both must end with the same classifier, or
 this fails. Target: at most 1.2.
 """
 
