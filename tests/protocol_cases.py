@@ -60,6 +60,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("selective-fd", {"selector": "none"}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
+    ("dafkd", {"upload_discriminator": False, "fraction": 0.67, "weighting": "samples"}),
+    (
+        "dafkd",
+        {"recognised": 0.0, "diversity": 0.0, "weights": "uniform", "local_steps": 2, "momentum": 0.5},
+    ),
     ("fediod", {"weights": "samples", "mimic": 0.5, "student_steps": 1, "replay": 0}),
     ("fediod", {"weights": "uniform", "shares": "uniform", "temperature": 2.0, "local_steps": 3}),
 ]
@@ -68,12 +73,16 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 SMALL = {
     "batch_size": 4,
+    "distill_batch": 2,
     "distill_batch_size": 5,
     "distill_rounds": 1,
     "distill_steps": 2,
+    "warmup_steps": 1,
+    # selective-fd
     "uniform": 20,
     "warm_up_steps": 12,
-    "warmup_steps": 1,
+    # dafkd
+    "pseudo_samples": 5,
     # fediod
     "steps_per_round": 2,
     "samples": 4,
