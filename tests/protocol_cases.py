@@ -59,7 +59,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         {"labels": "soft", "public_batch": 5, "tau_server": 1.2, "space": "features", "landmarks": 5},
     ),
     ("selective-fd", {"selector": "confidence", "local_steps": 0, "tau_client": 0.5}),
-    ("selective-fd", {"selector": "energy", "labels": "soft", "warm_up_steps": 0}),
+    ("selective-fd", {"selector": "energy", "labels": "soft", "warmup_steps": 0}),
     ("selective-fd", {"selector": "none"}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
