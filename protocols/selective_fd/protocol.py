@@ -101,7 +101,7 @@ class SelectiveFD:
         "Parties follow the protocol and are curious (honest-but-curious).",
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "crafted-proxy-samples", "available_to": ("server",), "answers": ("soft", "hard")},
+        {"name": "crafted-proxy", "available_to": ("server",), "answers": ("soft", "hard")},
     )
     deviations: ClassVar[tuple[str, ...]] = (
         "The density ratio solves KuLSIF's linear system; the authors' public code multiplies by its matrix instead.",
@@ -135,6 +135,7 @@ class SelectiveFD:
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     many_messages: ClassVar[bool] = False
     Config: ClassVar[type[SelectiveFDConfig]] = SelectiveFDConfig
 
