@@ -54,9 +54,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedmd", {"share": "soft_labels", "order": "revisit-digest", "local_steps": 1}),
     ("fkd", {"share": "hard", "gamma": 0.5, "momentum": 0.5, **FAST}),
     ("pls", {"share": "hard", **FAST}),
-    ("selective-fd", {"labels": "soft", "tau_server": 1.2, "space": "features", "landmarks": 5}),
+    (
+        "selective-fd",
+        {"labels": "soft", "public_batch": 5, "tau_server": 1.2, "space": "features", "landmarks": 5},
+    ),
     ("selective-fd", {"selector": "confidence", "local_steps": 0, "tau_client": 0.1}),
-    ("selective-fd", {"selector": "energy", "labels": "soft", "warm_up_steps": 0}),
+    ("selective-fd", {"selector": "energy", "labels": "soft", "warmup_steps": 0}),
     ("selective-fd", {"selector": "none"}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
@@ -77,10 +80,9 @@ SMALL = {
     "distill_batch_size": 5,
     "distill_rounds": 1,
     "distill_steps": 2,
-    "warmup_steps": 1,
+    "warmup_steps": 12,
     # selective-fd
     "uniform": 20,
-    "warm_up_steps": 12,
     # dafkd
     "pseudo_samples": 5,
     # fediod
