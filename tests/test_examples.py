@@ -17,7 +17,7 @@ from .docs_pages import ROOT, page
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 PAPER = sorted((ROOT / "examples" / "paper").glob("*.yaml"))
 QUICKSTART = ROOT / "fdaudit" / "quickstart.yaml"
-OFFLINE = [p for p in [QUICKSTART, *EXAMPLES] if load_spec(p).dataset.name == "digits"]
+OFFLINE = [p for p in [QUICKSTART, *EXAMPLES] if load_spec(p).dataset.name in ("digits", "digits-multilabel")]
 
 
 def test_the_readme_names_every_example() -> None:
