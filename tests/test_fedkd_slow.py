@@ -61,7 +61,7 @@ def spec(seed: int, alpha: float, protocol: str, params: dict[str, Any], **more:
 
 
 def measured(alpha: float, seed: int, **change: Any) -> dict[str, float]:
-    """One run, made once: accuracies in percent of the central model and of the clients alone, bytes, and the logits' range."""
+    """One run, made once: accuracies in percent of the central model and of clients alone, bytes, largest logit."""
     return _measured(alpha, seed, tuple(change.items()))
 
 
