@@ -12,6 +12,7 @@ REGISTRY = Registry(
         "fedavg": "fdaudit.protocols.fedavg:FedAvg",
         "feddf": "fdaudit.protocols.feddf:FedDF",
         "feded": "fdaudit.protocols.feded:FedED",
+        "fedkd": "fdaudit.protocols.fedkd:FedKD",
         "fedmd": "fdaudit.protocols.fedmd:FedMD",
         "fkd": "fdaudit.protocols.fkd:FKD",
         "pls": "fdaudit.protocols.pls:PLS",

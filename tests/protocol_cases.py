@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fdaudit.defenses import REGISTRY as DEFENSES
 from fdaudit.protocols import REGISTRY
 from torch import Tensor
 
@@ -47,13 +48,16 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedmd", {"share": "soft_labels", "order": "revisit-digest", "local_steps": 1}),
     ("fkd", {"share": "hard", "gamma": 0.5, "momentum": 0.5}),
     ("pls", {"share": "hard", "local_steps": 2}),
+    ("fedkd", {"distill_rounds": 3, "temperature": 3.0, "weights": "uniform", "grid": "eq3", "levels": 6}),
+    ("fedkd", {"levels": None, "noise_at": "client", "clip": 5.0, "distill_optimizer": "sgd"}),
+    ("fedkd", {"z_max": 4.0, "gamma": None, "local_steps": 3, "final_lr": 0.01}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
 ]
 """Protocols with settings; `every_case` adds each registered protocol with its defaults."""
 
 
-SMALL = {"batch_size": 4, "distill_steps": 2, "warmup_steps": 1}
+SMALL = {"batch_size": 4, "distill_rounds": 1, "distill_steps": 2, "warmup_steps": 1}
 """Settings that keep a run short, for the protocols that have them."""
 
 
@@ -161,6 +165,16 @@ def configured(name: str, params: Mapping[str, Any], rounds: int = 3) -> Config:
     return validate(cls.Config, {**small, **params})
 
 
+def own_defenses(config: Config) -> dict[tuple[str, str], tuple[Any, ...]]:
+    """The protocol's own defences, attached as the plan attaches them."""
+    attached: dict[tuple[str, str], tuple[Any, ...]] = {}
+    for entry in config.defenses():  # type: ignore[attr-defined]
+        cls = DEFENSES.load(entry.name)
+        key = (entry.kind, entry.sender)
+        attached[key] = (*attached.get(key, ()), cls(validate(cls.Config, entry.params)))
+    return attached
+
+
 def run(
     folder: Path,
     name: str,
@@ -184,6 +198,9 @@ def run(
     config = configured(name, params or {}, rounds)
     clients = dict(clients or records())
     parties = parties_of(cls, len(clients))
+    attached = own_defenses(config)
+    for key, given in (defenses or {}).items():
+        attached[key] = (*given, *attached.get(key, ()))
     first, state, start = resume or (0, b"", None)
     made = Ran(folder, parties)
     with Transcript(folder, secret=SECRET, start=start, shards=cls.many_messages) as transcript:
@@ -193,7 +210,7 @@ def run(
             kinds=kinds_of(cls),
             device=torch.device("cpu"),
             secret=SECRET,
-            defenses=defenses,
+            defenses=attached,
             withheld=withheld,
             withholdable=cls.withholdable,
             outages=outages,

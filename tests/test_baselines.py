@@ -301,7 +301,7 @@ def test_the_weighted_mean_and_the_mean_of_logits_by_hand():
 
 
 def test_feddf_without_distillation_to_speak_of_is_federated_averaging(tmp_path):
-    ran = run(tmp_path / "a", "feddf", {"distill_lr": 1e-12, "lr": 0.3}, rounds=1)
+    ran = run(tmp_path / "a", "feddf", {"distill_lr": 1e-12, "distill_final_lr": None, "lr": 0.3}, rounds=1)
     uploads = {
         m.sender: ran.tensors(m)
         for m in ran.messages

@@ -14,6 +14,7 @@ from fdaudit.execution import Execution
 from fdaudit.models import architecture
 from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
+from fdaudit.storage import decode, encode
 from fdaudit.training import Fit, Job, Trainer, draw_batches, parameters_of
 
 SHAPE, CLASSES, STEPS = (1, 8, 8), 4, 6
@@ -70,6 +71,9 @@ def plain(network, job, fit):
         optimizer = torch.optim.SGD(
             named.values(), lr=fit.lr, momentum=fit.momentum, weight_decay=fit.weight_decay
         )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, len(job.batches), fit.lr if fit.final_lr is None else fit.final_lr
+    )
     module.train()
     losses = []
     for batch in job.batches:
@@ -96,6 +100,7 @@ def plain(network, job, fit):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        schedule.step()
     return parameters_of(module), torch.tensor(losses)
 
 
@@ -110,6 +115,8 @@ FITS = {
     "momentum": Fit(lr=0.1, momentum=0.9),
     "weight-decay": Fit(lr=0.1, weight_decay=0.05),
     "adam": Fit(lr=0.01, optimizer="adam", weight_decay=0.01),
+    "annealed": Fit(lr=0.2, final_lr=0.01, momentum=0.9),
+    "annealed-adam": Fit(lr=0.02, final_lr=0.001, optimizer="adam"),
     "fedprox": Fit(lr=0.1, mu=0.5),
     "fedprox-momentum": Fit(lr=0.05, mu=0.5, momentum=0.5, weight_decay=0.01),
     "kl": Fit(lr=0.1, objective="kl", temperature=3.0),
@@ -186,6 +193,32 @@ def test_binary_kl_is_zero_at_its_target_and_finite_at_certainty():
     (fitted,) = trainer.fit([dataclasses.replace(job, targets=own.round())], fit)
     assert torch.isfinite(fitted.losses).all()
     assert (fitted.losses.diff() < 0).all()
+
+
+@pytest.mark.parametrize("strategy", ["loop", "stacked"])
+@pytest.mark.parametrize("name", ["momentum", "adam", "weight-decay"])
+def test_training_in_parts_with_the_optimisers_moments_is_training_in_one_go(name, strategy):
+    network, fit = NETWORKS["cnn"], FITS[name]
+    trainer = Trainer(network, execution(strategy))
+    whole = trainer.fit([dataclasses.replace(job, moments={}) for job in jobs(network)], fit)
+    first = [dataclasses.replace(job, batches=job.batches[:2], moments={}) for job in jobs(network)]
+    parts = trainer.fit(first, fit)
+    kept = [decode(encode(part.moments)) for part in parts]
+    rest = [
+        dataclasses.replace(job, parameters=part.parameters, batches=job.batches[2:], moments=moments)
+        for job, part, moments in zip(jobs(network), parts, kept, strict=True)
+    ]
+    for one, two in zip(whole, trainer.fit(rest, fit), strict=True):
+        assert encode(one.parameters) == encode(two.parameters)
+        assert encode(one.moments) == encode(two.moments)
+    afresh = trainer.fit([dataclasses.replace(job, moments={}) for job in rest], fit)
+    same = [encode(a.parameters) == encode(b.parameters) for a, b in zip(whole, afresh, strict=True)]
+    assert all(same) if name == "weight-decay" else not any(same)
+
+
+def test_moments_are_kept_only_where_asked_for():
+    network = NETWORKS["mlp"]
+    assert all(not f.moments for f in Trainer(network, execution()).fit(jobs(network), FITS["adam"]))
 
 
 def test_channels_last_agrees_with_contiguous():
