@@ -35,29 +35,43 @@ SIZES = (9, 6, 12)
 CLASSES = 3
 SHAPE = (1, 8, 8)
 
+FAST = {"lr": 1.0, "local_steps": 12}
+"""Makes a few records enough to change a predicted class."""
+
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"upload": "gradient"}),
     ("fedavg", {"upload": "model_update", "local_steps": 2, "momentum": 0.5}),
     ("fedavg", {"upload": "model_parameters", "local_epochs": 1, "mu": 0.1}),
     ("fedavg", {"fraction": 0.34, "local_steps": 1}),
     ("fedavg", {"server_momentum": 0.9, "weighting": "uniform", "fraction": 0.67}),
-    ("ds-fl", {"aggregation": "sa", "share": "hard_labels", "public_batch": 4}),
-    ("feddf", {"fraction": 0.67, "distill_batch_size": 3, "temperature": 2.0}),
-    ("feded", {"share": "hard_labels", "distill_batch_size": 2, "distill_lr": 0.05}),
-    ("fedmd", {"share": "hard_labels", "public_batch": 4, "warmup_steps": 0}),
-    ("fedmd", {"share": "soft_labels", "order": "revisit-digest", "local_steps": 1}),
-    ("fkd", {"share": "hard", "gamma": 0.5, "momentum": 0.5}),
-    ("pls", {"share": "hard", "local_steps": 2}),
     ("fedkd", {"distill_rounds": 3, "temperature": 3.0, "weights": "uniform", "grid": "eq3", "levels": 6}),
     ("fedkd", {"levels": None, "noise_at": "client", "clip": 5.0, "distill_optimizer": "sgd"}),
     ("fedkd", {"z_max": 4.0, "gamma": None, "local_steps": 3, "final_lr": 0.01}),
+    ("ds-fl", {"aggregation": "sa", "share": "hard_labels", "public_batch": 4, **FAST}),
+    ("feddf", {"fraction": 0.67, "distill_batch_size": 3, "temperature": 2.0}),
+    ("feded", {"share": "hard_labels", "distill_batch_size": 2, "distill_lr": 0.05, **FAST}),
+    ("fedmd", {"share": "hard_labels", "public_batch": 4, "warm_up_steps": 0, **FAST}),
+    ("fedmd", {"share": "soft_labels", "order": "revisit-digest", "local_steps": 1}),
+    ("fkd", {"share": "hard", "gamma": 0.5, "momentum": 0.5, **FAST}),
+    ("pls", {"share": "hard", **FAST}),
+    ("selective-fd", {"labels": "soft", "tau_server": 1.2, "space": "features", "landmarks": 5}),
+    ("selective-fd", {"selector": "confidence", "local_steps": 0, "tau_client": 0.1}),
+    ("selective-fd", {"selector": "energy", "labels": "soft", "warm_up_steps": 0}),
+    ("selective-fd", {"selector": "none"}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
 ]
 """Protocols with settings; `every_case` adds each registered protocol with its defaults."""
 
 
-SMALL = {"batch_size": 4, "distill_rounds": 1, "distill_steps": 2, "warmup_steps": 1}
+SMALL = {
+    "batch_size": 4,
+    "distill_batch_size": 5,
+    "distill_rounds": 1,
+    "distill_steps": 2,
+    "uniform": 20,
+    "warm_up_steps": 12,
+}
 """Settings that keep a run short, for the protocols that have them."""
 
 
@@ -160,6 +174,8 @@ class Ran:
 def configured(name: str, params: Mapping[str, Any], rounds: int = 3) -> Config:
     cls = REGISTRY.load(name)
     small = {name: value for name, value in SMALL.items() if name in cls.Config.model_fields}
+    if name == "selective-fd":  # by default it sends predicted classes
+        small["lr"] = FAST["lr"]
     if "rounds" in cls.Config.model_fields:
         small["rounds"] = rounds
     return validate(cls.Config, {**small, **params})

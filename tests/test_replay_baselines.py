@@ -237,7 +237,8 @@ READERS = {"fedmd": fedmd, "ds-fl": ds_fl, "feded": feded, "feddf": feddf, "fkd"
 # -- the runs -------------------------------------------------------------------------------------------------------
 
 STEPS = {"local_steps": 2, "lr": 0.1}
-ALONE = {**STEPS, "distill_steps": 3, "public_batch": 5}
+ALONE = {**STEPS, "distill_steps": 3, "public_batch": 5, "distill_batch_size": None}
+FUSED = {**STEPS, "distill_steps": 3, "distill_batch_size": 128}
 CASES = [
     pytest.param(name, settings, id="-".join([name, *map(str, list(settings.values())[len(base) :])]))
     for name, base, more in (
@@ -245,7 +246,7 @@ CASES = [
         ("ds-fl", {**ALONE, "share": "soft_labels"}, {"aggregation": ("era", "sa")}),
         ("ds-fl", {**ALONE, "aggregation": "era"}, {"share": ("hard_labels",)}),
         ("feded", ALONE, {"share": ("soft_labels", "hard_labels")}),
-        ("feddf", {**STEPS, "distill_steps": 3}, {"fraction": (1.0,)}),
+        ("feddf", FUSED, {"fraction": (1.0,)}),
         ("fkd", STEPS, {"share": ("soft", "hard")}),
         ("pls", STEPS, {"share": ("soft", "hard")}),
     )
@@ -297,10 +298,11 @@ def test_taking_any_one_message_away_breaks_it(name, settings, tmp_path):
     ],
 )
 def test_the_reader_tells_another_rule_from_the_right_one(name, reader, change, tmp_path):
-    settings = {"ds-fl": {"share": "soft_labels", "aggregation": "era"}, "feded": {"share": "soft_labels"}}
-    own = {**(ALONE if name in ("ds-fl", "feded") else STEPS), **settings.get(name, {})}
-    if name == "feddf":
-        own = {**own, "distill_steps": 3}
+    own = {
+        "ds-fl": {**ALONE, "share": "soft_labels", "aggregation": "era"},
+        "feded": {**ALONE, "share": "soft_labels"},
+        "feddf": FUSED,
+    }.get(name, STEPS)
     folder, start = recorded(tmp_path / "a", name, own)
     READERS[name](read(folder), own, start, NOBODY)
     with pytest.raises(BrokenRecordError):
