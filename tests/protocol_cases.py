@@ -124,6 +124,15 @@ def records(sizes: Sequence[int] = SIZES, seed: int = 0) -> dict[str, PartyData]
     return found
 
 
+def several(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
+    """The same records with labels drawn for each class by itself, a third of them unknown."""
+    found = {}
+    for k, d in data.items():
+        y = torch.randint(-1, 2, (len(d), CLASSES), generator=child(9, "several", k))
+        found[k] = PartyData(d.x, y)
+    return found
+
+
 class Watched(Wire):
     """A wire that remembers what was asked of it and what it delivered, and may alter deliveries."""
 
