@@ -50,7 +50,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("ds-fl", {"aggregation": "sa", "share": "hard_labels", "public_batch": 4, **FAST}),
     ("feddf", {"fraction": 0.67, "distill_batch_size": 3, "temperature": 2.0}),
     ("feded", {"share": "hard_labels", "distill_batch_size": 2, "distill_lr": 0.05, **FAST}),
-    ("fedmd", {"share": "hard_labels", "public_batch": 4, "warmup_steps": 0, **FAST}),
+    ("fedmd", {"share": "hard_labels", "public_batch": 4, "warm_up_steps": 0, **FAST}),
     ("fedmd", {"share": "soft_labels", "order": "revisit-digest", "local_steps": 1}),
     ("fkd", {"share": "hard", "gamma": 0.5, "momentum": 0.5, **FAST}),
     ("pls", {"share": "hard", **FAST}),
