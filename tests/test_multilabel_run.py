@@ -71,7 +71,7 @@ def test_the_result_and_the_report_speak_of_mauc(finished, monkeypatch, capsys):
     assert result["run"]["task"] == "multi-label"
     figures = [row["figure"] for row in result["utility"]["final"]]
     assert {f["name"] for f in figures} == {"mean_auc"}
-    assert all(f["low"] <= f["value"] <= f["high"] and f["method"] == "delong, logit" for f in figures)
+    assert all(f["low"] <= f["value"] <= f["high"] and f["method"] == "DeLong, logit scale" for f in figures)
     assert all("accuracy" not in point for point in result["utility"]["curve"])
     positives = [(finished.plan.records(k)[1] == 1).sum(0).tolist() for k in finished.plan.clients]
     assert result["class_table"] == positives

@@ -22,7 +22,7 @@ from fdaudit.types import Figure
 
 __all__ = ["MEAN_AUC_METHOD", "MeanAuc", "mean_auc", "mean_auc_figure", "multilabel_macro_f1"]
 
-MEAN_AUC_METHOD = "delong, logit"
+MEAN_AUC_METHOD = "DeLong, logit scale"
 """How the interval of mAUC is made."""
 
 _SAME = 1e-12
