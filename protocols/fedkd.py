@@ -47,7 +47,7 @@ def ensemble(logits: Sequence[Tensor], weights: Tensor) -> Tensor:
 class FedKDConfig(LocalSteps):
     """FedKD's settings; symbols follow Gong et al. 2022."""
 
-    local_epochs: int | None = Field(20, ge=1)
+    local_epochs: int | None = Field(50, ge=1)
     """Passes over a client's data, in one go, before anything is sent; `local_steps` may be given in its place."""
     weights: Literal["class-counts", "uniform"] = "class-counts"
     """ω: each client's share of a class's records (Eq. 1), or 1/K; then no counts are sent."""
@@ -98,9 +98,9 @@ class FedKDConfig(LocalSteps):
         """Q(z; S) on each client's logits and Lap(1/γ) where it is asked for: Eq. 2."""
         found = []
         if self.levels is not None:
-            params = {"levels": self.levels, "grid": self.grid, "z_max": self.z_max}
-            quantiser = {"sender": "client", "name": "uniform-quantization", "params": params}
-            found.append(DefenseSpec(kind="logits", **quantiser))
+            params: dict[str, Any] = {"levels": self.levels, "grid": self.grid, "z_max": self.z_max}
+            name = "uniform-quantization"
+            found.append(DefenseSpec(kind="logits", sender="client", name=name, params=params))
         if self.gamma is not None and self.noise_at != "none":
             kind = "logits" if self.noise_at == "client" else "ensemble_labels"
             # Every public sample is answered, whatever the data.
@@ -189,8 +189,8 @@ class FedKD:
     )
     deviations: ClassVar[tuple[str, ...]] = (
         (
-            "Eq. 3 describes S points at a distance of 2 z_max/(S-1), Eq. 4 a grid of step 2 z_max/S. The text ends "
-            "with Eq. 4, which is the default; `grid: eq3` is the other. Eq. 4's grid has S + 1 points."
+            "Eq. 3 describes S points at a distance of 2 z_max/(S-1), Eq. 4 a grid of S + 1 points at a distance of "
+            "2 z_max/S. The text concludes with Eq. 4, which is the default; `grid: eq3` is the other."
         ),
         (
             "The paper lets the server aggregate. Noise that is added after aggregation protects from nobody who "
@@ -198,8 +198,8 @@ class FedKD:
         ),
         (
             "The paper claims a privacy guarantee from quantisation and noise. No finite ε follows: z_max depends on "
-            "the data and is sent back to the clients, class counts go in clear, and the logits have no bound set "
-            "beforehand. `z_max`, `clip` and `withhold: [class_counts]` are ours, for those who want one."
+            "the data and is sent back to the clients, class counts are sent in clear, and the logits have no bound "
+            "that was fixed beforehand. `z_max`, `clip` and `withhold: [class_counts]` are ours, for whoever wants one."
         ),
         "`noise_at: client` is ours too: noise after quantisation, of scale 1/γ on each client's every logit.",
         "Eq. 7 prints a norm; the limit that it is taken from (Hinton et al. 2015) is of its square, which is used.",

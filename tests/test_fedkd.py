@@ -21,6 +21,7 @@ from fdaudit.storage import encode
 from fdaudit.wire import Outage
 
 from .protocol_cases import CLASSES, initial, network, public, records, run
+from .run_cases import finished
 
 CONFIG = REGISTRY.load("fedkd").Config
 BARE = {"gamma": None, "levels": None}
@@ -187,6 +188,23 @@ def test_clients_train_as_the_reference_line_does(tmp_path):
     for k, model in reference.rounds[0].models.items():
         for name, value in model.items():
             torch.testing.assert_close(ran.rounds[0].models[k][name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_clients_of_unlike_networks_are_measured_beside_both_reference_lines(tmp_path):
+    unlike = [{"name": "mlp", "params": {"widths": [n]}} for n in (3, 5)]
+    params = {"distill_rounds": 1, "distill_steps": 2, "local_epochs": 1}
+    done = finished(
+        tmp_path / "run",
+        splits__proxy=0.2,
+        client_models=unlike,
+        references=["standalone", "centralized"],
+        protocol={"name": "fedkd", "params": params},
+    )
+    rows = [line.split(",")[:3] for line in (done / "utility.csv").read_text().splitlines()[1:]]
+    clients = ["client/0", "client/1"]
+    wanted = [("fedkd", "0", k) for k in clients] + [("fedkd", r, "server") for r in "12"]
+    wanted += [("fedkd", "2", k) for k in clients] + [("standalone", "0", k) for k in clients]
+    assert [tuple(row) for row in rows] == [*wanted, ("centralized", "0", "client/0")]
 
 
 # -- who is left out ----------------------------------------------------------------------------------------------
