@@ -225,13 +225,15 @@ def _protocol(found: Mapping[str, Any]) -> list[str]:
         for o in found["oracles"]
     ]
     lines += _bullets("Oracles", asked)
-    return lines + _bullets("Kinds that `withhold` may name", [f"`{k}`" for k in found["withholdable"]])
+    lines += _bullets("Kinds that `withhold` may name", [f"`{k}`" for k in found["withholdable"]])
+    return [*lines, "", f"Tasks: {', '.join(found['tasks'])}."]
 
 
 def _attack(found: Mapping[str, Any]) -> list[str]:
     lines = [f"- Goal: {found['goal']}."]
     lines.append(f"- Needs one of: {', '.join(found['needs'])}.")
     lines.append(f"- Assumes that the adversary knows: {', '.join(found['assumes']) or 'nothing'}.")
+    lines.append(f"- Tasks: {', '.join(found['tasks'])}.")
     if found.get("oracle"):
         lines.append(f"- Asks an oracle for {found['oracle']} labels where the adversary has one.")
     if found.get("control"):

@@ -7,6 +7,7 @@ from typing import Any
 from fdaudit import attacks, defenses, protocols
 from fdaudit.errors import UsageError, nearest
 from fdaudit.messages import KINDS
+from fdaudit.types import ONLY_SINGLE_LABEL
 
 __all__ = ["card", "text"]
 
@@ -37,7 +38,8 @@ def card(name: str) -> dict[str, Any]:
     """
     for room, registry in _ROOMS.items():
         if name in registry.names():
-            return {"room": room, "name": name, **registry.describe(name)}
+            assumed = {} if room == "defence" else {"tasks": ONLY_SINGLE_LABEL}
+            return {"room": room, "name": name, **assumed, **registry.describe(name)}
     known = [n for registry in _ROOMS.values() for n in registry.names()]
     raise UsageError("NAME", name, "is not known", nearest(name, known))
 

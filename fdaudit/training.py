@@ -77,8 +77,9 @@ class Job:
         party: whose model it is, for error messages.
         parameters: where it starts; never changed.
         x: (n, c, h, w) inputs.
-        targets: (n,) classes, or (n, C) of 1, 0 and -1 for unknown (objective `binary-cross-entropy`),
-            probabilities (`kl`: rows sum to 1; `binary-kl`: each by itself) or logits (`l2`).
+        targets: (n,) classes, or (n, C): weights of the classes (objective `cross-entropy`), of 1, 0 and -1 for
+            unknown (`binary-cross-entropy`), probabilities (`kl`: rows sum to 1; `binary-kl`: each by itself)
+            or logits (`l1`, `l2`).
         batches: index tensors into `x`, one for each step.
         anchor: FedProx's reference parameters, where `mu` is positive.
         seed: for dropout.

@@ -8,9 +8,16 @@ REGISTRY = Registry(
     "fdaudit.protocols",
     {
         "centralized": "fdaudit.protocols.standalone:Centralized",
+        "ds-fl": "fdaudit.protocols.ds_fl:DSFL",
         "fedavg": "fdaudit.protocols.fedavg:FedAvg",
+        "feddf": "fdaudit.protocols.feddf:FedDF",
+        "feded": "fdaudit.protocols.feded:FedED",
         "fediod": "fdaudit.protocols.fediod:FedIOD",
         "fedkd": "fdaudit.protocols.fedkd:FedKD",
+        "fedmd": "fdaudit.protocols.fedmd:FedMD",
+        "fkd": "fdaudit.protocols.fkd:FKD",
+        "pls": "fdaudit.protocols.pls:PLS",
+        "selective-fd": "fdaudit.protocols.selective_fd.protocol:SelectiveFD",
         "standalone": "fdaudit.protocols.standalone:Standalone",
     },
 )

@@ -35,6 +35,9 @@ SIZES = (9, 6, 12)
 CLASSES = 3
 SHAPE = (1, 8, 8)
 
+FAST = {"lr": 1.0, "local_steps": 12}
+"""Makes a few records enough to change a predicted class."""
+
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"upload": "gradient"}),
     ("fedavg", {"upload": "model_update", "local_steps": 2, "momentum": 0.5}),
@@ -44,6 +47,17 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedkd", {"distill_rounds": 3, "temperature": 3.0, "weights": "uniform", "grid": "eq3", "levels": 6}),
     ("fedkd", {"levels": None, "noise_at": "client", "clip": 5.0, "distill_optimizer": "sgd"}),
     ("fedkd", {"z_max": 4.0, "gamma": None, "local_steps": 3, "final_lr": 0.01}),
+    ("ds-fl", {"aggregation": "sa", "share": "hard_labels", "public_batch": 4, **FAST}),
+    ("feddf", {"fraction": 0.67, "distill_batch_size": 3, "temperature": 2.0}),
+    ("feded", {"share": "hard_labels", "distill_batch_size": 2, "distill_lr": 0.05, **FAST}),
+    ("fedmd", {"share": "hard_labels", "public_batch": 4, "warmup_steps": 0, **FAST}),
+    ("fedmd", {"share": "soft_labels", "order": "revisit-digest", "local_steps": 1}),
+    ("fkd", {"share": "hard", "gamma": 0.5, "momentum": 0.5, **FAST}),
+    ("pls", {"share": "hard", **FAST}),
+    ("selective-fd", {"labels": "soft", "tau_server": 1.2, "space": "features", "landmarks": 5}),
+    ("selective-fd", {"selector": "confidence", "local_steps": 0, "tau_client": 0.1}),
+    ("selective-fd", {"selector": "energy", "labels": "soft", "warm_up_steps": 0}),
+    ("selective-fd", {"selector": "none"}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
     ("fediod", {"weights": "samples", "mimic": 0.5, "student_steps": 1, "replay": 0}),
@@ -54,9 +68,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 SMALL = {
     "batch_size": 4,
+    "distill_batch_size": 5,
     "distill_rounds": 1,
     "distill_steps": 2,
-    # fediod
+    "uniform": 20,
+    "warm_up_steps": 12,
+    "warmup_steps": 1,
     "steps_per_round": 2,
     "samples": 4,
     "latent": 3,
@@ -116,6 +133,15 @@ def records(sizes: Sequence[int] = SIZES, seed: int = 0) -> dict[str, PartyData]
     return found
 
 
+def several(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
+    """The same records with labels drawn for each class by itself, a third of them unknown."""
+    found = {}
+    for k, d in data.items():
+        y = torch.randint(-1, 2, (len(d), CLASSES), generator=child(9, "several", k))
+        found[k] = PartyData(d.x, y)
+    return found
+
+
 class Watched(Wire):
     """A wire that remembers what was asked of it and what it delivered, and may alter deliveries."""
 
@@ -166,6 +192,8 @@ class Ran:
 def configured(name: str, params: Mapping[str, Any], rounds: int = 3) -> Config:
     cls = REGISTRY.load(name)
     small = {name: value for name, value in SMALL.items() if name in cls.Config.model_fields}
+    if name == "selective-fd":  # by default it sends predicted classes
+        small["lr"] = FAST["lr"]
     if "rounds" in cls.Config.model_fields:
         small["rounds"] = rounds
     return validate(cls.Config, {**small, **params})

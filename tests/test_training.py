@@ -43,6 +43,7 @@ def jobs(network, count=3, objective="cross-entropy", batch=5, n=20, **more):
             "binary-cross-entropy": torch.randint(-1, 2, (n, CLASSES), generator=g),
             "kl": values.softmax(1),
             "binary-kl": values.sigmoid(),
+            "l1": values,
             "l2": values,
         }[objective]
         made.append(
@@ -89,6 +90,8 @@ def plain(network, job, fit):
         elif fit.objective == "kl":
             q = (z / fit.temperature).log_softmax(1)
             loss = fit.temperature**2 * (t * (t.log() - q)).sum(1).mean()
+        elif fit.objective == "l1":
+            loss = (z - t).abs().mean()
         else:
             loss = ((z - t) ** 2).sum(1).mean()
         losses.append(loss.item())
@@ -117,6 +120,7 @@ FITS = {
     "fedprox": Fit(lr=0.1, mu=0.5),
     "fedprox-momentum": Fit(lr=0.05, mu=0.5, momentum=0.5, weight_decay=0.01),
     "kl": Fit(lr=0.1, objective="kl", temperature=3.0),
+    "l1": Fit(lr=0.1, objective="l1"),
     "binary-cross-entropy": Fit(lr=0.3, objective="binary-cross-entropy"),
     "binary-kl": Fit(lr=0.1, objective="binary-kl", temperature=3.0),
     "l2": Fit(lr=0.02, objective="l2"),
@@ -140,6 +144,26 @@ def test_loop_stacked_and_plain_torch_take_the_same_steps(model, name):
         torch.testing.assert_close(one.losses, losses, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(two.losses, losses, rtol=1e-4, atol=1e-5)
         assert any(not torch.equal(expected[n], job.parameters[n]) for n in expected)
+
+
+@pytest.mark.parametrize("strategy", ["loop", "stacked"])
+def test_cross_entropy_takes_weights_of_the_classes_as_targets(strategy):
+    """Weights that do not sum to 1 scale the step, as the sum of several cross-entropies does."""
+    network, work = NETWORKS["mlp"], jobs(NETWORKS["mlp"])
+    g = child(6, "weights")
+    weighted = [dataclasses.replace(j, targets=2 * torch.rand(len(j.x), CLASSES, generator=g)) for j in work]
+    found = Trainer(network, execution(strategy)).fit(weighted, Fit(lr=0.1))
+    for job, result in zip(weighted, found, strict=True):
+        module = network.build(child(0, "plain"))
+        module.load_state_dict(job.parameters)
+        for step, batch in enumerate(job.batches):
+            loss = -(job.targets[batch] * module(job.x[batch]).log_softmax(1)).sum(1).mean()
+            torch.testing.assert_close(result.losses[step], loss.detach(), rtol=1e-4, atol=1e-5)
+            gradients = torch.autograd.grad(loss, list(module.parameters()))
+            with torch.no_grad():
+                for p, slope in zip(module.parameters(), gradients, strict=True):
+                    p -= 0.1 * slope
+        close(result.parameters, parameters_of(module))
 
 
 @pytest.mark.parametrize("strategy", ["loop", "stacked"])
