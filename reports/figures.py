@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 from .schema import CurvePoint, Roc
-from .text import visible
+from .text import NBSP, kilobytes, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["ForestRow", "forest_chart", "roc_chart", "utility_chart"]
+__all__ = ["ForestRow", "TradePoint", "forest_chart", "roc_chart", "trade_chart", "utility_chart"]
 
 BLUE, VERMILLION, GREEN, ORANGE, PURPLE = "#0072B2", "#D55E00", "#00795A", "#B77A00", "#A34E7E"
 INK, MUTED, RULE = "#1f2a37", "#56626f", "#d9d5cb"
@@ -67,6 +67,17 @@ class ForestRow:
     low: float | None
     high: float | None
     role: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TradePoint:
+    """One run in a chart of accuracy against traffic; accuracy a fraction, `low` and `high` its interval."""
+
+    name: str
+    bytes: int
+    accuracy: float
+    low: float | None = None
+    high: float | None = None
 
 
 def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
@@ -198,6 +209,44 @@ def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: s
         axes.legend(loc="lower right", frameon=True, edgecolor="none", framealpha=0.9, fontsize=8)
 
     return _svg(draw, (3.6, 3.4), (0.17, 0.15, 0.78, 0.8), name, title)
+
+
+def trade_chart(
+    points: Sequence[TradePoint], levels: Sequence[tuple[str, float]], name: str, title: str
+) -> Markup:
+    """Accuracy against bytes on the wire (logarithmic), a mark a run; reference lines are dashed levels.
+
+    Args:
+        points: the runs; one that sent nothing stands at the left edge.
+        levels: reference lines with their accuracies.
+        name: prefix of the drawing's identifiers, unique on the page.
+        title: what the drawing shows, for readers who can't see it.
+    """
+    sent = [p.bytes for p in points if p.bytes > 0] or [1]
+    left, right = min(sent) / 3, max(sent) * 3
+
+    def draw(axes: Axes) -> None:
+        for i, (_, level) in enumerate(levels):
+            axes.axhline(100 * level, color=MUTED, linestyle=_STYLES[1 + i % 4], linewidth=0.9)
+        labels = [(100 * level, _plain(text, 14), MUTED) for text, level in levels]
+        for y_text, text, colour in _spread(labels, 7.5):
+            axes.annotate(text, (1.02, y_text), xycoords=("axes fraction", "data"), color=colour,
+                          va="center", fontsize=8.5)  # fmt: skip
+        for i, point in enumerate(points):
+            x, y, colour = max(point.bytes, left), 100 * point.accuracy, _COLOURS[i % 5]
+            if point.low is not None and point.high is not None:
+                axes.plot([x, x], [100 * point.low, 100 * point.high], color=colour, linewidth=1.4)
+            axes.plot([x], [y], color=colour, marker=_MARKERS[i % 5], markersize=6, linestyle="none")
+            axes.annotate(_plain(point.name, 20), (x, y), xytext=(7, -9), textcoords="offset points",
+                          color=colour, fontsize=8.5)  # fmt: skip
+        axes.set(xscale="log", xlim=(left, right), ylim=(0, 101), xlabel="Bytes on the wire, all roles",
+                 ylabel="Test accuracy (%)")  # fmt: skip
+        axes.minorticks_off()
+        ticks = [10.0**d for d in range(_floor_decade(left), 13) if left <= 10.0**d <= right]
+        axes.set_xticks(ticks, [kilobytes(t).replace(NBSP, " ").replace(".0", "") for t in ticks])
+        axes.grid(axis="y")
+
+    return _svg(draw, (4.9, 2.75), (0.115, 0.17, 0.66, 0.79), name, title)
 
 
 def _floor_decade(value: float) -> int:
