@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.config import Config
-from fdaudit.types import Applicability, AttackTask, Membership
+from fdaudit.types import Applicability, AttackTask, Membership, task_of
 
 if TYPE_CHECKING:
     from fdaudit.knowledge import Knowledge
@@ -27,7 +27,7 @@ class LossThresholdConfig(Config):
 
 
 class LossThreshold:
-    """Scores a candidate by minus its cross-entropy loss under the released model.
+    """Scores a candidate by minus its (binary) cross-entropy loss under the released model.
 
     Asks the released model's soft-label oracle where the adversary has one, one query a candidate; otherwise it
     evaluates the last model in its view itself. Thresholding the loss is optimal under the assumptions of Sablayrolles
@@ -40,6 +40,7 @@ class LossThreshold:
     assumes: ClassVar[tuple[str, ...]] = ("architecture",)
     oracle: ClassVar[str | None] = "soft"
     source: ClassVar[str] = "Yeom, Giacomelli, Fredrikson & Jha 2018; Sablayrolles et al. 2019"
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
     Config: ClassVar[type[LossThresholdConfig]] = LossThresholdConfig
 
@@ -75,14 +76,19 @@ class LossThreshold:
     def _log_likelihood(
         self, view: View, knowledge: Knowledge, task: AttackTask, x: Tensor, y: Tensor
     ) -> Tensor:
-        """log p_y (n,): minus the cross-entropy, in nats."""
+        """log p_y (n,): minus the cross-entropy, in nats; multi-label, the sum over the classes that are known."""
+        several = task_of(y) == "multi-label"
         if task.oracle is not None and task.oracle.answers == "soft":
             p = task.oracle.query(x).double()
         else:
             model = self._model(view)
             if model is None or knowledge.train is None:
                 raise ValueError("loss-threshold: run on a view to which it does not apply.")
-            p = knowledge.train.predict(view.tensors(model), x).double().softmax(1)
+            z = knowledge.train.predict(view.tensors(model), x).double()
+            p = z.sigmoid() if several else z.softmax(1)
+        if several:
+            right = torch.where(y == 1, p, 1 - p).clamp_min(self.config.floor).log()
+            return (right * (y >= 0)).sum(1)
         return p.gather(1, y[:, None]).squeeze(1).clamp_min(self.config.floor).log()
 
     @staticmethod

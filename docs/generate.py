@@ -19,6 +19,7 @@ import torch
 
 from fdaudit import attacks, defenses, protocols
 from fdaudit.config import Config
+from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.named import TORCHVISION, read_digits
 from fdaudit.explain import card, sections, when
 from fdaudit.messages import KINDS
@@ -347,12 +348,17 @@ def _datasets() -> list[str]:
         "| Name | Classes | Below the root | Source and licence |",
         "| --- | --- | --- | --- |",
         f"| `digits` | 10 | nothing needed | {read_digits().provenance} |",
+        f"| `digits-multilabel` | 10, several a record | nothing needed | {read_digits_multilabel().provenance} |",
     ]
     for name, source in sorted(TORCHVISION.items()):
         lines.append(f"| `{name}` | {source.classes} | `{source.place}` | {source.provenance} |")
     lines.append(
         "| `npz:FILE` | from its labels | FILE | Your own: `train_images`, `train_labels`, and `test_images`, "
         "`test_labels` if there are any (MedMNIST's layout). |"
+    )
+    lines.append(
+        "| `npz:FILE` with labels (n, C) | C, several a record | FILE | ChestMNIST's layout: 1 where a class occurs, "
+        "0 where it does not, -1 where nobody knows. |"
     )
     lines.append("| `folder:DIR` | one a sub-folder | DIR | Your own images, one sub-folder a class. |")
     return lines

@@ -33,7 +33,7 @@ from fdaudit.storage import load_json, save_json
 from fdaudit.training import Parameters
 from fdaudit.transcript import Position, Transcript
 from fdaudit.truth import Truth, check_guesses
-from fdaudit.types import AttackTask, Challenge, Figure, Guess
+from fdaudit.types import ONLY_SINGLE_LABEL, AttackTask, Challenge, Figure, Guess
 from fdaudit.vault import Vault
 from fdaudit.view import View, export_view, open_view, view_of
 
@@ -99,6 +99,7 @@ class Stage:
             train=self.plan.trainer(),
             encode=self.plan.encoder,
             rehearse=_Rehearsal(self.plan, adversary.name, adversary.scratch),
+            task=self.plan.dataset.task,
         )
 
     def task(self, adversary: str, attack: AttackPlan) -> AttackTask:
@@ -145,6 +146,10 @@ class Stage:
             return base.cell("not-requested", reason="the spec does not ask for this attack")
         if adversary.name not in attack.adversaries:
             return base.cell("not-requested", reason="the spec does not ask for it against this adversary")
+        if self.plan.dataset.task not in attack.card.get("tasks", ONLY_SINGLE_LABEL):
+            return base.cell(
+                "not-applicable", reason="the attack needs records of one class each, not multi-label"
+            )
         try:
             task, knowledge = self.task(adversary.name, attack), self.knowledge(adversary)
             candidates = {k: len(c.y) for k, c in task.challenges.items()}
@@ -200,7 +205,7 @@ class Stage:
             def serve_one(x: Tensor) -> Tensor:
                 asked.append(len(x))
                 log.record(asker, answerer, "oracle_query", {"samples": x})
-                values = answer(kind, trainer.predict(released, x))
+                values = answer(kind, trainer.predict(released, x), self.plan.dataset.task)
                 log.record(answerer, asker, "oracle_answer", {"values": values})
                 return values
 

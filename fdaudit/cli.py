@@ -179,15 +179,16 @@ def _end(results: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _summary(result: dict[str, Any]) -> list[str]:
-    """Accuracy by line, then one line a cell."""
+    """Accuracy, or mAUC, by line; then one line a cell."""
     lines = []
+    several = any(row["figure"]["name"] == "mean_auc" for row in result["utility"]["final"])
     best: dict[str, list[float]] = {}
     for row in result["utility"]["final"]:
         shared = any(r["line"] == row["line"] and r["party"] == "server" for r in result["utility"]["final"])
         if not shared or row["party"] == "server":
             best.setdefault(row["line"], []).append(row["figure"]["value"])
     for name, values in best.items():
-        lines.append(f"accuracy  {name:<14} {sum(values) / len(values):6.1%}")
+        lines.append(f"{'mAUC' if several else 'accuracy':<9} {name:<14} {sum(values) / len(values):6.1%}")
     for cell in result["cells"]:
         if cell["status"] in ("not-requested",):
             continue

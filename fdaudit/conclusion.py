@@ -11,7 +11,7 @@ from fdaudit.metrics import bytes_on_wire, clopper_pearson
 from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
 from fdaudit.storage import load_json, save_json
 from fdaudit.transcript import read_messages
-from fdaudit.types import Figure
+from fdaudit.types import Figure, Task
 
 if TYPE_CHECKING:
     from fdaudit.plan import Plan
@@ -41,6 +41,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
             "deviations": list(card.deviations),
             "dataset": spec.dataset.name,
             "dataset_provenance": plan.dataset.provenance,
+            "task": plan.dataset.task,
             "clients": spec.clients,
             "rounds": plan.protocol_config.rounds,  # type: ignore[attr-defined]
             "model": spec.model.name,
@@ -60,7 +61,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
             "seed_commitment": manifest["commitments"]["seed"],
         },
         "class_table": plan.splits.class_table.tolist(),
-        "utility": _utility(run),
+        "utility": _utility(run, plan.dataset.task, plan.dataset.classes),
         "exposure": [row for p in seen for row in exposure(stage.view(p).messages, p, private)],
         "wire": [
             {"kind": w.kind, "sender_role": w.sender, "messages": w.messages, "bytes": w.bytes}
@@ -97,19 +98,35 @@ def _went_silent(silences: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _utility(run: Path) -> dict[str, Any]:
+def _utility(run: Path, task: Task, classes: int) -> dict[str, Any]:
     import pandas as pd
 
     frame = pd.read_csv(run / "utility.csv")
     final = []
     for line, rows in frame.groupby("line", sort=False):
         for row in rows[rows["round"] == rows["round"].max()].itertuples():
-            n, value = int(row.n), float(row.accuracy)
-            interval = clopper_pearson(round(value * n), n)
-            figure = Figure(name="accuracy", value=value, unit="fraction", n=n, **interval._asdict())
+            figure = _accuracy(row) if task == "single-label" else _mean_auc(row, classes)
             final.append({"line": line, "party": row.party, "figure": figure_json(figure)})
-    columns = ["line", "round", "party", "accuracy", "macro_f1"]
+    columns = ["line", "round", "party", "accuracy" if task == "single-label" else "mean_auc", "macro_f1"]
     return {"curve": frame[columns].to_dict("records"), "final": final}
+
+
+def _accuracy(row: Any) -> Figure:
+    n, value = int(row.n), float(row.accuracy)
+    interval = clopper_pearson(round(value * n), n)
+    return Figure(name="accuracy", value=value, unit="fraction", n=n, **interval._asdict())
+
+
+def _mean_auc(row: Any, classes: int) -> Figure:
+    """The row's mAUC as `mean_auc_figure` made it; an empty cell of a table is NaN, which differs from itself."""
+    left_out = int(row.left_out)
+    interval: dict[str, Any] = {}
+    if row.low == row.low:
+        interval = {"low": float(row.low), "high": float(row.high)}
+        interval |= {"confidence": 0.95, "method": "bootstrap (percentile)"}
+    note = f"mean over {classes - left_out} of {classes} classes" if left_out else ""
+    value = float(row.mean_auc)
+    return Figure(name="mean_auc", value=value, unit="fraction", n=int(row.n), note=note, **interval)
 
 
 def _limits(plan: Plan) -> list[str]:

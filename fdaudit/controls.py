@@ -24,6 +24,7 @@ from fdaudit.federation import Common
 from fdaudit.knowledge import Knowledge
 from fdaudit.metrics import score_membership, score_reconstruction
 from fdaudit.models import Architecture, architecture
+from fdaudit.objectives import objective_of
 from fdaudit.oracle import Oracle, serve
 from fdaudit.rehearsal import rehearse
 from fdaudit.result import Control
@@ -31,10 +32,11 @@ from fdaudit.rng import child, child_numpy, child_seed
 from fdaudit.spec import ModelSpec
 from fdaudit.trainers import Networks
 from fdaudit.training import Fit, Job, Parameters, Trainer
-from fdaudit.types import AttackTask, Challenge, Figure, Membership, Reconstruction
+from fdaudit.types import AttackTask, Challenge, Figure, Membership, Reconstruction, Task, task_of
 from fdaudit.view import View
 
 if TYPE_CHECKING:
+    from fdaudit.data import Dataset
     from fdaudit.plan import AttackPlan, Plan
 
 __all__ = ["answer", "controls"]
@@ -129,7 +131,10 @@ class _Case:
             protocol=fedavg,
             config=fedavg.Config(rounds=1, upload="gradient", batch_size=1),
             common=Common(
-                networks=Networks(self.network), execution=self.execution, public=x.new_zeros(0, *x.shape[1:])
+                networks=Networks(self.network),
+                execution=self.execution,
+                public=x.new_zeros(0, *x.shape[1:]),
+                task=task_of(y),
             ),
             data=[(x[k : k + 1], y[k : k + 1]) for k in range(len(y))],
             seed=seed,
@@ -138,7 +143,9 @@ class _Case:
 
     def _attacked(self, view: View, x: Tensor, y: Tensor) -> Mapping[str, Figure]:
         core = Trainer(self.network, self.execution)
-        knowledge = Knowledge(architecture=self.network, auxiliary=self.auxiliary, train=core)
+        knowledge = Knowledge(
+            architecture=self.network, auxiliary=self.auxiliary, train=core, task=task_of(y)
+        )
         targets = tuple(f"client/{k}" for k in range(len(y)))
         task = AttackTask(targets=targets)
         attack = self.attack.cls(self.attack.config.model_copy(update={"round": 0}))  # type: ignore[union-attr]
@@ -149,13 +156,14 @@ class _Case:
         generator = child(self.plan.seed, "control", self.attack.name, "attack")
         guesses: tuple[Reconstruction, ...] = attack.run(view, knowledge, task, generator)
         rows = [targets.index(g.target) for g in guesses]
+        known = task_of(y) == "single-label"  # the prior's strategies by class need one class a record
         return score_reconstruction(
             [g.images for g in guesses],
             [x[k : k + 1] for k in rows],
             self.auxiliary[0],
             child_numpy(self.plan.seed, "control", self.attack.name, "score"),
-            true_labels=[y[k : k + 1] for k in rows],
-            auxiliary_labels=self.auxiliary[1],
+            true_labels=[y[k : k + 1] for k in rows] if known else None,
+            auxiliary_labels=self.auxiliary[1] if known else None,
         ).figures
 
 
@@ -168,7 +176,7 @@ def _membership_controls(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     generator = child(plan.seed, "control", attack.name, "design")
     pairs = min(len(x), _MOST_CANDIDATES) // 2
     x = x[torch.randperm(len(x), generator=generator)[: 2 * pairs]]
-    y = torch.randint(plan.dataset.classes, (2 * pairs,), generator=generator)
+    y = _random_labels(2 * pairs, plan.dataset, generator)
     coins = torch.randint(2, (pairs,), generator=generator).bool()
     member = torch.stack([coins, ~coins], 1).flatten()
     challenge = Challenge(target="client/0", x=x, y=y, pair=torch.arange(pairs).repeat_interleave(2))
@@ -197,14 +205,23 @@ def _membership_controls(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     }
 
 
+def _random_labels(n: int, like: Dataset, generator: torch.Generator) -> Tensor:
+    """Labels of the dataset's task that have nothing to do with any image."""
+    if like.task == "multi-label":
+        return torch.randint(2, (n, like.classes), generator=generator)
+    return torch.randint(like.classes, (n,), generator=generator)
+
+
 def _learn_by_heart(plan: Plan, initial: Parameters, x: Tensor, y: Tensor) -> tuple[Parameters, float]:
     """Adam on full batches until every label is fitted, at most 40 times 25 steps."""
-    trainer, weights, accuracy = plan.trainer(), initial, 0.0
+    trainer, weights, accuracy, task = plan.trainer(), initial, 0.0, task_of(y)
     batches = [torch.arange(len(y))] * 25
     for _ in range(40):
         job = Job(party="control", parameters=weights, x=x, targets=y, batches=batches)
-        weights = trainer.fit([job], Fit(lr=0.003, optimizer="adam"))[0].parameters
-        accuracy = float((trainer.predict(weights, x).argmax(1) == y).double().mean())
+        fit = Fit(lr=0.003, optimizer="adam", objective=objective_of(task))
+        weights = trainer.fit([job], fit)[0].parameters
+        right = answer("hard", trainer.predict(weights, x), task) == y
+        accuracy = float(right.view(len(y), -1).all(1).double().mean())
         if accuracy == 1:
             break
     return weights, accuracy
@@ -220,14 +237,17 @@ def _membership_figures(
     nothing = View(
         name="world", members=("world",), parties=parties, hyperparameters={}, messages=(), directory=nowhere
     )
-    knowledge = Knowledge(architecture=plan.architecture, auxiliary=plan.auxiliary, train=plan.trainer())
+    labels = task_of(challenge.y)
+    knowledge = Knowledge(
+        architecture=plan.architecture, auxiliary=plan.auxiliary, train=plan.trainer(), task=labels
+    )
     task = AttackTask(targets=("client/0",), challenges={"client/0": challenge}, oracle=oracle)
     generator = child(plan.seed, "control", attack.name, "attack")
     runner = attack.cls(attack.config)
     guesses: tuple[Membership, ...] = serve(
         lambda: runner.run(nothing, knowledge, task, generator),
         oracle,
-        lambda asked: answer(oracle.answers, answering.predict(weights, asked)),
+        lambda asked: answer(oracle.answers, answering.predict(weights, asked), labels),
     )
     return score_membership(
         guesses[0].scores,
@@ -238,6 +258,8 @@ def _membership_figures(
     ).figures
 
 
-def answer(kind: str, logits: Tensor) -> Tensor:
-    """What an oracle answers: probabilities (n, C), or classes (n,)."""
+def answer(kind: str, logits: Tensor, task: Task = "single-label") -> Tensor:
+    """What an oracle answers: probabilities (n, C), or classes (n,); multi-label, 0 and 1 for each class (n, C)."""
+    if task == "multi-label":
+        return logits.sigmoid() if kind == "soft" else (logits > 0).long()
     return F.softmax(logits, 1) if kind == "soft" else logits.argmax(1)

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from fdaudit.execution import Execution
 from fdaudit.models import Network, architecture
+from fdaudit.objectives import objective_of
 from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
 from fdaudit.training import Fit, Job, Trainer, draw_batches, parameters_of
+from fdaudit.types import task_of
 
 __all__ = ["TaskEncoder"]
 
@@ -26,7 +28,7 @@ class TaskEncoder:
     asked for. Its features say something about this task; distances between them are no FID and never called so.
 
     Args:
-        auxiliary: records (x, y).
+        auxiliary: records (x, y), y (n,) or (n, C).
         classes: number of classes.
         execution: how training runs.
         seed: the seed of its initial weights and batches.
@@ -55,7 +57,8 @@ class TaskEncoder:
         )
         job = Job(party="encoder", parameters=parameters_of(module), x=x, targets=y, batches=batches)
         with torch.enable_grad():
-            (fitted,) = Trainer(made, self._execution).fit([job], Fit(lr=_RATE, optimizer="adam"))
+            fit = Fit(lr=_RATE, optimizer="adam", objective=objective_of(task_of(y)))
+            (fitted,) = Trainer(made, self._execution).fit([job], fit)
         module.load_state_dict(fitted.parameters, strict=False)
         if not isinstance(module, Network):
             raise TypeError(f"the encoder's model is a {type(module).__name__} without features")

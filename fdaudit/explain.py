@@ -14,10 +14,12 @@ from typing import Any
 from fdaudit import attacks, defenses, protocols
 from fdaudit.errors import UsageError, nearest
 from fdaudit.messages import KINDS
+from fdaudit.types import ONLY_SINGLE_LABEL
 
 __all__ = ["Section", "Sight", "card", "sections", "sights", "text", "when"]
 
 _ROOMS = {"protocol": protocols.REGISTRY, "attack": attacks.REGISTRY, "defence": defenses.REGISTRY}
+_TASKS = {"single-label": "one label", "multi-label": "several labels"}
 _TITLES = {
     "source": "Source",
     "goal": "Goal",
@@ -27,6 +29,7 @@ _TITLES = {
     "control": "Positive control",
     "profiles": "Profiles",
     "protects": "Protects",
+    "tasks": "Tasks",
 }
 
 
@@ -131,6 +134,7 @@ def _needs(found: Mapping[str, Any]) -> Iterator[str]:
         yield "A network for each client; they may differ."
     else:
         yield "One network for all clients and the server."
+    yield f"Records with {' or '.join(_TASKS.get(t, t) for t in found.get('tasks', ONLY_SINGLE_LABEL))}."
     if found["needs_public"]:
         yield "Public, unlabelled samples that every party holds."
     else:
@@ -173,7 +177,7 @@ def text(found: dict[str, Any]) -> str:
         # A protocol's own defences depend on its settings, which only its code knows; the docs page has run it.
         lines += ["Settings, own defences", f"  docs/protocols.md, section {found['name']}", ""]
     for key, title in _TITLES.items():
-        if found.get(key):
+        if found.get(key) and (found["room"], key) != ("protocol", "tasks"):
             lines += [title, *(f"  {line}" for line in _plain(found[key])), ""]
     return "\n".join(lines).rstrip()
 

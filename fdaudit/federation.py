@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from fdaudit.config import Config
 from fdaudit.trainers import Networks, Trainers
+from fdaudit.types import Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,7 @@ class ProtocolConfig(Config):
 
 @dataclass(frozen=True, eq=False)
 class PartyData:
-    """One client's private records: x (n, c, h, w) and y (n,)."""
+    """One client's private records: x (n, c, h, w), y (n,) or, of the multi-label task, (n, C)."""
 
     x: Tensor
     y: Tensor
@@ -57,6 +58,7 @@ class Setting:
         classes: number of classes C.
         encode: a public feature extractor, (n, c, h, w) -> (n, d), for protocols that work in feature space.
         seed: the run's seed, for named child generators.
+        task: whether a record has one class, or for each class an answer whether it occurs.
     """
 
     clients: Mapping[str, PartyData]
@@ -68,6 +70,7 @@ class Setting:
     classes: int
     encode: Callable[[Tensor], Tensor] | None
     seed: int
+    task: Task = "single-label"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,12 +82,14 @@ class Common:
         execution: how training runs.
         public: (n, c, h, w) unlabelled samples.
         encode: a public feature extractor, where there is one.
+        task: what there is to learn.
     """
 
     networks: Networks
     execution: Execution
     public: Tensor
     encode: Callable[[Tensor], Tensor] | None = None
+    task: Task = "single-label"
 
     def setting(self, clients: Mapping[str, PartyData], wire: Wire, seed: int) -> Setting:
         """What a protocol is given that these clients run over `wire`."""
@@ -99,6 +104,7 @@ class Common:
             classes=self.networks.shared.classes,
             encode=self.encode,
             seed=seed,
+            task=self.task,
         )
 
 
@@ -126,8 +132,11 @@ class FederatedProtocol(Protocol):
     The class attributes are plain literals, so that `list` and `explain` can read them without running code.
     An entry of `messages` has `kind`, `from`, `to`, `what` and, where a setting decides whether it is sent,
     `when`: the settings by name with the value that each must have. `heterogeneous` says whether clients may
-    train different networks, `needs_public` whether the protocol works on the public samples. An oracle named
+    train different networks, `needs_public` whether the protocol works on the public samples, `tasks` which tasks
+    it can run (left out: single-label only). An oracle named
     `released-model` answers by `released()`.
+    train different networks, `needs_public` whether the protocol works on the public samples, `many_messages`
+    whether payloads of a round share one file. An oracle named `released-model` answers by `released()`.
 
     Guarantees every protocol must keep:
       * it talks only through the wire, in the kinds that it declares;
@@ -148,6 +157,8 @@ class FederatedProtocol(Protocol):
     pools_data: ClassVar[bool]
     heterogeneous: ClassVar[bool]
     needs_public: ClassVar[bool]
+    tasks: ClassVar[tuple[str, ...]]
+    many_messages: ClassVar[bool]
     Config: ClassVar[type[Any]]
 
     state: dict[str, Tensor]

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from fdaudit.types import Task
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -27,6 +29,7 @@ class Knowledge:
         encode: a feature extractor (n, c, h, w) -> (n, d), trained on `auxiliary` alone.
         rehearse: runs the protocol on data of the adversary's choosing, (x, y) a client, with a seed of its
             own, and returns the view that the adversary would have had: a shadow run.
+        task: what the models learn: one class a record, or for each class whether it occurs.
     """
 
     architecture: Architecture | None = None
@@ -34,6 +37,7 @@ class Knowledge:
     train: Trainer | None = None
     encode: Callable[[Tensor], Tensor] | None = None
     rehearse: Callable[[list[tuple[Tensor, Tensor]], int], View] | None = None
+    task: Task = "single-label"
 
     def declared(self) -> tuple[str, ...]:
         """Names of what the adversary is assumed to have."""

@@ -22,6 +22,7 @@ from fdaudit.rng import child, child_seed
 from fdaudit.spec import RecordRounds, Spec
 from fdaudit.trainers import Networks
 from fdaudit.training import Parameters, Trainer
+from fdaudit.types import ONLY_SINGLE_LABEL
 from fdaudit.view import members_of
 from fdaudit.wire import Outage
 
@@ -122,7 +123,11 @@ class Plan:
     def common(self) -> Common:
         """What every party has before the first message."""
         return Common(
-            networks=self.networks, execution=self.execution, public=self.public, encode=self.encoder
+            networks=self.networks,
+            execution=self.execution,
+            public=self.public,
+            encode=self.encoder,
+            task=self.dataset.task,
         )
 
     @cached_property
@@ -162,6 +167,7 @@ def make_plan(spec: Spec, seed: int) -> Plan:
             problem = f"cannot be withheld from {spec.protocol.name}"
             raise SpecError(f"withhold.{number}", kind, problem, f"It can live without: {allowed}.")
     dataset = load_dataset(spec.dataset, child(seed, "dataset"))
+    _refuse_other_tasks(spec, protocol, dataset)
     networks = _networks(spec, protocol, dataset)
     execution = Execution.resolve(
         device=spec.device,
@@ -199,6 +205,21 @@ def make_plan(spec: Spec, seed: int) -> Plan:
         defenses=attached,
         attacks=attack_plans,
     )
+
+
+def _refuse_other_tasks(spec: Spec, protocol: Any, dataset: Dataset) -> None:
+    """A protocol built on one class a record would compute nonsense on several, and the reverse."""
+    if dataset.task not in getattr(protocol, "tasks", ONLY_SINGLE_LABEL):
+        registry = protocols.REGISTRY
+        able = [
+            n
+            for n in registry.names()
+            if dataset.task in registry.describe(n).get("tasks", ONLY_SINGLE_LABEL)
+        ]
+        problem = f"does not run {dataset.task} data, which {spec.dataset.name} is"
+        raise SpecError(
+            "protocol.name", spec.protocol.name, problem, f"Protocols that do: {', '.join(able)}."
+        )
 
 
 def _networks(spec: Spec, protocol: Any, dataset: Dataset) -> Networks:

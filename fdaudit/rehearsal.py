@@ -78,7 +78,7 @@ def rehearse(
     )
     parties = parties_of(protocol, len(data))
     records = {f"client/{k}": PartyData(x, y) for k, (x, y) in enumerate(data)}
-    with Transcript(folder, secret=secret) as transcript:
+    with Transcript(folder, secret=secret, shards=protocol.many_messages) as transcript:
         wire = Wire(
             transcript,
             parties=parties,

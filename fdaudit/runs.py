@@ -66,7 +66,10 @@ class Run:
 
     @property
     def utility(self) -> pd.DataFrame:
-        """`utility.csv`: columns line, round, party, accuracy, macro_f1, n."""
+        """`utility.csv`: columns line, round, party, accuracy, macro_f1, n.
+
+        Of multi-label data: mean_auc, its interval low and high, macro_f1, left_out (classes) and n.
+        """
         import pandas as pd
 
         return pd.read_csv(self.directory / "utility.csv")

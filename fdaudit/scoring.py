@@ -122,7 +122,7 @@ class Scorer:
                     "psnr": row.psnr,
                     "prior_psnr": row.psnr_prior,
                     "ssim": row.ssim,
-                    "true_label": int(y[row.truth]),
+                    "true_label": int(y[row.truth]) if y.ndim == 1 else None,
                     "guessed_label": None if guess.labels is None else int(guess.labels[row.guess]),
                 }
             )

@@ -14,17 +14,20 @@ import torch
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation import PartyData, Round
-from fdaudit.metrics import accuracy, macro_f1
+from fdaudit.metrics import accuracy, macro_f1, mean_auc, mean_auc_figure, multilabel_macro_f1
 from fdaudit.plan import Plan
 from fdaudit.rehearsal import kinds_of, setting_of
+from fdaudit.rng import child_numpy
 from fdaudit.spec import RecordRounds
 from fdaudit.trainers import Trainers
 from fdaudit.training import Parameters
 from fdaudit.transcript import Position, Transcript
+from fdaudit.types import Task, task_of
 from fdaudit.vault import Vault
 from fdaudit.wire import Delivery, Wire
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 __all__ = ["NoWire", "Utility", "federate", "save_checkpoint"]
@@ -32,24 +35,32 @@ __all__ = ["NoWire", "Utility", "federate", "save_checkpoint"]
 Tick = Callable[[str, int, int], None]
 """Progress: what, how far, of how much."""
 
-_COLUMNS = ("line", "round", "party", "accuracy", "macro_f1", "n")
+_WHO = ("line", "round", "party")
+_COLUMNS: Mapping[Task, tuple[str, ...]] = {
+    "single-label": (*_WHO, "accuracy", "macro_f1", "n"),
+    "multi-label": (*_WHO, "mean_auc", "low", "high", "macro_f1", "left_out", "n"),
+}
 
 
 class Utility:
     """`utility.csv`: one row for each model evaluated on the test records.
 
+    Of the multi-label task a row has mAUC with its bootstrap interval (empty where there is none), and how many
+    classes it had to leave out.
+
     Args:
         path: the file.
         offset: where to go on; what lies beyond is removed first.
+        task: what was learnt.
     """
 
-    def __init__(self, path: Path, offset: int) -> None:
+    def __init__(self, path: Path, offset: int, task: Task = "single-label") -> None:
         self._path = path
         path.touch()
         os.truncate(path, offset)
         self.offset = offset
         if offset == 0:
-            self._write([_COLUMNS])
+            self._write([_COLUMNS[task]])
 
     def add(
         self, line: str, round: int, models: Mapping[str, Parameters], trainers: Trainers, plan: Plan
@@ -60,8 +71,9 @@ class Utility:
         x, y = plan.test
         rows = []
         for party, parameters in models.items():
-            guess = trainers[party].predict(parameters, x).argmax(1)
-            rows.append((line, round, party, accuracy(guess, y), macro_f1(guess, y), len(y)))
+            logits = trainers[party].predict(parameters, x)
+            generator = child_numpy(plan.seed, "utility", line, round, party)
+            rows.append((line, round, party, *_measured(logits, y, generator)))
         self._write(rows)
 
     def _write(self, rows: list[tuple[Any, ...]]) -> None:
@@ -72,6 +84,16 @@ class Utility:
             file.flush()
             os.fsync(file.fileno())
         self.offset = self._path.stat().st_size
+
+
+def _measured(logits: Tensor, y: Tensor, generator: np.random.Generator) -> tuple[Any, ...]:
+    """The figures of one row, in the order of `_COLUMNS`."""
+    if task_of(y) == "single-label":
+        guess = logits.argmax(1)
+        return accuracy(guess, y), macro_f1(guess, y), len(y)
+    figure = mean_auc_figure(logits, y, generator)
+    left_out = len(mean_auc(logits, y).left_out)
+    return figure.value, figure.low, figure.high, multilabel_macro_f1(logits > 0, y), left_out, len(y)
 
 
 class NoWire:
@@ -124,8 +146,14 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
     secrets, checkpoint = vault.secrets, vault.load_round()
     start = Position(**checkpoint["transcript"]) if checkpoint else Position()
     _forget_states(vault, checkpoint["state"] if checkpoint else None)
-    utility = Utility(run / "utility.csv", checkpoint["utility"] if checkpoint else 0)
-    with Transcript(run / "transcript", secret=secrets.secret, start=start, keep=_keep(plan)) as transcript:
+    utility = Utility(run / "utility.csv", checkpoint["utility"] if checkpoint else 0, plan.dataset.task)
+    with Transcript(
+        run / "transcript",
+        secret=secrets.secret,
+        start=start,
+        keep=_keep(plan),
+        shards=plan.protocol.many_messages,
+    ) as transcript:
         wire = Wire(
             transcript,
             parties=plan.parties,

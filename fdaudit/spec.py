@@ -54,7 +54,7 @@ class PartitionSpec(Config):
     """How records are spread over clients."""
 
     name: Literal["iid", "by-class", "dirichlet"] = "iid"
-    """`iid`, `by-class` (a fixed number of classes a client) or `dirichlet` (class shares drawn)."""
+    """`iid`, `by-class` (a fixed number of classes a client; not multi-label) or `dirichlet` (class shares drawn)."""
     classes_per_client: int | None = Field(None, ge=1)
     """`by-class`: 1 is the strong non-IID setting, 2 the weak."""
     alpha: float | None = Field(None, gt=0)
@@ -76,7 +76,7 @@ class SplitSpec(Config):
     """What is set aside before the clients share the rest; fractions are of all training records."""
 
     test: float = Field(0.2, ge=0, lt=1)
-    """Held out to measure accuracy; ignored when the dataset has a test split of its own."""
+    """Held out to measure accuracy or mAUC; ignored when the dataset has a test split of its own."""
     proxy: float = Field(0.1, ge=0, lt=1)
     """The public, unlabelled set that clients distil on."""
     auxiliary: float = Field(0.1, ge=0, lt=1)

@@ -23,11 +23,11 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional as F
 
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.execution import Execution
+from fdaudit.objectives import Objective, loss_function
 from fdaudit.parallel import side_by_side
 
 __all__ = [
@@ -62,7 +62,7 @@ class Fit(Config):
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
-    objective: Literal["cross-entropy", "kl", "l2"] = "cross-entropy"
+    objective: Objective = "cross-entropy"
     temperature: float = 1.0
     mu: float = 0.0
 
@@ -75,7 +75,8 @@ class Job:
         party: whose model it is, for error messages.
         parameters: where it starts; never changed.
         x: (n, c, h, w) inputs.
-        targets: (n,) classes, or (n, C) probabilities (objective `kl`) or logits (`l2`).
+        targets: (n,) classes, or (n, C) of 1, 0 and -1 for unknown (objective `binary-cross-entropy`),
+            probabilities (`kl`: rows sum to 1; `binary-kl`: each by itself) or logits (`l2`).
         batches: index tensors into `x`, one for each step.
         anchor: FedProx's reference parameters, where `mu` is positive.
         seed: for dropout.
@@ -132,16 +133,6 @@ def draw_batches(
         order = torch.randperm(n, generator=generator)
         batches += [b for b in order.split(size) if len(b) == size]
     return tuple(batches[:steps])
-
-
-def _loss(fit: Fit) -> Callable[[Tensor, Tensor], Tensor]:
-    """Mean over the batch of cross-entropy, KL at τ (scaled by τ²), or squared ℓ2 on logits."""
-    tau = fit.temperature
-    if fit.objective == "cross-entropy":
-        return F.cross_entropy
-    if fit.objective == "kl":
-        return lambda z, p: F.kl_div(F.log_softmax(z / tau, 1), p, reduction="batchmean") * tau**2
-    return lambda z, t: (z - t).square().sum(1).mean()
 
 
 class _Copy:
@@ -205,7 +196,7 @@ class Trainer:
     def _fit_one(self, copy: _Copy, job: Job, fit: Fit) -> Fitted:
         copy.load(job.parameters)
         copy.module.train()
-        loss_of = _loss(fit)
+        loss_of = loss_function(fit.objective, fit.temperature)
         optimizer = _optimizer([t for n, t in copy.named.items() if n in self._trainable], fit)
         x, targets = job.x.to(self.device), job.targets.to(self.device)
         anchor = self._anchor(job, fit)
@@ -226,7 +217,10 @@ class Trainer:
         stacked = {n: torch.stack([j.parameters[n].to(self.device) for j in jobs]) for n in names}
         free = {n: t.requires_grad_() for n, t in stacked.items() if n in self._trainable}
         held = {n: t for n, t in stacked.items() if n not in self._trainable}
-        loss_of, optimizer = _loss(fit), _optimizer(list(free.values()), fit)
+        loss_of, optimizer = (
+            loss_function(fit.objective, fit.temperature),
+            _optimizer(list(free.values()), fit),
+        )
         anchors = [self._anchor(j, fit) for j in jobs]
         proximal = {n: torch.stack([a[n] for a in anchors if a is not None]) for n in free} if fit.mu else {}
         inputs = [j.x.to(self.device) for j in jobs]
@@ -269,7 +263,7 @@ class Trainer:
         batch = job.batches[0]
         x, targets = self._images(_rows(job.x, batch)), _rows(job.targets, batch).to(self.device)
         with self._randomness(job.seed):
-            loss = _loss(fit)(copy.module(x), targets)
+            loss = loss_function(fit.objective, fit.temperature)(copy.module(x), targets)
         free = {n: t for n, t in copy.named.items() if n in self._trainable}
         values = torch.autograd.grad(loss, list(free.values()))
         gradient = {n: g.contiguous() for n, g in zip(free, values, strict=True)}

@@ -15,9 +15,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -25,28 +23,23 @@ from typing import TYPE_CHECKING
 
 from fdaudit.errors import IntegrityError
 from fdaudit.messages import ALL, DATA, GENESIS, KINDS, Message
+from fdaudit.payloads import PAYLOADS, Payloads, payload_name, read_payload
 from fdaudit.rng import SecretStream
-from fdaudit.storage import commitment, decode, encode, header, sync_path, write_atomically
+from fdaudit.storage import commitment, decode, encode, header, sync_path
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
     "LOG",
-    "PAYLOADS",
     "Position",
     "Transcript",
-    "payload_name",
     "read_messages",
-    "read_payload",
     "verify_transcript",
 ]
 
 LOG = "messages.jsonl"
-PAYLOADS = "payloads"
 _SALT_BYTES = 16
-_SYNCS_AT_ONCE = 8
-_PAYLOAD_NAME = re.compile(r"payloads/(\d{8})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -67,6 +60,7 @@ class Transcript:
         start: where to go on; whatever lies beyond is removed first.
         keep: says of a round whether payloads are kept or their digests only.
         log: the log's file name.
+        shards: all payloads of a round lie in one file: for protocols with many messages.
         salt_path: names the stream of salts, so that two transcripts of one run never share one.
     """
 
@@ -78,13 +72,12 @@ class Transcript:
         start: Position | None = None,
         keep: Callable[[int], bool] = lambda round: True,
         log: str = LOG,
+        shards: bool = False,
         salt_path: tuple[str, ...] = ("transcript",),
     ) -> None:
         self.directory = directory
         self._secret, self._keep, self._salt_path = secret, keep, salt_path
-        self._payloads = directory / PAYLOADS
-        self._payloads.mkdir(parents=True, exist_ok=True)
-        self._unsynced: list[Path] = []
+        self._payloads = Payloads(directory, shared=shards)
         self._log_path = directory / log
         self.position = start or Position()
         self._rewind()
@@ -97,12 +90,10 @@ class Transcript:
         if self._log_path.stat().st_size < self.position.offset:
             raise IntegrityError([f"{self._log_path.name} is shorter than the last checkpoint says"])
         os.truncate(self._log_path, self.position.offset)
-        if self.position.offset and _last_line_digest(self._log_path) != self.position.head:
+        last = _last_line(self._log_path) if self.position.offset else None
+        if last is not None and hashlib.sha256(last).hexdigest() != self.position.head:
             raise IntegrityError([f"{self._log_path.name} does not end as the last checkpoint says"])
-        for path in self._payloads.iterdir():
-            listed = _PAYLOAD_NAME.fullmatch(f"{PAYLOADS}/{path.name}")
-            if listed is None or int(listed[1]) >= self.position.seq:
-                path.unlink()
+        self._payloads.rewind(self.position.seq, None if last is None else Message.from_line(last))
 
     def append(self, draft: Message, tensors: Mapping[str, Tensor]) -> tuple[Message, dict[str, Tensor]]:
         """Records a message and returns it with the decoded payload, which is what a receiver is handed.
@@ -112,13 +103,7 @@ class Transcript:
         seq = self.position.seq
         payload = encode(tensors)
         salt = SecretStream(self._secret, "salt", *self._salt_path, seq).bytes(_SALT_BYTES)
-        where = None
-        if self._keep(draft.round):
-            name = f"{PAYLOADS}/{seq:08d}.safetensors"
-            path = self.directory / name
-            write_atomically(path, payload, sync=False)
-            self._unsynced.append(path)
-            where = {"file": name, "offset": 0, "length": len(payload)}
+        where = self._payloads.write(seq, draft.round, payload) if self._keep(draft.round) else None
         message = replace(
             draft,
             seq=seq,
@@ -145,18 +130,14 @@ class Transcript:
 
     def sync(self) -> Position:
         """Makes everything so far durable: payloads, their directory, then the log."""
-        if self._unsynced:
-            # Asked for at once, a file system commits many files together.
-            with ThreadPoolExecutor(_SYNCS_AT_ONCE) as pool:
-                list(pool.map(sync_path, self._unsynced))
-            self._unsynced.clear()
-        sync_path(self._payloads)
+        self._payloads.sync()
         sync_path(self.directory)
         os.fsync(self._file.fileno())
         return self.position
 
     def close(self) -> None:
         """Closes the log."""
+        self._payloads.close()
         self._file.close()
 
     def __enter__(self) -> Transcript:
@@ -168,8 +149,8 @@ class Transcript:
         self.close()
 
 
-def _last_line_digest(path: Path) -> str:
-    """SHA-256 of a log's last line without its newline, read from the end."""
+def _last_line(path: Path) -> bytes:
+    """A log's last line without its newline, read from the end."""
     with path.open("rb") as file:
         tail, start = b"", path.stat().st_size
         while start and b"\n" not in tail[:-1]:
@@ -177,7 +158,7 @@ def _last_line_digest(path: Path) -> str:
             start -= step
             file.seek(start)
             tail = file.read(step) + tail
-    return hashlib.sha256(tail[:-1].rpartition(b"\n")[2]).hexdigest()
+    return tail[:-1].rpartition(b"\n")[2]
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -202,45 +183,6 @@ def read_messages(directory: Path, log: str = LOG) -> Iterator[Message]:
             raise IntegrityError([f"{log} line {number}: {error}"]) from None
 
 
-def payload_name(message: Message) -> str:
-    """Where the payload of a message lies, below its transcript; never outside of it.
-
-    Raises:
-        IntegrityError: the payload was not kept, or its name is not one that a transcript writes.
-    """
-    if message.payload is None:
-        raise IntegrityError([f"message {message.seq} was recorded as a digest only"])
-    name = str(message.payload.get("file"))
-    if not _PAYLOAD_NAME.fullmatch(name):
-        raise IntegrityError([f"message {message.seq} names {name!r}, not a payload of this transcript"])
-    return name
-
-
-def read_payload(directory: Path, message: Message) -> bytes:
-    """The payload of a message, checked against its digest.
-
-    Raises:
-        IntegrityError: the payload was not kept, its name is not one a transcript writes, or it differs.
-    """
-    name, where = payload_name(message), message.payload or {}
-    try:
-        path = directory / name
-        if path.is_symlink() or not path.is_file():
-            raise ValueError("is missing" if not path.exists() else "is no regular file")
-        with path.open("rb") as file:
-            offset, length = int(where["offset"]), int(where["length"])
-            if min(offset, length) < 0 or offset + length > path.stat().st_size:
-                raise ValueError("is shorter than its line says")
-            file.seek(offset)
-            payload = file.read(length)
-        salt = bytes.fromhex(message.salt)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise IntegrityError([f"payload of message {message.seq} ({name}): {error}"]) from None
-    if commitment(salt, payload) != message.sha256:
-        raise IntegrityError([f"payload of message {message.seq} ({name}) does not match its digest"])
-    return payload
-
-
 def verify_transcript(
     directory: Path, *, head: str, count: int, start: str = GENESIS, log: str = LOG
 ) -> list[str]:
@@ -257,7 +199,8 @@ def verify_transcript(
         One sentence for each defect; empty when there is none.
     """
     findings: list[str] = []
-    previous, order, listed, number = start, (0, 0), {log}, 0
+    previous, order, number = start, (0, 0), 0
+    covered: dict[str, int] = {}
     path = directory / log
     if not path.is_file() or path.is_symlink() or directory.is_symlink():
         return [f"{log} is missing, or no regular file"]
@@ -271,7 +214,7 @@ def verify_transcript(
                 previous = hashlib.sha256(line).hexdigest()
                 continue
             findings += [f"{where}: {problem}" for problem in _check(message, number - 1, previous, order)]
-            findings += _check_payload(directory, message, listed)
+            findings += _check_payload(directory, message, covered)
             previous, order = hashlib.sha256(line).hexdigest(), (message.round, message.step)
     except IntegrityError as error:
         findings += error.findings
@@ -279,7 +222,10 @@ def verify_transcript(
         findings.append(f"{log} has {number} messages, the manifest says {count}")
     if previous != head:
         findings.append(f"{log}: the last line does not match the head in the manifest")
-    return findings + _strays(directory, listed)
+    for file, length in covered.items():
+        if (directory / file).is_file() and (directory / file).stat().st_size != length:
+            findings.append(f"{file} holds bytes that no digest covers")
+    return findings + _strays(directory, {log, *covered})
 
 
 def _check(message: Message, seq: int, previous: str, order: tuple[int, int]) -> Iterator[str]:
@@ -295,20 +241,25 @@ def _check(message: Message, seq: int, previous: str, order: tuple[int, int]) ->
         yield "names an input that was not sent before it"
 
 
-def _check_payload(directory: Path, message: Message, listed: set[str]) -> list[str]:
+def _check_payload(directory: Path, message: Message, covered: dict[str, int]) -> list[str]:
+    """Checks one payload; `covered` says how far each file is covered by the payloads before it."""
     if message.payload is None:
         return []
-    file = str(message.payload.get("file"))
     try:
-        payload = read_payload(directory, message)
-        if header(payload) != dict(message.tensors):
-            return [f"message {message.seq}: {file} does not hold the tensors that the line names"]
-        if file in listed or (directory / file).stat().st_size != len(payload):
-            return [f"message {message.seq}: {file} holds bytes that no digest covers"]
+        file = payload_name(message)
     except IntegrityError as error:
         return list(error.findings)
-    finally:
-        listed.add(file)
+    covered.setdefault(file, 0)
+    if message.payload["offset"] != covered[file]:
+        return [f"message {message.seq}: its payload does not begin in {file} where the one before it ends"]
+    try:
+        payload = read_payload(directory, message)
+    except IntegrityError as error:
+        covered[file] += message.payload["length"]
+        return list(error.findings)
+    covered[file] += len(payload)
+    if header(payload) != dict(message.tensors):
+        return [f"message {message.seq}: {file} does not hold the tensors that the line names"]
     return []
 
 

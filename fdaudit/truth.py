@@ -18,7 +18,7 @@ from fdaudit.metrics import (
     score_reconstruction,
 )
 from fdaudit.rng import child, child_numpy
-from fdaudit.types import Challenge, Guess, Membership, Reconstruction
+from fdaudit.types import Challenge, Guess, Membership, Reconstruction, task_of
 
 if TYPE_CHECKING:
     from fdaudit.metrics import MembershipScore, ReconstructionScore
@@ -131,17 +131,21 @@ class Truth:
         return x[rows], y[rows]
 
     def reconstruction(self, guesses: Sequence[Reconstruction], cell: str) -> ReconstructionScore:
-        """Scores reconstructions, one batch a guess, next to the prior baseline from auxiliary data."""
+        """Scores reconstructions, one batch a guess, next to the prior baseline from auxiliary data.
+
+        Of the multi-label task the baseline knows no labels: its strategies by class need one class a record.
+        """
         truths = [self.behind(g.target, g.messages) for g in guesses]
         auxiliary_x, auxiliary_y = self._plan.auxiliary
+        labelled = task_of(auxiliary_y) == "single-label"
         return score_reconstruction(
             [g.images for g in guesses],
             [x for x, _ in truths],
             auxiliary_x,
             child_numpy(self._plan.seed, "score", cell),
             guess_labels=[g.labels for g in guesses] if all(g.labels is not None for g in guesses) else None,
-            true_labels=[y for _, y in truths],
-            auxiliary_labels=auxiliary_y,
+            true_labels=[y for _, y in truths] if labelled else None,
+            auxiliary_labels=auxiliary_y if labelled else None,
             targets=[g.target for g in guesses],
             lpips_network=self._lpips,
         )
@@ -155,7 +159,9 @@ class Truth:
         played = score.strategies.get("psnr", ())
         if not played:
             return None
-        pool = AuxiliaryPool(*self._plan.auxiliary)
+        auxiliary, labels = self._plan.auxiliary
+        labelled = task_of(y) == "single-label"
+        pool = AuxiliaryPool(auxiliary, labels if labelled else None)
         generator = child_numpy(self._plan.seed, "prior-images", cell, guess.target)
-        shown = pool.guess(played[0], len(x), y.numpy(), generator)
+        shown = pool.guess(played[0], len(x), y.numpy() if labelled else None, generator)
         return shown[match(shown, x)].float()

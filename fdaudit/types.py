@@ -1,6 +1,7 @@
 """Words every room uses: what an attack is given, what it returns, and what a figure is.
 
-Tensors are `torch.Tensor`; images are float32 in [0, 1], shape (n, c, h, w); labels int64, shape (n,).
+Tensors are `torch.Tensor`; images are float32 in [0, 1], shape (n, c, h, w); labels are int64: classes (n,), or of
+the multi-label task (n, C) with 1 for a class that occurs, 0 for one that does not, -1 where nobody knows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "ONLY_SINGLE_LABEL",
     "Applicability",
     "AttackTask",
     "Challenge",
@@ -25,9 +27,20 @@ __all__ = [
     "Membership",
     "OracleHandle",
     "Reconstruction",
+    "Task",
+    "task_of",
 ]
 
 Goal = Literal["reconstruction", "membership", "label-distribution"]
+Task = Literal["single-label", "multi-label"]
+
+ONLY_SINGLE_LABEL: tuple[str, ...] = ("single-label",)
+"""The tasks of a protocol or an attack that does not say which it can do."""
+
+
+def task_of(y: torch.Tensor) -> Task:
+    """The task that labels belong to: one class a record (n,), or one answer for each class (n, C)."""
+    return "multi-label" if y.ndim == 2 else "single-label"
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,7 @@ class Challenge:
     Attributes:
         target: the party asked about, for example `client/0`.
         x: (n, c, h, w) candidates.
-        y: (n,) their labels.
+        y: (n,) their labels, or (n, C) of the multi-label task.
         pair: (n,) number of the matched pair each belongs to; one coin decided each pair, so exactly one of
             its two candidates was trained on.
         design: how membership was decided: `matched-pairs` or `coin-flips`.
@@ -108,6 +121,8 @@ class OracleHandle(Protocol):
 
     def query(self, x: torch.Tensor) -> torch.Tensor:
         """Answers for samples (n, c, h, w): probabilities (n, C) or classes (n,).
+
+        Of the multi-label task each class has a probability of its own, and hard answers are (n, C) of 0 and 1.
 
         Raises:
             BudgetExceededError: the query would pass the budget; nothing was asked.

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from fdaudit.errors import IntegrityError, SpecError, nearest
 from fdaudit.messages import GENESIS, Message, canonical
+from fdaudit.payloads import PAYLOADS, payload_name, read_payload
 from fdaudit.storage import decode, load_json, load_tensors, save_json, save_tensors, write_atomically
-from fdaudit.transcript import LOG, PAYLOADS, payload_name, read_messages, read_payload
+from fdaudit.transcript import LOG, read_messages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,8 +148,7 @@ def export_view(view: View, directory: Path) -> None:
         if message.seq in mine:
             lines.append(line)
             if message.payload is not None:
-                name = payload_name(message)
-                _copy(view.directory / name, directory / name)
+                _copy_payload(view.directory, directory, message)
         else:
             hidden = {"seq": message.seq, "line_sha256": hashlib.sha256(line[:-1]).hexdigest()}
             lines.append(canonical(hidden) + b"\n")
@@ -167,12 +167,21 @@ def export_view(view: View, directory: Path) -> None:
     save_json(directory / "view.json", card)
 
 
-def _copy(source: Path, target: Path) -> None:
-    """A hard link where the file system allows it: payloads are never written again."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
+def _copy_payload(source: Path, target: Path, message: Message) -> None:
+    """A hard link to a payload's file where it is this message's alone, since it is never written again.
+
+    Of a file that messages share only this message's bytes are copied; what lies between is left empty.
+    """
+    name, where = payload_name(message), message.payload or {}
+    if where["offset"] == 0 and (source / name).stat().st_size == where["length"]:
+        try:
+            os.link(source / name, target / name)
+        except OSError:
+            shutil.copyfile(source / name, target / name)
+        return
+    with (target / name).open("r+b" if (target / name).exists() else "wb") as file:
+        file.seek(where["offset"])
+        file.write(read_payload(source, message))
 
 
 def open_view(directory: Path) -> View:

@@ -7,7 +7,9 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from fdaudit.federation import ProtocolConfig
+from fdaudit.objectives import objective_of
 from fdaudit.training import Fit
+from fdaudit.types import Task
 
 
 class LocalTraining(ProtocolConfig):
@@ -45,6 +47,12 @@ class LocalTraining(ProtocolConfig):
         epochs = self.local_epochs or (None if self.local_steps else 1)
         return {"steps": self.local_steps, "epochs": epochs}
 
-    def fit(self, mu: float = 0.0) -> Fit:
-        """The training core's settings."""
-        return Fit(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, mu=mu)
+    def fit(self, mu: float = 0.0, task: Task = "single-label") -> Fit:
+        """The training core's settings for labels of a task."""
+        return Fit(
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            objective=objective_of(task),
+            mu=mu,
+        )

@@ -119,12 +119,14 @@ class FedAvg:
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    many_messages: ClassVar[bool] = False
     Config: ClassVar[type[FedAvgConfig]] = FedAvgConfig
 
     def __init__(self, config: FedAvgConfig, setting: Setting) -> None:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
         self._trainer, initial = setting.trainers["server"], setting.initial["server"]
-        self._clients = dict(setting.clients)
+        self._clients, self._task = dict(setting.clients), setting.task
         if config.upload == "gradient" and set(self._trainer.trainable) != set(initial):
             raise ProtocolError(
                 "upload = 'gradient' cannot carry BatchNorm's statistics. Use 'model_update'."
@@ -226,7 +228,7 @@ class FedAvg:
         cfg = self.config
         jobs = [self._job(t, k, self._clients[k], w_t) for k in selected]  # B <- split into batches
         run = self._trainer.gradients if cfg.upload == "gradient" else self._trainer.fit
-        fitted = run(jobs, cfg.fit(cfg.mu))  # w <- w - eta grad, for each local step
+        fitted = run(jobs, cfg.fit(cfg.mu, self._task))  # w <- w - eta grad, for each local step
         uploads, batches, losses, models = {}, {}, {}, {}
         for job, result in zip(jobs, fitted, strict=True):
             tensors = result.parameters

@@ -35,6 +35,7 @@ class _Alone:
     def __init__(self, config: LocalTraining, setting: Setting) -> None:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
         self._trainers, self._clients = setting.trainers, dict(setting.clients)
+        self._task = setting.task
         self.state: dict[str, Tensor] = {}
         for k in self._clients:
             put(self.state, f"{k}/w/", {n: t.clone() for n, t in setting.initial[k].items()})
@@ -44,7 +45,7 @@ class _Alone:
         for t in range(start, self.config.rounds):
             self._wire.begin(t)
             jobs = [self._job(t, k, data) for k, data in self._clients.items()]
-            fitted = self._trainers.fit(jobs, self.config.fit())
+            fitted = self._trainers.fit(jobs, self.config.fit(task=self._task))
             for job, result in zip(jobs, fitted, strict=True):
                 put(self.state, f"{job.party}/w/", result.parameters)
             losses = {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
@@ -82,6 +83,8 @@ class Standalone(_Alone):
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    many_messages: ClassVar[bool] = False
     Config: ClassVar[type[StandaloneConfig]] = StandaloneConfig
 
 
@@ -113,6 +116,8 @@ class Centralized(_Alone):
     pools_data: ClassVar[bool] = True
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    many_messages: ClassVar[bool] = False
     Config: ClassVar[type[CentralizedConfig]] = CentralizedConfig
 
     def __init__(self, config: CentralizedConfig, setting: Setting) -> None:

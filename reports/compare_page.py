@@ -59,6 +59,7 @@ def to_json(entries: Sequence[Entry]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "auditor_only": any(e.result.auditor_only for e in entries),
+        "measure": made.measure,
         "runs": [_row(row) for row in made.rows],
         "references": [{"run": name, **_utility(line)} for name, line in made.references],
         "differences": list(made.differences),
@@ -74,6 +75,7 @@ def _row(row: Compared) -> dict[str, Any]:
         "seconds": row.entry.seconds,
         "protocol": run.protocol,
         "dataset": run.dataset,
+        "task": run.task,
         "clients": run.clients,
         "rounds": run.rounds,
         "messages": run.messages,
@@ -119,7 +121,8 @@ def _chart(made: Comparison) -> Markup:
         return Markup("")
     levels = [(line.line, line.best) for _, line in made.references if line.best is not None]
     says = "; ".join(f"{clip(p.name, 40)}: {p.bytes:,} bytes, {p.accuracy:.1%}" for p in points)
-    return trade_chart(points, levels, "trade", f"Test accuracy against bytes on the wire. {says}")
+    title = f"Test {made.measure} against bytes on the wire. {says}"
+    return trade_chart(points, levels, made.measure, "trade", title)
 
 
 def _point(row: Compared) -> TradePoint | None:

@@ -24,6 +24,7 @@ from .verdict import Finding, judge_all, strongest
 __all__ = ["Compared", "Comparison", "Entry", "Kind", "Outcome", "Seen", "Utility", "compare"]
 
 _UNTRIED = ("not-applicable", "not-requested")
+_MEASURES = ("accuracy", "mean_auc")
 _SAME_GROUND = (
     "dataset",
     "partition",
@@ -59,7 +60,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Utility:
-    """Final test accuracy of one line: the server's model, the clients' mean and the worst client.
+    """Final test accuracy, or mAUC, of one line: the server's model, the clients' mean and the worst client.
 
     Attributes:
         line: the protocol or reference line.
@@ -168,6 +169,7 @@ class Comparison:
         positions: the columns of what was seen.
         differences: in what the runs differ besides their protocols; empty where in nothing.
         headlines: what may be said of each goal, in one sentence each.
+        measure: what utility is measured by.
     """
 
     rows: tuple[Compared, ...]
@@ -175,6 +177,7 @@ class Comparison:
     positions: tuple[str, ...]
     differences: tuple[str, ...]
     headlines: tuple[str, ...]
+    measure: str
 
 
 def compare(entries: Sequence[Entry]) -> Comparison:
@@ -192,6 +195,7 @@ def compare(entries: Sequence[Entry]) -> Comparison:
         positions=tuple(sorted(positions, key=_place)),
         differences=tuple(_differences([e.result for e in entries])),
         headlines=tuple(_headlines(rows)),
+        measure=joined(dict.fromkeys(_measure(e.result) for e in entries), "or"),
     )
 
 
@@ -213,8 +217,12 @@ def _compared(entry: Entry) -> Compared:
 # -- what was learnt ------------------------------------------------------------------------------------------
 
 
+def _measure(result: Result) -> str:
+    return "mAUC" if result.run.task == "multi-label" else "accuracy"
+
+
 def _utility(final: Iterable[FinalUtility], line: str) -> Utility:
-    held = {f.party: f.figure for f in final if f.line == line and f.figure.name == "accuracy"}
+    held = {f.party: f.figure for f in final if f.line == line and f.figure.name in _MEASURES}
     clients = {p: f for p, f in held.items() if role(p) == "client" and f.value is not None}
     worst = min(clients, key=lambda p: clients[p].value or 0.0, default="")
     values = [f.value or 0.0 for f in clients.values()]

@@ -108,6 +108,7 @@ def build(result: Result, directory: Path, timings: Mapping[str, float]) -> dict
         "exposure": _exposure(result.exposure),
         "ledger": _ledger(result),
         "utility_chart": _utility(result),
+        "utility_measure": _measured(result),
         "utility_words": _utility_words(result),
         "intervals": sum(1 for c in cells for f in _deciding(c) if f.low is not None),
         "timings": timings,
@@ -216,17 +217,23 @@ def _deciding(view: CellView) -> list[Figure]:
 def _utility(result: Result) -> Markup:
     if not result.utility.curve:
         return Markup("")
-    return utility_chart(result.utility.curve, "utility", "Test accuracy by round, a line for each party")
+    title = f"Test {_measured(result)} by round, a line for each party"
+    return utility_chart(result.utility.curve, "utility", title)
+
+
+def _measured(result: Result) -> str:
+    """What utility is measured by: accuracy, or the mean AUC over classes where a record has several labels."""
+    return "mAUC" if result.run.task == "multi-label" else "accuracy"
 
 
 def _utility_words(result: Result) -> str:
-    """The final accuracies of each line in one sentence: its server's model, and its clients' least and greatest."""
+    """The final figures of each line in one sentence: its server's model, and its clients' least and greatest."""
     parts = []
     for line in dict.fromkeys(f.line for f in result.utility.final):
         held = {
             f.party: f.figure.value
             for f in result.utility.final
-            if f.line == line and f.figure.name == "accuracy"
+            if f.line == line and f.figure.name in ("accuracy", "mean_auc")
         }
         server = held.pop("server", None)
         if server is not None:
@@ -237,7 +244,8 @@ def _utility_words(result: Result) -> str:
         elif values:
             low, high = amount(min(values), "fraction"), amount(max(values), "fraction")
             parts.append(f"{clip(line, 40)}'s {len(values)} clients lie between {low} and {high}")
-    return f"At the end {joined(parts)} test accuracy." if parts else "No final accuracy is on record."
+    measured = _measured(result)
+    return f"At the end {joined(parts)} test {measured}." if parts else f"No final {measured} is on record."
 
 
 def _exposure(rows: Iterable[Exposure]) -> tuple[ExposureRow, ...]:

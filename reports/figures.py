@@ -81,7 +81,7 @@ class TradePoint:
 
 
 def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
-    """Accuracy by round: one line a party; a line with a single round is a dashed level.
+    """Accuracy, or mAUC, in per cent by round: one line a party; a line with a single round is a dashed level.
 
     Args:
         curve: points of every line and party.
@@ -89,6 +89,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
         title: what the drawing shows, for readers who can't see it.
     """
     lines = list(dict.fromkeys(p.line for p in curve))
+    measured = "mAUC" if any(p.mean_auc is not None for p in curve) else "accuracy"
 
     def draw(axes: Axes) -> None:
         ends: list[tuple[float, str, str]] = []
@@ -98,7 +99,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
             parties = list(dict.fromkeys(p.party for p in curve if p.line == line))
             best: list[float] = []
             for k, who in enumerate(parties):
-                points = sorted((p.round, p.accuracy) for p in curve if p.line == line and p.party == who)
+                points = sorted((p.round, p.value) for p in curve if p.line == line and p.party == who)
                 x, y = [r for r, _ in points], [100 * a for _, a in points]
                 width = 1.7 if len(parties) == 1 else 0.8
                 if len(points) == 1:
@@ -119,7 +120,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
                 best.append(y[-1])
             count = f" ({len(parties)} parties)" if len(parties) > 1 else ""
             ends.append((sum(best) / len(best), f"{_plain(line, 14)}{count}", colour))
-        axes.set(xlabel="Round", ylabel="Test accuracy (%)", xlim=(0, last), ylim=(0, 101))
+        axes.set(xlabel="Round", ylabel=f"Test {measured} (%)", xlim=(0, last), ylim=(0, 101))
         axes.grid(axis="y")
         for y_text, text, colour in _spread(ends, 7.5):
             axes.annotate(
@@ -212,13 +213,14 @@ def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: s
 
 
 def trade_chart(
-    points: Sequence[TradePoint], levels: Sequence[tuple[str, float]], name: str, title: str
+    points: Sequence[TradePoint], levels: Sequence[tuple[str, float]], measure: str, name: str, title: str
 ) -> Markup:
-    """Accuracy against bytes on the wire (logarithmic), a mark a run; reference lines are dashed levels.
+    """Accuracy, or mAUC, against bytes on the wire (logarithmic): a mark a run, a dashed level a reference line.
 
     Args:
         points: the runs; one that sent nothing stands at the left edge.
-        levels: reference lines with their accuracies.
+        levels: reference lines with their values.
+        measure: what is drawn.
         name: prefix of the drawing's identifiers, unique on the page.
         title: what the drawing shows, for readers who can't see it.
     """
@@ -240,7 +242,7 @@ def trade_chart(
             axes.annotate(_plain(point.name, 20), (x, y), xytext=(7, -9), textcoords="offset points",
                           color=colour, fontsize=8.5)  # fmt: skip
         axes.set(xscale="log", xlim=(left, right), ylim=(0, 101), xlabel="Bytes on the wire, all roles",
-                 ylabel="Test accuracy (%)")  # fmt: skip
+                 ylabel=f"Test {measure} (%)")  # fmt: skip
         axes.minorticks_off()
         ticks = [10.0**d for d in range(_floor_decade(left), 13) if left <= 10.0**d <= right]
         axes.set_xticks(ticks, [kilobytes(t).replace(NBSP, " ").replace(".0", "") for t in ticks])

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from fdaudit.config import Config, validate
 from fdaudit.errors import SpecError, UsageError
-from fdaudit.types import Figure
+from fdaudit.types import Figure, Task
 
 __all__ = [
     "SCHEMA",
@@ -64,6 +64,7 @@ class Run(_Part):
     deviations: tuple[str, ...] = ()
     dataset: str
     dataset_provenance: str = ""
+    task: Task = "single-label"
     clients: int
     rounds: int
     model: str
@@ -90,8 +91,20 @@ class CurvePoint(_Part):
     line: str
     round: int
     party: str
-    accuracy: float
+    accuracy: float | None = None
+    mean_auc: float | None = None
     macro_f1: float | None = None
+
+    @model_validator(mode="after")
+    def _one_figure(self) -> CurvePoint:
+        if (self.accuracy is None) == (self.mean_auc is None):
+            raise ValueError("has not one figure. Give accuracy, or mean_auc of a multi-label task.")
+        return self
+
+    @property
+    def value(self) -> float:
+        """Accuracy, or mAUC of the multi-label task."""
+        return self.accuracy if self.accuracy is not None else self.mean_auc or 0.0
 
 
 class FinalUtility(_Part):

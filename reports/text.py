@@ -44,6 +44,7 @@ _NAMES = {
     "labels_right": "Labels recovered",
     "lpips": "LPIPS distance",
     "macro_f1": "Macro F1",
+    "mean_auc": "Mean AUC over the classes (mAUC)",
     "mse": "Mean squared error",
     "pair_accuracy": "Right choices within pairs",
     "psnr": "PSNR",

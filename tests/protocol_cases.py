@@ -17,13 +17,15 @@ from fdaudit.execution import Execution
 from fdaudit.federation import Common, PartyData, Round
 from fdaudit.messages import ALL, DATA, Message
 from fdaudit.models import Architecture, architecture
+from fdaudit.payloads import read_payload
 from fdaudit.rehearsal import kinds_of, parties_of, setting_of
 from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
 from fdaudit.storage import decode, encode
 from fdaudit.trainers import Networks
 from fdaudit.training import Parameters, Trainer
-from fdaudit.transcript import LOG, Position, Transcript, read_messages, read_payload
+from fdaudit.transcript import LOG, Position, Transcript, read_messages
+from fdaudit.types import Task
 from fdaudit.wire import Delivery, Outage, Wire
 
 SECRET = b"a secret of the auditor, not the seed"
@@ -78,10 +80,11 @@ def features(x: Tensor) -> Tensor:
     return x.mean((1, 3))
 
 
-def common(unlike: bool = False) -> Common:
+def common(unlike: bool = False, task: Task = "single-label") -> Common:
     """What every party has; `unlike` gives each client a network of its own."""
     own = tuple(network(width) for width in (4, 5, 6)) if unlike else ()
-    return Common(networks=Networks(network(), own), execution=execution(), public=public(), encode=features)
+    networks = Networks(network(), own)
+    return Common(networks=networks, execution=execution(), public=public(), encode=features, task=task)
 
 
 def initial(party: str = "server", seed: int = 5, unlike: bool = False) -> Parameters:
@@ -167,6 +170,7 @@ def run(
     withheld: Sequence[str] = (),
     outages: Sequence[Outage] = (),
     unlike: bool = False,
+    task: Task = "single-label",
 ) -> Ran:
     """Runs a protocol to its end, or to `stop_after`; `resume` is (next round, state, position)."""
     cls = cls or REGISTRY.load(name)
@@ -175,7 +179,7 @@ def run(
     parties = parties_of(cls, len(clients))
     first, state, start = resume or (0, b"", None)
     made = Ran(folder, parties)
-    with Transcript(folder, secret=SECRET, start=start) as transcript:
+    with Transcript(folder, secret=SECRET, start=start, shards=cls.many_messages) as transcript:
         wire = Watched(
             transcript,
             parties=parties,
@@ -188,7 +192,7 @@ def run(
             outages=outages,
             alter=alter,
         )
-        made.setting = setting_of(cls, common(unlike), clients, wire, seed)
+        made.setting = setting_of(cls, common(unlike, task), clients, wire, seed)
         made.protocol = cls(config, made.setting)
         if state:
             made.protocol.state = decode(state)

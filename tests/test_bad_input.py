@@ -218,6 +218,60 @@ MISTAKES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "'model_update'",
         "sample_count",
     ),
+    # parties
+    (
+        "too few client networks",
+        {"client_models": [{"name": "mlp"}]},
+        "client_models",
+        "names 1 networks for 2 clients",
+        "Give one a client",
+    ),
+    (
+        "unlike networks where parameters are averaged",
+        {"client_models": [{"name": "mlp", "params": {"widths": [4]}}, {"name": "mlp"}]},
+        "client_models.1.name",
+        "'mlp'",
+        "exchanges predictions",
+    ),
+    (
+        "a client's network that does not fit the images",
+        {
+            "protocol": {"name": "standalone"},
+            "adversaries": ["client/0"],
+            "client_models": [{"name": "mlp"}, {"name": "cnn-5-5"}],
+        },
+        "client_models.1.name",
+        "'cnn-5-5'",
+        "dataset.image_size",
+    ),
+    (
+        "public samples of another shape",
+        {"public_dataset": {"name": "digits", "image_size": 16}},
+        "public_dataset.name",
+        "has images of 1x16x16, the clients' are 1x8x8",
+        "image_size",
+    ),
+    (
+        "public samples that are absent",
+        {"public_dataset": {"name": "mnist", "root": "{folder}/nothing"}},
+        "public_dataset.root",
+        "nothing'",
+        "download: true",
+    ),
+    (
+        "a silent client that is none",
+        {"outages": [{"client": 2, "round": 0}]},
+        "outages.0.client",
+        "2",
+        "Clients count from 0 to 1",
+    ),
+    (
+        "a silence that ends before it begins",
+        {"outages": [{"client": 0, "round": 2, "last": 1}]},
+        "outages",
+        "1",
+        "leave it out",
+    ),
     # data
     (
         "absent dataset that may not be downloaded",

@@ -14,8 +14,9 @@ from fdaudit.controls import answer
 from fdaudit.errors import BudgetExceededError, FdauditError
 from fdaudit.manifest import read_manifest
 from fdaudit.oracle import Oracle, serve
+from fdaudit.payloads import read_payload
 from fdaudit.storage import decode
-from fdaudit.transcript import read_messages, read_payload, verify_transcript
+from fdaudit.transcript import read_messages, verify_transcript
 
 from .doubles import HOOKS, registered, spec
 

@@ -37,7 +37,13 @@ def jobs(network, count=3, objective="cross-entropy", batch=5, n=20, **more):
         x = torch.rand(n, *SHAPE, generator=g)
         y = torch.randint(CLASSES, (n,), generator=g)
         values = torch.randn(n, CLASSES, generator=g)
-        targets = {"cross-entropy": y, "kl": values.softmax(1), "l2": values}[objective]
+        targets = {
+            "cross-entropy": y,
+            "binary-cross-entropy": torch.randint(-1, 2, (n, CLASSES), generator=g),
+            "kl": values.softmax(1),
+            "binary-kl": values.sigmoid(),
+            "l2": values,
+        }[objective]
         made.append(
             Job(
                 party=f"client/{k}",
@@ -69,6 +75,13 @@ def plain(network, job, fit):
         z, t = module(job.x[batch]), job.targets[batch]
         if fit.objective == "cross-entropy":
             loss = -z.log_softmax(1)[torch.arange(len(t)), t].mean()
+        elif fit.objective == "binary-cross-entropy":
+            log_q = torch.stack([(-z).sigmoid().log(), z.sigmoid().log()])  # of "does not occur", "occurs"
+            loss = -((t == 0) * log_q[0] + (t == 1) * log_q[1]).mean()
+        elif fit.objective == "binary-kl":
+            q = (z / fit.temperature).sigmoid()
+            apart = t * (t / q).log() + (1 - t) * ((1 - t) / (1 - q)).log()
+            loss = fit.temperature**2 * apart.sum(1).mean()
         elif fit.objective == "kl":
             q = (z / fit.temperature).log_softmax(1)
             loss = fit.temperature**2 * (t * (t.log() - q)).sum(1).mean()
@@ -97,6 +110,8 @@ FITS = {
     "fedprox": Fit(lr=0.1, mu=0.5),
     "fedprox-momentum": Fit(lr=0.05, mu=0.5, momentum=0.5, weight_decay=0.01),
     "kl": Fit(lr=0.1, objective="kl", temperature=3.0),
+    "binary-cross-entropy": Fit(lr=0.3, objective="binary-cross-entropy"),
+    "binary-kl": Fit(lr=0.1, objective="binary-kl", temperature=3.0),
     "l2": Fit(lr=0.02, objective="l2"),
 }
 
@@ -118,6 +133,35 @@ def test_loop_stacked_and_plain_torch_take_the_same_steps(model, name):
         torch.testing.assert_close(one.losses, losses, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(two.losses, losses, rtol=1e-4, atol=1e-5)
         assert any(not torch.equal(expected[n], job.parameters[n]) for n in expected)
+
+
+@pytest.mark.parametrize("strategy", ["loop", "stacked"])
+def test_unknown_labels_move_no_weight(strategy):
+    network, fit = NETWORKS["mlp"], FITS["binary-cross-entropy"]
+    first, second = jobs(network, 2, objective=fit.objective)
+    blind = dataclasses.replace(first, targets=torch.full_like(first.targets, -1))
+    # A class that nobody labels keeps its row of the last layer.
+    partly = second.targets.clone()
+    partly[:, 2] = -1
+    half = dataclasses.replace(second, targets=partly)
+    one, two = Trainer(network, execution(strategy)).fit([blind, half], fit)
+    assert (one.losses == 0).all()
+    assert all(torch.equal(one.parameters[n], t) for n, t in first.parameters.items())
+    weight = [n for n, t in second.parameters.items() if t.shape[0] == CLASSES and t.dim() == 2][-1]
+    moved = (two.parameters[weight] != second.parameters[weight]).any(1)
+    assert moved.tolist() == [True, True, False, True]
+
+
+def test_binary_kl_is_zero_at_its_target_and_finite_at_certainty():
+    network = NETWORKS["mlp"]
+    trainer, (job,) = Trainer(network, execution()), jobs(network, 1, objective="binary-kl", batch=20)
+    own = (trainer.predict(job.parameters, job.x) / 3.0).sigmoid()
+    fit = FITS["binary-kl"]
+    (fitted,) = trainer.fit([dataclasses.replace(job, targets=own)], fit)
+    assert fitted.losses.abs().max() < 1e-5
+    (fitted,) = trainer.fit([dataclasses.replace(job, targets=own.round())], fit)
+    assert torch.isfinite(fitted.losses).all()
+    assert (fitted.losses.diff() < 0).all()
 
 
 def test_channels_last_agrees_with_contiguous():

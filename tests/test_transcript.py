@@ -23,6 +23,7 @@ from torch import Tensor
 from fdaudit.errors import IntegrityError
 from fdaudit.events import Gaussian, Laplace, NoGuarantee
 from fdaudit.messages import ALL, GENESIS, KINDS, Message, TensorInfo, canonical, role
+from fdaudit.payloads import read_payload
 from fdaudit.simulation import _keep
 from fdaudit.spec import RecordRounds, Spec
 from fdaudit.storage import (
@@ -36,7 +37,7 @@ from fdaudit.storage import (
     save_tensors,
     write_atomically,
 )
-from fdaudit.transcript import LOG, Position, Transcript, read_messages, read_payload, verify_transcript
+from fdaudit.transcript import LOG, Position, Transcript, read_messages, verify_transcript
 
 SECRET = b"a secret of thirty-two bytes...."
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)

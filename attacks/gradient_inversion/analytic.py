@@ -47,6 +47,7 @@ class AnalyticRecovery:
     needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
     source: ClassVar[str] = "Phong et al. 2018, section 3; batches: Boenisch et al. 2023, Fowl et al. 2022"
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
     control: ClassVar[dict[str, Any]] = {"model": "mlp", "images": 2}
     Config: ClassVar[type[AnalyticConfig]] = AnalyticConfig
@@ -83,18 +84,21 @@ class AnalyticRecovery:
         layer = first_linear(module, shape)
         if layer is None:
             raise UsageError("module", None, "has no fully connected first layer", "Ask `applicable` first.")
-        probes = adversary_probes(knowledge, generator)
+        # Labels are read off a softmax layer only.
+        probes = adversary_probes(knowledge, generator) if knowledge.task == "single-label" else None
         return tuple(self._one(u, module, layer, probes, shape) for u in self._uploads(view, task)[0])
 
     def _one(
-        self, u: Upload, module: nn.Module, layer: str, probes: Tensor, shape: tuple[int, ...]
+        self, u: Upload, module: nn.Module, layer: str, probes: Tensor | None, shape: tuple[int, ...]
     ) -> Reconstruction:
         n = u.training.images
         dW, db = u.gradient[f"{layer}.weight"], u.gradient[f"{layer}.bias"]
         one = n == 1
         images = recover_image(dW, db)[None] if one else candidates(dW, db, self.config.tolerance).inputs[:n]
         # A candidate has no label of its own; only for one image is it known which label is whose.
-        labels = recover_labels(u.gradient, module, u.start, n, probes) if one else None
+        labels = (
+            recover_labels(u.gradient, module, u.start, n, probes) if one and probes is not None else None
+        )
         return Reconstruction(
             target=u.target,
             messages=(u.start_seq, u.seq),

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.files import read_folder, read_npz, resolve_path
 from fdaudit.data.named import TORCHVISION, read_digits, read_torchvision
 from fdaudit.data.raw import RawData
@@ -18,27 +19,30 @@ from fdaudit.data.resize import fit, to_unit
 from fdaudit.data.stratify import stratified_draw
 from fdaudit.errors import DataError, nearest
 from fdaudit.spec import DatasetSpec
+from fdaudit.types import Task, task_of
 
 __all__ = ["DATASETS", "Dataset", "load_dataset"]
 
-DATASETS: tuple[str, ...] = ("digits", *sorted(TORCHVISION), "folder:DIR", "npz:FILE")
+DATASETS: tuple[str, ...] = ("digits", "digits-multilabel", *sorted(TORCHVISION), "folder:DIR", "npz:FILE")
 """Every name `dataset.name` may have; DIR and FILE are paths."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Images with one label each.
+    """Images with their labels: one class each, or for each class whether it occurs.
 
     Guarantees:
-      * `x` and `test_x` are finite and lie in [0, 1]; labels lie in [0, `classes`);
-      * there is one label an image, and training and test images have one shape.
+      * `x` and `test_x` are finite and lie in [0, 1];
+      * labels lie in [0, `classes`); multi-label ones are 1 (occurs), 0 (does not) or -1 (unknown);
+      * there is one label, or one row of labels, an image;
+      * training and test images have one shape, and their labels are of one task.
 
     Attributes:
         name: as in the spec.
         x: (n, c, h, w) float32 in [0, 1].
-        y: (n,) int64.
+        y: (n,) int64, or (n, C) of the multi-label task.
         test_x: (m, c, h, w), the official test split; None when there is none and one is held out.
-        test_y: (m,), its labels.
+        test_y: (m,) or (m, C), its labels.
         classes: number of classes C.
         provenance: one sentence: source, and licence where known.
 
@@ -66,6 +70,14 @@ class Dataset:
                 raise DataError(
                     "dataset", self.name, "has training and test images of unlike shape", "Give one shape."
                 )
+            if task_of(self.test_y) != self.task:
+                problem = f"has {self.task} training and {task_of(self.test_y)} test labels"
+                raise DataError("dataset", self.name, problem, "Give labels of one task.")
+
+    @property
+    def task(self) -> Task:
+        """What there is to learn: one class an image, or for each class whether it occurs."""
+        return task_of(self.y)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -124,6 +136,8 @@ def _read(spec: DatasetSpec) -> RawData:
         return read_npz(path) if scheme == "npz" else read_folder(path, spec.image_size)
     if spec.name == "digits":
         return read_digits()
+    if spec.name == "digits-multilabel":
+        return read_digits_multilabel()
     if spec.name in TORCHVISION:
         return read_torchvision(spec.name, root, spec.download)
     raise DataError("dataset.name", spec.name, "is not a known dataset", nearest(spec.name, DATASETS))
@@ -147,22 +161,24 @@ def _check(x: Tensor, y: Tensor, classes: int, name: str) -> None:
         raise DataError(
             "dataset", name, f"has images {x.dtype} {tuple(x.shape)}", "Give float32 (n, c, h, w), not empty."
         )
-    if y.shape != x.shape[:1] or y.dtype != torch.int64:
+    expected = (len(x),) if task_of(y) == "single-label" else (len(x), classes)
+    if y.shape != expected or y.dtype != torch.int64:
         raise DataError(
             "dataset",
             name,
             f"has {len(x)} images but labels {y.dtype} {tuple(y.shape)}",
-            "Give one int64 label for each image.",
+            "Give one int64 label for each image, or one for each image and class.",
         )
     if not torch.isfinite(x).all():
         raise DataError("dataset", name, "holds NaN or infinite values", "Remove or repair those records.")
     low, high = x.aminmax()
     if low < 0.0 or high > 1.0:
         raise DataError("dataset", name, f"holds values in [{low:g}, {high:g}]", "Scale images to [0, 1].")
-    if int(y.min()) < 0 or int(y.max()) >= classes:
+    least, most = (0, classes - 1) if task_of(y) == "single-label" else (-1, 1)
+    if int(y.min()) < least or int(y.max()) > most:
         raise DataError(
             "dataset",
             name,
             f"holds labels from {int(y.min())} to {int(y.max())} for {classes} classes",
-            "Number the classes from 0.",
+            "Number the classes from 0." if least == 0 else "Give -1, 0 or 1 for each class.",
         )

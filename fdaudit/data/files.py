@@ -42,8 +42,10 @@ def resolve_path(text: str, root: Path, field: str) -> Path:
 def read_npz(file: Path) -> RawData:
     """A file in MedMNIST's layout: `train_images`, `train_labels`, optionally `test_images`, `test_labels`.
 
-    Images are uint8 or floats in [0, 1], (n, h, w) or (n, h, w, c); labels (n,) or (n, 1). `val_images` and
-    `val_labels` may be there and are not read: no stage of an audit tunes on a validation split.
+    Images are uint8 or floats in [0, 1], (n, h, w) or (n, h, w, c). Labels are (n,) or (n, 1) classes, or (n, C)
+    with C > 1 for the multi-label task (ChestMNIST's layout): 1 where a class occurs, 0 where not, -1 where
+    unknown. `val_images` and `val_labels` may be there and are not read: no stage of an audit tunes on a
+    validation split.
 
     Raises:
         DataError: absent, truncated, holding pickled objects, or not as described.

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdaudit.errors import DataError
+from fdaudit.errors import DataError, SpecError
 from fdaudit.spec import PartitionSpec
+from fdaudit.types import task_of
 
 __all__ = ["class_table", "partition"]
 
@@ -30,6 +31,10 @@ def partition(
     - `dirichlet`: for every class, p ~ Dir_K(α), and client k gets the share p_k of it (Shao 2023, the
       supplement's Dir_K(β)).
 
+    Multi-label records belong to several classes at once. `dirichlet` shares each out under one of its classes,
+    drawn evenly from those that occur in it; records in which none occurs are one more class. `by-class` is
+    refused: no client could be kept to `classes_per_client` classes.
+
     Guarantees:
       * no record goes to two clients;
       * every record goes to some client, except under `by-class` with `clients * classes_per_client` below
@@ -38,7 +43,7 @@ def partition(
       * only `y` and the generator decide.
 
     Args:
-        y: (n,) labels of the records to share out.
+        y: (n,) labels of the records to share out, or (n, C) of the multi-label task.
         clients: number of clients K.
         spec: the rule.
         generator: the source of every random choice.
@@ -50,9 +55,12 @@ def partition(
 
     Raises:
         DataError: some client would get fewer than `minimum` records, or a class cannot be shared out.
+        SpecError: the rule does not exist for multi-label records.
     """
     if clients < 1:
         raise DataError("clients", clients, "is not a number of clients", "Give at least 1.")
+    if task_of(y) == "multi-label" and spec.name != "iid":
+        y, classes = _principal(y, spec, generator), classes + 1
     parts = _RULES[spec.name](y, clients, spec, generator, classes)
     smallest = min(range(clients), key=lambda k: len(parts[k]))
     if len(parts[smallest]) < minimum:
@@ -66,8 +74,23 @@ def partition(
 
 
 def class_table(y: Tensor, parts: Sequence[Tensor], classes: int) -> Tensor:
-    """Records by client and class, int64 (clients, classes); each of `parts` indexes `y`."""
+    """Records by client and class, int64 (clients, classes); each of `parts` indexes `y`.
+
+    Of multi-label records those in which the class occurs: a record counts once for each of its classes.
+    """
+    if task_of(y) == "multi-label":
+        return torch.stack([(y[part] == 1).sum(0) for part in parts])
     return torch.stack([torch.bincount(y[part], minlength=classes) for part in parts])
+
+
+def _principal(y: Tensor, spec: PartitionSpec, generator: torch.Generator) -> Tensor:
+    """One class (n,) for each multi-label record (n, C): drawn evenly from its own, or C where it has none."""
+    if spec.name == "by-class":
+        problem = "cannot share out multi-label records: each belongs to several classes"
+        raise SpecError("partition.name", spec.name, problem, "Use 'iid' or 'dirichlet'.")
+    present = y == 1
+    drawn = torch.rand(y.shape, generator=generator).masked_fill(~present, -1.0).argmax(1)
+    return torch.where(present.any(1), drawn, y.shape[1])
 
 
 def _iid(

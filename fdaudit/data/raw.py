@@ -16,7 +16,7 @@ __all__ = ["RawData", "as_images", "as_labels", "class_total", "same_count"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RawData:
-    """Records as stored: images (n, c, h, w), uint8 or float32 in [0, 1]; labels (n,) int64."""
+    """Records as stored: images (n, c, h, w), uint8 or float32 in [0, 1]; labels int64, (n,) or (n, C)."""
 
     x: Tensor
     y: Tensor
@@ -64,23 +64,37 @@ def as_images(array: Any, field: str, what: str) -> Tensor:
 
 
 def as_labels(array: Any, field: str, what: str) -> Tensor:
-    """Labels (n,) int64 from an integer array (n,) or (n, 1).
+    """Labels from an integer array: (n,) int64 from (n,) or (n, 1), multi-hot (n, C) int64 from (n, C) with C > 1.
 
     Raises:
-        DataError: the labels are not whole numbers, negative, or several to a record.
+        DataError: the labels are not whole numbers, negative, or, multi-hot, other than -1, 0 and 1.
     """
     if array.dtype.kind not in "iu":
         raise DataError(field, what, f"has dtype {array.dtype}", "Store class numbers 0, 1, … as integers.")
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    if array.ndim != 1 or not array.size:
+    if array.ndim not in (1, 2) or not array.size:
         raise DataError(
             field, what, f"has shape {array.shape}", "Store one class a record, as (n,) or (n, 1)."
         )
+    if array.ndim == 2:
+        return _multi_hot(array, field, what)
     if int(array.min()) < 0:
         raise DataError(field, what, f"holds the class {int(array.min())}", "Number the classes from 0.")
     if int(array.max()) > np.iinfo(np.int32).max:
         raise DataError(field, what, f"holds the class {int(array.max())}", "Number the classes 0, 1, ….")
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def _multi_hot(array: Any, field: str, what: str) -> Tensor:
+    low, high = int(array.min()), int(array.max())
+    if low < -1 or high > 1:
+        problem = f"has shape {array.shape} and holds {low if low < -1 else high}"
+        raise DataError(
+            field, what, problem, "Several labels a record are 1 (occurs), 0 (does not) or -1 (unknown)."
+        )
+    if high < 1:
+        raise DataError(field, what, "marks no class as present anywhere", "Store 1 where a class occurs.")
     return torch.from_numpy(array.astype(np.int64))
 
 
@@ -93,11 +107,17 @@ def same_count(x: Tensor, y: Tensor, field: str, what: str) -> None:
 
 
 def class_total(labels: list[Tensor], field: str, what: str) -> int:
-    """The number of classes: one more than the largest label.
+    """The number of classes: one more than the largest label, or the columns of multi-hot labels.
 
     Raises:
-        DataError: there is only one class, or class numbers run past the number of records.
+        DataError: there is only one class, class numbers run past the number of records, or the splits disagree.
     """
+    widths = sorted({_label_width(y) for y in labels})
+    if len(widths) > 1:
+        problem = f"has labels of {widths[0]} and of {widths[1]} columns"
+        raise DataError(field, what, problem, "Store all splits with the same classes.")
+    if widths[0] > 1:
+        return widths[0]
     classes = 1 + max(int(y.max()) for y in labels)
     if classes > sum(len(y) for y in labels):
         raise DataError(
@@ -109,3 +129,8 @@ def class_total(labels: list[Tensor], field: str, what: str) -> int:
     if classes < 2:
         raise DataError(field, what, "holds one class only", "Give data of at least two classes.")
     return classes
+
+
+def _label_width(y: Tensor) -> int:
+    """Columns of labels as stored: 1 for one class a record (n,), C for multi-hot ones (n, C)."""
+    return 1 if y.ndim == 1 else int(y.shape[1])

@@ -14,6 +14,7 @@ from fdaudit.data.partition import class_table, partition
 from fdaudit.data.stratify import apportion, stratified_draw
 from fdaudit.errors import DataError, IntegrityError
 from fdaudit.spec import PartitionSpec, SplitSpec
+from fdaudit.types import task_of
 
 __all__ = ["ClientSplit", "Splits", "make_splits", "test_xy"]
 
@@ -25,7 +26,8 @@ class ClientSplit:
     Attributes:
         train: (n,) what the client trains on, ascending, members included.
         members: (p,) the half of each matched pair that it trains on.
-        non_members: (p,) the other half: `members[i]` and `non_members[i]` are pair i, of one class.
+        non_members: (p,) the other half: `members[i]` and `non_members[i]` are pair i, of one class; of
+            multi-label records, of one label set as far as there are such pairs.
     """
 
     train: Tensor
@@ -43,7 +45,8 @@ class Splits:
         auxiliary: indices into `Dataset.x`, ascending.
         test: indices into `Dataset.test_x` where the dataset has one, into `Dataset.x` otherwise; `test_xy`
             looks them up.
-        class_table: (clients, classes) int64, what each client trains on, by class.
+        class_table: (clients, classes) int64, what each client trains on, by class; a multi-label record
+            counts for each of its classes.
     """
 
     clients: tuple[ClientSplit, ...]
@@ -109,6 +112,10 @@ def make_splits(
     the two is trained on. All other records of the client are trained on and are no candidates. A client
     with too few records for `candidates` pairs gets as many as it can have.
 
+    Multi-label records are set aside by plain random draws and paired by their whole label set. Where that gives
+    fewer pairs than asked for, records left over are paired at random: still one fair coin a pair, but its two
+    records may differ in what they show.
+
     Guarantees:
       * all sets are disjoint, and members are part of their own client's training records only;
       * given which records form a pair, each of the two is the member with probability 1/2, independently of
@@ -132,6 +139,7 @@ def make_splits(
         raise DataError(
             "splits.test", split_spec.test, f"leaves no test record out of {len(y)}", "Raise the fraction."
         )
+    _refuse_unmeasurable(y[held["test"]] if dataset.test_y is None else dataset.test_y, split_spec.test)
     minimum = 2 if split_spec.candidates else 1
     parts = partition(y[rest], clients, partition_spec, generator, classes, minimum)
     made = tuple(
@@ -141,7 +149,7 @@ def make_splits(
 
 
 def test_xy(dataset: Dataset, splits: Splits) -> tuple[Tensor, Tensor]:
-    """The test images (n, c, h, w) and labels (n,), from the official split where the dataset has one."""
+    """The test images (n, c, h, w) and labels (n,) or (n, C), from the official split where the dataset has one."""
     if dataset.test_x is not None and dataset.test_y is not None:
         return dataset.test_x[splits.test], dataset.test_y[splits.test]
     return dataset.x[splits.test], dataset.y[splits.test]
@@ -150,13 +158,22 @@ def test_xy(dataset: Dataset, splits: Splits) -> tuple[Tensor, Tensor]:
 test_xy.__test__ = False  # type: ignore[attr-defined]  # pytest collects functions named test_*
 
 
+def _refuse_unmeasurable(y: Tensor, fraction: float) -> None:
+    """An area under the ROC curve needs a class that occurs in some test records and is absent from others."""
+    if task_of(y) == "multi-label" and not bool(((y == 1).any(0) & (y == 0).any(0)).any()):
+        problem = f"gives {len(y)} test records in which no class both occurs and is absent"
+        raise DataError("splits.test", fraction, problem, "Raise the fraction, or label more test records.")
+
+
 def _client(
     number: int, records: Tensor, y: Tensor, classes: int, wanted: int, generator: torch.Generator
 ) -> ClientSplit:
     """Draws a client's matched pairs and tosses their coins; `records` are its indices into `y`."""
-    counts = torch.bincount(y[records], minlength=classes).tolist()
-    room = [count // 2 for count in counts]
-    total = min(wanted, sum(room))
+    if task_of(y) == "single-label":
+        group, most = y[records], int((torch.bincount(y[records], minlength=classes) // 2).sum())
+    else:
+        group, most = y[records].unique(dim=0, return_inverse=True)[1], len(records) // 2
+    total = min(wanted, most)
     if wanted and not total:
         raise DataError(
             "splits.candidates",
@@ -164,11 +181,7 @@ def _client(
             f"asks for matched pairs, but client/{number} has no two records of one class",
             "Use fewer clients, more data, or another partition.",
         )
-    pairs = []
-    for label, share in enumerate(apportion(total, counts, room)):
-        of_class = records[y[records] == label]
-        pairs.append(of_class[torch.randperm(len(of_class), generator=generator)[: 2 * share]].view(-1, 2))
-    drawn = torch.cat(pairs)
+    drawn = _pairs(records, group, total, generator)
     coin = torch.randint(2, (len(drawn), 1), generator=generator)
     non_members = drawn.gather(1, 1 - coin).flatten()
     return ClientSplit(
@@ -176,3 +189,18 @@ def _client(
         members=drawn.gather(1, coin).flatten(),
         non_members=non_members,
     )
+
+
+def _pairs(records: Tensor, group: Tensor, total: int, generator: torch.Generator) -> Tensor:
+    """`total` disjoint pairs (total, 2) of records, within groups (n,) in proportion, then at random from the rest."""
+    counts = torch.bincount(group).tolist()
+    room = [count // 2 for count in counts]
+    pairs = []
+    for number, share in enumerate(apportion(min(total, sum(room)), counts, room)):
+        alike = records[group == number]
+        pairs.append(alike[torch.randperm(len(alike), generator=generator)[: 2 * share]].view(-1, 2))
+    missing = total - sum(room)
+    if missing > 0:
+        left = records[~torch.isin(records, torch.cat(pairs))]
+        pairs.append(left[torch.randperm(len(left), generator=generator)[: 2 * missing]].view(-1, 2))
+    return torch.cat(pairs)

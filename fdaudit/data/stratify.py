@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fdaudit.types import task_of
+
 __all__ = ["apportion", "stratified_draw"]
 
 
@@ -45,8 +47,10 @@ def apportion(total: int, weights: Sequence[int], caps: Sequence[int] | None = N
 def stratified_draw(y: Tensor, total: int, classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """A random sample of `total` records with the classes in proportion, and the rest.
 
+    Of multi-label records, which belong to several classes at once, the sample is a plain random one.
+
     Args:
-        y: (n,) class labels, the only thing looked at.
+        y: (n,) class labels, or (n, C) multi-label ones; the only thing looked at.
         total: how many to draw, at most n.
         classes: number of classes C; labels lie in [0, C).
         generator: decides which records of each class are drawn.
@@ -54,6 +58,9 @@ def stratified_draw(y: Tensor, total: int, classes: int, generator: torch.Genera
     Returns:
         Two ascending index tensors (total,) and (n - total,) into `y`.
     """
+    if task_of(y) == "multi-label":
+        order = torch.randperm(len(y), generator=generator)
+        return order[:total].sort().values, order[total:].sort().values
     shares = apportion(total, torch.bincount(y, minlength=classes).tolist())
     drawn = torch.zeros(len(y), dtype=torch.bool)
     for label, share in enumerate(shares):

@@ -28,6 +28,7 @@ from fdaudit.metrics.membership import (
     score_membership,
     tpr_at_fpr_figure,
 )
+from fdaudit.metrics.multilabel import MeanAuc, mean_auc, mean_auc_figure, multilabel_macro_f1
 from fdaudit.metrics.perceptual import (
     LPIPS_SIDE,
     fid_figure,
@@ -60,6 +61,7 @@ __all__ = [
     "AuxiliaryPool",
     "ImageScore",
     "Interval",
+    "MeanAuc",
     "Measure",
     "MembershipScore",
     "Pin",
@@ -95,8 +97,11 @@ __all__ = [
     "macro_f1_figure",
     "match",
     "mean_and_worst",
+    "mean_auc",
+    "mean_auc_figure",
     "mean_figure",
     "mse",
+    "multilabel_macro_f1",
     "pair_accuracy",
     "pair_accuracy_figure",
     "psnr",

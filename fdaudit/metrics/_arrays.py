@@ -46,6 +46,19 @@ def vector(values: Any, field: str) -> Floats:
     return array
 
 
+def matrix(values: Any, field: str) -> Floats:
+    """`values` as float64 (n, m), neither 0; infinities are kept, NaN is refused."""
+    array = _plain(values, field).astype(np.float64)
+    if array.ndim != 2 or array.size == 0:
+        raise UsageError(
+            field, array.shape, "is not a non-empty table", "Give one row per item, shape (n, m)."
+        )
+    if np.isnan(array).any():
+        where = int(np.flatnonzero(np.isnan(array).any(1))[0])
+        raise UsageError(field, where, "is the row of a NaN", "Find out why no number came out there.")
+    return array
+
+
 def flags(values: Any, field: str, n: int) -> Flags:
     """`values` as bool (n,); 0 and 1 are accepted for False and True."""
     array = _plain(values, field)

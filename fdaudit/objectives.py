@@ -1,0 +1,51 @@
+"""What local training and distillation minimise: mean losses of logits (n, C) against targets, in nats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fdaudit.types import Task
+
+__all__ = ["Objective", "loss_function", "objective_of"]
+
+Objective = Literal["cross-entropy", "binary-cross-entropy", "kl", "binary-kl", "l2"]
+
+
+def objective_of(task: Task) -> Literal["cross-entropy", "binary-cross-entropy"]:
+    """The objective that fits models to labels of a task."""
+    return "binary-cross-entropy" if task == "multi-label" else "cross-entropy"
+
+
+def loss_function(objective: Objective, temperature: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Mean over the batch of (binary) cross-entropy, (binary) KL at τ (scaled by τ²), or squared ℓ2 on logits."""
+    tau = temperature
+    if objective == "cross-entropy":
+        return F.cross_entropy
+    if objective == "binary-cross-entropy":
+        return _binary_cross_entropy
+    if objective == "kl":
+        return lambda z, p: F.kl_div(F.log_softmax(z / tau, 1), p, reduction="batchmean") * tau**2
+    if objective == "binary-kl":
+        return lambda z, p: _binary_kl(z / tau, p) * tau**2
+    return lambda z, t: (z - t).square().sum(1).mean()
+
+
+def _binary_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
+    """Mean over all entries (n, C) of the batch; an unknown label, -1, adds nothing.
+
+    Every record weighs the same, however much of it is known, so the gradient of a batch is the mean of its
+    records' own.
+    """
+    known = (y >= 0).to(z.dtype)
+    return F.binary_cross_entropy_with_logits(z, y.clamp_min(0).to(z.dtype), weight=known)
+
+
+def _binary_kl(z: Tensor, p: Tensor) -> Tensor:
+    """Mean over the batch of Σ_c KL(Bernoulli(p_c) || Bernoulli(σ(z_c)))."""
+    entropy = -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p))
+    return (F.binary_cross_entropy_with_logits(z, p, reduction="none") - entropy).sum(1).mean()

@@ -1,0 +1,161 @@
+"""Payloads of a round in one file: nothing lost, nothing uncovered, nothing of others in an exported view."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from fdaudit.errors import IntegrityError
+from fdaudit.messages import Message
+from fdaudit.payloads import read_payload
+from fdaudit.rng import child
+from fdaudit.storage import decode, encode
+from fdaudit.transcript import LOG, Position, Transcript, read_messages, verify_transcript
+from fdaudit.view import export_view, open_view, view_of
+
+SECRET = b"a secret of the auditor, sixteen"
+ROUNDS, CLIENTS = 3, 2
+PARTIES = ("server", "client/0", "client/1", "world")
+
+
+def tensors(seq: int) -> dict[str, torch.Tensor]:
+    return {"values": torch.rand(3 + seq % 2, 4, generator=child(0, "payload", seq))}
+
+
+def append(transcript: Transcript, rounds: range) -> None:
+    for r in rounds:
+        for k in range(CLIENTS):
+            draft = Message(
+                seq=0, round=r, step=0, sender=f"client/{k}", receivers=("server",), kind="logits"
+            )
+            transcript.append(draft, tensors(transcript.position.seq))
+
+
+def recorded(folder: Path, keep=lambda round: True) -> Position:
+    with Transcript(folder, secret=SECRET, shards=True, keep=keep) as transcript:
+        append(transcript, range(ROUNDS))
+        return transcript.sync()
+
+
+def test_a_round_has_one_file_and_a_stranger_reads_it(tmp_path):
+    end = recorded(tmp_path / "t")
+    names = sorted(p.name for p in (tmp_path / "t" / "payloads").iterdir())
+    assert names == ["round-000000.shard", "round-000001.shard", "round-000002.shard"]
+    lines = (tmp_path / "t" / LOG).read_text(encoding="ascii").splitlines()
+    for seq, line in enumerate(lines):
+        where = json.loads(line)["payload"]
+        content = (tmp_path / "t" / where["file"]).read_bytes()
+        found = load(content[where["offset"] : where["offset"] + where["length"]])
+        assert torch.equal(found["values"], tensors(seq)["values"])
+    assert verify_transcript(tmp_path / "t", head=end.head, count=end.seq) == []
+
+
+def test_the_log_is_that_of_a_file_a_message_but_for_where_payloads_lie(tmp_path):
+    recorded(tmp_path / "shared")
+    with Transcript(tmp_path / "own", secret=SECRET) as transcript:
+        append(transcript, range(ROUNDS))
+    pairs = zip(read_messages(tmp_path / "shared"), read_messages(tmp_path / "own"), strict=True)
+    for a, b in pairs:
+        assert (a.sha256, a.salt, a.tensors, a.bytes_on_wire) == (
+            b.sha256,
+            b.salt,
+            b.tensors,
+            b.bytes_on_wire,
+        )
+        assert read_payload(tmp_path / "shared", a) == read_payload(tmp_path / "own", b)
+
+
+@pytest.mark.parametrize(
+    "left", ["nothing more", "half a round", "half a payload", "a later round", "a temporary file"]
+)
+@pytest.mark.parametrize("keep_last", [True, False])
+def test_a_run_goes_on_where_it_was_left(left, keep_last, tmp_path):
+    def keep(round: int) -> bool:
+        return keep_last or round != 1
+
+    recorded(tmp_path / "whole", keep)
+    with Transcript(tmp_path / "parts", secret=SECRET, shards=True, keep=keep) as first:
+        append(first, range(2))
+        position = first.sync()
+        if left in {"half a round", "a later round"}:
+            append(first, range(2, 4 if left == "a later round" else 3))
+    payloads = tmp_path / "parts" / "payloads"
+    if left == "half a payload":
+        with (payloads / "round-000001.shard").open("ab") as file:
+            file.write(b"half")
+    if left == "a temporary file":
+        (payloads / ".round-000002.tmp").write_bytes(b"x")
+    with Transcript(tmp_path / "parts", secret=SECRET, shards=True, keep=keep, start=position) as second:
+        append(second, range(2, 3))
+        second.sync()
+    whole = {p.relative_to(tmp_path / "whole"): p.read_bytes() for p in (tmp_path / "whole").rglob("*.*")}
+    parts = {p.relative_to(tmp_path / "parts"): p.read_bytes() for p in (tmp_path / "parts").rglob("*.*")}
+    assert parts == whole
+
+
+def test_every_byte_of_every_file_is_covered(tmp_path):
+    end = recorded(tmp_path / "t")
+    for path in sorted((tmp_path / "t" / "payloads").iterdir()):
+        content = path.read_bytes()
+        for at in range(0, len(content), 7):
+            path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+            found = verify_transcript(tmp_path / "t", head=end.head, count=end.seq)
+            assert len(found) == 1, at
+            assert "does not match its digest" in found[0]
+        for changed in (content + b"\0", content[:-1], content[1:], b"", content[len(content) // 2 :] * 2):
+            path.write_bytes(changed)
+            assert verify_transcript(tmp_path / "t", head=end.head, count=end.seq) != []
+        path.write_bytes(content)
+    (tmp_path / "t" / "payloads" / "round-000009.shard").write_bytes(b"")
+    assert verify_transcript(tmp_path / "t", head=end.head, count=end.seq) == [
+        "payloads/round-000009.shard is listed by no message"
+    ]
+
+
+@pytest.mark.parametrize("offset", [1, 10_000, 0])
+def test_a_payload_that_does_not_begin_where_the_last_one_ends_is_a_finding(offset, tmp_path):
+    end = recorded(tmp_path / "t")
+    lines = (tmp_path / "t" / LOG).read_bytes().splitlines()
+    value = json.loads(lines[1])
+    value["payload"]["offset"] = offset
+    lines[1] = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    (tmp_path / "t" / LOG).write_bytes(b"\n".join(lines) + b"\n")
+    found = verify_transcript(tmp_path / "t", head=end.head, count=end.seq)
+    assert any("where the one before it ends" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    "name", ["payloads/round-1.shard", "payloads/../round-000000.shard", "/etc/passwd", "vault"]
+)
+def test_no_line_leads_out_of_the_payloads(name, tmp_path):
+    recorded(tmp_path / "t")
+    message = next(read_messages(tmp_path / "t"))
+    (tmp_path / "vault").write_bytes(b"secret")
+    changed = Message(**{**vars(message), "payload": {"file": name, "offset": 0, "length": 1}})
+    with pytest.raises(IntegrityError, match="not a payload"):
+        read_payload(tmp_path / "t", changed)
+
+
+@pytest.mark.parametrize("member", ["client/0", "client/1", "server"])
+def test_an_exported_view_holds_its_own_bytes_and_no_others(member, tmp_path):
+    recorded(tmp_path / "t")
+    view = view_of(tmp_path / "t", member, parties=PARTIES, hyperparameters={})
+    export_view(view, tmp_path / "out")
+    shutil.rmtree(tmp_path / "t" / "payloads")
+    opened = open_view(tmp_path / "out")
+    assert [m.seq for m in opened.messages] == [m.seq for m in view.messages]
+    mine = {m.seq for m in opened.messages}
+    assert mine
+    for message in opened.messages:
+        assert torch.equal(opened.tensors(message)["values"], tensors(message.seq)["values"])
+    exported = b"".join(p.read_bytes() for p in (tmp_path / "out" / "payloads").iterdir())
+    for seq in range(ROUNDS * CLIENTS):
+        raw = tensors(seq)["values"].numpy().tobytes()
+        assert (raw in exported) == (seq in mine)
+        assert (encode(tensors(seq)) in exported) == (seq in mine)
+    assert decode(encode(tensors(0)))  # what was looked for is what a payload is
