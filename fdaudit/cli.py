@@ -100,13 +100,25 @@ def _progress(quiet: bool) -> Iterator[Tick]:
 
 @app.command()
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Where the run goes.")] = Path("audit"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    out: Annotated[Path, typer.Option(help="Where the runs and their comparison go.")] = Path("audit"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where it was interrupted.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the built-in example on data that ships with scikit-learn, and write its report."""
-    spec = Path(__file__).with_name("quickstart.yaml")
-    _run(spec, out, resume=resume, seed_from=None, as_json=as_json, then_report=True)
+    """Run five protocols on digits, which ship with scikit-learn; write their reports and a page to compare them."""
+    from fdaudit import suite
+    from fdaudit.storage import load_json
+
+    with _progress(quiet=as_json) as tick:
+        finished, page = suite.quickstart(out, resume=resume, tick=tick)
+    if as_json:
+        made = [
+            {"run": str(r.directory), "report": str(r.directory / "report" / "index.html")} for r in finished
+        ]
+        comparison = load_json(page.with_name("comparison.json"))
+        _print(json.dumps({"runs": made, "page": str(page), "comparison": comparison}))
+    else:
+        _print(*suite.table(page), "", *(f"run     {r.directory}" for r in finished), f"page    {page}")
+    _end({r.directory.name: r.result for r in finished})
 
 
 @app.command()
