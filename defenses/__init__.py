@@ -4,5 +4,12 @@ from fdaudit.registry import Registry
 
 __all__ = ["REGISTRY"]
 
-REGISTRY = Registry("fdaudit.defenses", {"gaussian-noise": "fdaudit.defenses.noise:GaussianNoise"})
+REGISTRY = Registry(
+    "fdaudit.defenses",
+    {
+        "gaussian-noise": "fdaudit.defenses.noise:GaussianNoise",
+        "laplace-noise": "fdaudit.defenses.noise:LaplaceNoise",
+        "uniform-quantization": "fdaudit.defenses.quantization:UniformQuantization",
+    },
+)
 """Public names of defences; installed packages add theirs through the entry-point group."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
+from fdaudit.optimizers import moments_of, restore_moments
 
 if TYPE_CHECKING:
     from fdaudit.training import Parameters
@@ -99,10 +100,7 @@ class Learner:
     def state(self) -> dict[str, Tensor]:
         """Weights (`w/…`), the optimiser's moments (`m/…`) and the step count, by name, on the CPU."""
         held = {f"w/{n}": t for n, t in self.parameters().items()}
-        for name, parameter in self._trainable.items():
-            for moment, value in self._optimizer.state.get(parameter, {}).items():
-                if value is not None:
-                    held[f"m/{moment}/{name}"] = torch.as_tensor(value).detach().cpu().clone()
+        held |= {f"m/{n}": t for n, t in moments_of(self._optimizer, self._trainable).items()}
         return held | {"steps": torch.tensor(self.steps)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -110,14 +108,5 @@ class Learner:
         self.load({n.removeprefix("w/"): t for n, t in state.items() if n.startswith("w/")})
         self.steps = int(state["steps"])
         self._optimizer.state.clear()
-        for name, parameter in self._trainable.items():
-            moments = {
-                key.split("/")[1]: value
-                for key, value in state.items()
-                if key.startswith("m/") and key.split("/", 2)[2] == name
-            }
-            if moments:
-                self._optimizer.state[parameter] = {
-                    k: v.clone() if k == "step" else v.clone().to(parameter.device)
-                    for k, v in moments.items()
-                }
+        moments = {n.removeprefix("m/"): t for n, t in state.items() if n.startswith("m/")}
+        restore_moments(self._optimizer, self._trainable, moments)

@@ -13,7 +13,7 @@ from fdaudit.types import Task
 
 __all__ = ["Objective", "loss_function", "objective_of"]
 
-Objective = Literal["cross-entropy", "binary-cross-entropy", "kl", "binary-kl", "l2"]
+Objective = Literal["cross-entropy", "binary-cross-entropy", "kl", "binary-kl", "l1", "l2"]
 
 
 def objective_of(task: Task) -> Literal["cross-entropy", "binary-cross-entropy"]:
@@ -22,7 +22,10 @@ def objective_of(task: Task) -> Literal["cross-entropy", "binary-cross-entropy"]
 
 
 def loss_function(objective: Objective, temperature: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """Mean over the batch of (binary) cross-entropy, (binary) KL at τ (scaled by τ²), or squared ℓ2 on logits."""
+    """Mean over the batch of (binary) cross-entropy, (binary) KL at τ (scaled by τ²), or a distance of logits.
+
+    The distances are the squared ℓ2 norm and the mean absolute error.
+    """
     tau = temperature
     if objective == "cross-entropy":
         return F.cross_entropy
@@ -32,6 +35,8 @@ def loss_function(objective: Objective, temperature: float) -> Callable[[Tensor,
         return lambda z, p: F.kl_div(F.log_softmax(z / tau, 1), p, reduction="batchmean") * tau**2
     if objective == "binary-kl":
         return lambda z, p: _binary_kl(z / tau, p) * tau**2
+    if objective == "l1":
+        return F.l1_loss
     return lambda z, t: (z - t).square().sum(1).mean()
 
 

@@ -82,3 +82,11 @@ class SecretStream:
 
         drawn: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = ndtri(self.uniform(*shape))
         return drawn
+
+    def laplace(self, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        """Laplace draws of location 0 and scale 1, of the given shape, by inversion of `uniform`."""
+        centred = self.uniform(*shape) - 0.5
+        drawn: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = -np.sign(centred) * np.log1p(
+            -2.0 * np.abs(centred)
+        )
+        return drawn

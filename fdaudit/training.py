@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
@@ -28,6 +28,7 @@ from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.execution import Execution
 from fdaudit.objectives import Objective, loss_function
+from fdaudit.optimizers import annealed, moments_of, restore_moments
 from fdaudit.parallel import side_by_side
 
 __all__ = [
@@ -59,6 +60,7 @@ class Fit(Config):
     """How one model is fitted."""
 
     lr: float
+    final_lr: float | None = None
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -75,11 +77,14 @@ class Job:
         party: whose model it is, for error messages.
         parameters: where it starts; never changed.
         x: (n, c, h, w) inputs.
-        targets: (n,) classes, or (n, C) of 1, 0 and -1 for unknown (objective `binary-cross-entropy`),
-            probabilities (`kl`: rows sum to 1; `binary-kl`: each by itself) or logits (`l2`).
+        targets: (n,) classes, or (n, C): weights of the classes (objective `cross-entropy`), of 1, 0 and -1 for
+            unknown (`binary-cross-entropy`), probabilities (`kl`: rows sum to 1; `binary-kl`: each by itself)
+            or logits (`l1`, `l2`).
         batches: index tensors into `x`, one for each step.
         anchor: FedProx's reference parameters, where `mu` is positive.
         seed: for dropout.
+        moments: what the optimiser remembers of earlier steps, as `Fitted.moments` has it, or nothing yet. Left
+            out, it starts afresh and what it remembers is not kept.
     """
 
     party: str
@@ -89,14 +94,16 @@ class Job:
     batches: Sequence[Tensor]
     anchor: Mapping[str, Tensor] | None = None
     seed: int = 0
+    moments: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A fitted model's parameters and its loss before each step (steps,)."""
+    """A fitted model's parameters, its loss before each step (steps,), and the optimiser's moments where asked for."""
 
     parameters: Parameters
     losses: Tensor
+    moments: dict[str, Tensor] = field(default_factory=dict)
 
 
 def parameters_of(module: nn.Module) -> Parameters:
@@ -189,7 +196,8 @@ class Trainer:
         Raises:
             TrainingDivergedError: a loss became NaN or infinite.
         """
-        if self.execution.strategy == "stacked" and len(jobs) > 1 and _same_shapes(jobs) and self._stackable:
+        alike = _same_shapes(jobs) and self._stackable and all(job.moments is None for job in jobs)
+        if self.execution.strategy == "stacked" and len(jobs) > 1 and alike:
             return _finite(jobs, self._fit_stacked(jobs, fit))
         return _finite(jobs, self._by_themselves(lambda copy, job: self._fit_one(copy, job, fit), jobs))
 
@@ -197,20 +205,24 @@ class Trainer:
         copy.load(job.parameters)
         copy.module.train()
         loss_of = loss_function(fit.objective, fit.temperature)
-        optimizer = _optimizer([t for n, t in copy.named.items() if n in self._trainable], fit)
+        free = {n: t for n, t in copy.named.items() if n in self._trainable}
+        optimizer = _optimizer(list(free.values()), fit)
+        restore_moments(optimizer, free, job.moments or {})
         x, targets = job.x.to(self.device), job.targets.to(self.device)
         anchor = self._anchor(job, fit)
         losses = []
         with self._randomness(job.seed):
-            for batch in job.batches:
+            for step, batch in enumerate(job.batches):
                 loss = loss_of(copy.module(self._images(_rows(x, batch))), _rows(targets, batch))
                 losses.append(loss.detach())
                 if anchor is not None:
                     loss = loss + fit.mu / 2 * _distance({n: copy.named[n] for n in anchor}, anchor)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
+                _set_rate(optimizer, fit, step, len(job.batches))
                 optimizer.step()
-        return Fitted(copy.unload(), torch.stack(losses).cpu() if losses else torch.zeros(0))
+        kept = {} if job.moments is None else moments_of(optimizer, free)
+        return Fitted(copy.unload(), torch.stack(losses).cpu() if losses else torch.zeros(0), kept)
 
     def _fit_stacked(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
         names = list(self._named)
@@ -242,6 +254,7 @@ class Trainer:
             gradients, (_, plain) = advance(detached, held, proximal, xb, yb)
             for n, t in free.items():
                 t.grad = gradients[n]
+            _set_rate(optimizer, fit, step, len(jobs[0].batches))
             optimizer.step()
             losses.append(plain.detach())
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(jobs))
@@ -324,6 +337,10 @@ def _optimizer(tensors: list[Tensor], fit: Fit) -> torch.optim.Optimizer:
     if fit.optimizer == "adam":
         return torch.optim.Adam(tensors, lr=fit.lr, weight_decay=fit.weight_decay)
     return torch.optim.SGD(tensors, lr=fit.lr, momentum=fit.momentum, weight_decay=fit.weight_decay)
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, fit: Fit, step: int, steps: int) -> None:
+    optimizer.param_groups[0]["lr"] = annealed(fit.lr, fit.final_lr, step, steps)
 
 
 def _rows(tensor: Tensor, index: Tensor) -> Tensor:

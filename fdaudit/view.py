@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fdaudit.encoding import readable
 from fdaudit.errors import IntegrityError, SpecError, nearest
 from fdaudit.messages import GENESIS, Message, canonical
 from fdaudit.payloads import PAYLOADS, payload_name, read_payload
@@ -89,12 +90,12 @@ class View:
         )
 
     def tensors(self, message: Message) -> dict[str, Tensor]:
-        """The tensors of a message of this view, checked against its digest.
+        """The tensors of a message of this view, quantised ones as floats, checked against its digest.
 
         Raises:
             IntegrityError: the payload is damaged, or was recorded as a digest only.
         """
-        return decode(read_payload(self.directory, message))
+        return readable(decode(read_payload(self.directory, message)))
 
 
 def view_of(

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fdaudit.encoding import readable
 from fdaudit.errors import ProtocolError, nearest
 from fdaudit.events import Event
 from fdaudit.messages import ALL, DATA, KINDS, Inputs, Message, role
@@ -166,7 +167,7 @@ class Wire:
         bits = 0
         for number, defense in enumerate(self._defenses.get((kind, role(sender)), ())):
             noise = SecretStream(self._secret, "defense", self._transcript.position.seq, number)
-            released = defense.release(kind, tensors, noise)
+            released = defense.release(kind, readable(tensors), noise)
             kind, tensors, event, bits = (
                 released.kind,
                 released.tensors,
@@ -190,7 +191,7 @@ class Wire:
             bytes_on_wire=bits,
         )
         message, decoded = self._transcript.append(draft, tensors)
-        return Delivery({name: t.to(self._device) for name, t in decoded.items()}, message.seq)
+        return Delivery({n: t.to(self._device) for n, t in readable(decoded).items()}, message.seq)
 
     def _note_silence(self, sender: str, receivers: Sequence[str]) -> None:
         """On record once a round: who did not answer whom. When a party goes silent is no secret of its data."""

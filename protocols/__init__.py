@@ -8,7 +8,14 @@ REGISTRY = Registry(
     "fdaudit.protocols",
     {
         "centralized": "fdaudit.protocols.standalone:Centralized",
+        "ds-fl": "fdaudit.protocols.ds_fl:DSFL",
         "fedavg": "fdaudit.protocols.fedavg:FedAvg",
+        "feddf": "fdaudit.protocols.feddf:FedDF",
+        "feded": "fdaudit.protocols.feded:FedED",
+        "fedkd": "fdaudit.protocols.fedkd:FedKD",
+        "fedmd": "fdaudit.protocols.fedmd:FedMD",
+        "fkd": "fdaudit.protocols.fkd:FKD",
+        "pls": "fdaudit.protocols.pls:PLS",
         "standalone": "fdaudit.protocols.standalone:Standalone",
     },
 )

@@ -12,11 +12,9 @@ from fdaudit.training import Fit
 from fdaudit.types import Task
 
 
-class LocalTraining(ProtocolConfig):
+class LocalSteps(ProtocolConfig):
     """Local SGD: steps or epochs a round, batch size and optimizer."""
 
-    rounds: int = Field(20, ge=1)
-    """Communication rounds."""
     local_steps: int | None = Field(None, ge=1)
     """SGD steps a round; give this or `local_epochs`. Neither means one epoch."""
     local_epochs: int | None = Field(None, ge=1)
@@ -25,6 +23,8 @@ class LocalTraining(ProtocolConfig):
     """Records a step."""
     lr: float = Field(0.1, gt=0)
     """Learning rate of local SGD."""
+    final_lr: float | None = Field(None, gt=0)
+    """Where `lr` ends, along half a cosine over each round's local steps; default: it stays."""
     momentum: float = Field(0.0, ge=0, lt=1)
     """Momentum of local SGD; its buffer is reset every round."""
     weight_decay: float = Field(0.0, ge=0)
@@ -38,8 +38,8 @@ class LocalTraining(ProtocolConfig):
         return self
 
     def alone(self) -> dict[str, Any]:
-        """The same local training, round by round, without any exchange."""
-        return {name: getattr(self, name) for name in LocalTraining.model_fields}
+        """The same local training, once, without any exchange."""
+        return {"rounds": 1, **{name: getattr(self, name) for name in LocalSteps.model_fields}}
 
     @property
     def steps(self) -> dict[str, int | None]:
@@ -51,8 +51,20 @@ class LocalTraining(ProtocolConfig):
         """The training core's settings for labels of a task."""
         return Fit(
             lr=self.lr,
+            final_lr=self.final_lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             objective=objective_of(task),
             mu=mu,
         )
+
+
+class LocalTraining(LocalSteps):
+    """Local SGD, round after round."""
+
+    rounds: int = Field(20, ge=1)
+    """Communication rounds."""
+
+    def alone(self) -> dict[str, Any]:
+        """The same local training, round by round, without any exchange."""
+        return {**super().alone(), "rounds": self.rounds}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fdaudit.defenses import REGISTRY as DEFENSES
 from fdaudit.protocols import REGISTRY
 from torch import Tensor
 
@@ -34,19 +35,32 @@ SIZES = (9, 6, 12)
 CLASSES = 3
 SHAPE = (1, 8, 8)
 
+FAST = {"lr": 1.0, "local_steps": 12}
+"""Makes a few records enough to change a predicted class."""
+
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"upload": "gradient"}),
     ("fedavg", {"upload": "model_update", "local_steps": 2, "momentum": 0.5}),
     ("fedavg", {"upload": "model_parameters", "local_epochs": 1, "mu": 0.1}),
     ("fedavg", {"fraction": 0.34, "local_steps": 1}),
     ("fedavg", {"server_momentum": 0.9, "weighting": "uniform", "fraction": 0.67}),
+    ("fedkd", {"distill_rounds": 3, "temperature": 3.0, "weights": "uniform", "grid": "eq3", "levels": 6}),
+    ("fedkd", {"levels": None, "noise_at": "client", "clip": 5.0, "distill_optimizer": "sgd"}),
+    ("fedkd", {"z_max": 4.0, "gamma": None, "local_steps": 3, "final_lr": 0.01}),
+    ("ds-fl", {"aggregation": "sa", "share": "hard_labels", "public_batch": 4, **FAST}),
+    ("feddf", {"fraction": 0.67, "distill_batch_size": 3, "temperature": 2.0}),
+    ("feded", {"share": "hard_labels", "distill_batch_size": 2, "distill_lr": 0.05, **FAST}),
+    ("fedmd", {"share": "hard_labels", "public_batch": 4, "warmup_steps": 0, **FAST}),
+    ("fedmd", {"share": "soft_labels", "order": "revisit-digest", "local_steps": 1}),
+    ("fkd", {"share": "hard", "gamma": 0.5, "momentum": 0.5, **FAST}),
+    ("pls", {"share": "hard", **FAST}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
 ]
 """Protocols with settings; `every_case` adds each registered protocol with its defaults."""
 
 
-SMALL = {"batch_size": 4}
+SMALL = {"batch_size": 4, "distill_rounds": 1, "distill_steps": 2, "warmup_steps": 1}
 """Settings that keep a run short, for the protocols that have them."""
 
 
@@ -154,6 +168,16 @@ def configured(name: str, params: Mapping[str, Any], rounds: int = 3) -> Config:
     return validate(cls.Config, {**small, **params})
 
 
+def own_defenses(config: Config) -> dict[tuple[str, str], tuple[Any, ...]]:
+    """The protocol's own defences, attached as the plan attaches them."""
+    attached: dict[tuple[str, str], tuple[Any, ...]] = {}
+    for entry in config.defenses():  # type: ignore[attr-defined]
+        cls = DEFENSES.load(entry.name)
+        key = (entry.kind, entry.sender)
+        attached[key] = (*attached.get(key, ()), cls(validate(cls.Config, entry.params)))
+    return attached
+
+
 def run(
     folder: Path,
     name: str,
@@ -177,6 +201,9 @@ def run(
     config = configured(name, params or {}, rounds)
     clients = dict(clients or records())
     parties = parties_of(cls, len(clients))
+    attached = own_defenses(config)
+    for key, given in (defenses or {}).items():
+        attached[key] = (*given, *attached.get(key, ()))
     first, state, start = resume or (0, b"", None)
     made = Ran(folder, parties)
     with Transcript(folder, secret=SECRET, start=start, shards=cls.many_messages) as transcript:
@@ -186,7 +213,7 @@ def run(
             kinds=kinds_of(cls),
             device=torch.device("cpu"),
             secret=SECRET,
-            defenses=defenses,
+            defenses=attached,
             withheld=withheld,
             withholdable=cls.withholdable,
             outages=outages,

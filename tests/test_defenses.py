@@ -130,6 +130,20 @@ def test_nothing_is_divided_by_the_norm_of_nothing():
     assert torch.isfinite(got["w"]).all()
 
 
+def test_which_samples_a_message_is_about_is_neither_noised_nor_clipped_nor_covered():
+    sent = {"index": torch.arange(100, 200), "values": torch.ones(100, 3), "z_max": torch.tensor(7.0)}
+    got = released(defence(sigma=5.0, clip=1.0), sent)
+    assert torch.equal(got["index"], sent["index"])
+    assert torch.equal(got["z_max"], sent["z_max"])
+    tight = released(defence(sigma=1e-12, clip=1.0), sent)
+    assert norm({"values": tight["values"]}) == pytest.approx(1.0), "the clip is of what is noised"
+    less = {n: sent[n] for n in ("index", "values")}
+    for public, tensors, covered in ((False, less, False), (True, less, True), (True, sent, False)):
+        made = defence(sigma=5.0, clip=1.0, public_index=public)
+        event = made.release("logits", tensors, SecretStream(SECRET, "m")).event
+        assert isinstance(event, Gaussian if covered else NoGuarantee)
+
+
 # -- the claim ----------------------------------------------------------------------------------------------------
 
 
@@ -205,7 +219,8 @@ def test_noise_comes_from_the_vaults_secret_never_from_the_seed(tmp_path):
             for name, sent in sorted(plain.tensors(clean).items()):
                 drawn = torch.as_tensor(stream.normal(*sent.shape))
                 torch.testing.assert_close(noised.tensors(message)[name], (sent.double() + drawn).float())
-            assert message.defenses == ({"name": "gaussian-noise", "sigma": 1.0, "clip": None},)
+            stated = {"name": "gaussian-noise", "sigma": 1.0, "clip": None, "public_index": False}
+            assert message.defenses == (stated,)
             assert isinstance(message.event, NoGuarantee)
 
 

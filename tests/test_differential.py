@@ -7,23 +7,33 @@ from typing import Any
 import pytest
 import torch
 from fdaudit.protocols import REGISTRY
+from torch import Tensor
 
 from fdaudit.federation import PartyData
 from fdaudit.messages import ALL, DATA
 from fdaudit.wire import Delivery
 
-from .protocol_cases import Ran, ancestry, case_id, every_case, records, run
+from .protocol_cases import CLASSES, Ran, ancestry, case_id, every_case, records, run
 
 FEDAVG = REGISTRY.load("fedavg")
 every_protocol = pytest.mark.parametrize("case", every_case(), ids=case_id)
 
 
 def altered(client: str) -> dict[str, PartyData]:
-    """Everybody's records, one pixel of every record of one client moved."""
+    """Everybody's records, those of one client inverted and labelled otherwise: even its predicted classes change."""
     found = records()
-    x = found[client].x.clone()
-    x[:, 0, 1, 1] = 1 - x[:, 0, 1, 1]
-    return {**found, client: PartyData(x, found[client].y)}
+    return {**found, client: PartyData(1 - found[client].x, (found[client].y + 1) % CLASSES)}
+
+
+def disturbed(name: str, tensor: Tensor) -> Tensor:
+    """A tensor of a message, every value another one that may stand there."""
+    if tensor.is_floating_point():  # a scalar may be one of which only the largest counts
+        return tensor * 1.5 + 0.01 if tensor.ndim else tensor * 10 + 1
+    if name == "index":  # the same samples in another order: each is paired with another's values
+        return tensor.flip(0)
+    if name == "values":
+        return (tensor + 1) % CLASSES
+    return tensor + 1 + torch.arange(tensor.numel()).reshape(tensor.shape)
 
 
 def changed(one: Ran, two: Ran) -> set[int]:
@@ -66,9 +76,7 @@ def undeclared_messages(tmp_path, name: str, params: dict[str, Any], cls: Any = 
         def alter(delivery: Delivery, target: int = target) -> Delivery:
             if delivery.seq != target:
                 return delivery
-            return Delivery(
-                {n: t + 1 if t.ndim == 0 else t * 1.5 + 0.01 for n, t in delivery.items()}, delivery.seq
-            )
+            return Delivery({n: disturbed(n, t) for n, t in delivery.items()}, delivery.seq)
 
         again = run(tmp_path / f"altered-{target}", name, params, cls=cls, alter=alter, rounds=rounds)
         for seq in changed(base, again):

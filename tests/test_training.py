@@ -14,6 +14,7 @@ from fdaudit.execution import Execution
 from fdaudit.models import architecture
 from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
+from fdaudit.storage import decode, encode
 from fdaudit.training import Fit, Job, Trainer, draw_batches, parameters_of
 
 SHAPE, CLASSES, STEPS = (1, 8, 8), 4, 6
@@ -42,6 +43,7 @@ def jobs(network, count=3, objective="cross-entropy", batch=5, n=20, **more):
             "binary-cross-entropy": torch.randint(-1, 2, (n, CLASSES), generator=g),
             "kl": values.softmax(1),
             "binary-kl": values.sigmoid(),
+            "l1": values,
             "l2": values,
         }[objective]
         made.append(
@@ -69,6 +71,9 @@ def plain(network, job, fit):
         optimizer = torch.optim.SGD(
             named.values(), lr=fit.lr, momentum=fit.momentum, weight_decay=fit.weight_decay
         )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, len(job.batches), fit.lr if fit.final_lr is None else fit.final_lr
+    )
     module.train()
     losses = []
     for batch in job.batches:
@@ -85,6 +90,8 @@ def plain(network, job, fit):
         elif fit.objective == "kl":
             q = (z / fit.temperature).log_softmax(1)
             loss = fit.temperature**2 * (t * (t.log() - q)).sum(1).mean()
+        elif fit.objective == "l1":
+            loss = (z - t).abs().mean()
         else:
             loss = ((z - t) ** 2).sum(1).mean()
         losses.append(loss.item())
@@ -93,6 +100,7 @@ def plain(network, job, fit):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        schedule.step()
     return parameters_of(module), torch.tensor(losses)
 
 
@@ -107,9 +115,12 @@ FITS = {
     "momentum": Fit(lr=0.1, momentum=0.9),
     "weight-decay": Fit(lr=0.1, weight_decay=0.05),
     "adam": Fit(lr=0.01, optimizer="adam", weight_decay=0.01),
+    "annealed": Fit(lr=0.2, final_lr=0.01, momentum=0.9),
+    "annealed-adam": Fit(lr=0.02, final_lr=0.001, optimizer="adam"),
     "fedprox": Fit(lr=0.1, mu=0.5),
     "fedprox-momentum": Fit(lr=0.05, mu=0.5, momentum=0.5, weight_decay=0.01),
     "kl": Fit(lr=0.1, objective="kl", temperature=3.0),
+    "l1": Fit(lr=0.1, objective="l1"),
     "binary-cross-entropy": Fit(lr=0.3, objective="binary-cross-entropy"),
     "binary-kl": Fit(lr=0.1, objective="binary-kl", temperature=3.0),
     "l2": Fit(lr=0.02, objective="l2"),
@@ -133,6 +144,26 @@ def test_loop_stacked_and_plain_torch_take_the_same_steps(model, name):
         torch.testing.assert_close(one.losses, losses, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(two.losses, losses, rtol=1e-4, atol=1e-5)
         assert any(not torch.equal(expected[n], job.parameters[n]) for n in expected)
+
+
+@pytest.mark.parametrize("strategy", ["loop", "stacked"])
+def test_cross_entropy_takes_weights_of_the_classes_as_targets(strategy):
+    """Weights that do not sum to 1 scale the step, as the sum of several cross-entropies does."""
+    network, work = NETWORKS["mlp"], jobs(NETWORKS["mlp"])
+    g = child(6, "weights")
+    weighted = [dataclasses.replace(j, targets=2 * torch.rand(len(j.x), CLASSES, generator=g)) for j in work]
+    found = Trainer(network, execution(strategy)).fit(weighted, Fit(lr=0.1))
+    for job, result in zip(weighted, found, strict=True):
+        module = network.build(child(0, "plain"))
+        module.load_state_dict(job.parameters)
+        for step, batch in enumerate(job.batches):
+            loss = -(job.targets[batch] * module(job.x[batch]).log_softmax(1)).sum(1).mean()
+            torch.testing.assert_close(result.losses[step], loss.detach(), rtol=1e-4, atol=1e-5)
+            gradients = torch.autograd.grad(loss, list(module.parameters()))
+            with torch.no_grad():
+                for p, slope in zip(module.parameters(), gradients, strict=True):
+                    p -= 0.1 * slope
+        close(result.parameters, parameters_of(module))
 
 
 @pytest.mark.parametrize("strategy", ["loop", "stacked"])
@@ -162,6 +193,32 @@ def test_binary_kl_is_zero_at_its_target_and_finite_at_certainty():
     (fitted,) = trainer.fit([dataclasses.replace(job, targets=own.round())], fit)
     assert torch.isfinite(fitted.losses).all()
     assert (fitted.losses.diff() < 0).all()
+
+
+@pytest.mark.parametrize("strategy", ["loop", "stacked"])
+@pytest.mark.parametrize("name", ["momentum", "adam", "weight-decay"])
+def test_training_in_parts_with_the_optimisers_moments_is_training_in_one_go(name, strategy):
+    network, fit = NETWORKS["cnn"], FITS[name]
+    trainer = Trainer(network, execution(strategy))
+    whole = trainer.fit([dataclasses.replace(job, moments={}) for job in jobs(network)], fit)
+    first = [dataclasses.replace(job, batches=job.batches[:2], moments={}) for job in jobs(network)]
+    parts = trainer.fit(first, fit)
+    kept = [decode(encode(part.moments)) for part in parts]
+    rest = [
+        dataclasses.replace(job, parameters=part.parameters, batches=job.batches[2:], moments=moments)
+        for job, part, moments in zip(jobs(network), parts, kept, strict=True)
+    ]
+    for one, two in zip(whole, trainer.fit(rest, fit), strict=True):
+        assert encode(one.parameters) == encode(two.parameters)
+        assert encode(one.moments) == encode(two.moments)
+    afresh = trainer.fit([dataclasses.replace(job, moments={}) for job in rest], fit)
+    same = [encode(a.parameters) == encode(b.parameters) for a, b in zip(whole, afresh, strict=True)]
+    assert all(same) if name == "weight-decay" else not any(same)
+
+
+def test_moments_are_kept_only_where_asked_for():
+    network = NETWORKS["mlp"]
+    assert all(not f.moments for f in Trainer(network, execution()).fit(jobs(network), FITS["adam"]))
 
 
 def test_channels_last_agrees_with_contiguous():

@@ -1,0 +1,113 @@
+"""Quantised values as they cross the wire: packed whole numbers and the grid that they stand for.
+
+A defence that rounds the tensor `values` to a grid sends three tensors in its place: `values:codes`, the numbers of the
+grid points with just the bits that they need; `values:grid`, the lowest point and the distance between two; and
+`values:layout`, the bits of a code and the tensor's shape. `readable` gives everybody who holds the record the
+same floats back: a receiver, an adversary's view, an attack.
+
+Guarantees:
+  * n values on a grid of p points take n·ceil(log2 p) bits, rounded up to whole bytes;
+  * `readable(packed(...))` gives the grid's own floats, bit for bit, whoever reads;
+  * damaged codes are found, never read as something else's shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fdaudit.errors import IntegrityError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["MOST_BITS", "Grid", "packed", "readable"]
+
+MOST_BITS = 16
+"""The most bits that a code may have."""
+
+_PARTS = ("codes", "grid", "layout")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Evenly spaced values: code j stands for `lowest + j·step`, for j from 0 to `points - 1`."""
+
+    lowest: float
+    step: float
+    points: int
+
+    @property
+    def bits(self) -> int:
+        """Bits of one code: ceil(log2 points), at least 1."""
+        return max((self.points - 1).bit_length(), 1)
+
+    def values(self, codes: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The values that codes stand for, in float32 unless told otherwise; worked out in double precision."""
+        import torch
+
+        return (self.lowest + codes.double() * self.step).to(dtype or torch.float32)
+
+
+def packed(name: str, codes: Tensor, grid: Grid) -> dict[str, Tensor]:
+    """The tensors that take the place of the tensor `name`, of which every value has become a code.
+
+    Raises:
+        ValueError: the grid has more points than `MOST_BITS` bits can tell apart.
+    """
+    import torch
+
+    if grid.bits > MOST_BITS:
+        raise ValueError(f"packed: {grid.points} grid points need {grid.bits} bits. Use at most {MOST_BITS}.")
+    flat = codes.detach().cpu().reshape(-1).numpy().astype(np.uint16)
+    planes = np.empty((len(flat), grid.bits), dtype=np.uint8)
+    for bit in range(grid.bits):
+        planes[:, bit] = (flat >> (grid.bits - 1 - bit)) & 1
+    return {
+        f"{name}:codes": torch.from_numpy(np.packbits(planes)),
+        f"{name}:grid": torch.tensor([grid.lowest, grid.step], dtype=torch.float64),
+        f"{name}:layout": torch.tensor([grid.bits, *codes.shape], dtype=torch.int32),
+    }
+
+
+def readable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a message with every quantised one as float32 under its own name.
+
+    Raises:
+        IntegrityError: codes, grid and layout of a quantised tensor do not belong together.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        base, mark, part = name.rpartition(":")
+        if not mark or part not in _PARTS:
+            found[name] = tensor
+        elif part == "codes":
+            found[base] = _unpacked(base, tensors)
+    return dict(sorted(found.items()))
+
+
+def _unpacked(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    import torch
+
+    try:
+        codes, grid, layout = (tensors[f"{name}:{part}"] for part in _PARTS)
+        bits, *shape = (int(n) for n in layout)
+        lowest, step = (float(v) for v in grid)
+        count = int(np.prod(shape, dtype=np.int64))
+        if not 1 <= bits <= MOST_BITS or min(shape, default=0) < 0 or codes.dtype != torch.uint8:
+            raise ValueError(f"{bits} bits a code, shape {shape}")
+        if len(codes) != -(-count * bits // 8):
+            raise ValueError(f"{len(codes)} bytes hold no {count} codes of {bits} bits")
+        if not (np.isfinite([lowest, step]).all() and step > 0):
+            raise ValueError(f"a grid from {lowest} by {step}")
+    except (KeyError, ValueError, TypeError) as error:
+        raise IntegrityError([f"quantised tensor {name!r} is damaged: {error}"]) from None
+    planes = np.unpackbits(codes.cpu().numpy(), count=count * bits).reshape(count, bits)
+    numbers = np.zeros(count, dtype=np.int32)
+    for bit in range(bits):
+        numbers = (numbers << 1) | planes[:, bit]
+    return Grid(lowest, step, 1 << bits).values(torch.from_numpy(numbers)).reshape(shape)

@@ -1,0 +1,173 @@
+"""What protocols share in which clients send predictions on public samples and models learn from their average."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from fdaudit.federation import Setting
+from fdaudit.rng import child
+from fdaudit.training import Fit, Job
+from fdaudit.wire import Delivery
+
+from ._clients import ClientModels, draw_job
+from ._local import LocalTraining
+
+__all__ = [
+    "PublicDistillation",
+    "PublicTraining",
+    "Share",
+    "average",
+    "draw_samples",
+    "existing",
+    "predictions",
+]
+
+Share = Literal["logits", "soft_labels", "hard_labels"]
+"""What of its prediction a client sends; the kinds of message."""
+
+
+class PublicTraining(LocalTraining):
+    """Local SGD on private records, then distillation on public samples."""
+
+    public_batch: int = Field(512, ge=1)
+    """Public samples a round, drawn anew each round; all of them where there are fewer."""
+    distill_steps: int = Field(10, ge=1)
+    """SGD steps a round on these samples."""
+    distill_batch_size: int | None = Field(None, ge=1)
+    """Samples a distillation step; default: all of the round's."""
+    distill_lr: float | None = Field(None, gt=0)
+    """Learning rate of distillation; default: `lr`."""
+
+    def alone(self) -> dict[str, Any]:
+        """As many SGD steps a round, all on private records; an epoch on private records stays one."""
+        own = super().alone()
+        if self.local_steps is not None:
+            own["local_steps"] = self.local_steps + self.distill_steps
+        return own
+
+    def distillation(self, objective: Literal["cross-entropy", "l1"]) -> Fit:
+        """The training core's settings for distillation."""
+        return Fit(lr=self.distill_lr or self.lr, momentum=self.momentum, objective=objective)
+
+    def distill_job(
+        self,
+        party: str,
+        parameters: Mapping[str, Tensor],
+        x: Tensor,
+        targets: Tensor,
+        seed: int,
+        *path: str | int,
+    ) -> Job:
+        """`distill_steps` of fitting `parameters` to `targets` (n, C) on public samples x (n, c, h, w)."""
+        return draw_job(
+            party,
+            parameters,
+            x,
+            targets,
+            seed=seed,
+            path=path,
+            batch_size=self.distill_batch_size or len(x),
+            steps=self.distill_steps,
+        )
+
+
+def draw_samples(samples: int, size: int, generator: torch.Generator) -> Tensor:
+    """`size` of `samples` numbers in rising order, or all where there are fewer."""
+    return torch.randperm(samples, generator=generator)[:size].sort().values
+
+
+def existing(asked: Mapping[str, Tensor] | None, samples: int) -> Tensor:
+    """The public samples (m,) that were asked about; one that a defence invented does not exist."""
+    if asked is None:
+        return torch.zeros(0, dtype=torch.int64)
+    index = asked["index"].cpu()
+    return index[(index >= 0) & (index < samples)]
+
+
+def predictions(logits: Tensor, share: Share) -> Tensor:
+    """Of logits (n, C) what is shared: themselves, their softmax (n, C), or the predicted classes (n,)."""
+    if share == "hard_labels":
+        return logits.argmax(1)
+    return logits.softmax(1) if share == "soft_labels" else logits
+
+
+def average(answers: Iterable[Mapping[str, Tensor]], samples: int, classes: int) -> dict[str, Tensor]:
+    """The mean prediction for each public sample, over the clients that answered for it.
+
+    A predicted class counts as its one-hot vector. What a defence has moved outside the range (a sample that
+    does not exist, a class that does not exist) is no answer.
+
+    Returns:
+        `index` (m,) of the samples with an answer, in rising order, and `values` (m, C).
+    """
+    total, count = (
+        torch.zeros(samples, classes, dtype=torch.float64),
+        torch.zeros(samples, dtype=torch.float64),
+    )
+    for answer in answers:
+        index, values = answer["index"].cpu(), answer["values"].cpu()
+        known = (index >= 0) & (index < samples)
+        if values.dim() == 1:
+            known &= (values >= 0) & (values < classes)
+            rows = F.one_hot(values[known], classes)
+        else:
+            rows = values[known]
+        total.index_add_(0, index[known], rows.double())
+        count.index_add_(0, index[known], torch.ones(len(rows), dtype=torch.float64))
+    answered = count.nonzero().flatten()
+    return {"index": answered, "values": (total[answered] / count[answered, None]).float()}
+
+
+class PublicDistillation(ClientModels):
+    """The steps that FedMD and DS-FL have in common; the order is each protocol's own."""
+
+    def __init__(self, config: PublicTraining, setting: Setting) -> None:
+        super().__init__(config, setting)
+        self._distilling, self._public, self._classes = config, setting.public, setting.classes
+
+    # -- the server -----------------------------------------------------------------------------------------
+
+    def _ask(self, t: int) -> Delivery | None:
+        """The server draws this round's public samples and names them to every client."""
+        index = draw_samples(
+            len(self._public), self._distilling.public_batch, child(self._seed, self.name, "samples", t)
+        )
+        return self._wire.send("server", list(self._clients), "proxy_indices", {"index": index}, inputs=[])
+
+    # -- the clients ----------------------------------------------------------------------------------------
+
+    def _answer(self, asked: Delivery | None, share: Share) -> dict[str, Delivery]:
+        """Each client sends its predictions for the samples that it was asked about; who is silent is left out."""
+        answers = {}
+        index = existing(asked, len(self._public))
+        for k in self._clients:
+            values = predictions(self._predict(k, self._public[index]), share)
+            sent = self._wire.send(k, ["server"], share, {"index": index, "values": values})
+            if sent is not None:
+                answers[k] = sent
+        return answers
+
+    def _digest(self, t: int, consensus: Delivery | None, objective: Literal["cross-entropy", "l1"]) -> None:
+        """Each client brings its model near the consensus on this round's samples."""
+        x, values = self._samples(consensus)
+        if not len(x):  # nobody answered
+            return
+        jobs = [
+            self._distilling.distill_job(k, own, x, values, self._seed, self.name, "distill", t, k)
+            for k, own in self._models().items()
+        ]
+        self._advance(jobs, self._distilling.distillation(objective))
+
+    def _samples(self, consensus: Delivery | None) -> tuple[Tensor, Tensor]:
+        """The public samples of a consensus and its values; a sample that a defence invented does not exist."""
+        if consensus is None:
+            return self._public[:0], torch.zeros(0, self._classes)
+        index, values = consensus["index"].cpu(), consensus["values"].cpu()
+        known = (index >= 0) & (index < len(self._public))
+        return self._public[index[known]], values[known]

@@ -1,0 +1,153 @@
+"""DS-FL (Itahara et al. 2021): predictions on open samples, averaged and sharpened, teach clients and server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.federation import Round, Setting
+from fdaudit.training import Parameters
+from fdaudit.wire import Delivery
+
+from ._public import PublicDistillation, PublicTraining, average
+from ._state import put, take
+
+__all__ = ["DSFL", "DSFLConfig", "sharpen"]
+
+
+class DSFLConfig(PublicTraining):
+    """DS-FL's settings; names follow Itahara et al. 2021."""
+
+    share: Literal["soft_labels", "hard_labels"] = "soft_labels"
+    """What clients send: the softmax outputs, or the predicted class."""
+    aggregation: Literal["era", "sa"] = "era"
+    """Entropy reduction aggregation, which sharpens the average, or simple aggregation, which leaves it."""
+    temperature: float = Field(0.1, gt=0)
+    """T of entropy reduction; the lower, the sharper."""
+    warmup_steps: int = Field(0, ge=0)
+    """SGD steps on private records before the first round; the paper has none."""
+
+
+def sharpen(probabilities: Tensor, temperature: float) -> Tensor:
+    """Entropy reduction: the softmax of probabilities (n, C) divided by T (Itahara et al. 2021, §3.2).
+
+    The entropy falls with T. At the paper's T = 0.1 it lies below that of the average where one class has a clear
+    majority; without one it may lie above, as a softmax makes no zeros.
+    """
+    return (probabilities / temperature).softmax(1)
+
+
+class DSFL(PublicDistillation):
+    """Clients label open samples together; the sharpened average labels teach every client and the server.
+
+    Each round every client first updates its model on its private records, then sends its predictions on the round's
+    open samples; the server averages them, sharpens the average (ERA) and sends it back; clients and server distil
+    it. The server's model has seen nothing but these labels; it is published in the end.
+    """
+
+    name: ClassVar[str] = "ds-fl"
+    source: ClassVar[str] = "Itahara, Nishio, Koda, Morikura & Yamamoto 2021, Algorithm 1"
+    roles: ClassVar[tuple[str, ...]] = ("server", "client")
+    messages: ClassVar[tuple[dict[str, Any], ...]] = (
+        {
+            "kind": "proxy_indices",
+            "from": "server",
+            "to": "client",
+            "what": "index (m,) of the round's open samples o_r, drawn at random",
+        },
+        {
+            "kind": "soft_labels",
+            "from": "client",
+            "to": "server",
+            "what": "index (m,), softmax outputs (m, C) of the client's model (share: soft_labels)",
+            "when": {"share": "soft_labels"},
+        },
+        {
+            "kind": "hard_labels",
+            "from": "client",
+            "to": "server",
+            "what": "index (m,), predicted classes (m,) (share: hard_labels)",
+            "when": {"share": "hard_labels"},
+        },
+        {
+            "kind": "ensemble_labels",
+            "from": "server",
+            "to": "client",
+            "what": "index (m,), global labels (m, C): the average, sharpened with aggregation: era",
+        },
+        {
+            "kind": "model_parameters",
+            "from": "server",
+            "to": "world",
+            "what": "the server's final model",
+        },
+    )
+    trust: ClassVar[tuple[str, ...]] = (
+        "The server sees every client's predictions by themselves; no secure aggregation is assumed.",
+        "All parties hold the same open samples before the first round; nothing private is in them.",
+        "Parties follow the protocol and are curious (honest-but-curious).",
+    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
+        {"name": "crafted-proxy", "available_to": ("server",), "answers": ("soft", "hard")},
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "The paper calls the outputs that are sent logits; they are softmax outputs and sent as soft labels.",
+        "Hard labels are not the paper's; Shao, Wu & Zhang 2023 compare them. A vote counts as its one-hot vector.",
+        "The server's model is published in the end: the paper takes its accuracy, and does not say who gets it.",
+    )
+    withholdable: ClassVar[tuple[str, ...]] = ()
+    pools_data: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = True
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    many_messages: ClassVar[bool] = False
+    Config: ClassVar[type[DSFLConfig]] = DSFLConfig
+
+    def __init__(self, config: DSFLConfig, setting: Setting) -> None:
+        super().__init__(config, setting)
+        self.config = config
+        put(self.state, "server/w/", {n: t.clone() for n, t in setting.initial["server"].items()})
+
+    def rounds(self, start: int) -> Iterator[Round]:
+        """Algorithm 1: update, predict, upload, aggregate, broadcast, distil."""
+        for r in range(start, self.config.rounds):
+            self._wire.begin(r)
+            if r == 0 and self.config.warmup_steps:
+                self._train("warm-up", length={"steps": self.config.warmup_steps})
+            losses = self._train("update", r)  # 1. update: w_k on private records
+            local = self._answer(self._ask(r), self.config.share)  # 2.-3. prediction on o_r, upload
+            labels = self._aggregate(local)  # 4.-5. aggregation, broadcast
+            self._digest(r, labels, "cross-entropy")  # 6. distillation at the clients
+            self._digest_at_server(r, labels)  # 6. distillation at the server: w_g
+            if r == self.config.rounds - 1:
+                self._wire.send("server", ["world"], "model_parameters", self.released())
+            yield Round(index=r, models={"server": self.released(), **self._models()}, losses=losses)
+
+    def released(self) -> Parameters:
+        """The server's model w_g."""
+        return take(self.state, "server/w/")
+
+    # -- the server -----------------------------------------------------------------------------------------
+
+    def _aggregate(self, local: Mapping[str, Delivery]) -> Delivery | None:
+        """The global labels: the mean over the clients that answered, sharpened by ERA; none when nobody did."""
+        if not local:
+            return None
+        labels = average(local.values(), len(self._public), self._classes)
+        if self.config.aggregation == "era":
+            labels["values"] = sharpen(labels["values"], self.config.temperature)
+        inputs = [sent.seq for sent in local.values()]
+        return self._wire.send("server", list(self._clients), "ensemble_labels", labels, inputs=inputs)
+
+    def _digest_at_server(self, r: int, labels: Delivery | None) -> None:
+        """The server distils what it has broadcast, as it was recorded."""
+        x, values = self._samples(labels)
+        if len(x):
+            job = self.config.distill_job(
+                "server", self.released(), x, values, self._seed, self.name, "distill", r, "server"
+            )
+            self._advance([job], self.config.distillation("cross-entropy"))

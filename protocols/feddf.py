@@ -1,0 +1,238 @@
+"""FedDF (Lin et al. 2020): federated averaging, then the server distils the ensemble of what was uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.errors import ProtocolError
+from fdaudit.federation import Round, Setting
+from fdaudit.messages import DATA
+from fdaudit.rng import child
+from fdaudit.training import Fit, Parameters
+from fdaudit.wire import Delivery
+
+from ._clients import draw_job
+from ._local import LocalTraining
+from ._state import put, take
+
+__all__ = ["FedDF", "FedDFConfig", "mean_logits", "weighted_mean"]
+
+
+class FedDFConfig(LocalTraining):
+    """FedDF's settings; symbols follow Lin et al. 2020, Algorithms 1 and 3."""
+
+    fraction: float = Field(1.0, gt=0, le=1)
+    """C: share of the clients that take part in a round, at least one."""
+    distill_steps: int = Field(100, ge=1)
+    """N: steps of distillation a round, at the server."""
+    distill_batch_size: int = Field(128, ge=1)
+    """Public samples a distillation step."""
+    distill_lr: float = Field(0.001, gt=0)
+    """Learning rate of Adam in distillation."""
+    temperature: float = Field(1.0, gt=0)
+    """τ: temperature of both softmaxes; the paper's is 1."""
+
+
+def weighted_mean(models: Sequence[Mapping[str, Tensor]], counts: Sequence[int]) -> Parameters:
+    """Line 6: Σ_k n_k / n x_k, parameter by parameter."""
+    n = sum(counts)
+    return {
+        name: torch.stack(
+            [n_k / n * model[name].cpu() for n_k, model in zip(counts, models, strict=True)]
+        ).sum(0)
+        for name in models[0]
+    }
+
+
+def mean_logits(logits: Sequence[Tensor]) -> Tensor:
+    """AVGLOGITS (m, C): the plain mean of the ensemble's logits (Lin et al. 2020, Eq. 1)."""
+    return torch.stack(list(logits)).mean(0)
+
+
+class FedDF:
+    """Clients upload their models; the server averages them and then teaches the average what the ensemble knows.
+
+    Each round the server sends its model to a sampled share of the clients; each trains on its records and uploads
+    all its parameters; the server averages them by sample counts and distils into the average the mean logits of all
+    uploaded models on unlabelled public samples. Where clients' networks differ, the server keeps one model for each
+    network: the average is within a network, the ensemble is of all. The privacy cost is that of FedAvg: whole models
+    are uploaded.
+    """
+
+    name: ClassVar[str] = "feddf"
+    source: ClassVar[str] = "Lin, Kong, Stich & Jaggi 2020, Algorithms 1 and 3"
+    roles: ClassVar[tuple[str, ...]] = ("server", "client")
+    messages: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"kind": "sample_count", "from": "client", "to": "server", "what": "n_k, once"},
+        {
+            "kind": "model_parameters",
+            "from": "server",
+            "to": "client",
+            "what": "x_{t-1} of the client's network, every round",
+        },
+        {"kind": "model_parameters", "from": "client", "to": "server", "what": "x_t^k after local training"},
+        {
+            "kind": "model_parameters",
+            "from": "server",
+            "to": "client, world",
+            "what": "the final model: of each network to its clients, of the server's network to world",
+        },
+    )
+    trust: ClassVar[tuple[str, ...]] = (
+        "The server sees every client's model by itself; no secure aggregation is possible, as it asks each of them.",
+        "Only the server needs the public samples; nothing private is in them.",
+        "Parties follow the protocol and are curious (honest-but-curious).",
+    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        (
+            "The number of distillation steps is fixed; the paper stops early on validation data, and anneals Adam's "
+            "learning rate by a cosine."
+        ),
+        "A server's network that no client has is distilled from the ensemble, starting from where it stands.",
+        "With `local_steps`, batches are always full and passes reshuffled; the paper speaks of epochs only.",
+    )
+    withholdable: ClassVar[tuple[str, ...]] = ("sample_count",)
+    pools_data: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = True
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    many_messages: ClassVar[bool] = False
+    Config: ClassVar[type[FedDFConfig]] = FedDFConfig
+
+    def __init__(self, config: FedDFConfig, setting: Setting) -> None:
+        self.config, self._wire, self._seed = config, setting.wire, setting.seed
+        self._trainers, self._clients, self._public = setting.trainers, dict(setting.clients), setting.public
+        # Parties of one network share a training core: one group each, the server's own network first.
+        cores = dict.fromkeys(setting.trainers[party] for party in ("server", *self._clients))
+        self._groups = [
+            [k for k in ("server", *self._clients) if setting.trainers[k] is core] for core in cores
+        ]
+        self.state: dict[str, Tensor] = {}
+        for p, group in enumerate(self._groups):
+            put(self.state, f"server/w/{p}/", {n: x.clone() for n, x in setting.initial[group[0]].items()})
+
+    def rounds(self, start: int) -> Iterator[Round]:
+        """Algorithm 1, for each network of Algorithm 3."""
+        for t in range(start, self.config.rounds):  # line 1: for each communication round
+            self._wire.begin(t)
+            if t == 0:
+                self._announce_counts()
+            selected = self._sample(t)  # line 2: S_t <- random subset of the clients
+            uploads, batches, losses, models = self._client_updates(
+                t, self._send_models(selected)
+            )  # lines 3-5
+            self._fuse(t, uploads)  # lines 6-10
+            if t == self.config.rounds - 1:
+                self._publish()
+            yield Round(index=t, models={"server": self.released(), **models}, batches=batches, losses=losses)
+
+    def released(self) -> Parameters:
+        """The model of the server's own network."""
+        return take(self.state, "server/w/0/")
+
+    # -- the server -----------------------------------------------------------------------------------------
+
+    def _sample(self, t: int) -> list[str]:
+        m = max(round(self.config.fraction * len(self._clients)), 1)
+        order = torch.randperm(len(self._clients), generator=child(self._seed, self.name, "sample", t))
+        chosen = {int(k) for k in order[:m]}
+        return [name for k, name in enumerate(self._clients) if k in chosen]
+
+    def _send_models(self, selected: Sequence[str]) -> dict[str, Delivery]:
+        """To each selected client the model of its network."""
+        sent: dict[str, Delivery] = {}
+        for p, group in enumerate(self._groups):
+            receivers = [k for k in selected if k in group]
+            if receivers:
+                sent |= dict.fromkeys(receivers, self._send_model(p, receivers))
+        return sent
+
+    def _send_model(self, p: int, receivers: Sequence[str]) -> Delivery:
+        sent = self._wire.send("server", receivers, "model_parameters", take(self.state, f"server/w/{p}/"))
+        if sent is None:
+            raise ProtocolError("feddf: the server's model did not arrive. Only clients may go silent.")
+        return sent
+
+    def _fuse(self, t: int, uploads: Mapping[str, Delivery]) -> None:
+        """Each network's average, then N steps towards the ensemble of all; without uploads nothing changes."""
+        if not uploads:
+            return
+        z = mean_logits([self._trainers[k].predict(x, self._public) for k, x in uploads.items()])
+        teacher = (z / self.config.temperature).softmax(1)
+        fit = Fit(
+            lr=self.config.distill_lr, optimizer="adam", objective="kl", temperature=self.config.temperature
+        )
+        for p, group in enumerate(self._groups):
+            answered = [k for k in group if k in uploads]
+            x_t0 = take(self.state, f"server/w/{p}/")
+            if answered:  # line 6: x_{t,0} <- sum n_k / n x_t^k
+                x_t0 = weighted_mean([uploads[k] for k in answered], [self._count(k) for k in answered])
+            job = draw_job(  # lines 7-10: mini-batches d of unlabelled data, KL to the averaged logits
+                "server",
+                x_t0,
+                self._public,
+                teacher,
+                seed=self._seed,
+                path=(self.name, "distill", t, p),
+                batch_size=self.config.distill_batch_size,
+                steps=self.config.distill_steps,
+            )
+            (fitted,) = self._trainers[group[0]].fit([job], fit)
+            put(self.state, f"server/w/{p}/", fitted.parameters)
+
+    def _publish(self) -> None:
+        """Each network's final model to its clients; that of the server's network also to world."""
+        for p, group in reversed(list(enumerate(self._groups))):
+            own = [k for k in group if k != "server"]
+            self._send_model(p, [*own, "world"] if p == 0 else own)
+
+    def _count(self, k: str) -> int:
+        """n_k; a count that did not arrive, or that a defence has noised away, counts as one record."""
+        return max(int(self.state.get(f"server/n/{k}", torch.tensor(1))), 1)
+
+    # -- the clients ----------------------------------------------------------------------------------------
+
+    def _announce_counts(self) -> None:
+        for k, data in self._clients.items():
+            n_k = self._wire.send(
+                k, ["server"], "sample_count", {"n": torch.tensor(len(data))}, inputs=[DATA]
+            )
+            if n_k is not None:
+                self.state[f"server/n/{k}"] = n_k["n"].cpu()
+
+    def _client_updates(
+        self, t: int, received: Mapping[str, Delivery]
+    ) -> tuple[dict[str, Delivery], dict[int, Tensor], dict[str, float], dict[str, Parameters]]:
+        """Lines 3-5: local training from the model received; who is silent uploads nothing."""
+        jobs = [
+            draw_job(
+                k,
+                x,
+                self._clients[k].x,
+                self._clients[k].y,
+                seed=self._seed,
+                path=(self.name, t, k),
+                batch_size=self.config.batch_size,
+                **self.config.steps,
+            )
+            for k, x in received.items()
+        ]
+        fitted = self._trainers.fit(jobs, self.config.fit())
+        uploads, batches = {}, {}
+        for job, result in zip(jobs, fitted, strict=True):
+            k = job.party
+            inputs: list[str | int] = [DATA, received[k].seq]
+            upload = self._wire.send(k, ["server"], "model_parameters", result.parameters, inputs=inputs)
+            if upload is not None:
+                uploads[k] = upload
+                batches[upload.seq] = torch.cat(list(job.batches))
+        losses = {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
+        return uploads, batches, losses, {j.party: f.parameters for j, f in zip(jobs, fitted, strict=True)}

@@ -1,0 +1,185 @@
+"""FedED (Sui et al. 2020): clients train the central model, send predictions, and the server distils their ensemble."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from fdaudit.errors import ProtocolError
+from fdaudit.federation import Round, Setting
+from fdaudit.messages import DATA
+from fdaudit.rng import child
+from fdaudit.training import Parameters
+from fdaudit.wire import Delivery
+
+from ._clients import draw_job
+from ._public import PublicTraining, average, draw_samples, existing, predictions
+from ._state import put, take
+
+__all__ = ["FedED", "FedEDConfig"]
+
+
+class FedEDConfig(PublicTraining):
+    """FedED's settings."""
+
+    share: Literal["soft_labels", "hard_labels"] = "soft_labels"
+    """What clients send: the softmax outputs, or the predicted class."""
+
+
+class FedED:
+    """The server's model goes down whole, only predictions on public samples come up.
+
+    Each round the server sends its model; every client trains it on its private records and sends its
+    predictions for the round's public samples; the server averages them and distils the average into its model.
+    Parameters are sent by the server only: no client sees another's, or anything of it but what the ensemble taught the
+    central model. The final model is published to everybody and to `world`.
+    """
+
+    name: ClassVar[str] = "feded"
+    source: ClassVar[str] = "Sui, Chen, Zhao, Jia, Xie & Sun 2020"
+    roles: ClassVar[tuple[str, ...]] = ("server", "client")
+    messages: ClassVar[tuple[dict[str, Any], ...]] = (
+        {
+            "kind": "model_parameters",
+            "from": "server",
+            "to": "client",
+            "what": "the central model, every round",
+        },
+        {
+            "kind": "proxy_indices",
+            "from": "server",
+            "to": "client",
+            "what": "index (m,) of the round's public samples, drawn at random",
+        },
+        {
+            "kind": "soft_labels",
+            "from": "client",
+            "to": "server",
+            "what": "index (m,), softmax outputs (m, C) of the client's model (share: soft_labels)",
+            "when": {"share": "soft_labels"},
+        },
+        {
+            "kind": "hard_labels",
+            "from": "client",
+            "to": "server",
+            "what": "index (m,), predicted classes (m,) (share: hard_labels)",
+            "when": {"share": "hard_labels"},
+        },
+        {
+            "kind": "model_parameters",
+            "from": "server",
+            "to": "client, world",
+            "what": "the final central model",
+        },
+    )
+    trust: ClassVar[tuple[str, ...]] = (
+        "The server sees every client's predictions by themselves; no secure aggregation is assumed.",
+        "All parties hold the same public samples before the first round; nothing private is in them.",
+        "Parties follow the protocol and are curious (honest-but-curious).",
+    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
+        {"name": "crafted-proxy", "available_to": ("server",), "answers": ("soft", "hard")},
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "The paper extracts relations from medical text; we classify images.",
+        (
+            "Public samples have no labels here, so the central model learns from the ensemble alone, without a "
+            "supervised term. The loss is cross-entropy to the average prediction, at temperature 1."
+        ),
+        "Clients count alike in the ensemble, and the round's samples are drawn anew each round.",
+        "Hard labels are not the paper's; Shao, Wu & Zhang 2023 compare them.",
+    )
+    withholdable: ClassVar[tuple[str, ...]] = ()
+    pools_data: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = False
+    needs_public: ClassVar[bool] = True
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    many_messages: ClassVar[bool] = False
+    Config: ClassVar[type[FedEDConfig]] = FedEDConfig
+
+    def __init__(self, config: FedEDConfig, setting: Setting) -> None:
+        self.config, self._wire, self._seed = config, setting.wire, setting.seed
+        self._trainer, self._clients = setting.trainers["server"], dict(setting.clients)
+        self._public, self._classes = setting.public, setting.classes
+        self.state: dict[str, Tensor] = {}
+        put(self.state, "server/w/", {n: t.clone() for n, t in setting.initial["server"].items()})
+
+    def rounds(self, start: int) -> Iterator[Round]:
+        """Fork, train, predict, upload, ensemble, distil."""
+        for t in range(start, self.config.rounds):
+            self._wire.begin(t)
+            w = self._send_model([*self._clients])
+            models, losses = self._train_locally(t, w)
+            answers = self._predict(models, w, self._ask(t))
+            self._distil(t, w, answers)
+            if t == self.config.rounds - 1:
+                self._send_model([*self._clients, "world"])
+            yield Round(index=t, models={"server": self.released(), **models}, losses=losses)
+
+    def released(self) -> Parameters:
+        """The central model."""
+        return take(self.state, "server/w/")
+
+    # -- the server -----------------------------------------------------------------------------------------
+
+    def _send_model(self, receivers: list[str]) -> Delivery:
+        sent = self._wire.send("server", receivers, "model_parameters", self.released())
+        if sent is None:
+            raise ProtocolError("feded: the server's model did not arrive. Only clients may go silent.")
+        return sent
+
+    def _ask(self, t: int) -> Delivery | None:
+        """The server draws this round's public samples and names them to every client."""
+        index = draw_samples(
+            len(self._public), self.config.public_batch, child(self._seed, self.name, "samples", t)
+        )
+        return self._wire.send("server", list(self._clients), "proxy_indices", {"index": index}, inputs=[])
+
+    def _distil(self, t: int, w: Delivery, answers: Mapping[str, Delivery]) -> None:
+        """The ensemble is the mean over the clients that answered; without any, the model stays as it is."""
+        ensemble = average(answers.values(), len(self._public), self._classes)
+        x, values = self._public[ensemble["index"]], ensemble["values"]
+        if len(x):
+            job = self.config.distill_job("server", w, x, values, self._seed, self.name, "distill", t)
+            (fitted,) = self._trainer.fit([job], self.config.distillation("cross-entropy"))
+            put(self.state, "server/w/", fitted.parameters)
+
+    # -- the clients ----------------------------------------------------------------------------------------
+
+    def _train_locally(self, t: int, w: Delivery) -> tuple[dict[str, Parameters], dict[str, float]]:
+        """Every client goes on from the central model, on its own records."""
+        jobs = [
+            draw_job(
+                k,
+                w,
+                data.x,
+                data.y,
+                seed=self._seed,
+                path=(self.name, t, k),
+                batch_size=self.config.batch_size,
+                **self.config.steps,
+            )
+            for k, data in self._clients.items()
+        ]
+        fitted = dict(zip(self._clients, self._trainer.fit(jobs, self.config.fit()), strict=True))
+        losses = {k: float(result.losses.mean()) for k, result in fitted.items()}
+        return {k: result.parameters for k, result in fitted.items()}, losses
+
+    def _predict(
+        self, models: Mapping[str, Parameters], w: Delivery, asked: Delivery | None
+    ) -> dict[str, Delivery]:
+        """Each client sends its predictions for the samples asked about; who is silent is left out."""
+        answers: dict[str, Delivery] = {}
+        index = existing(asked, len(self._public))
+        for k, model in models.items():
+            values = predictions(self._trainer.predict(model, self._public[index]), self.config.share)
+            inputs: list[str | int] = [DATA, *(m.seq for m in (w, asked) if m is not None)]
+            sent = self._wire.send(
+                k, ["server"], self.config.share, {"index": index, "values": values}, inputs=inputs
+            )
+            if sent is not None:
+                answers[k] = sent
+        return answers

@@ -1,0 +1,135 @@
+"""FedMD (Li & Wang 2019): clients with models of their own agree on class scores for public samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fdaudit.federation import Round, Setting
+from fdaudit.wire import Delivery
+
+from ._public import PublicDistillation, PublicTraining, Share, average
+
+__all__ = ["FedMD", "FedMDConfig"]
+
+
+class FedMDConfig(PublicTraining):
+    """FedMD's settings; names follow Li & Wang 2019, Algorithm 1."""
+
+    share: Share = "logits"
+    """What clients send: class scores (logits), their softmax, or the predicted class."""
+    order: Literal["digest-revisit", "revisit-digest"] = "digest-revisit"
+    """The paper's order, or the one in which a round begins with private records and ends with the consensus."""
+    warmup_steps: int = Field(200, ge=0)
+    """SGD steps on private records before the first round."""
+
+
+class FedMD(PublicDistillation):
+    """Clients with networks of their own learn from their average class scores on public samples.
+
+    Each round the server names some public samples; every client sends its class scores for them; the server sends back
+    the average; every client first digests it (brings its own scores near it), then revisits its private
+    records. No model leaves a client. Who sends what: one row of scores for each public sample, by each client by
+    itself, which is what the server can attack; each client gets the average only.
+    """
+
+    name: ClassVar[str] = "fedmd"
+    source: ClassVar[str] = "Li & Wang 2019, Algorithm 1; as a baseline: Shao, Wu & Zhang 2023, Table 1"
+    roles: ClassVar[tuple[str, ...]] = ("server", "client")
+    messages: ClassVar[tuple[dict[str, Any], ...]] = (
+        {
+            "kind": "proxy_indices",
+            "from": "server",
+            "to": "client",
+            "what": "index (m,) of the round's public samples, drawn at random",
+        },
+        {
+            "kind": "logits",
+            "from": "client",
+            "to": "server",
+            "what": "index (m,), class scores (m, C) of the client's model (share: logits)",
+            "when": {"share": "logits"},
+        },
+        {
+            "kind": "soft_labels",
+            "from": "client",
+            "to": "server",
+            "what": "index (m,), softmax of the scores (m, C) (share: soft_labels)",
+            "when": {"share": "soft_labels"},
+        },
+        {
+            "kind": "hard_labels",
+            "from": "client",
+            "to": "server",
+            "what": "index (m,), predicted classes (m,) (share: hard_labels)",
+            "when": {"share": "hard_labels"},
+        },
+        {
+            "kind": "ensemble_labels",
+            "from": "server",
+            "to": "client",
+            "what": "index (m,), the clients' average (m, C): scores, probabilities or shares of votes",
+        },
+    )
+    trust: ClassVar[tuple[str, ...]] = (
+        "The server sees every client's predictions by themselves; no secure aggregation is assumed.",
+        "All parties hold the same public samples before the first round; nothing private is in them.",
+        "Parties follow the protocol and are curious (honest-but-curious).",
+    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"name": "crafted-proxy", "available_to": ("server",), "answers": ("soft", "hard")},
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        (
+            "The paper begins with transfer learning on labelled public data. Our public samples have no labels: a "
+            "client begins with `warmup_steps` on private records instead."
+        ),
+        (
+            "The order is the paper's, digest then revisit. Implementations differ: that of Shao, Wu & Zhang 2023 "
+            "revisits first and is measured after the digest (`order: revisit-digest`). Both take the same steps in "
+            "turn; they differ in the step after which a model is measured and the run ends."
+        ),
+        (
+            "The paper does not name the loss of the digest. Scores are fitted by mean absolute error, as in the "
+            "authors' code; soft labels and votes by cross-entropy."
+        ),
+        "The weights c_k of the average are 1/m, as in the paper's experiments; a client that is silent has none.",
+    )
+    withholdable: ClassVar[tuple[str, ...]] = ()
+    pools_data: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = True
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    many_messages: ClassVar[bool] = False
+    Config: ClassVar[type[FedMDConfig]] = FedMDConfig
+
+    def __init__(self, config: FedMDConfig, setting: Setting) -> None:
+        super().__init__(config, setting)
+        self.config = config
+
+    def rounds(self, start: int) -> Iterator[Round]:
+        """Algorithm 1: transfer learning, then communicate, aggregate, distribute, digest, revisit."""
+        for t in range(start, self.config.rounds):  # for j = 1, 2, ..., P
+            self._wire.begin(t)
+            if t == 0 and self.config.warmup_steps:  # transfer learning
+                self._train("warm-up", length={"steps": self.config.warmup_steps})
+            if self.config.order == "revisit-digest":
+                losses = self._train("revisit", t)
+            scores = self._answer(self._ask(t), self.config.share)  # communicate: f_k(x_i) on a subset of D_0
+            consensus = self._aggregate(scores)  # aggregate: 1/m sum f_k(x_i); distribute
+            self._digest(t, consensus, "l1" if self.config.share == "logits" else "cross-entropy")
+            if self.config.order == "digest-revisit":
+                losses = self._train("revisit", t)  # revisit: a few epochs on D_k
+            yield Round(index=t, models=self._models(), losses=losses)
+
+    # -- the server -----------------------------------------------------------------------------------------
+
+    def _aggregate(self, scores: Mapping[str, Delivery]) -> Delivery | None:
+        """The updated consensus, the mean over the clients that answered; none when nobody did."""
+        if not scores:
+            return None
+        consensus = average(scores.values(), len(self._public), self._classes)
+        inputs = [sent.seq for sent in scores.values()]
+        return self._wire.send("server", list(self._clients), "ensemble_labels", consensus, inputs=inputs)

@@ -1,0 +1,111 @@
+"""PLS (Wang et al. 2023, as Shao et al. 2023 describe it): class-wise means of selected predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from fdaudit.federation import Round, Setting
+from fdaudit.wire import Delivery
+
+from ._classwise import ClasswiseDistillation, ClasswiseTraining, combine, mean_by_class
+
+__all__ = ["PLS", "PLSConfig"]
+
+
+class PLSConfig(ClasswiseTraining):
+    """PLS's settings."""
+
+
+class PLS(ClasswiseDistillation):
+    """Clients share the mean of their right predictions for each class, and all learn from one table.
+
+    Each round every client trains on its records towards their labels and, with weight γ, towards the federation's
+    mean prediction for that class; then it sends its own means, taken over the records that it predicts
+    rightly. The server averages the tables and sends everybody the same. There is no public data and no
+    model leaves a client; a missing row says that a client lacks a class, or gets all of it wrong.
+    """
+
+    name: ClassVar[str] = "pls"
+    source: ClassVar[str] = "Wang, Zhang, Tao & Chen 2023, as a baseline of Shao, Wu & Zhang 2023"
+    roles: ClassVar[tuple[str, ...]] = ("server", "client")
+    messages: ClassVar[tuple[dict[str, Any], ...]] = (
+        {
+            "kind": "class_prototypes",
+            "from": "client",
+            "to": "server",
+            "what": "values (C, C): row c is the mean prediction for the records of class c that are predicted rightly",
+        },
+        {
+            "kind": "class_prototypes",
+            "from": "server",
+            "to": "client",
+            "what": "values (C, C): the mean of the clients' rows, the same table for all",
+        },
+    )
+    trust: ClassVar[tuple[str, ...]] = (
+        "The server sees every client's table by itself; no secure aggregation is assumed.",
+        "Parties follow the protocol and are curious (honest-but-curious).",
+    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = ()
+    deviations: ClassVar[tuple[str, ...]] = (
+        (
+            "Reconstructed: all that our source says of PLS is that it needs no public data and shares class-wise "
+            "average predictions, and its title names knowledge selection. That a client selects the predictions "
+            "that agree with their labels, and that all clients get one table, is our reading."
+        ),
+        "The title's other half, optimised local updating, is left out: local steps are a setting.",
+    )
+    withholdable: ClassVar[tuple[str, ...]] = ()
+    pools_data: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    many_messages: ClassVar[bool] = False
+    Config: ClassVar[type[PLSConfig]] = PLSConfig
+
+    def __init__(self, config: PLSConfig, setting: Setting) -> None:
+        super().__init__(config, setting)
+        self.config = config
+
+    def rounds(self, start: int) -> Iterator[Round]:
+        """Local training towards labels and teacher, selection and means, one average for all."""
+        for t in range(start, self.config.rounds):
+            self._wire.begin(t)
+            losses = self._train_towards(t)
+            local, selected = self._send_means()
+            self._send_average(local)
+            yield Round(index=t, models=self._models(), batches=selected, losses=losses)
+
+    # -- the clients ----------------------------------------------------------------------------------------
+
+    def _send_means(self) -> tuple[dict[str, Delivery], dict[int, torch.Tensor]]:
+        """Each client sends its table, who is silent is left out; and by message the records that are in it."""
+        local, selected = {}, {}
+        for k, data in self._clients.items():
+            predicted, y = self._own_predictions(k), data.y.cpu()
+            right = (predicted.argmax(1) == y).nonzero().flatten()
+            means = mean_by_class(predicted[right], y[right], self._classes)
+            sent = self._wire.send(k, ["server"], "class_prototypes", {"values": means})
+            if sent is not None:
+                local[k] = sent
+                if len(right):
+                    selected[sent.seq] = right
+        return local, selected
+
+    # -- the server -----------------------------------------------------------------------------------------
+
+    def _send_average(self, local: Mapping[str, Delivery]) -> None:
+        """The mean over the clients that answered, to everybody; nothing when nobody did."""
+        if not local:
+            return
+        table = combine([sent["values"].cpu() for sent in local.values()], self._classes)
+        inputs = [sent.seq for sent in local.values()]
+        sent = self._wire.send(
+            "server", list(self._clients), "class_prototypes", {"values": table}, inputs=inputs
+        )
+        if sent is not None:
+            for k in self._clients:
+                self._learn(k, sent)
