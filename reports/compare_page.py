@@ -13,9 +13,9 @@ from markupsafe import Markup
 from fdaudit.types import Figure
 
 from .comparison import Compared, Comparison, Entry, Outcome, Seen, Utility, compare
-from .figures import TradePoint, trade_chart
 from .page import render, write
 from .text import clip
+from .trade import TradePoint, trade_chart
 
 __all__ = ["SCHEMA", "render_comparison", "to_json", "write_comparison"]
 

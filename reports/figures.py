@@ -18,19 +18,31 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 from .schema import CurvePoint, Roc
-from .text import NBSP, kilobytes, visible
+from .text import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["ForestRow", "TradePoint", "forest_chart", "roc_chart", "trade_chart", "utility_chart"]
+__all__ = [
+    "COLOURS",
+    "MARKERS",
+    "MUTED",
+    "STYLES",
+    "ForestRow",
+    "forest_chart",
+    "inline_svg",
+    "plain",
+    "roc_chart",
+    "spread",
+    "utility_chart",
+]
 
 BLUE, VERMILLION, GREEN, ORANGE, PURPLE = "#0072B2", "#D55E00", "#00795A", "#B77A00", "#A34E7E"
 INK, MUTED, RULE = "#1f2a37", "#56626f", "#d9d5cb"
-_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE)
-_STYLES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2, 2, 2)))
-_MARKERS = ("o", "s", "^", "D", "v")
+COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE)
+STYLES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2, 2, 2)))
+MARKERS = ("o", "s", "^", "D", "v")
 
 _TAG = re.compile(r'(\bid="|\bhref="#|url\(#)')
 
@@ -69,17 +81,6 @@ class ForestRow:
     role: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class TradePoint:
-    """One run in a chart of accuracy against traffic; accuracy a fraction, `low` and `high` its interval."""
-
-    name: str
-    bytes: int
-    accuracy: float
-    low: float | None = None
-    high: float | None = None
-
-
 def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
     """Accuracy, or mAUC, in per cent by round: one line a party; a line with a single round is a dashed level.
 
@@ -95,7 +96,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
         ends: list[tuple[float, str, str]] = []
         last = max((p.round for p in curve), default=1)
         for i, line in enumerate(lines):
-            colour, style = _COLOURS[i % 5], _STYLES[i % 5]
+            colour, style = COLOURS[i % 5], STYLES[i % 5]
             parties = list(dict.fromkeys(p.party for p in curve if p.line == line))
             best: list[float] = []
             for k, who in enumerate(parties):
@@ -105,7 +106,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
                 if len(points) == 1:
                     axes.axhline(y[0], color=colour, linestyle=style, linewidth=width)
                 else:
-                    marker = _MARKERS[i % 5] if k == 0 else None
+                    marker = MARKERS[i % 5] if k == 0 else None
                     every = max(1, len(x) // 8)
                     axes.plot(
                         x,
@@ -119,10 +120,10 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
                     )
                 best.append(y[-1])
             count = f" ({len(parties)} parties)" if len(parties) > 1 else ""
-            ends.append((sum(best) / len(best), f"{_plain(line, 14)}{count}", colour))
+            ends.append((sum(best) / len(best), f"{plain(line, 14)}{count}", colour))
         axes.set(xlabel="Round", ylabel=f"Test {measured} (%)", xlim=(0, last), ylim=(0, 101))
         axes.grid(axis="y")
-        for y_text, text, colour in _spread(ends, 7.5):
+        for y_text, text, colour in spread(ends, 7.5):
             axes.annotate(
                 text,
                 (1.02, y_text),
@@ -132,7 +133,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
                 fontsize=8.5,
             )
 
-    return _svg(draw, (4.9, 2.75), (0.115, 0.17, 0.57, 0.79), name, title)
+    return inline_svg(draw, (4.9, 2.75), (0.115, 0.17, 0.57, 0.79), name, title)
 
 
 def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, name: str, title: str) -> Markup:
@@ -156,7 +157,7 @@ def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, nam
                       markerfacecolor="white" if row.role == "control" else colour)  # fmt: skip
         if chance is not None:
             axes.axvline(chance, color=VERMILLION, linewidth=0.9, linestyle=(0, (4, 2)))
-        names = [_plain(row.name, 19) for row in reversed(rows)]
+        names = [plain(row.name, 19) for row in reversed(rows)]
         axes.set_yticks(range(len(rows)), names)
         axes.set(xlabel=axis, ylim=(-0.6, len(rows) - 0.4))
         axes.tick_params(axis="y", length=0)
@@ -166,7 +167,7 @@ def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, nam
         axes.set_axisbelow(True)
 
     height = 0.62 + 0.23 * len(rows)
-    return _svg(draw, (4.3, height), (0.31, 0.48 / height, 0.66, 1 - 0.54 / height), name, title)
+    return inline_svg(draw, (4.3, height), (0.31, 0.48 / height, 0.66, 1 - 0.54 / height), name, title)
 
 
 def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: str) -> Markup:
@@ -199,7 +200,7 @@ def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: s
             bold = who == worst
             x, y = [max(v, floor) for v in curve.fpr], [max(v, floor) for v in curve.tpr]
             axes.step(x, y, where="post", color=VERMILLION if bold else BLUE, linewidth=1.8 if bold else 1.0,
-                      linestyle="-" if bold else _STYLES[1 + i % 4], label=_plain(who, 19))  # fmt: skip
+                      linestyle="-" if bold else STYLES[1 + i % 4], label=plain(who, 19))  # fmt: skip
         axes.set(xscale="log", yscale="log", xlim=(floor, 1.0), ylim=(floor, 1.05), aspect="equal",
                  xlabel="False-positive rate", ylabel="True-positive rate")  # fmt: skip
         axes.grid(which="major")
@@ -209,46 +210,7 @@ def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: s
         axes.set_yticks(ticks, [_percent(t) for t in ticks])
         axes.legend(loc="lower right", frameon=True, edgecolor="none", framealpha=0.9, fontsize=8)
 
-    return _svg(draw, (3.6, 3.4), (0.17, 0.15, 0.78, 0.8), name, title)
-
-
-def trade_chart(
-    points: Sequence[TradePoint], levels: Sequence[tuple[str, float]], measure: str, name: str, title: str
-) -> Markup:
-    """Accuracy, or mAUC, against bytes on the wire (logarithmic): a mark a run, a dashed level a reference line.
-
-    Args:
-        points: the runs; one that sent nothing stands at the left edge.
-        levels: reference lines with their values.
-        measure: what is drawn.
-        name: prefix of the drawing's identifiers, unique on the page.
-        title: what the drawing shows, for readers who can't see it.
-    """
-    sent = [p.bytes for p in points if p.bytes > 0] or [1]
-    left, right = min(sent) / 3, max(sent) * 3
-
-    def draw(axes: Axes) -> None:
-        for i, (_, level) in enumerate(levels):
-            axes.axhline(100 * level, color=MUTED, linestyle=_STYLES[1 + i % 4], linewidth=0.9)
-        labels = [(100 * level, _plain(text, 14), MUTED) for text, level in levels]
-        for y_text, text, colour in _spread(labels, 7.5):
-            axes.annotate(text, (1.02, y_text), xycoords=("axes fraction", "data"), color=colour,
-                          va="center", fontsize=8.5)  # fmt: skip
-        for i, point in enumerate(points):
-            x, y, colour = max(point.bytes, left), 100 * point.accuracy, _COLOURS[i % 5]
-            if point.low is not None and point.high is not None:
-                axes.plot([x, x], [100 * point.low, 100 * point.high], color=colour, linewidth=1.4)
-            axes.plot([x], [y], color=colour, marker=_MARKERS[i % 5], markersize=6, linestyle="none")
-            axes.annotate(_plain(point.name, 20), (x, y), xytext=(7, -9), textcoords="offset points",
-                          color=colour, fontsize=8.5)  # fmt: skip
-        axes.set(xscale="log", xlim=(left, right), ylim=(0, 101), xlabel="Bytes on the wire, all roles",
-                 ylabel=f"Test {measure} (%)")  # fmt: skip
-        axes.minorticks_off()
-        ticks = [10.0**d for d in range(_floor_decade(left), 13) if left <= 10.0**d <= right]
-        axes.set_xticks(ticks, [kilobytes(t).replace(NBSP, " ").replace(".0", "") for t in ticks])
-        axes.grid(axis="y")
-
-    return _svg(draw, (4.9, 2.75), (0.115, 0.17, 0.66, 0.79), name, title)
+    return inline_svg(draw, (3.6, 3.4), (0.17, 0.15, 0.78, 0.8), name, title)
 
 
 def _floor_decade(value: float) -> int:
@@ -262,7 +224,7 @@ def _percent(rate: float) -> str:
     return f"{100 * rate:g} %"
 
 
-def _spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[float, str, str]]:
+def spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[float, str, str]]:
     """Moves labels apart so that neighbours stand at least `gap` from one another."""
     placed: list[tuple[float, str, str]] = []
     for y, text, colour in sorted(ends):
@@ -274,7 +236,7 @@ def _spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[fl
     return lowered
 
 
-def _plain(text: str, limit: int = 24) -> str:
+def plain(text: str, limit: int = 24) -> str:
     """A short label of characters that the drawing's font surely has; others become a replacement mark."""
     kept = "".join(
         c if c.isprintable() and ord(c) < 0x250 else "\N{REPLACEMENT CHARACTER}" for c in text[:limit]
@@ -282,7 +244,7 @@ def _plain(text: str, limit: int = 24) -> str:
     return kept + "…" if len(text) > limit else kept
 
 
-def _svg(
+def inline_svg(
     draw: Callable[[Axes], None],
     size: tuple[float, float],
     box: tuple[float, float, float, float],

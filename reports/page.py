@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fdaudit.types import Figure
 
@@ -59,6 +59,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters.update(
         amount=text.amount,
+        breakable=_breakable,
         clip=text.clip,
         duration=text.duration,
         exact=_exact,
@@ -83,6 +84,11 @@ def _finalize(value: Any) -> Any:
     if isinstance(value, Markup | int | float):
         return value
     return text.visible(str(value))
+
+
+def _breakable(value: str) -> Markup:
+    """A name, escaped, that may be broken after its underscores and nowhere else in a word."""
+    return escape(text.visible(value)).replace("_", Markup("_<wbr>"))
 
 
 def _exact(value: float) -> str:
