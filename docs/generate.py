@@ -271,6 +271,7 @@ def _attack(found: Mapping[str, Any]) -> list[str]:
     lines = [f"- Goal: {found['goal']}."]
     lines.append(f"- Needs one of: {', '.join(found['needs'])}.")
     lines.append(f"- Assumes that the adversary knows: {', '.join(found['assumes']) or 'nothing'}.")
+    lines.append(f"- Tasks: {', '.join(found['tasks'])}.")
     if found.get("oracle"):
         lines.append(f"- Asks an oracle for {found['oracle']} labels where the adversary has one.")
     if found.get("control"):

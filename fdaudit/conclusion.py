@@ -130,14 +130,21 @@ def _mean_auc(row: Any, classes: int) -> Figure:
 
 
 def _limits(plan: Plan) -> list[str]:
-    spec, pairs = plan.spec, [len(c.members) for c in plan.splits.clients]
-    victims = pairs[: spec.victims]
+    spec, attacked = plan.spec, plan.splits.clients[: plan.spec.victims]
+    victims = [len(c.members) for c in attacked]
     resolution = (
         "No matched pairs were set aside: nothing was measured about membership."
         if not max(victims)
         else f"Membership rests on {min(victims)} to {max(victims)} matched pairs a victim: a true-positive rate at a "
         f"false-positive rate below {1 / max(victims):.1%} cannot be measured and is refused."
     )
+    if plan.dataset.task == "multi-label" and max(victims):
+        y = plan.dataset.y
+        alike = sum(int((y[c.members] == y[c.non_members]).all(1).sum()) for c in attacked)
+        resolution += (
+            f" Of these {sum(victims)} pairs {alike} join records of one label set; the others, paired at random, "
+            "tell members from non-members no less fairly, but with more noise."
+        )
     return [
         "One run with one seed: intervals speak of these records and victims, not of other partitions or seeds.",
         f"{spec.victims} of {spec.clients} clients were attacked, the first ones, fixed before the run.",

@@ -66,7 +66,8 @@ def card(name: str) -> dict[str, Any]:
     """
     for room, registry in _ROOMS.items():
         if name in registry.names():
-            found = {"room": room, "name": name, **registry.describe(name)}
+            assumed = {} if room == "defence" else {"tasks": ONLY_SINGLE_LABEL}
+            found = {"room": room, "name": name, **assumed, **registry.describe(name)}
             if room == "protocol":
                 found["sees"] = {s.position: _plain_sight(s) for s in sights(found)}
             return found

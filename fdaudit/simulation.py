@@ -16,7 +16,7 @@ from fdaudit.errors import ProtocolError
 from fdaudit.federation import PartyData, Round
 from fdaudit.metrics import accuracy, macro_f1, mean_auc, mean_auc_figure, multilabel_macro_f1
 from fdaudit.plan import Plan
-from fdaudit.rehearsal import kinds_of, setting_of
+from fdaudit.rehearsal import kinds_of, networks_of, setting_of
 from fdaudit.rng import child_numpy
 from fdaudit.spec import RecordRounds
 from fdaudit.trainers import Trainers
@@ -120,7 +120,8 @@ class _Stage:
         clients = {k: PartyData(*plan.records(k)) for k in plan.clients}
         setting = setting_of(protocol, plan.common, clients, wire, plan.seed)
         # The auditor measures with training cores of its own: a protocol's have its parties' weights in them.
-        evaluators = Trainers(plan.common.networks, plan.execution, tuple(setting.trainers))
+        networks = networks_of(protocol, plan.common.networks)
+        evaluators = Trainers(networks, plan.execution, tuple(setting.trainers))
         return cls(plan, protocol(config, setting), evaluators)
 
     def worth_a_row(self, done: Round, rounds: int) -> Mapping[str, Parameters]:

@@ -54,13 +54,25 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedmd", {"share": "soft_labels", "order": "revisit-digest", "local_steps": 1}),
     ("fkd", {"share": "hard", "gamma": 0.5, "momentum": 0.5, **FAST}),
     ("pls", {"share": "hard", **FAST}),
+    ("selective-fd", {"labels": "soft", "tau_server": 1.2, "space": "features", "landmarks": 5}),
+    ("selective-fd", {"selector": "confidence", "local_steps": 0, "tau_client": 0.1}),
+    ("selective-fd", {"selector": "energy", "labels": "soft", "warm_up_steps": 0}),
+    ("selective-fd", {"selector": "none"}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
 ]
 """Protocols with settings; `every_case` adds each registered protocol with its defaults."""
 
 
-SMALL = {"batch_size": 4, "distill_rounds": 1, "distill_steps": 2, "warmup_steps": 1}
+SMALL = {
+    "batch_size": 4,
+    "distill_batch_size": 5,
+    "distill_rounds": 1,
+    "distill_steps": 2,
+    "uniform": 20,
+    "warm_up_steps": 12,
+    "warmup_steps": 1,
+}
 """Settings that keep a run short, for the protocols that have them."""
 
 
@@ -110,6 +122,15 @@ def records(sizes: Sequence[int] = SIZES, seed: int = 0) -> dict[str, PartyData]
     for k, n in enumerate(sizes):
         x = torch.rand(n, *SHAPE, generator=child(seed, "x", k))
         found[f"client/{k}"] = PartyData(x, torch.randint(CLASSES, (n,), generator=child(seed, "y", k)))
+    return found
+
+
+def several(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
+    """The same records with labels drawn for each class by itself, a third of them unknown."""
+    found = {}
+    for k, d in data.items():
+        y = torch.randint(-1, 2, (len(d), CLASSES), generator=child(9, "several", k))
+        found[k] = PartyData(d.x, y)
     return found
 
 
@@ -163,6 +184,8 @@ class Ran:
 def configured(name: str, params: Mapping[str, Any], rounds: int = 3) -> Config:
     cls = REGISTRY.load(name)
     small = {name: value for name, value in SMALL.items() if name in cls.Config.model_fields}
+    if name == "selective-fd":  # by default it sends predicted classes
+        small["lr"] = FAST["lr"]
     if "rounds" in cls.Config.model_fields:
         small["rounds"] = rounds
     return validate(cls.Config, {**small, **params})

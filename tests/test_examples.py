@@ -15,8 +15,9 @@ from fdaudit.spec import load_spec
 from .docs_pages import ROOT, page
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+PAPER = sorted((ROOT / "examples" / "paper").glob("*.yaml"))
 QUICKSTART = ROOT / "fdaudit" / "quickstart.yaml"
-OFFLINE = [p for p in [QUICKSTART, *EXAMPLES] if load_spec(p).dataset.name == "digits"]
+OFFLINE = [p for p in [QUICKSTART, *EXAMPLES] if load_spec(p).dataset.name in ("digits", "digits-multilabel")]
 
 
 def test_the_readme_names_every_example() -> None:
@@ -32,6 +33,13 @@ def test_examples_say_what_they_are_about_and_take_the_quick_profile(path: Path)
     assert spec.name != "audit"
     assert spec.profile == "quick"
     assert spec.seed is None
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda p: p.stem)
+def test_a_papers_settings_are_a_spec_and_come_with_a_reduced_one(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").startswith("# ")
+    assert load_spec(path).name != "audit"
+    assert path.stem.endswith("-small") or path.with_stem(f"{path.stem}-small").exists()
 
 
 @pytest.mark.parametrize("path", OFFLINE, ids=lambda p: p.stem)
