@@ -72,8 +72,9 @@ def test_every_data_file_is_declared() -> None:
         for p in (ROOT / "reports" / "templates").iterdir()
         if p.is_file()
     }
-    assert declared == found | templates
-    assert {"fdaudit/py.typed", "fdaudit/quickstart.yaml"} <= declared
+    quickstart = {f"fdaudit/quickstart/{p.name}" for p in (ROOT / "fdaudit" / "quickstart").iterdir()}
+    assert declared == found | templates | quickstart
+    assert {"fdaudit/py.typed", "fdaudit/quickstart/fedavg.yaml"} <= declared
 
 
 @pytest.mark.parametrize("room", ROOMS)
