@@ -37,6 +37,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
             "profile": spec.profile,
             "protocol": card.name,
             "protocol_summary": (card.__doc__ or "").strip().split("\n")[0],
+            "roles": list(card.roles),
             "deviations": list(card.deviations),
             "dataset": spec.dataset.name,
             "dataset_provenance": plan.dataset.provenance,
