@@ -32,7 +32,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "sample_count": "n (): how many records the sender trains on",
         "class_counts": "counts (C,): records per class",
         "logits": "index (n,), values (n, C)",
-        "soft_labels": "index (n,), values (n, C), rows summing to 1",
+        "soft_labels": "index (n,), values (n, C), rows summing to 1, or to the scores they are weighted by",
         "hard_labels": "index (n,), values (n,)",
         "logit_range": "max_abs (): largest absolute logit",
         "proxy_indices": "index (n,)",

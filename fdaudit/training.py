@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,9 @@ Parameters = dict[str, Tensor]
 """Named floating-point parameters and buffers of a model."""
 
 _PREDICT_BATCH = 1024
+
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
 
 
 class Buildable(Protocol):
@@ -284,8 +287,7 @@ class Trainer:
 
     def _by_themselves(self, work: Callable[[_Copy, Job], Fitted], jobs: Sequence[Job]) -> list[Fitted]:
         """Every job on its own; on a CPU as many at a time as there are threads."""
-        # Dropout draws from the one global generator, so such jobs take turns.
-        workers = 1 if self._random or self.device.type != "cpu" else min(self.execution.threads, len(jobs))
+        workers = self._workers(len(jobs))
         if workers <= 1:
             return [work(self._copies[0], job) for job in jobs]
         self._copies += [self._build() for _ in range(workers - len(self._copies))]
@@ -311,6 +313,18 @@ class Trainer:
         copy.load(parameters)
         return copy.module
 
+    def apart(self, work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list[Result]:
+        """The caller's own work on each piece; on a CPU on as many at a time as there are threads.
+
+        Args:
+            work: must change nothing that another piece's work reads.
+            pieces: what to work on.
+        """
+        workers = self._workers(len(pieces))
+        if workers <= 1:
+            return [work(piece) for piece in pieces]
+        return side_by_side(lambda _, piece: work(piece), pieces, [None] * workers)
+
     @contextmanager
     def randomness(self, seed: int) -> Iterator[None]:
         """Dropout can only draw from the global generator: lends it this seed, then puts it back."""
@@ -327,6 +341,10 @@ class Trainer:
             yield
 
     # -- details --------------------------------------------------------------------------------------------
+
+    def _workers(self, pieces: int) -> int:
+        # Dropout draws from the one global generator, so such pieces of work take turns.
+        return 1 if self._random or self.device.type != "cpu" else min(self.execution.threads, pieces)
 
     def _build(self) -> _Copy:
         built = self._architecture.build(torch.Generator().manual_seed(0))

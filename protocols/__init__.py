@@ -8,6 +8,7 @@ REGISTRY = Registry(
     "fdaudit.protocols",
     {
         "centralized": "fdaudit.protocols.standalone:Centralized",
+        "dafkd": "fdaudit.protocols.dafkd:DaFKD",
         "ds-fl": "fdaudit.protocols.ds_fl:DSFL",
         "fedavg": "fdaudit.protocols.fedavg:FedAvg",
         "feddf": "fdaudit.protocols.feddf:FedDF",
