@@ -48,7 +48,7 @@ class Recorded:
         self._vault = Vault(folder / "vault")
         self._vault.create(Secrets.draw(SEED))
         secret = self._vault.secrets.secret
-        self._transcript = Transcript(folder / "transcript", secret=secret)
+        self._transcript = Transcript(folder / "transcript", secret=secret, shards=FedIOD.many_messages)
         device = torch.device(execution.device)
         parties, kinds = parties_of(FedIOD, CLIENTS), kinds_of(FedIOD)
         wire = Wire(self._transcript, parties=parties, kinds=kinds, device=device, secret=secret)
@@ -152,6 +152,10 @@ class Bare:
         return dict(self._S.state_dict())
 
 
+def _flat(parameters: dict[str, Tensor]) -> Tensor:
+    return torch.cat([parameters[n].detach().flatten() for n in sorted(parameters)])
+
+
 def measure(execution: Execution, pairs: int) -> tuple[Pairs, Pairs]:
     """Pairs of rounds; the first must leave both sides with the same student."""
     network = architecture(ModelSpec(name="cnn-5-5"), SHAPE, CLASSES)
@@ -164,10 +168,12 @@ def measure(execution: Execution, pairs: int) -> tuple[Pairs, Pairs]:
     with tempfile.TemporaryDirectory() as folder:
         recorded = Recorded(Path(folder), network, data, execution, pairs + 4)
         bare = Bare(network, data, recorded, layout)
+        start = _flat(recorded.parameters)
         recorded()
         bare()
-        for name, tensor in bare.parameters.items():
-            torch.testing.assert_close(recorded.parameters[name], tensor, rtol=1e-2, atol=1e-4)
+        moved, apart = (_flat(recorded.parameters) - other for other in (start, _flat(bare.parameters)))
+        # Adam divides by the size of what it steps along, so rounding shows where a gradient is next to nothing.
+        assert float(apart.norm()) <= 0.01 * float(moved.norm()), (apart.norm(), moved.norm())
         return compare_both(recorded, bare, pairs=pairs, warm_up=1)
 
 

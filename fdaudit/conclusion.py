@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fdaudit.cells import Stage
 from fdaudit.manifest import read_manifest
-from fdaudit.metrics import bytes_on_wire, clopper_pearson
+from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson
 from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
 from fdaudit.storage import load_json, save_json
 from fdaudit.transcript import read_messages
@@ -37,6 +37,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
             "profile": spec.profile,
             "protocol": card.name,
             "protocol_summary": (card.__doc__ or "").strip().split("\n")[0],
+            "roles": list(card.roles),
             "deviations": list(card.deviations),
             "dataset": spec.dataset.name,
             "dataset_provenance": plan.dataset.provenance,
@@ -122,21 +123,28 @@ def _mean_auc(row: Any, classes: int) -> Figure:
     interval: dict[str, Any] = {}
     if row.low == row.low:
         interval = {"low": float(row.low), "high": float(row.high)}
-        interval |= {"confidence": 0.95, "method": "bootstrap (percentile)"}
+        interval |= {"confidence": 0.95, "method": MEAN_AUC_METHOD}
     note = f"mean over {classes - left_out} of {classes} classes" if left_out else ""
     value = float(row.mean_auc)
     return Figure(name="mean_auc", value=value, unit="fraction", n=int(row.n), note=note, **interval)
 
 
 def _limits(plan: Plan) -> list[str]:
-    spec, pairs = plan.spec, [len(c.members) for c in plan.splits.clients]
-    victims = pairs[: spec.victims]
+    spec, attacked = plan.spec, plan.splits.clients[: plan.spec.victims]
+    victims = [len(c.members) for c in attacked]
     resolution = (
         "No matched pairs were set aside: nothing was measured about membership."
         if not max(victims)
         else f"Membership rests on {min(victims)} to {max(victims)} matched pairs a victim: a true-positive rate at a "
         f"false-positive rate below {1 / max(victims):.1%} cannot be measured and is refused."
     )
+    if plan.dataset.task == "multi-label" and max(victims):
+        y = plan.dataset.y
+        alike = sum(int((y[c.members] == y[c.non_members]).all(1).sum()) for c in attacked)
+        resolution += (
+            f" Of these {sum(victims)} pairs {alike} join records of one label set; the others, paired at random, "
+            "tell members from non-members no less fairly, but with more noise."
+        )
     return [
         "One run with one seed: intervals speak of these records and victims, not of other partitions or seeds.",
         f"{spec.victims} of {spec.clients} clients were attacked, the first ones, fixed before the run.",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import sys
 from collections.abc import Mapping
 from functools import cached_property
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -77,10 +79,24 @@ class Registry:
 
 
 def _source(module: str) -> str:
-    spec = importlib.util.find_spec(module)
+    spec = _found(module) or importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise FdauditError(f"module {module} is not installed")
     return Path(spec.origin).read_text(encoding="utf-8")
+
+
+def _found(module: str) -> ModuleSpec | None:
+    """Where a module below a loaded package lies, without importing the packages between: those may load torch."""
+    parts = module.split(".")
+    loaded = next((n for n in range(len(parts) - 1, 0, -1) if ".".join(parts[:n]) in sys.modules), 0)
+    path = getattr(sys.modules.get(".".join(parts[:loaded])), "__path__", None)
+    spec = None
+    for n in range(loaded + 1, len(parts) + 1):
+        if path is None:
+            return None
+        spec = PathFinder.find_spec(".".join(parts[:n]), path)
+        path = spec.submodule_search_locations if spec else None
+    return spec
 
 
 def _literals(node: ast.ClassDef) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from fdaudit.wire import Wire
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["kinds_of", "parties_of", "rehearse", "setting_of"]
+__all__ = ["kinds_of", "networks_of", "parties_of", "rehearse", "setting_of"]
 
 
 def kinds_of(protocol: Any) -> list[str]:
@@ -34,6 +34,11 @@ def parties_of(protocol: Any, clients: int) -> tuple[str, ...]:
     return (*others, *(f"client/{k}" for k in range(clients)), "world")
 
 
+def networks_of(protocol: Any, networks: Networks) -> Networks:
+    """Who trains what in this protocol: whoever holds the pooled data trains the shared network."""
+    return Networks(networks.shared) if protocol.pools_data else networks
+
+
 def setting_of(
     protocol: Any, common: Common, clients: Mapping[str, PartyData], wire: Any, seed: int
 ) -> Setting:
@@ -41,7 +46,7 @@ def setting_of(
     if not protocol.pools_data:
         return common.setting(clients, wire, seed)
     x, y = (torch.cat([getattr(data, part) for data in clients.values()]) for part in ("x", "y"))
-    alone = replace(common, networks=Networks(common.networks.shared))
+    alone = replace(common, networks=networks_of(protocol, common.networks))
     return alone.setting({"client/0": PartyData(x, y)}, wire, seed)
 
 

@@ -18,6 +18,7 @@ REGISTRY = Registry(
         "fedmd": "fdaudit.protocols.fedmd:FedMD",
         "fkd": "fdaudit.protocols.fkd:FKD",
         "pls": "fdaudit.protocols.pls:PLS",
+        "selective-fd": "fdaudit.protocols.selective_fd.protocol:SelectiveFD",
         "standalone": "fdaudit.protocols.standalone:Standalone",
     },
 )

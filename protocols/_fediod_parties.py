@@ -104,17 +104,17 @@ class Client:
         self._held = x, z_k, toward_real
         return Answer(z_k.detach(), scores, batch, loss)
 
-    def pull_back(self, cotangents: Tensor, gan_weight: Tensor) -> Tensor:
+    def pull_back(self, values: Tensor, gan_weight: Tensor) -> Tensor:
         """The gradient of the generator's loss at the samples (n, c, h, w), as far as it runs through here.
 
         Args:
-            cotangents: ∂L/∂z_k (n, C).
+            values: ∂L/∂z_k (n, C).
             gan_weight: what L_gan's gradient counts for ().
         """
         if self._held is None:
             raise ProtocolError(f"{self.name} was sent cotangents of samples that it never answered to.")
         (x, z_k, toward_real), self._held = self._held, None
-        (through_T,) = torch.autograd.grad(z_k, x, cotangents)
+        (through_T,) = torch.autograd.grad(z_k, x, values)
         return through_T + gan_weight * toward_real
 
     # -- what outlives a round ------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Server:
     """The server: generator G, student S, the class counts it was told, and what it keeps to distil again."""
 
     def __init__(self, config: FedIODConfig, setting: Setting) -> None:
-        self._config, self._seed, self._clients = config, setting.seed, tuple(setting.clients)
+        self._config, self._seed = config, setting.seed
         self._trainer, self._classes = setting.trainers["server"], setting.classes
         drawn = child(setting.seed, "fediod", "generator")
         G = build_generator(drawn, config.latent, config.generator_width, setting.input_shape)
@@ -160,8 +160,9 @@ class Server:
         """Lines 108-109: x = G(w) (n, c, h, w); the graph is kept for `update`."""
         drawn = child(self._seed, "fediod", "latent", t)
         w = torch.randn(self._config.samples, self._config.latent, generator=drawn)
-        self._x: Tensor = self._G.module(w.to(self._trainer.device))
-        return self._x.detach()
+        x: Tensor = self._G.module(w.to(self._trainer.device))
+        self._x = x
+        return x.detach()
 
     def judge(
         self, t: int, sent: Tensor, logits: Mapping[str, Tensor], scores: Mapping[str, Tensor]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
@@ -13,12 +12,13 @@ from torch import Tensor
 from fdaudit.errors import ProtocolError
 from fdaudit.federation import Round, Setting
 from fdaudit.messages import DATA
+from fdaudit.optimizers import annealed
 from fdaudit.parallel import side_by_side
 from fdaudit.training import Parameters
 from fdaudit.wire import Delivery
 
 from ._fediod_parties import Answer, Client, Server
-from ._local import LocalTraining
+from ._local import LocalSteps
 from ._state import take
 
 __all__ = ["FedIOD", "FedIODConfig"]
@@ -26,7 +26,7 @@ __all__ = ["FedIOD", "FedIODConfig"]
 Result = TypeVar("Result")
 
 
-class FedIODConfig(LocalTraining):
+class FedIODConfig(LocalSteps):
     """FedIOD's settings; symbols follow Gong et al. 2023."""
 
     rounds: int = Field(11, ge=2)
@@ -85,12 +85,12 @@ class FedIODConfig(LocalTraining):
 
     def rate(self, t: int) -> float:
         """Adam's learning rate at step t, annealed from `adam_lr` to 0 along a cosine."""
-        return self.adam_lr * 0.5 * (1 + math.cos(math.pi * t / ((self.rounds - 1) * self.steps_per_round)))
+        return annealed(self.adam_lr, 0.0, t, (self.rounds - 1) * self.steps_per_round)
 
     def alone(self) -> dict[str, Any]:
         """Stage 1 by itself."""
         length = {"local_steps": self.steps["steps"], "local_epochs": self.steps["epochs"]}
-        return {**super().alone(), **length, "rounds": 1}
+        return {**super().alone(), **length}
 
 
 class FedIOD:
@@ -185,6 +185,7 @@ class FedIOD:
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
+    many_messages: ClassVar[bool] = True
     Config: ClassVar[type[FedIODConfig]] = FedIODConfig
 
     def __init__(self, config: FedIODConfig, setting: Setting) -> None:
@@ -247,22 +248,14 @@ class FedIOD:
         x = self._sent(
             "server", list(self._clients), "generated_samples", {"samples": self._server.generate(t)}
         )
-        asked = {
-            k: lambda client=client: client.answer(t, x["samples"]) for k, client in self._clients.items()
-        }
-        answers = self._each(asked)
+        answers = self._each(self._clients, lambda k: self._clients[k].answer(t, x["samples"]))
         losses = {k: answer.loss for k, answer in answers.items()}
         logits, scores = self._collect(x, answers, batches)
         if not logits:  # nobody answered: everything stays as it is
             return losses
         wanted = self._server.judge(t, x["samples"], logits, scores)
         told = {k: self._sent("server", [k], "logit_cotangents", tensors) for k, tensors in wanted.items()}
-        pulled = self._each(
-            {
-                k: lambda k=k, c=c: self._clients[k].pull_back(c["values"], c["gan_weight"])
-                for k, c in told.items()
-            }
-        )
+        pulled = self._each(told, lambda k: self._clients[k].pull_back(**told[k]))
         gradients = {}
         for k, values in pulled.items():
             back = self._wire.send(k, ["server"], "sample_gradients", {"values": values})
@@ -296,14 +289,17 @@ class FedIOD:
             raise ProtocolError(f"fediod cannot do without {kind}. Do not withhold it.")
         return sent
 
-    def _each(self, work: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
+    def _each(self, names: Iterable[str], do: Callable[[str], Result]) -> dict[str, Result]:
         """What each client does by itself; on a CPU as many at a time as there are threads."""
-        execution = self._trainers["server"].execution
+        execution, clients = self._trainers["server"].execution, list(names)
         workers = execution.threads if execution.device == "cpu" else 1
         if workers == 1:
-            return {k: do() for k, do in work.items()}
-        done = side_by_side(lambda _, do: do(), list(work.values()), [None] * workers)
-        return dict(zip(work, done, strict=True))
+            return {k: do(k) for k in clients}
+
+        def one(_: None, k: str) -> Result:
+            return do(k)
+
+        return dict(zip(clients, side_by_side(one, clients, [None] * workers), strict=True))
 
     # -- what outlives a round ------------------------------------------------------------------------------
 

@@ -9,12 +9,14 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from fdaudit.data import class_counts
 from fdaudit.errors import ProtocolError
 from fdaudit.federation import Round, Setting
 from fdaudit.messages import DATA
+from fdaudit.objectives import Objective
 from fdaudit.rng import child, child_seed
 from fdaudit.training import Fit, Job, Parameters, draw_batches
-from fdaudit.types import DefenseSpec
+from fdaudit.types import DefenseSpec, Task
 from fdaudit.wire import Delivery
 
 from ._local import LocalSteps
@@ -45,7 +47,7 @@ def ensemble(logits: Sequence[Tensor], weights: Tensor) -> Tensor:
 class FedKDConfig(LocalSteps):
     """FedKD's settings; symbols follow Gong et al. 2022."""
 
-    local_epochs: int | None = Field(20, ge=1)
+    local_epochs: int | None = Field(50, ge=1)
     """Passes over a client's data, in one go, before anything is sent; `local_steps` may be given in its place."""
     weights: Literal["class-counts", "uniform"] = "class-counts"
     """ω: each client's share of a class's records (Eq. 1), or 1/K; then no counts are sent."""
@@ -96,9 +98,9 @@ class FedKDConfig(LocalSteps):
         """Q(z; S) on each client's logits and Lap(1/γ) where it is asked for: Eq. 2."""
         found = []
         if self.levels is not None:
-            params = {"levels": self.levels, "grid": self.grid, "z_max": self.z_max}
-            quantiser = {"sender": "client", "name": "uniform-quantization", "params": params}
-            found.append(DefenseSpec(kind="logits", **quantiser))
+            params: dict[str, Any] = {"levels": self.levels, "grid": self.grid, "z_max": self.z_max}
+            name = "uniform-quantization"
+            found.append(DefenseSpec(kind="logits", sender="client", name=name, params=params))
         if self.gamma is not None and self.noise_at != "none":
             kind = "logits" if self.noise_at == "client" else "ensemble_labels"
             # Every public sample is answered, whatever the data.
@@ -106,13 +108,14 @@ class FedKDConfig(LocalSteps):
             found.append(DefenseSpec(kind=kind, sender=self.noise_at, name="laplace-noise", params=params))
         return tuple(found)
 
-    def distillation(self) -> Fit:
+    def distillation(self, task: Task = "single-label") -> Fit:
         """The training core's settings for the central model."""
         tau = self.temperature
+        divergence: Objective = "binary-kl" if task == "multi-label" else "kl"
         return Fit(
             lr=self.distill_lr,
             optimizer=self.distill_optimizer,
-            objective="l2" if tau is None else "kl",
+            objective="l2" if tau is None else divergence,
             temperature=tau or 1.0,
         )
 
@@ -125,6 +128,9 @@ class FedKD:
     records of the class each client has, adds Laplace noise and hands the ensemble to the server, which distils
     its central model from it. No model and no gradient leaves a client. The aggregator, by contrast, sees class
     counts and the clean quantised logits of every client.
+
+    Of the multi-label task, local models are fitted by binary cross-entropy on the labels that are known, and a
+    client's count of a class is of the records in which it occurs.
     """
 
     name: ClassVar[str] = "fedkd"
@@ -183,8 +189,8 @@ class FedKD:
     )
     deviations: ClassVar[tuple[str, ...]] = (
         (
-            "Eq. 3 describes S points at a distance of 2 z_max/(S-1), Eq. 4 a grid of step 2 z_max/S. The text ends "
-            "with Eq. 4, which is the default; `grid: eq3` is the other. Eq. 4's grid has S + 1 points."
+            "Eq. 3 describes S points at a distance of 2 z_max/(S-1), Eq. 4 a grid of S + 1 points at a distance of "
+            "2 z_max/S. The text concludes with Eq. 4, which is the default; `grid: eq3` is the other."
         ),
         (
             "The paper lets the server aggregate. Noise that is added after aggregation protects from nobody who "
@@ -192,13 +198,17 @@ class FedKD:
         ),
         (
             "The paper claims a privacy guarantee from quantisation and noise. No finite ε follows: z_max depends on "
-            "the data and is sent back to the clients, class counts go in clear, and the logits have no bound set "
-            "beforehand. `z_max`, `clip` and `withhold: [class_counts]` are ours, for those who want one."
+            "the data and is sent back to the clients, class counts are sent in clear, and the logits have no bound "
+            "that was fixed beforehand. `z_max`, `clip` and `withhold: [class_counts]` are ours, for whoever wants one."
         ),
         "`noise_at: client` is ours too: noise after quantisation, of scale 1/γ on each client's every logit.",
         "Eq. 7 prints a norm; the limit that it is taken from (Hinton et al. 2015) is of its square, which is used.",
         "A class that nobody has, of which Eq. 1 says nothing, is averaged plainly.",
         "The algorithm box's step is plain gradient descent; the experiments use Adam, which is the default.",
+        (
+            "Multi-label: Eq. 5 with the paper's sigmoid leaves out the classes that do not occur; at finite τ the "
+            "divergence is that of the two answers, occurs or not, of each class. At τ = ∞ it is Eq. 7 unchanged."
+        ),
         "Segmentation and repeated predictions on augmented public samples (Table 2) are left out.",
     )
     withholdable: ClassVar[tuple[str, ...]] = ("class_counts",)
@@ -206,12 +216,13 @@ class FedKD:
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     many_messages: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
     Config: ClassVar[type[FedKDConfig]] = FedKDConfig
 
     def __init__(self, config: FedKDConfig, setting: Setting) -> None:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
         self._trainers, self._clients = setting.trainers, dict(setting.clients)
-        self._public, self._classes = setting.public, setting.classes
+        self._public, self._classes, self._task = setting.public, setting.classes, setting.task
         self.state: dict[str, Tensor] = {}
         for party in ("server", *self._clients):
             put(self.state, f"{party}/w/", {n: t.clone() for n, t in setting.initial[party].items()})
@@ -254,7 +265,7 @@ class FedKD:
             seed = child_seed(self._seed, "fedkd", "dropout", k)
             start = take(self.state, f"{k}/w/")
             jobs.append(Job(party=k, parameters=start, x=data.x, targets=data.y, batches=batches, seed=seed))
-        fitted = self._trainers.fit(jobs, self.config.fit())
+        fitted = self._trainers.fit(jobs, self.config.fit(task=self._task))
         for job, result in zip(jobs, fitted, strict=True):
             put(self.state, f"{job.party}/w/", result.parameters)
         return {job.party: float(result.losses.mean()) for job, result in zip(jobs, fitted, strict=True)}
@@ -284,7 +295,7 @@ class FedKD:
     def _send_counts(self) -> dict[str, Delivery]:
         sent = {}
         for k, data in self._clients.items():
-            N_k = torch.bincount(data.y.cpu(), minlength=self._classes)
+            N_k = class_counts(data.y.cpu(), self._classes)
             sent[k] = self._wire.send(k, ["aggregator"], "class_counts", {"counts": N_k}, inputs=[DATA])
         return {k: delivery for k, delivery in sent.items() if delivery is not None}
 
@@ -338,7 +349,7 @@ class FedKD:
         if not known:
             return {}
         tau, x = self.config.temperature, self._public[known["index"].long()]
-        targets = known["values"] if tau is None else (known["values"] / tau).softmax(1)
+        targets = known["values"] if tau is None else self._activated(known["values"] / tau)
         job = Job(
             party="server",
             parameters=self.released(),
@@ -353,10 +364,14 @@ class FedKD:
             seed=child_seed(self._seed, "fedkd", "dropout", "server", t),
             moments=take(self.state, "server/m/"),
         )
-        (fitted,) = self._trainers.fit([job], self.config.distillation())
+        (fitted,) = self._trainers.fit([job], self.config.distillation(self._task))
         put(self.state, "server/w/", fitted.parameters)
         put(self.state, "server/m/", fitted.moments)
         return {"server": float(fitted.losses.mean())}
+
+    def _activated(self, z: Tensor) -> Tensor:
+        """Probabilities (n, C): softmax (Eq. 6), or of the multi-label task a sigmoid for each class."""
+        return z.sigmoid() if self._task == "multi-label" else z.softmax(1)
 
     def _publish(self) -> None:
         basis = self.state.get("server/basis", torch.zeros(0, dtype=torch.int64))

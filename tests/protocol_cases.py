@@ -50,10 +50,17 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("ds-fl", {"aggregation": "sa", "share": "hard_labels", "public_batch": 4, **FAST}),
     ("feddf", {"fraction": 0.67, "distill_batch_size": 3, "temperature": 2.0}),
     ("feded", {"share": "hard_labels", "distill_batch_size": 2, "distill_lr": 0.05, **FAST}),
-    ("fedmd", {"share": "hard_labels", "public_batch": 4, "warmup_steps": 0, **FAST}),
+    ("fedmd", {"share": "hard_labels", "public_batch": 4, "warm_up_steps": 0, **FAST}),
     ("fedmd", {"share": "soft_labels", "order": "revisit-digest", "local_steps": 1}),
     ("fkd", {"share": "hard", "gamma": 0.5, "momentum": 0.5, **FAST}),
     ("pls", {"share": "hard", **FAST}),
+    (
+        "selective-fd",
+        {"labels": "soft", "public_batch": 5, "tau_server": 1.2, "space": "features", "landmarks": 5},
+    ),
+    ("selective-fd", {"selector": "confidence", "local_steps": 0, "tau_client": 0.1}),
+    ("selective-fd", {"selector": "energy", "labels": "soft", "warmup_steps": 0}),
+    ("selective-fd", {"selector": "none"}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
     ("dafkd", {"upload_discriminator": False, "fraction": 0.67, "weighting": "samples"}),
@@ -69,12 +76,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 SMALL = {
     "batch_size": 4,
+    "distill_batch": 2,
+    "distill_batch_size": 5,
     "distill_rounds": 1,
-    "warmup_steps": 1,
+    "distill_steps": 2,
+    "warmup_steps": 12,
+    # selective-fd
+    "uniform": 20,
     # dafkd
     "pseudo_samples": 5,
-    "distill_steps": 2,
-    "distill_batch": 2,
     # fediod
     "steps_per_round": 2,
     "samples": 4,
@@ -135,6 +145,15 @@ def records(sizes: Sequence[int] = SIZES, seed: int = 0) -> dict[str, PartyData]
     return found
 
 
+def several(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
+    """The same records with labels drawn for each class by itself, a third of them unknown."""
+    found = {}
+    for k, d in data.items():
+        y = torch.randint(-1, 2, (len(d), CLASSES), generator=child(9, "several", k))
+        found[k] = PartyData(d.x, y)
+    return found
+
+
 class Watched(Wire):
     """A wire that remembers what was asked of it and what it delivered, and may alter deliveries."""
 
@@ -185,6 +204,8 @@ class Ran:
 def configured(name: str, params: Mapping[str, Any], rounds: int = 3) -> Config:
     cls = REGISTRY.load(name)
     small = {name: value for name, value in SMALL.items() if name in cls.Config.model_fields}
+    if name == "selective-fd":  # by default it sends predicted classes
+        small["lr"] = FAST["lr"]
     if "rounds" in cls.Config.model_fields:
         small["rounds"] = rounds
     return validate(cls.Config, {**small, **params})

@@ -1,6 +1,6 @@
 """What FedIOD reaches on MNIST without auxiliary data, on the reduced example, seed by seed.
 
-Run with `-m slow -s` to see the figures. A seed is three runs of a few minutes each.
+Run with `-m slow -s` to see the figures. Each seed is three runs of a few minutes.
 """
 
 from __future__ import annotations
@@ -48,13 +48,22 @@ def reached(folder: Path, seed: int, alpha: float, **params: Any) -> tuple[float
     return student, mean
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_student_beats_those_who_learn_alone_and_plain_averaging(seed: int, tmp_path: Path) -> None:
-    student, alone = reached(tmp_path / "strong", seed, 0.1)
+SEEDS = pytest.mark.parametrize("seed", [1, 2, 3])
+
+
+@SEEDS
+def test_uneven_clients_the_student_beats_those_who_learn_alone_and_plain_averaging(
+    seed: int, tmp_path: Path
+) -> None:
+    student, alone = reached(tmp_path / "eq8", seed, 0.1)
     plain, _ = reached(tmp_path / "plain", seed, 0.1, weights="uniform")
-    mild, alone_mild = reached(tmp_path / "mild", seed, 1.0)
     assert alone is not None
-    assert alone_mild is not None
     assert student >= alone + 0.2
     assert student > plain
-    assert mild >= alone_mild
+
+
+@SEEDS
+def test_milder_clients_the_student_is_not_below_those_who_learn_alone(seed: int, tmp_path: Path) -> None:
+    student, alone = reached(tmp_path / "run", seed, 1.0)
+    assert alone is not None
+    assert student >= alone

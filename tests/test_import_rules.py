@@ -66,6 +66,7 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "audit",
     "conclusion",
     "runs",
+    "suite",
     "explain",
     "cli",
 )

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
+from sklearn.linear_model import LogisticRegression
 
 from fdaudit.data import Dataset, class_table, load_dataset, make_splits, partition
 from fdaudit.data.stratify import stratified_draw
@@ -245,6 +246,27 @@ def test_coins_are_fair_for_pairs_of_one_label_set_and_for_the_others():
     for tosses in heads.values():
         assert len(tosses) > 200
         assert binomtest(sum(tosses), len(tosses)).pvalue > 0.001
+
+
+def test_a_classifier_on_raw_inputs_cannot_tell_members_from_non_members():
+    """Fitted to half of the pairs, judged on the other half: there each pair is won by a fair coin, exactly."""
+    spec = SplitSpec(test=0.05, proxy=0.05, auxiliary=0.05, candidates=200)
+    splits = make_splits(COMPOSED, 2, PartitionSpec(), spec, child(0, "splits"))
+    members = torch.cat([c.members for c in splits.clients])
+    others = torch.cat([c.non_members for c in splits.clients])
+    n, half = len(members), len(members) // 2
+    order = torch.randperm(n, generator=child(0, "halves"))
+    for brightness, told in ((1.0, False), (0.6, True)):  # darker members, which it must tell
+        pair = (
+            torch.stack([COMPOSED.x[members] * brightness, COMPOSED.x[others]], 1)[order].flatten(2).numpy()
+        )
+        model = LogisticRegression(C=0.01, max_iter=2000)
+        model.fit(pair[:half].reshape(2 * half, -1), np.tile([1, 0], half))
+        scores = model.decision_function(pair[half:].reshape(2 * (n - half), -1)).reshape(-1, 2)
+        won = int((scores[:, 0] > scores[:, 1]).sum())
+        low, high = binomtest(won, n - half).proportion_ci(0.99)
+        assert (low > 0.6) if told else (low < 0.5 < high)
+    assert n > 350
 
 
 def test_test_records_must_show_a_class_both_ways():

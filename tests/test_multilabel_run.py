@@ -17,7 +17,6 @@ from fdaudit.controls import answer
 from fdaudit.encoder import TaskEncoder
 from fdaudit.errors import SpecError
 from fdaudit.execution import Execution
-from fdaudit.federation import PartyData
 from fdaudit.knowledge import Knowledge
 from fdaudit.plan import make_plan
 from fdaudit.rng import child
@@ -25,7 +24,7 @@ from fdaudit.spec import load_spec
 from fdaudit.storage import load_tensors
 from fdaudit.types import AttackTask, Challenge
 
-from .protocol_cases import CLASSES, case_id, every_case, records
+from .protocol_cases import case_id, every_case, records, several
 from .protocol_cases import run as run_protocol
 from .run_cases import cli, tiny, tree
 
@@ -72,7 +71,7 @@ def test_the_result_and_the_report_speak_of_mauc(finished, monkeypatch, capsys):
     assert result["run"]["task"] == "multi-label"
     figures = [row["figure"] for row in result["utility"]["final"]]
     assert {f["name"] for f in figures} == {"mean_auc"}
-    assert all(f["low"] <= f["value"] <= f["high"] and f["method"].startswith("bootstrap") for f in figures)
+    assert all(f["low"] <= f["value"] <= f["high"] and f["method"] == "DeLong, logit scale" for f in figures)
     assert all("accuracy" not in point for point in result["utility"]["curve"])
     positives = [(finished.plan.records(k)[1] == 1).sum(0).tolist() for k in finished.plan.clients]
     assert result["class_table"] == positives
@@ -80,6 +79,10 @@ def test_the_result_and_the_report_speak_of_mauc(finished, monkeypatch, capsys):
     assert "Test mAUC in per cent by round" in page
     assert "Records in which each class occurs" in page
     assert "Test accuracy" not in page
+    (client,) = finished.plan.splits.clients[:1]
+    y = finished.plan.dataset.y
+    alike = sum(torch.equal(y[m], y[n]) for m, n in zip(client.members, client.non_members, strict=True))
+    assert any(f"Of these {len(client.members)} pairs {alike} join" in line for line in result["limits"])
 
 
 def test_the_command_line_prints_mauc(tmp_path, monkeypatch, capsys):
@@ -145,24 +148,18 @@ def test_oracles_answer_class_by_class():
 # -- protocols and the encoder --------------------------------------------------------------------------------
 
 
-def several(data):
-    """The same records with labels drawn for each class by itself, a few unknown."""
-    found = {}
-    for k, d in data.items():
-        y = torch.randint(-1, 2, (len(d), CLASSES), generator=child(9, "several", k))
-        found[k] = PartyData(d.x, y)
-    return found
-
-
 MULTI_CASES = [c for c in every_case() if "multi-label" in getattr(REGISTRY.load(c[0]), "tasks", ())]
 
 
 @pytest.mark.parametrize("case", MULTI_CASES, ids=case_id)
 def test_protocols_that_declare_the_task_run_it(case, tmp_path):
-    one = run_protocol(tmp_path / "one", *case, clients=several(records()), task="multi-label")
-    two = run_protocol(tmp_path / "two", *case, clients=several(records()), task="multi-label")
-    assert (one.log, one.states) == (two.log, two.states)
-    for done in one.rounds:
+    given = {"clients": several(records()), "task": "multi-label"}
+    whole = run_protocol(tmp_path / "whole", *case, **given)
+    part = run_protocol(tmp_path / "part", *case, **given, stop_after=0)
+    resume = (1, part.states[-1], part.positions[-1])
+    rest = run_protocol(part.folder, *case, **given, resume=resume)
+    assert (rest.log, rest.states[-1]) == (whole.log, whole.states[-1])
+    for done in whole.rounds:
         assert all(np.isfinite(v) for v in done.losses.values())
         assert all(torch.isfinite(t).all() for model in done.models.values() for t in model.values())
 
@@ -218,6 +215,14 @@ def test_a_protocol_of_single_labels_is_refused_multi_label_data(monkeypatch, de
     assert caught.value.field == "protocol.name"
     assert "standalone" in caught.value.remedy
     make_plan(load_spec(tiny()), 0)
+
+
+def test_the_refusal_names_the_protocols_that_can():
+    spec = tiny(**{**MULTI, "protocol": {"name": "fedmd"}, "references": []})
+    with pytest.raises(SpecError, match="does not run multi-label data") as caught:
+        make_plan(load_spec(spec), 0)
+    assert caught.value.value == "fedmd"
+    assert caught.value.remedy == "Protocols that do: centralized, fedavg, fedkd, standalone."
 
 
 def test_a_partition_by_class_is_refused():

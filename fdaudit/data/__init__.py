@@ -1,7 +1,7 @@
 """Datasets, partitions and the splits that an audit needs."""
 
 from fdaudit.data.datasets import DATASETS, Dataset, load_dataset
-from fdaudit.data.partition import class_table, partition
+from fdaudit.data.partition import class_counts, class_table, partition
 from fdaudit.data.splits import ClientSplit, Splits, make_splits, test_xy
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "ClientSplit",
     "Dataset",
     "Splits",
+    "class_counts",
     "class_table",
     "load_dataset",
     "make_splits",

@@ -12,7 +12,7 @@ from fdaudit.errors import DataError, SpecError
 from fdaudit.spec import PartitionSpec
 from fdaudit.types import task_of
 
-__all__ = ["class_table", "partition"]
+__all__ = ["class_counts", "class_table", "partition"]
 
 
 def partition(
@@ -74,13 +74,18 @@ def partition(
 
 
 def class_table(y: Tensor, parts: Sequence[Tensor], classes: int) -> Tensor:
-    """Records by client and class, int64 (clients, classes); each of `parts` indexes `y`.
+    """Records by client and class, int64 (clients, classes); each of `parts` indexes `y`."""
+    return torch.stack([class_counts(y[part], classes) for part in parts])
 
-    Of multi-label records those in which the class occurs: a record counts once for each of its classes.
+
+def class_counts(y: Tensor, classes: int) -> Tensor:
+    """Records of each class, int64 (classes,), from labels (n,), or (n, C) of the multi-label task.
+
+    Multi-label, a record counts for each class that occurs in it; an unknown label counts for nothing.
     """
     if task_of(y) == "multi-label":
-        return torch.stack([(y[part] == 1).sum(0) for part in parts])
-    return torch.stack([torch.bincount(y[part], minlength=classes) for part in parts])
+        return (y == 1).sum(0)
+    return torch.bincount(y, minlength=classes)
 
 
 def _principal(y: Tensor, spec: PartitionSpec, generator: torch.Generator) -> Tensor:

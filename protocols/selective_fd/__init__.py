@@ -1,0 +1,19 @@
+"""Selective-FD (Shao et al. 2023): the protocol, its density-ratio estimator and its selectors."""
+
+from .density_ratio import DensityRatio, KuLSIF, NystromKuLSIF
+from .protocol import SelectiveFD, SelectiveFDConfig
+from .selectors import Box, DensitySelector, Selection, confidence, energy, fit_density
+
+__all__ = [
+    "Box",
+    "DensityRatio",
+    "DensitySelector",
+    "KuLSIF",
+    "NystromKuLSIF",
+    "Selection",
+    "SelectiveFD",
+    "SelectiveFDConfig",
+    "confidence",
+    "energy",
+    "fit_density",
+]

@@ -1,0 +1,195 @@
+"""Selective-FD's parties: what a client and the server each hold, and what each does with what it receives.
+
+Neither knows the other: everything between them is a delivery of the wire, and a receiver leaves out what it cannot
+use, because a defence may have changed indices as well as values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fdaudit.federation import PartyData
+from fdaudit.rng import child, child_seed
+from fdaudit.training import Job, Parameters, draw_batches
+
+from .selectors import Box, Selection, confidence, energy, fit_density, threshold
+
+__all__ = ["Client", "Server"]
+
+_MOST_VALIDATED = 1000
+"""Validation records, at most, from which the threshold of a selector by outputs is taken."""
+
+Predict = Callable[[Tensor], Tensor]
+"""Images (n, c, h, w) to a client's own logits (n, C)."""
+
+
+class Client:
+    """One client: its records, its model, and what its selector lets it answer.
+
+    Args:
+        name: `client/3`.
+        data: its records.
+        model: its initial parameters.
+        public: (m, c, h, w) proxy samples.
+        classes: number of classes C.
+        settings: its selector's.
+        seed: of the run.
+
+    Attributes:
+        model: its parameters as they stand.
+        accepts: (m,) bool, the proxy samples within its density; None until it is prepared, and for other selectors.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data: PartyData,
+        model: Parameters,
+        *,
+        public: Tensor,
+        classes: int,
+        settings: Selection,
+        seed: int,
+    ) -> None:
+        self.name, self.model = name, {n: t.clone() for n, t in model.items()}
+        self.accepts: Tensor | None = None
+        self._data, self._public, self._classes = data, public, classes
+        self._settings, self._seed = settings, seed
+
+    def prepare(self, represent: Callable[[Tensor], Tensor], box: Box) -> None:
+        """Line 2: fits the selector, where it does not depend on the model, and applies it to every proxy sample."""
+        if self._settings.selector == "density-ratio":
+            selector = fit_density(
+                self._data,
+                self._settings,
+                represent=represent,
+                box=box,
+                seed=self._seed,
+                party=self.name,
+            )
+            self.accepts = selector.accepts(represent(self._public))
+
+    def local_job(self, stage: str, t: int, batch_size: int, steps: int) -> Job:
+        """Line 6: SGD steps on its own records."""
+        generator = child(self._seed, "selective-fd", stage, t, self.name)
+        batches = draw_batches(len(self._data), batch_size, steps=steps, generator=generator)
+        return self._job(stage, t, self._data.x, self._data.y, batches)
+
+    def answer(self, index: Tensor, predict: Predict, labels: str) -> dict[str, Tensor]:
+        """Line 12: predictions of the proxy samples asked for that the selector accepts.
+
+        Returns:
+            `index` (n,) int32 and `values` (n, C) probabilities or (n,) classes; n may be 0.
+        """
+        index = _known(index, len(self._public))
+        logits = predict(self._public[index])
+        accepted = self._accepted(index, logits, predict)
+        values = logits[accepted].softmax(1)
+        if labels == "hard":
+            values = values.argmax(1).to(_smallest_integer(self._classes))
+        return {"index": index[accepted].int(), "values": values.contiguous()}
+
+    def distil_job(self, t: int, ensemble: Mapping[str, Tensor], steps: int) -> Job | None:
+        """Line 7: SGD steps on the proxy samples with ensemble predictions; None when there are none."""
+        index = ensemble["index"].cpu().long()
+        within = (index >= 0) & (index < len(self._public))
+        # What noise has driven out of the simplex counts as nothing; the rest is a distribution again.
+        values = ensemble["values"].cpu().float()[within].clamp(min=0)
+        values = values / values.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        if not len(values):
+            return None
+        return self._job(
+            "distil", t, self._public[index[within]], values, (torch.arange(len(values)),) * steps
+        )
+
+    def _job(self, stage: str, t: int, x: Tensor, targets: Tensor, batches: tuple[Tensor, ...]) -> Job:
+        seed = child_seed(self._seed, "selective-fd", "dropout", stage, t, self.name)
+        return Job(party=self.name, parameters=self.model, x=x, targets=targets, batches=batches, seed=seed)
+
+    def _accepted(self, index: Tensor, logits: Tensor, predict: Predict) -> Tensor:
+        """Which rows the selector accepts: (n,) bool."""
+        if self._settings.selector == "none":
+            return torch.ones(len(index), dtype=torch.bool)
+        if self.accepts is not None:
+            return self.accepts[index]
+        score = {"confidence": confidence, "energy": energy}[self._settings.selector]
+        order = torch.randperm(
+            len(self._data), generator=child(self._seed, "selective-fd", "validation", self.name)
+        )
+        held_out = min(max(round(self._settings.validation * len(order)), 1), _MOST_VALIDATED)
+        validation = self._data.x[order[:held_out].to(self._data.x.device)]
+        return score(logits) >= threshold(score(predict(validation)), self._settings.tau_client)
+
+
+@dataclass(frozen=True, eq=False)
+class Server:
+    """The server: it knows how many proxy samples there are and what it receives.
+
+    Args:
+        samples: number of proxy samples.
+        classes: number of classes C.
+        tau: τ_server, the largest ℓ1 distance of an ensemble prediction from its one-hot prediction.
+        seed: of the run.
+    """
+
+    samples: int
+    classes: int
+    tau: float
+    seed: int
+
+    def choose(self, t: int, n: int) -> Tensor:
+        """Line 10: indices (min(n, samples),) of proxy samples drawn at random, int32."""
+        generator = child(self.seed, "selective-fd", "proxy", t)
+        return torch.randperm(self.samples, generator=generator)[:n].int()
+
+    def aggregate(self, asked: Tensor, answers: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Line 14: the mean over the clients that answered, without what nobody answered or is ambiguous.
+
+        ‖h - ĥ‖₁ = 2 (1 - max_c h_c) for a distribution h and its one-hot prediction ĥ, so a sample is kept where its
+        confidence is at least 1 - τ_server / 2.
+
+        Returns:
+            `index` (n,) int32, in the order asked, and `values` (n, C) float32; n may be 0.
+        """
+        position = torch.full((self.samples,), -1)
+        asked = _known(asked, self.samples)
+        position[asked] = torch.arange(len(asked))
+        total = torch.zeros(len(asked), self.classes, dtype=torch.float64)
+        count = torch.zeros(len(asked), dtype=torch.float64)
+        for answer in answers:
+            index, values = answer["index"].cpu().long(), _distributions(answer["values"].cpu(), self.classes)
+            usable = (index >= 0) & (index < self.samples) & torch.isfinite(values).all(1)
+            rows = position[index.where(usable, 0)]
+            usable &= rows >= 0
+            total.index_add_(0, rows[usable], values[usable])
+            count.index_add_(0, rows[usable], torch.ones(int(usable.sum()), dtype=torch.float64))
+        mean = (total / count.clamp(min=1).unsqueeze(1)).float()
+        kept = (count > 0) & (mean.amax(1) >= 1 - self.tau / 2)
+        return {"index": asked[kept].int(), "values": mean[kept]}
+
+
+def _distributions(values: Tensor, classes: int) -> Tensor:
+    """Rows (n, C) in float64 of soft labels, or of hard labels one-hot; a label that is no class becomes NaN."""
+    if values.dim() == 2:
+        return values.double()
+    labels = values.long()
+    wrong = (labels < 0) | (labels >= classes)
+    rows = F.one_hot(labels.masked_fill(wrong, 0), classes).double()
+    return rows.masked_fill(wrong.unsqueeze(1), torch.nan)
+
+
+def _known(index: Tensor, samples: int) -> Tensor:
+    """The indices (n,) that name a proxy sample, each once, in their order, int64."""
+    index = index.cpu().long()
+    index = index[(index >= 0) & (index < samples)]
+    first = torch.full((samples,), len(index)).scatter_reduce(0, index, torch.arange(len(index)), "amin")
+    return index[first[index] == torch.arange(len(index))]
+
+
+def _smallest_integer(classes: int) -> torch.dtype:
+    return torch.uint8 if classes <= 256 else torch.int32
