@@ -37,13 +37,6 @@ def test_examples_say_what_they_are_about_and_take_the_quick_profile(path: Path)
     assert spec.seed is None
 
 
-@pytest.mark.parametrize("path", PAPER, ids=lambda p: p.stem)
-def test_a_papers_settings_are_a_spec_and_come_with_a_reduced_one(path: Path) -> None:
-    assert path.read_text(encoding="utf-8").startswith("# ")
-    assert load_spec(path).name != "audit"
-    assert path.stem.endswith("-small") or path.with_stem(f"{path.stem}-small").exists()
-
-
 @pytest.mark.parametrize("path", OFFLINE, ids=lambda p: p.stem)
 def test_examples_on_digits_can_be_planned(path: Path) -> None:
     plan = make_plan(load_spec(path), seed=1)

@@ -27,7 +27,7 @@ class SelectiveFDConfig(Selection):
 
     rounds: int = Field(150, ge=1)
     """T: communication rounds."""
-    warm_up_steps: int = Field(200, ge=0)
+    warmup_steps: int = Field(200, ge=0)
     """SGD steps on its own records that a client takes before the first round."""
     local_steps: int = Field(1, ge=0)
     """SGD steps on its own records a round (the paper: 1, and 5 when IID)."""
@@ -35,7 +35,7 @@ class SelectiveFDConfig(Selection):
     """SGD steps on the round's ensemble predictions (the paper: 10, and 6 when IID)."""
     batch_size: int = Field(64, ge=1)
     """Records a local step."""
-    distill_batch_size: int = Field(512, ge=1)
+    public_batch: int = Field(512, ge=1)
     """Proxy samples that the server asks about in a round; every distillation step takes all that came back."""
     lr: float = Field(0.1, gt=0)
     """Learning rate of SGD."""
@@ -46,7 +46,7 @@ class SelectiveFDConfig(Selection):
 
     def alone(self) -> dict[str, Any]:
         """As many SGD steps as a client takes here, spread evenly over the rounds."""
-        steps = math.ceil(self.warm_up_steps / self.rounds) + self.local_steps + self.distill_steps
+        steps = math.ceil(self.warmup_steps / self.rounds) + self.local_steps + self.distill_steps
         return {"rounds": self.rounds, "local_steps": steps, "batch_size": self.batch_size, "lr": self.lr}
 
 
@@ -101,7 +101,7 @@ class SelectiveFD:
         "Parties follow the protocol and are curious (honest-but-curious).",
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "crafted-proxy-samples", "available_to": ("server",), "answers": ("soft", "hard")},
+        {"name": "crafted-proxy", "available_to": ("server",), "answers": ("soft", "hard")},
     )
     deviations: ClassVar[tuple[str, ...]] = (
         "The density ratio solves KuLSIF's linear system; the authors' public code multiplies by its matrix instead.",
@@ -135,6 +135,7 @@ class SelectiveFD:
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     many_messages: ClassVar[bool] = False
     Config: ClassVar[type[SelectiveFDConfig]] = SelectiveFDConfig
 
@@ -194,7 +195,7 @@ class SelectiveFD:
             box = Box.unit(points.shape[1]) if self.config.space == "input" else Box.around(points)
             for client in self._clients.values():
                 client.prepare(represent, box)
-        self._train(self._local_jobs("warm-up", 0, self.config.warm_up_steps))
+        self._train(self._local_jobs("warm-up", 0, self.config.warmup_steps))
 
     def _ensemble_predictions(self, t: int) -> Delivery:
         """GenerateEnsemblePredictions(), lines 10-14."""
@@ -203,7 +204,7 @@ class SelectiveFD:
             "server",
             everybody,
             "proxy_indices",
-            {"index": self._server.choose(t, self.config.distill_batch_size)},
+            {"index": self._server.choose(t, self.config.public_batch)},
             (),
         )
         kind, answers = f"{self.config.labels}_labels", list[Delivery]()
