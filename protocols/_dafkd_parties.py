@@ -172,7 +172,8 @@ class Server:
         z = torch.randn(n, self._config.latent, generator=drawn)
         _load(self._G, g)
         with torch.no_grad():
-            return self._G(z.to(device), y.to(device))
+            made: Tensor = self._G(z.to(device), y.to(device))
+        return made
 
     def target(self, uploads: Sequence[Upload], x: Tensor) -> Tensor:
         """Eq. 7 and the ensemble of Eq. 8 (n, C) from what clients uploaded."""

@@ -285,7 +285,7 @@ class DaFKD:
 
         A client's layer of the discriminator goes back to all it ever held: `inputs` are left at everything.
         """
-        uploads, batches = {}, {}
+        uploads, batches = dict[str, Upload](), dict[int, Tensor]()
         for k, update in updates.items():
             w = self._wire.send(k, ["server"], "model_parameters", update.w)
             d = None
