@@ -172,7 +172,8 @@ class Server:
         z = torch.randn(n, self._config.latent, generator=drawn)
         _load(self._G, g)
         with torch.no_grad():
-            return self._G(z.to(device), y.to(device))
+            made: Tensor = self._G(z.to(device), y.to(device))
+        return made
 
     def target(self, uploads: Sequence[Upload], x: Tensor) -> Tensor:
         """Eq. 7 and the ensemble of Eq. 8 (n, C) from what clients uploaded."""
@@ -203,7 +204,7 @@ class Server:
         if not cfg.distill_steps:
             return average, 0.0
         drawn = child(self._seed, "dafkd", "distil", t)
-        batches = draw_batches(len(x), cfg.distill_batch, steps=cfg.distill_steps, generator=drawn)
+        batches = draw_batches(len(x), cfg.distill_batch_size, steps=cfg.distill_steps, generator=drawn)
         seed = child_seed(self._seed, "dafkd", "dropout", t, "server")
         job = Job(party="server", parameters=average, x=x, targets=target, batches=batches, seed=seed)
         fit = Fit(lr=cfg.distill_lr, objective="kl", temperature=cfg.temperature)

@@ -50,7 +50,7 @@ class DaFKDConfig(LocalTraining):
     """Size of the pseudo dataset that the server distils on."""
     distill_steps: int = Field(50, ge=0)
     """SGD steps of distillation a round; 0 leaves the average as it is."""
-    distill_batch: int = Field(64, ge=1)
+    distill_batch_size: int = Field(64, ge=1)
     """Pseudo-samples a step."""
     distill_lr: float = Field(0.05, gt=0)
     """Learning rate of distillation."""
@@ -285,7 +285,7 @@ class DaFKD:
 
         A client's layer of the discriminator goes back to all it ever held: `inputs` are left at everything.
         """
-        uploads, batches = {}, {}
+        uploads, batches = dict[str, Upload](), dict[int, Tensor]()
         for k, update in updates.items():
             w = self._wire.send(k, ["server"], "model_parameters", update.w)
             d = None

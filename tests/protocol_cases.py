@@ -76,7 +76,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 SMALL = {
     "batch_size": 4,
-    "distill_batch": 2,
     "distill_batch_size": 5,
     "distill_rounds": 1,
     "distill_steps": 2,

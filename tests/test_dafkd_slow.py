@@ -1,7 +1,7 @@
 """What DaFKD reaches on MNIST beside FedAvg and its own ensemble without weights, on the reduced example, by seed.
 
-Run with `-m slow -s` to see the figures, or `python tests/test_dafkd_slow.py FOLDER [SEED ...]` to get the rows of the
-table in docs/results.md. A seed is three runs of a minute each on a quiet core, twice as many for the table.
+Run with `-m slow -s` to see the figures, or `python tests/test_dafkd_slow.py FOLDER 0.1,0.05 1,2,3 fedavg,eq7,uniform`
+for the rows of the table in docs/results.md.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def test_dafkd_keeps_up_with_fedavg_and_its_weights_are_worth_it(seed: int, tmp_
 
 
 if __name__ == "__main__":
-    folder, *chosen = sys.argv[1:]
-    for alpha in (0.1, 0.05):
-        for seed in map(int, chosen or ["1", "2", "3"]):
-            for what in ("fedavg", "eq7", "uniform"):
-                reached(Path(folder) / f"{seed}-{alpha}-{what}", seed, alpha, what)
+    folder, alphas, seeds, lines = (Path(sys.argv[1]), *(part.split(",") for part in sys.argv[2:5]))
+    for alpha in map(float, alphas):
+        for seed in map(int, seeds):
+            for what in lines:
+                reached(folder / f"{seed}-{alpha}-{what}", seed, alpha, what)

@@ -1,4 +1,4 @@
-"""The specs with the papers' settings: each is valid, says its source, and can be planned where its data is at hand."""
+"""The baselines' specs with the papers' settings: all are there, and can be planned where their data is at hand."""
 
 from __future__ import annotations
 
