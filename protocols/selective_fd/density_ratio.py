@@ -199,10 +199,12 @@ def _kernel_blocks(x: Tensor, y: Tensor, bandwidth: float) -> Iterator[tuple[sli
 
 def _left(factor: Tensor, matrix: Tensor) -> Tensor:
     """L⁻¹ M."""
-    return torch.linalg.solve_triangular(factor, matrix, upper=False)
+    solved: Tensor = torch.linalg.solve_triangular(factor, matrix, upper=False)
+    return solved
 
 
 def _cholesky(matrix: Tensor, beta: float) -> Tensor:
+    factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if int(failed):
         raise ValueError(f"beta = {beta}: the system is singular in float arithmetic. Raise beta.")
