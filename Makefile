@@ -19,7 +19,7 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-audit: $(READY) ## run the example audit and write its report to $(OUT)/report/index.html
+audit: $(READY) ## run five protocols on digits, write their reports and $(OUT)/index.html
 	$(BIN)/fdaudit quickstart --out $(OUT) --resume
 
 test: $(READY) ## run the tests (about 10 minutes on 2 cores; nothing but the digits data is needed)

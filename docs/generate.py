@@ -1,4 +1,4 @@
-"""Writes `docs/spec.md` and `docs/reference.md` from the code, so that they say what the code does.
+"""Writes `docs/spec.md`, `docs/protocols.md` and `docs/reference.md` from the code, to say what it does.
 
 Run it after a change to the spec, a protocol, an attack, a defence, a model or a dataset:
 
@@ -21,13 +21,14 @@ from fdaudit import attacks, defenses, protocols
 from fdaudit.config import Config
 from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.named import TORCHVISION, read_digits
-from fdaudit.explain import card
+from fdaudit.explain import card, sections, when
 from fdaudit.messages import KINDS
 from fdaudit.models.zoo import _ZOO, architecture
 from fdaudit.registry import Registry
 from fdaudit.spec import ModelSpec, Spec
+from fdaudit.types import DefenseSpec
 
-__all__ = ["PAGES", "reference_page", "settings_table", "spec_page"]
+__all__ = ["PAGES", "protocols_page", "reference_page", "settings_table", "spec_page"]
 
 _NOTE = "<!-- Written by docs/generate.py. Change the code's docstrings, then run it again. -->"
 _HERE = Path(__file__).parent
@@ -74,9 +75,9 @@ gates:
   membership_auc: 0.6
 ```
 
-What stands under `params` belongs to the protocol, attack, defence or model named beside it; the
-[reference](reference.md) lists these settings. YAML aliases and keys given twice are refused. Where "none" stands
-as a default, the field may be left out or set to `null`.
+What stands under `params` belongs to the protocol, attack, defence or model named beside it;
+[protocols](protocols.md) and the [reference](reference.md) list these settings. YAML aliases and keys given twice are
+refused. Where "none" stands as a default, the field may be left out or set to `null`.
 
 A run keeps its spec as `spec.yaml`, with everything filled in that was left to a rule (`device`, `threads`,
 `strategy`, `memory_format`) and the seed replaced by a salted commitment. That file is itself a spec.
@@ -86,8 +87,19 @@ _REFERENCE_HEAD = f"""{_NOTE}
 
 # Reference
 
-What can be named in a [spec](spec.md): protocols, attacks, defences, models and datasets, with their settings.
-`fdaudit list` and `fdaudit explain NAME` print the same declarations. Settings go under `params`, beside `name`.
+What can be named in a [spec](spec.md) besides [protocols](protocols.md): attacks, defences, models and datasets, with
+their settings. `fdaudit list` and `fdaudit explain NAME` print the same declarations. Settings go under `params`,
+beside `name`.
+"""
+
+_PROTOCOLS_HEAD = f"""{_NOTE}
+
+# Protocols
+
+What each protocol sends, who sees it, and what it takes for granted. `fdaudit explain NAME` prints the same
+declarations; a test runs every protocol and finds no message that is not declared. *Who sees what* is derived from the
+messages: one that a setting decides counts as sent, and an adversary that is several parties at once sees what any of
+them sees. Shapes are of n samples and C classes. Settings go under `protocol.params` in a [spec](spec.md).
 """
 
 
@@ -193,40 +205,66 @@ def _escape(text: str) -> str:
 def reference_page() -> str:
     """`docs/reference.md`."""
     parts = [_REFERENCE_HEAD]
-    parts += ["## Protocols", *_room(protocols.REGISTRY, _protocol)]
-    parts += ["", "## Attacks", *_room(attacks.REGISTRY, _attack)]
+    parts += ["## Attacks", *_room(attacks.REGISTRY, _attack)]
     parts += ["", "## Defences", *_room(defenses.REGISTRY, _defence)]
     parts += ["", *_models(), "", *_datasets()]
     return "\n".join(parts) + "\n"
 
 
-def _room(registry: Registry, body: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
+def protocols_page() -> str:
+    """`docs/protocols.md`."""
+    return (
+        "\n".join([_PROTOCOLS_HEAD, *_table_of_protocols(), *_room(protocols.REGISTRY, _protocol, "##")])
+        + "\n"
+    )
+
+
+def _room(
+    registry: Registry, body: Callable[[Mapping[str, Any]], list[str]], level: str = "###"
+) -> list[str]:
     lines = []
     for name in registry.names():
         found = card(name)
         doc = found["doc"].strip().replace("Guarantees:\n", "Guarantees:\n\n")
-        lines += ["", f"### {name}", "", doc, "", f"Source: {found['source']}.", "", *body(found)]
+        lines += ["", f"{level} {name}", "", doc, "", f"Source: {found['source']}.", "", *body(found)]
         lines += ["", "Settings:", "", *settings_table(registry.load(name).Config)]
     return lines
 
 
-def _protocol(found: Mapping[str, Any]) -> list[str]:
-    lines = []
-    if found["messages"]:
-        lines += ["| From | To | Kind | What | Tensors |", "| --- | --- | --- | --- | --- |"]
-    for m in found["messages"]:
-        lines.append(f"| {m['from']} | {m['to']} | `{m['kind']}` | {m['what']} | {KINDS[m['kind']]} |")
-    if not found["messages"]:
-        lines.append("No message is sent.")
-    lines += _bullets("Trust assumptions", found["trust"])
-    lines += _bullets("Deviations from the paper", found["deviations"])
-    asked = [
-        f"`{o['name']}`, open to {', '.join(o['available_to'])}: {' and '.join(o['answers'])} labels"
-        for o in found["oracles"]
+def _table_of_protocols() -> list[str]:
+    """What is sent at a glance: a row a protocol."""
+    lines = [
+        "| Protocol | Clients' networks | Public samples | Clients send | Own defences |",
+        "| --- | --- | --- | --- | --- |",
     ]
-    lines += _bullets("Oracles", asked)
-    lines += _bullets("Kinds that `withhold` may name", [f"`{k}`" for k in found["withholdable"]])
-    return [*lines, "", f"Tasks: {', '.join(found['tasks'])}."]
+    for name in protocols.REGISTRY.names():
+        found = card(name)
+        sent = dict.fromkeys(m["kind"] for m in found["messages"] if m["from"] == "client")
+        kinds = ", ".join(f"`{k}`" for k in sent) or "nothing"
+        networks = "may differ" if found["heterogeneous"] else "alike"
+        public = "needed" if found["needs_public"] else "not needed"
+        own = ", ".join(f"`{d.name}`" for d in protocols.REGISTRY.load(name).Config().defenses()) or "none"
+        lines.append(f"| [{name}](#{name}) | {networks} | {public} | {kinds} | {own} |")
+    return lines
+
+
+def _protocol(found: Mapping[str, Any]) -> list[str]:
+    lines = ["No message is sent."]
+    if found["messages"]:
+        lines = ["| From | To | Kind | When | What | Tensors |", "| --- | --- | --- | --- | --- | --- |"]
+    for m in found["messages"]:
+        only, what = when(m, "`") or "always", _escape(m["what"])
+        lines.append(f"| {m['from']} | {m['to']} | `{m['kind']}` | {only} | {what} | {KINDS[m['kind']]} |")
+    for section in sections(found, "`"):
+        lines += _bullets(section.title, section.items)
+    own = protocols.REGISTRY.load(found["name"]).Config().defenses()
+    return lines + _bullets("Own defences, with the settings' defaults", [_own_defence(d) for d in own])
+
+
+def _own_defence(entry: DefenseSpec) -> str:
+    params = ", ".join(f"`{name}: {json.dumps(value)}`" for name, value in entry.params.items())
+    with_params = f" with {params}" if params else ""
+    return f"`{entry.name}` on `{entry.kind}` of {entry.sender}{with_params}"
 
 
 def _attack(found: Mapping[str, Any]) -> list[str]:
@@ -327,7 +365,11 @@ def _datasets() -> list[str]:
     return lines
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"reference.md": reference_page, "spec.md": spec_page}
+PAGES: Mapping[str, Callable[[], str]] = {
+    "protocols.md": protocols_page,
+    "reference.md": reference_page,
+    "spec.md": spec_page,
+}
 """The generated pages, by file name."""
 
 if __name__ == "__main__":

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fdaudit.errors import FdauditError
-    from fdaudit.runs import Run, attack, load, report, run
+    from fdaudit.runs import Run, attack, compare, load, report, run
     from fdaudit.spec import Spec, load_spec
 
-__all__ = ["FdauditError", "Run", "Spec", "attack", "load", "load_spec", "report", "run"]
+__all__ = ["FdauditError", "Run", "Spec", "attack", "compare", "load", "load_spec", "report", "run"]
 
 _HOMES = {
     "FdauditError": "fdaudit.errors",
     "Run": "fdaudit.runs",
     "Spec": "fdaudit.spec",
     "attack": "fdaudit.runs",
+    "compare": "fdaudit.runs",
     "load": "fdaudit.runs",
     "load_spec": "fdaudit.spec",
     "report": "fdaudit.runs",

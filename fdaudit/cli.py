@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,13 +100,25 @@ def _progress(quiet: bool) -> Iterator[Tick]:
 
 @app.command()
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Where the run goes.")] = Path("audit"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    out: Annotated[Path, typer.Option(help="Where the runs and their comparison go.")] = Path("audit"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where it was interrupted.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the built-in example on data that ships with scikit-learn, and write its report."""
-    spec = Path(__file__).with_name("quickstart.yaml")
-    _run(spec, out, resume=resume, seed_from=None, as_json=as_json, then_report=True)
+    """Run five protocols on digits, which ship with scikit-learn; write their reports and a page to compare them."""
+    from fdaudit import suite
+    from fdaudit.storage import load_json
+
+    with _progress(quiet=as_json) as tick:
+        finished, page = suite.quickstart(out, resume=resume, tick=tick)
+    if as_json:
+        made = [
+            {"run": str(r.directory), "report": str(r.directory / "report" / "index.html")} for r in finished
+        ]
+        comparison = load_json(page.with_name("comparison.json"))
+        _print(json.dumps({"runs": made, "page": str(page), "comparison": comparison}))
+    else:
+        _print(*suite.table(page), "", *(f"run     {r.directory}" for r in finished), f"page    {page}")
+    _end({r.directory.name: r.result for r in finished})
 
 
 @app.command()
@@ -156,12 +168,22 @@ def _conclude(finished: Run, path: Path | None, as_json: bool) -> None:
         _print(*_summary(result), "", f"run     {finished.directory}")
         if path is not None:
             _print(f"report  {path}")
-    failed = [f"cell {c['id']} failed: {c['reason']}" for c in result["cells"] if c["status"] == "failed"]
-    failed += [
-        f"gate {g['name']} failed: {g['value']} > {g['threshold']}"
-        for g in result["gates"]
-        if not g["passed"]
-    ]
+    _end({"": result})
+
+
+def _end(results: Mapping[str, dict[str, Any]]) -> None:
+    """Says which cells and gates failed, each under its run's name where there are several, and exits with 1 then."""
+    failed = []
+    for name, result in results.items():
+        head = f"{name}: " if name else ""
+        failed += [
+            f"{head}cell {c['id']} failed: {c['reason']}" for c in result["cells"] if c["status"] == "failed"
+        ]
+        failed += [
+            f"{head}gate {g['name']} failed: {g['value']} > {g['threshold']}"
+            for g in result["gates"]
+            if not g["passed"]
+        ]
     for line in failed:
         _say(line)
     if failed:
@@ -249,6 +271,19 @@ def report(
 
     path = runs.report(runs.load(run), out)
     _print(json.dumps({"report": str(path)}) if as_json else str(path))
+
+
+@app.command()
+def compare(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Two run directories or more.")],
+    out: Annotated[Path, typer.Option(help="Directory of the page.")] = Path("comparison"),
+    as_json: AsJson = False,
+) -> None:
+    """Compare finished runs: one HTML file with what each learnt, sent, showed to whom, and what leaked."""
+    from fdaudit import runs
+
+    path = runs.compare([runs.load(p) for p in paths], out)
+    _print(json.dumps({"page": str(path)}) if as_json else str(path))
 
 
 @app.command()

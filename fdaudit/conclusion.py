@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fdaudit.cells import Stage
 from fdaudit.manifest import read_manifest
-from fdaudit.metrics import bytes_on_wire, clopper_pearson
+from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson
 from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
 from fdaudit.storage import load_json, save_json
 from fdaudit.transcript import read_messages
@@ -37,6 +37,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
             "profile": spec.profile,
             "protocol": card.name,
             "protocol_summary": (card.__doc__ or "").strip().split("\n")[0],
+            "roles": list(card.roles),
             "deviations": list(card.deviations),
             "dataset": spec.dataset.name,
             "dataset_provenance": plan.dataset.provenance,
@@ -122,7 +123,7 @@ def _mean_auc(row: Any, classes: int) -> Figure:
     interval: dict[str, Any] = {}
     if row.low == row.low:
         interval = {"low": float(row.low), "high": float(row.high)}
-        interval |= {"confidence": 0.95, "method": "bootstrap (percentile)"}
+        interval |= {"confidence": 0.95, "method": MEAN_AUC_METHOD}
     note = f"mean over {classes - left_out} of {classes} classes" if left_out else ""
     value = float(row.mean_auc)
     return Figure(name="mean_auc", value=value, unit="fraction", n=int(row.n), note=note, **interval)

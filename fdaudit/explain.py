@@ -1,7 +1,14 @@
-"""Explains a protocol, an attack or a defence from its own declaration, without importing it."""
+"""Explains a protocol, an attack or a defence from its own declaration, without importing it.
+
+The terminal and `docs/protocols.md` print the same sections: who sees what is derived from the declared messages
+and never written by hand.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fdaudit import attacks, defenses, protocols
@@ -9,17 +16,12 @@ from fdaudit.errors import UsageError, nearest
 from fdaudit.messages import KINDS
 from fdaudit.types import ONLY_SINGLE_LABEL
 
-__all__ = ["card", "text"]
+__all__ = ["Section", "Sight", "card", "sections", "sights", "text", "when"]
 
 _ROOMS = {"protocol": protocols.REGISTRY, "attack": attacks.REGISTRY, "defence": defenses.REGISTRY}
+_TASKS = {"single-label": "one label", "multi-label": "several labels"}
 _TITLES = {
     "source": "Source",
-    "roles": "Roles",
-    "trust": "Trust assumptions",
-    "oracles": "Oracles",
-    "deviations": "Deviations from the paper",
-    "withholdable": "Can do without",
-    "tasks": "Tasks",
     "goal": "Goal",
     "needs": "Needs one of",
     "assumes": "Assumes the adversary knows",
@@ -27,11 +29,37 @@ _TITLES = {
     "control": "Positive control",
     "profiles": "Profiles",
     "protects": "Protects",
+    "tasks": "Tasks",
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """What an adversary in one position sees of a protocol's messages.
+
+    Attributes:
+        position: `server`, `each client`, `aggregator`, `eavesdropper` or `world`.
+        receives: kinds that reach it, in the order of the declaration.
+        sends: kinds that it sends itself.
+        asks: oracles that are open to it.
+    """
+
+    position: str
+    receives: tuple[str, ...] = ()
+    sends: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A titled list of sentences or declarations."""
+
+    title: str
+    items: tuple[str, ...]
+
+
 def card(name: str) -> dict[str, Any]:
-    """Everything a class declares of itself, as plain data.
+    """Everything a class declares of itself, as plain data; a protocol's with `sees`, derived from it.
 
     Raises:
         UsageError: no protocol, attack or defence has that name.
@@ -39,32 +67,134 @@ def card(name: str) -> dict[str, Any]:
     for room, registry in _ROOMS.items():
         if name in registry.names():
             assumed = {} if room == "defence" else {"tasks": ONLY_SINGLE_LABEL}
-            return {"room": room, "name": name, **assumed, **registry.describe(name)}
+            found = {"room": room, "name": name, **assumed, **registry.describe(name)}
+            if room == "protocol":
+                found["sees"] = {s.position: _plain_sight(s) for s in sights(found)}
+            return found
     known = [n for registry in _ROOMS.values() for n in registry.names()]
     raise UsageError("NAME", name, "is not known", nearest(name, known))
+
+
+def _plain_sight(sight: Sight) -> dict[str, list[str]]:
+    return {"receives": list(sight.receives), "sends": list(sight.sends), "asks": list(sight.asks)}
+
+
+def sights(found: Mapping[str, Any]) -> tuple[Sight, ...]:
+    """Who sees what, derived from a protocol's declared messages and oracles: a position each.
+
+    Messages that depend on a setting count as sent. An eavesdropper hears whatever leaves its sender, unless the
+    transport is encrypted; a client sees what it sent and received itself, not what other clients did.
+    """
+    sent = [(m["kind"], m["from"], _receivers(m)) for m in found["messages"]]
+    seen = [
+        Sight(
+            position="each client" if role == "client" else role,
+            receives=_once(kind for kind, _, to in sent if role in to),
+            sends=_once(kind for kind, sender, _ in sent if sender == role),
+            asks=_once(o["name"] for o in found["oracles"] if role in o["available_to"]),
+        )
+        for role in (*found["roles"], "eavesdropper", "world")
+    ]
+    return tuple(
+        Sight(position=s.position, receives=_once(kind for kind, _, _ in sent), asks=s.asks)
+        if s.position == "eavesdropper"
+        else s
+        for s in seen
+    )
+
+
+def _receivers(message: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(r.strip() for r in message["to"].split(","))
+
+
+def _once(kinds: Iterator[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(kinds))
+
+
+def sections(found: Mapping[str, Any], mark: str = "") -> tuple[Section, ...]:
+    """A protocol's declaration as titled lists; names of kinds and settings stand between `mark`s."""
+    return tuple(
+        section
+        for section in (
+            Section(title="Roles", items=tuple(found["roles"])),
+            Section(title="Needs", items=tuple(_needs(found))),
+            Section(title="Who sees what", items=tuple(_sight(s, mark) for s in sights(found))),
+            Section(title="Trust assumptions", items=tuple(found["trust"])),
+            Section(title="Oracles", items=tuple(_oracle(o, mark) for o in found["oracles"])),
+            Section(title="Can do without", items=tuple(f"{mark}{k}{mark}" for k in found["withholdable"])),
+            Section(title="Deviations from the paper", items=tuple(found["deviations"])),
+        )
+        if section.items
+    )
+
+
+def _needs(found: Mapping[str, Any]) -> Iterator[str]:
+    if found["pools_data"]:
+        yield "One party that holds everybody's records."
+    elif found["heterogeneous"]:
+        yield "A network for each client; they may differ."
+    else:
+        yield "One network for all clients and the server."
+    yield f"Records with {' or '.join(_TASKS.get(t, t) for t in found.get('tasks', ONLY_SINGLE_LABEL))}."
+    if found["needs_public"]:
+        yield "Public, unlabelled samples that every party holds."
+    else:
+        yield "No public samples."
+
+
+def _sight(sight: Sight, mark: str) -> str:
+    def listed(kinds: Sequence[str]) -> str:
+        return ", ".join(f"{mark}{k}{mark}" for k in kinds)
+
+    parts = []
+    if sight.position == "eavesdropper":
+        parts.append(
+            f"overhears {listed(sight.receives)}; sizes and order only where the transport is encrypted"
+        )
+    elif sight.receives:
+        parts.append(f"receives {listed(sight.receives)}")
+    if sight.sends:
+        whose = "its own " if sight.position == "each client" else ""
+        parts.append(f"sends {whose}{listed(sight.sends)}")
+    if sight.asks:
+        parts.append(f"may ask {listed(sight.asks)}")
+    if sight.position == "eavesdropper" and not sight.receives:
+        parts = ["nothing: no message is sent"]
+    return f"{sight.position}: {'; '.join(parts) or 'nothing'}"
+
+
+def _oracle(oracle: Mapping[str, Any], mark: str) -> str:
+    asked, answers = ", ".join(oracle["available_to"]), " or ".join(oracle["answers"])
+    return f"{mark}{oracle['name']}{mark}: answers {answers} labels to {asked}"
 
 
 def text(found: dict[str, Any]) -> str:
     """The card as text for a terminal."""
     lines = [f"{found['name']} ({found['room']})", "", found["doc"].strip(), ""]
     if found["room"] == "protocol":
-        lines += ["Messages"] + [_message(m) for m in found.get("messages", ())] + [""]
+        lines += ["Messages", *map(_message, found["messages"] or [{}]), ""]
+        for section in sections(found):
+            lines += [section.title, *(f"  {item}" for item in section.items), ""]
+        # A protocol's own defences depend on its settings, which only its code knows; the docs page has run it.
+        lines += ["Settings, own defences", f"  docs/protocols.md, section {found['name']}", ""]
     for key, title in _TITLES.items():
-        value = found.get(key)
-        if value:
-            plain = [_oracle(o) for o in value] if key == "oracles" else _plain(value)
-            lines += [title, *(f"  {line}" for line in plain), ""]
+        if found.get(key) and (found["room"], key) != ("protocol", "tasks"):
+            lines += [title, *(f"  {line}" for line in _plain(found[key])), ""]
     return "\n".join(lines).rstrip()
 
 
-def _message(message: dict[str, Any]) -> str:
+def _message(message: Mapping[str, Any]) -> str:
+    if not message:
+        return "  none"
     head = f"  {message['from']} -> {message['to']}: {message['kind']} ({message['what']})"
-    return f"{head}\n      {KINDS[message['kind']]}"
+    only = f"\n      only with {when(message)}" if message.get("when") else ""
+    return f"{head}\n      {KINDS[message['kind']]}{only}"
 
 
-def _oracle(oracle: dict[str, Any]) -> str:
-    asked, answers = ", ".join(oracle["available_to"]), " or ".join(oracle["answers"])
-    return f"{oracle['name']}: answers {answers} labels to {asked}"
+def when(message: Mapping[str, Any], mark: str = "") -> str:
+    """The settings under which a declared message is sent; empty where it always is."""
+    settings = message.get("when", {})
+    return ", ".join(f"{mark}{name}: {json.dumps(value)}{mark}" for name, value in settings.items())
 
 
 def _plain(value: Any) -> list[str]:

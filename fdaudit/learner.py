@@ -59,13 +59,17 @@ class Learner:
     def __init__(
         self, party: str, module: nn.Module, optimizer: Optimizer, device: torch.device | str = "cpu"
     ) -> None:
-        self.party, self.steps = party, 0
+        self.party, self.steps, self._rate = party, 0, optimizer.lr
         self.module = module.to(device)
         self._trainable = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         self._optimizer = optimizer.build(list(self._trainable.values()))
 
-    def step(self, loss: Tensor) -> float:
+    def step(self, loss: Tensor, lr: float | None = None) -> float:
         """One step down `loss` (); returns its value.
+
+        Args:
+            loss: what to descend; other leaves of its graph get no gradient from this.
+            lr: this step's learning rate, where a schedule sets it; default: the optimiser's own.
 
         Raises:
             TrainingDivergedError: the loss is NaN or infinite.
@@ -74,7 +78,10 @@ class Learner:
         if not torch.isfinite(loss.detach()):
             raise TrainingDivergedError(self.party, self.steps, value)
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        # Without `inputs` the samples that a loss was taken at would collect gradients nobody asked for.
+        loss.backward(inputs=list(self._trainable.values()))
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate if lr is None else lr
         self._optimizer.step()
         self.steps += 1
         return value

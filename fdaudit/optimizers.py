@@ -37,6 +37,7 @@ def restore_moments(
     """Lets a fresh optimiser go on from what `moments_of` gave."""
     for key, value in moments.items():
         moment, _, name = key.partition("/")
-        # Adam's step count stays on the CPU, wherever the parameters are.
-        device = value.device if moment == "step" else named[name].device
-        optimizer.state[named[name]][moment] = value.clone().to(device)
+        # Adam's step count stays on the CPU, wherever the parameters are. A moment laid out in memory otherwise
+        # than its parameter would take another path through the optimiser.
+        kept = value.clone() if moment == "step" else torch.empty_like(named[name]).copy_(value)
+        optimizer.state[named[name]][moment] = kept.detach()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from fdaudit.audit import Tick, attack_cells, perform, reopen
 from fdaudit.cells import Stage
 from fdaudit.conclusion import conclude
-from fdaudit.errors import RunError
+from fdaudit.errors import RunError, UsageError
 from fdaudit.manifest import verify
 from fdaudit.plan import Plan, plan_attack
 from fdaudit.result import Cell
@@ -21,7 +23,9 @@ from fdaudit.view import View
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Run", "attack", "attack_all", "load", "report", "run"]
+    from fdaudit.reports.comparison import Entry
+
+__all__ = ["Run", "attack", "attack_all", "compare", "load", "report", "run"]
 
 _QUIET: Tick = lambda what, done, total: None  # noqa: E731  # a default, not a function of its own
 
@@ -176,16 +180,66 @@ def report(run: Run, path: Path | str | None = None) -> Path:
     """Writes the security report of a run as one HTML file; by default `report/index.html` in the run."""
     from fdaudit.reports.security import write_report
 
-    target = Path(path) if path is not None else run.directory / "report" / "index.html"
+    target = Path(path) if path is not None else _report_of(run)
     if target.is_dir():
         raise RunError("out", str(target), "is a directory", "Give the path of an HTML file.")
+    _make(target.parent, target)
+    write_report(run.result, run.directory, target, run.timings)
+    return target
+
+
+def compare(runs: Sequence[Run], out: Path | str) -> Path:
+    """Writes `index.html` and `comparison.json` into a directory: finished runs side by side.
+
+    Args:
+        runs: two at least, in the order of their rows; each is called by its directory's name.
+        out: the directory; reports that the runs have are linked from it.
+
+    Raises:
+        UsageError: a run has no result, is given twice, or stands alone; nothing was written.
+    """
+    from fdaudit.reports import write_comparison
+
+    directory = Path(out)
+    if len(runs) < 2:
+        found = str(runs[0].directory) if runs else None
+        raise RunError("run", found, "stands alone", "Give two runs or more to compare.")
+    places = [r.directory.resolve() for r in runs]
+    for place, given in zip(places, runs, strict=True):
+        if places.count(place) > 1:
+            raise RunError("run", str(given.directory), "is given twice", "Give each run once.")
+    short = [place.name for place in places]
+    names = short if len(set(short)) == len(short) else [r.directory.as_posix() for r in runs]
+    entries = [_entry(r, name, directory) for r, name in zip(runs, names, strict=True)]
+    _make(directory, directory)
+    return write_comparison(entries, directory)
+
+
+def _entry(run: Run, name: str, directory: Path) -> Entry:
+    from fdaudit.reports.comparison import Entry
+    from fdaudit.reports.schema import read
+
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        result = read(run.result)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error.field}", error.value, error.problem, error.remedy) from None
+    page, link = _report_of(run), None
+    if page.is_file():
+        relative = Path(os.path.relpath(page.resolve(), directory.resolve()))
+        link = quote(relative.as_posix())
+    return Entry(name=name, result=result, report=link, seconds=sum(run.timings.values()) or None)
+
+
+def _report_of(run: Run) -> Path:
+    return run.directory / "report" / "index.html"
+
+
+def _make(folder: Path, target: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = f"cannot be written ({error.strerror})"
         raise RunError("out", str(target), problem, "Give another path.") from None
-    write_report(run.result, run.directory, target, run.timings)
-    return target
 
 
 def _default_directory(spec: Spec) -> Path:

@@ -17,7 +17,6 @@ from fdaudit.federation import PartyData, Round
 from fdaudit.metrics import accuracy, macro_f1, mean_auc, mean_auc_figure, multilabel_macro_f1
 from fdaudit.plan import Plan
 from fdaudit.rehearsal import kinds_of, networks_of, setting_of
-from fdaudit.rng import child_numpy
 from fdaudit.spec import RecordRounds
 from fdaudit.trainers import Trainers
 from fdaudit.training import Parameters
@@ -27,7 +26,6 @@ from fdaudit.vault import Vault
 from fdaudit.wire import Delivery, Wire
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
 __all__ = ["NoWire", "Utility", "federate", "save_checkpoint"]
@@ -45,7 +43,7 @@ _COLUMNS: Mapping[Task, tuple[str, ...]] = {
 class Utility:
     """`utility.csv`: one row for each model evaluated on the test records.
 
-    Of the multi-label task a row has mAUC with its bootstrap interval (empty where there is none), and how many
+    Of the multi-label task a row has mAUC with its interval (empty where there is none), and how many
     classes it had to leave out.
 
     Args:
@@ -72,8 +70,7 @@ class Utility:
         rows = []
         for party, parameters in models.items():
             logits = trainers[party].predict(parameters, x)
-            generator = child_numpy(plan.seed, "utility", line, round, party)
-            rows.append((line, round, party, *_measured(logits, y, generator)))
+            rows.append((line, round, party, *_measured(logits, y)))
         self._write(rows)
 
     def _write(self, rows: list[tuple[Any, ...]]) -> None:
@@ -86,12 +83,12 @@ class Utility:
         self.offset = self._path.stat().st_size
 
 
-def _measured(logits: Tensor, y: Tensor, generator: np.random.Generator) -> tuple[Any, ...]:
+def _measured(logits: Tensor, y: Tensor) -> tuple[Any, ...]:
     """The figures of one row, in the order of `_COLUMNS`."""
     if task_of(y) == "single-label":
         guess = logits.argmax(1)
         return accuracy(guess, y), macro_f1(guess, y), len(y)
-    figure = mean_auc_figure(logits, y, generator)
+    figure = mean_auc_figure(logits, y)
     left_out = len(mean_auc(logits, y).left_out)
     return figure.value, figure.low, figure.high, multilabel_macro_f1(logits > 0, y), left_out, len(y)
 

@@ -47,7 +47,7 @@ class DatasetSpec(Config):
     image_size: int | None = Field(None, ge=4, le=512)
     """Side of the square that images are padded or resized to; default: as they are."""
     limit: int | None = Field(None, ge=10)
-    """At most this many training records, drawn class by class."""
+    """At most this many training records, drawn class by class (multi-label: at random)."""
 
 
 class PartitionSpec(Config):

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,9 @@ Parameters = dict[str, Tensor]
 """Named floating-point parameters and buffers of a model."""
 
 _PREDICT_BATCH = 1024
+
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
 
 
 class Buildable(Protocol):
@@ -211,7 +214,7 @@ class Trainer:
         x, targets = job.x.to(self.device), job.targets.to(self.device)
         anchor = self._anchor(job, fit)
         losses = []
-        with self._randomness(job.seed):
+        with self.randomness(job.seed):
             for step, batch in enumerate(job.batches):
                 loss = loss_of(copy.module(self._images(_rows(x, batch))), _rows(targets, batch))
                 losses.append(loss.detach())
@@ -275,7 +278,7 @@ class Trainer:
         copy.module.train()
         batch = job.batches[0]
         x, targets = self._images(_rows(job.x, batch)), _rows(job.targets, batch).to(self.device)
-        with self._randomness(job.seed):
+        with self.randomness(job.seed):
             loss = loss_function(fit.objective, fit.temperature)(copy.module(x), targets)
         free = {n: t for n, t in copy.named.items() if n in self._trainable}
         values = torch.autograd.grad(loss, list(free.values()))
@@ -284,8 +287,7 @@ class Trainer:
 
     def _by_themselves(self, work: Callable[[_Copy, Job], Fitted], jobs: Sequence[Job]) -> list[Fitted]:
         """Every job on its own; on a CPU as many at a time as there are threads."""
-        # Dropout draws from the one global generator, so such jobs take turns.
-        workers = 1 if self._random or self.device.type != "cpu" else min(self.execution.threads, len(jobs))
+        workers = self._workers(len(jobs))
         if workers <= 1:
             return [work(self._copies[0], job) for job in jobs]
         self._copies += [self._build() for _ in range(workers - len(self._copies))]
@@ -300,7 +302,49 @@ class Trainer:
         self._module.eval()
         return torch.cat([self._module(self._images(part)).cpu() for part in x.split(_PREDICT_BATCH)])
 
+    # -- lending --------------------------------------------------------------------------------------------
+
+    def network(self, parameters: Mapping[str, Tensor]) -> nn.Module:
+        """A network of the caller's own with these parameters, on the device, in training mode.
+
+        For what the core does not do: gradients with respect to inputs, losses that other parties have a part in.
+        """
+        copy = self._build()
+        copy.load(parameters)
+        return copy.module
+
+    def apart(self, work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list[Result]:
+        """The caller's own work on each piece; on a CPU on as many at a time as there are threads.
+
+        Args:
+            work: must change nothing that another piece's work reads.
+            pieces: what to work on.
+        """
+        workers = self._workers(len(pieces))
+        if workers <= 1:
+            return [work(piece) for piece in pieces]
+        return side_by_side(lambda _, piece: work(piece), pieces, [None] * workers)
+
+    @contextmanager
+    def randomness(self, seed: int) -> Iterator[None]:
+        """Dropout can only draw from the global generator: lends it this seed, then puts it back."""
+        if not self._random:
+            yield
+            return
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            # torch.manual_seed would reseed every accelerator, also those that were not forked.
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                with torch.cuda.device(self.device):
+                    torch.cuda.manual_seed(seed)
+            yield
+
     # -- details --------------------------------------------------------------------------------------------
+
+    def _workers(self, pieces: int) -> int:
+        # Dropout draws from the one global generator, so such pieces of work take turns.
+        return 1 if self._random or self.device.type != "cpu" else min(self.execution.threads, pieces)
 
     def _build(self) -> _Copy:
         built = self._architecture.build(torch.Generator().manual_seed(0))
@@ -316,21 +360,6 @@ class Trainer:
         if job.anchor is None:
             raise ValueError(f"{job.party}: mu = {fit.mu} needs an anchor. Give the parameters to stay near.")
         return {n: job.anchor[n].to(self.device) for n in self._named if n in self._trainable}
-
-    @contextmanager
-    def _randomness(self, seed: int) -> Iterator[None]:
-        """Dropout can only draw from the global generator: lend it the job's seed, then put it back."""
-        if not self._random:
-            yield
-            return
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            # torch.manual_seed would reseed every accelerator, also those that were not forked.
-            torch.default_generator.manual_seed(seed)
-            if devices:
-                with torch.cuda.device(self.device):
-                    torch.cuda.manual_seed(seed)
-            yield
 
 
 def _optimizer(tensors: list[Tensor], fit: Fit) -> torch.optim.Optimizer:

@@ -38,11 +38,11 @@ class Delivery(dict[str, "Tensor"]):
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """What a defence hands to the wire: the tensors to send, under which kind, and the event."""
+    """What a defence hands to the wire: the tensors to send, under which kind, and the event; None: no defence."""
 
     kind: str
     tensors: Mapping[str, Tensor]
-    event: Event
+    event: Event | None
     bytes_on_wire: int = 0
 
 
@@ -160,38 +160,37 @@ class Wire:
             self._note_silence(sender, receivers)
             return None
         self._sent[sender] += 1
-        # Defences draw noise tensor by tensor: in the order of names, whatever order a sender holds them in.
-        tensors = dict(sorted(tensors.items()))
-        event: Event | None = None
-        described: list[Mapping[str, Any]] = []
-        bits = 0
-        for number, defense in enumerate(self._defenses.get((kind, role(sender)), ())):
-            noise = SecretStream(self._secret, "defense", self._transcript.position.seq, number)
-            released = defense.release(kind, readable(tensors), noise)
-            kind, tensors, event, bits = (
-                released.kind,
-                released.tensors,
-                released.event,
-                released.bytes_on_wire,
-            )
-            described.append(defense.describe())
-        if kind not in KINDS:
-            raise ProtocolError(f"wire: a defence made a message of kind {kind!r}. {nearest(kind, KINDS)}")
+        released, described = self._defend(sender, kind, tensors)
         draft = Message(
             seq=0,
             round=self._round,
             step=self._step,
             sender=sender,
             receivers=tuple(receivers),
-            kind=kind,
+            kind=released.kind,
             fields=dict(fields or {}),
             inputs=tuple(inputs) if inputs != ALL else ALL,
-            defenses=tuple(described),
-            event=event,
-            bytes_on_wire=bits,
+            defenses=described,
+            event=released.event,
+            bytes_on_wire=released.bytes_on_wire,
         )
-        message, decoded = self._transcript.append(draft, tensors)
+        message, decoded = self._transcript.append(draft, released.tensors)
         return Delivery({n: t.to(self._device) for n, t in readable(decoded).items()}, message.seq)
+
+    def _defend(
+        self, sender: str, kind: str, tensors: Mapping[str, Tensor]
+    ) -> tuple[Released, tuple[Mapping[str, Any], ...]]:
+        """What the sender's defences release, the last one's event with it, and how each describes itself."""
+        # Defences draw noise tensor by tensor: in the order of names, whatever order a sender holds them in.
+        released = Released(kind=kind, tensors=dict(sorted(tensors.items())), event=None)
+        attached = self._defenses.get((kind, role(sender)), ())
+        for number, defense in enumerate(attached):
+            noise = SecretStream(self._secret, "defense", self._transcript.position.seq, number)
+            released = defense.release(released.kind, readable(released.tensors), noise)
+        if released.kind not in KINDS:
+            problem = f"wire: a defence made a message of kind {released.kind!r}"
+            raise ProtocolError(f"{problem}. {nearest(released.kind, KINDS)}")
+        return released, tuple(defense.describe() for defense in attached)
 
     def _note_silence(self, sender: str, receivers: Sequence[str]) -> None:
         """On record once a round: who did not answer whom. When a party goes silent is no secret of its data."""

@@ -8,10 +8,12 @@ REGISTRY = Registry(
     "fdaudit.protocols",
     {
         "centralized": "fdaudit.protocols.standalone:Centralized",
+        "dafkd": "fdaudit.protocols.dafkd:DaFKD",
         "ds-fl": "fdaudit.protocols.ds_fl:DSFL",
         "fedavg": "fdaudit.protocols.fedavg:FedAvg",
         "feddf": "fdaudit.protocols.feddf:FedDF",
         "feded": "fdaudit.protocols.feded:FedED",
+        "fediod": "fdaudit.protocols.fediod:FedIOD",
         "fedkd": "fdaudit.protocols.fedkd:FedKD",
         "fedmd": "fdaudit.protocols.fedmd:FedMD",
         "fkd": "fdaudit.protocols.fkd:FKD",

@@ -27,7 +27,7 @@ class DSFLConfig(PublicTraining):
     """Entropy reduction aggregation, which sharpens the average, or simple aggregation, which leaves it."""
     temperature: float = Field(0.1, gt=0)
     """T of entropy reduction; the lower, the sharper."""
-    warmup_steps: int = Field(0, ge=0)
+    warm_up_steps: int = Field(0, ge=0)
     """SGD steps on private records before the first round; the paper has none."""
 
 
@@ -116,8 +116,8 @@ class DSFL(PublicDistillation):
         """Algorithm 1: update, predict, upload, aggregate, broadcast, distil."""
         for r in range(start, self.config.rounds):
             self._wire.begin(r)
-            if r == 0 and self.config.warmup_steps:
-                self._train("warm-up", length={"steps": self.config.warmup_steps})
+            if r == 0 and self.config.warm_up_steps:
+                self._train("warm-up", length={"steps": self.config.warm_up_steps})
             losses = self._train("update", r)  # 1. update: w_k on private records
             local = self._answer(self._ask(r), self.config.share)  # 2.-3. prediction on o_r, upload
             labels = self._aggregate(local)  # 4.-5. aggregation, broadcast

@@ -34,6 +34,8 @@ class FedDFConfig(LocalTraining):
     """Public samples a distillation step."""
     distill_lr: float = Field(0.001, gt=0)
     """Learning rate of Adam in distillation."""
+    distill_final_lr: float | None = Field(1e-6, gt=0)
+    """Where it ends, along half a cosine over each round's steps; none: it stays."""
     temperature: float = Field(1.0, gt=0)
     """τ: temperature of both softmaxes; the paper's is 1."""
 
@@ -92,10 +94,7 @@ class FedDF:
         {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
     )
     deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "The number of distillation steps is fixed; the paper stops early on validation data, and anneals Adam's "
-            "learning rate by a cosine."
-        ),
+        "The number of distillation steps is fixed; the paper stops early on validation data.",
         "A server's network that no client has is distilled from the ensemble, starting from where it stands.",
         "With `local_steps`, batches are always full and passes reshuffled; the paper speaks of epochs only.",
     )
@@ -168,7 +167,11 @@ class FedDF:
         z = mean_logits([self._trainers[k].predict(x, self._public) for k, x in uploads.items()])
         teacher = (z / self.config.temperature).softmax(1)
         fit = Fit(
-            lr=self.config.distill_lr, optimizer="adam", objective="kl", temperature=self.config.temperature
+            lr=self.config.distill_lr,
+            final_lr=self.config.distill_final_lr,
+            optimizer="adam",
+            objective="kl",
+            temperature=self.config.temperature,
         )
         for p, group in enumerate(self._groups):
             answered = [k for k in group if k in uploads]

@@ -22,7 +22,7 @@ class FedMDConfig(PublicTraining):
     """What clients send: class scores (logits), their softmax, or the predicted class."""
     order: Literal["digest-revisit", "revisit-digest"] = "digest-revisit"
     """The paper's order, or the one in which a round begins with private records and ends with the consensus."""
-    warmup_steps: int = Field(200, ge=0)
+    warm_up_steps: int = Field(200, ge=0)
     """SGD steps on private records before the first round."""
 
 
@@ -84,7 +84,7 @@ class FedMD(PublicDistillation):
     deviations: ClassVar[tuple[str, ...]] = (
         (
             "The paper begins with transfer learning on labelled public data. Our public samples have no labels: a "
-            "client begins with `warmup_steps` on private records instead."
+            "client begins with `warm_up_steps` on private records instead."
         ),
         (
             "The order is the paper's, digest then revisit. Implementations differ: that of Shao, Wu & Zhang 2023 "
@@ -113,8 +113,8 @@ class FedMD(PublicDistillation):
         """Algorithm 1: transfer learning, then communicate, aggregate, distribute, digest, revisit."""
         for t in range(start, self.config.rounds):  # for j = 1, 2, ..., P
             self._wire.begin(t)
-            if t == 0 and self.config.warmup_steps:  # transfer learning
-                self._train("warm-up", length={"steps": self.config.warmup_steps})
+            if t == 0 and self.config.warm_up_steps:  # transfer learning
+                self._train("warm-up", length={"steps": self.config.warm_up_steps})
             if self.config.order == "revisit-digest":
                 losses = self._train("revisit", t)
             scores = self._answer(self._ask(t), self.config.share)  # communicate: f_k(x_i) on a subset of D_0

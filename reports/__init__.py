@@ -8,11 +8,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .compare_page import render_comparison, write_comparison
     from .security import render_report, write_report
 
-__all__ = ["render_report", "write_report"]
+__all__ = ["render_comparison", "render_report", "write_comparison", "write_report"]
 
-_PUBLIC: Mapping[str, str] = MappingProxyType({"render_report": "security", "write_report": "security"})
+_PUBLIC: Mapping[str, str] = MappingProxyType(
+    {
+        "render_comparison": "compare_page",
+        "render_report": "security",
+        "write_comparison": "compare_page",
+        "write_report": "security",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -227,18 +227,23 @@ def _measured(result: Result) -> str:
 
 
 def _utility_words(result: Result) -> str:
-    """The final figures of each line in one sentence; a line of many parties by its least and greatest."""
+    """The final figures of each line in one sentence: its server's model, and its clients' least and greatest."""
     parts = []
     for line in dict.fromkeys(f.line for f in result.utility.final):
-        finals = [
-            f for f in result.utility.final if f.line == line and f.figure.name in ("accuracy", "mean_auc")
-        ]
-        values = [f.figure.value for f in finals if f.figure.value is not None]
+        held = {
+            f.party: f.figure.value
+            for f in result.utility.final
+            if f.line == line and f.figure.name in ("accuracy", "mean_auc")
+        }
+        server = held.pop("server", None)
+        if server is not None:
+            parts.append(f"{clip(line, 40)}'s server reaches {amount(server, 'fraction')}")
+        values = [v for v in held.values() if v is not None]
         if len(values) == 1:
             parts.append(f"{clip(line, 40)} reaches {amount(values[0], 'fraction')}")
         elif values:
             low, high = amount(min(values), "fraction"), amount(max(values), "fraction")
-            parts.append(f"{clip(line, 40)} lies between {low} and {high} over {len(values)} parties")
+            parts.append(f"{clip(line, 40)}'s {len(values)} clients lie between {low} and {high}")
     measured = _measured(result)
     return f"At the end {joined(parts)} test {measured}." if parts else f"No final {measured} is on record."
 

@@ -24,13 +24,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["ForestRow", "forest_chart", "roc_chart", "utility_chart"]
+__all__ = [
+    "COLOURS",
+    "MARKERS",
+    "MUTED",
+    "STYLES",
+    "ForestRow",
+    "forest_chart",
+    "inline_svg",
+    "plain",
+    "roc_chart",
+    "spread",
+    "utility_chart",
+]
 
 BLUE, VERMILLION, GREEN, ORANGE, PURPLE = "#0072B2", "#D55E00", "#00795A", "#B77A00", "#A34E7E"
 INK, MUTED, RULE = "#1f2a37", "#56626f", "#d9d5cb"
-_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE)
-_STYLES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2, 2, 2)))
-_MARKERS = ("o", "s", "^", "D", "v")
+COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE)
+STYLES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2, 2, 2)))
+MARKERS = ("o", "s", "^", "D", "v")
 
 _TAG = re.compile(r'(\bid="|\bhref="#|url\(#)')
 
@@ -84,7 +96,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
         ends: list[tuple[float, str, str]] = []
         last = max((p.round for p in curve), default=1)
         for i, line in enumerate(lines):
-            colour, style = _COLOURS[i % 5], _STYLES[i % 5]
+            colour, style = COLOURS[i % 5], STYLES[i % 5]
             parties = list(dict.fromkeys(p.party for p in curve if p.line == line))
             best: list[float] = []
             for k, who in enumerate(parties):
@@ -94,7 +106,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
                 if len(points) == 1:
                     axes.axhline(y[0], color=colour, linestyle=style, linewidth=width)
                 else:
-                    marker = _MARKERS[i % 5] if k == 0 else None
+                    marker = MARKERS[i % 5] if k == 0 else None
                     every = max(1, len(x) // 8)
                     axes.plot(
                         x,
@@ -108,10 +120,10 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
                     )
                 best.append(y[-1])
             count = f" ({len(parties)} parties)" if len(parties) > 1 else ""
-            ends.append((sum(best) / len(best), f"{_plain(line, 14)}{count}", colour))
+            ends.append((sum(best) / len(best), f"{plain(line, 14)}{count}", colour))
         axes.set(xlabel="Round", ylabel=f"Test {measured} (%)", xlim=(0, last), ylim=(0, 101))
         axes.grid(axis="y")
-        for y_text, text, colour in _spread(ends, 7.5):
+        for y_text, text, colour in spread(ends, 7.5):
             axes.annotate(
                 text,
                 (1.02, y_text),
@@ -121,7 +133,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
                 fontsize=8.5,
             )
 
-    return _svg(draw, (4.9, 2.75), (0.115, 0.17, 0.57, 0.79), name, title)
+    return inline_svg(draw, (4.9, 2.75), (0.115, 0.17, 0.57, 0.79), name, title)
 
 
 def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, name: str, title: str) -> Markup:
@@ -145,7 +157,7 @@ def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, nam
                       markerfacecolor="white" if row.role == "control" else colour)  # fmt: skip
         if chance is not None:
             axes.axvline(chance, color=VERMILLION, linewidth=0.9, linestyle=(0, (4, 2)))
-        names = [_plain(row.name, 19) for row in reversed(rows)]
+        names = [plain(row.name, 19) for row in reversed(rows)]
         axes.set_yticks(range(len(rows)), names)
         axes.set(xlabel=axis, ylim=(-0.6, len(rows) - 0.4))
         axes.tick_params(axis="y", length=0)
@@ -155,7 +167,7 @@ def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, nam
         axes.set_axisbelow(True)
 
     height = 0.62 + 0.23 * len(rows)
-    return _svg(draw, (4.3, height), (0.31, 0.48 / height, 0.66, 1 - 0.54 / height), name, title)
+    return inline_svg(draw, (4.3, height), (0.31, 0.48 / height, 0.66, 1 - 0.54 / height), name, title)
 
 
 def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: str) -> Markup:
@@ -188,7 +200,7 @@ def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: s
             bold = who == worst
             x, y = [max(v, floor) for v in curve.fpr], [max(v, floor) for v in curve.tpr]
             axes.step(x, y, where="post", color=VERMILLION if bold else BLUE, linewidth=1.8 if bold else 1.0,
-                      linestyle="-" if bold else _STYLES[1 + i % 4], label=_plain(who, 19))  # fmt: skip
+                      linestyle="-" if bold else STYLES[1 + i % 4], label=plain(who, 19))  # fmt: skip
         axes.set(xscale="log", yscale="log", xlim=(floor, 1.0), ylim=(floor, 1.05), aspect="equal",
                  xlabel="False-positive rate", ylabel="True-positive rate")  # fmt: skip
         axes.grid(which="major")
@@ -198,7 +210,7 @@ def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: s
         axes.set_yticks(ticks, [_percent(t) for t in ticks])
         axes.legend(loc="lower right", frameon=True, edgecolor="none", framealpha=0.9, fontsize=8)
 
-    return _svg(draw, (3.6, 3.4), (0.17, 0.15, 0.78, 0.8), name, title)
+    return inline_svg(draw, (3.6, 3.4), (0.17, 0.15, 0.78, 0.8), name, title)
 
 
 def _floor_decade(value: float) -> int:
@@ -212,7 +224,7 @@ def _percent(rate: float) -> str:
     return f"{100 * rate:g} %"
 
 
-def _spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[float, str, str]]:
+def spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[float, str, str]]:
     """Moves labels apart so that neighbours stand at least `gap` from one another."""
     placed: list[tuple[float, str, str]] = []
     for y, text, colour in sorted(ends):
@@ -224,7 +236,7 @@ def _spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[fl
     return lowered
 
 
-def _plain(text: str, limit: int = 24) -> str:
+def plain(text: str, limit: int = 24) -> str:
     """A short label of characters that the drawing's font surely has; others become a replacement mark."""
     kept = "".join(
         c if c.isprintable() and ord(c) < 0x250 else "\N{REPLACEMENT CHARACTER}" for c in text[:limit]
@@ -232,7 +244,7 @@ def _plain(text: str, limit: int = 24) -> str:
     return kept + "…" if len(text) > limit else kept
 
 
-def _svg(
+def inline_svg(
     draw: Callable[[Axes], None],
     size: tuple[float, float],
     box: tuple[float, float, float, float],

@@ -32,6 +32,7 @@ __all__ = [
     "Result",
     "Roc",
     "Run",
+    "Silence",
     "Target",
     "Utility",
     "WireRow",
@@ -43,6 +44,13 @@ SCHEMA = "fdaudit-result/1"
 
 class _Part(Config):
     model_config = ConfigDict(extra="ignore")
+
+
+class Silence(_Part):
+    """A client that did not answer, and the rounds in which it owed a message."""
+
+    party: str
+    rounds: tuple[int, ...] = Field(min_length=1)
 
 
 class Run(_Part):
@@ -60,7 +68,10 @@ class Run(_Part):
     clients: int
     rounds: int
     model: str
+    client_models: tuple[str, ...] = ()
     parameters: int
+    silences: tuple[Silence, ...] = ()
+    roles: tuple[str, ...] = ()
     head: str
     messages: int
     record: str

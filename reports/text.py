@@ -23,6 +23,7 @@ __all__ = [
     "measure",
     "party",
     "sentence",
+    "spans",
     "visible",
     "with_interval",
 ]
@@ -159,6 +160,19 @@ def party(name: str) -> str:
 def sentence(text: str) -> str:
     """`text` with its first letter as a capital."""
     return text[:1].upper() + text[1:]
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Round numbers as runs of neighbours: "round 4", "rounds 2 to 4 and 7"."""
+    runs: list[list[int]] = []
+    for n in sorted(set(numbers)):
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1][1:] = [n]
+        else:
+            runs.append([n])
+    said = [" to ".join(map(str, run)) for run in runs]
+    several = len(said) > 1 or any(len(run) > 1 for run in runs)
+    return f"round{'s' if several else ''} {joined(said)}"
 
 
 def joined(parts: Iterable[str], word: str = "and") -> str:

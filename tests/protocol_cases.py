@@ -50,7 +50,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("ds-fl", {"aggregation": "sa", "share": "hard_labels", "public_batch": 4, **FAST}),
     ("feddf", {"fraction": 0.67, "distill_batch_size": 3, "temperature": 2.0}),
     ("feded", {"share": "hard_labels", "distill_batch_size": 2, "distill_lr": 0.05, **FAST}),
-    ("fedmd", {"share": "hard_labels", "public_batch": 4, "warmup_steps": 0, **FAST}),
+    ("fedmd", {"share": "hard_labels", "public_batch": 4, "warm_up_steps": 0, **FAST}),
     ("fedmd", {"share": "soft_labels", "order": "revisit-digest", "local_steps": 1}),
     ("fkd", {"share": "hard", "gamma": 0.5, "momentum": 0.5, **FAST}),
     ("pls", {"share": "hard", **FAST}),
@@ -59,10 +59,17 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         {"labels": "soft", "public_batch": 5, "tau_server": 1.2, "space": "features", "landmarks": 5},
     ),
     ("selective-fd", {"selector": "confidence", "local_steps": 0, "tau_client": 0.1}),
-    ("selective-fd", {"selector": "energy", "labels": "soft", "warmup_steps": 0}),
+    ("selective-fd", {"selector": "energy", "labels": "soft", "warm_up_steps": 0}),
     ("selective-fd", {"selector": "none"}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
+    ("dafkd", {"upload_discriminator": False, "fraction": 0.67, "weighting": "samples"}),
+    (
+        "dafkd",
+        {"recognised": 0.0, "diversity": 0.0, "weights": "uniform", "local_steps": 2, "momentum": 0.5},
+    ),
+    ("fediod", {"weights": "samples", "mimic": 0.5, "student_steps": 1, "replay": 0}),
+    ("fediod", {"weights": "uniform", "shares": "uniform", "temperature": 2.0, "local_steps": 3}),
 ]
 """Protocols with settings; `every_case` adds each registered protocol with its defaults."""
 
@@ -72,8 +79,18 @@ SMALL = {
     "distill_batch_size": 5,
     "distill_rounds": 1,
     "distill_steps": 2,
+    "warm_up_steps": 12,
+    # selective-fd
     "uniform": 20,
-    "warmup_steps": 12,
+    # dafkd
+    "pseudo_samples": 5,
+    # fediod
+    "steps_per_round": 2,
+    "samples": 4,
+    "latent": 3,
+    "generator_width": 2,
+    "discriminator_width": 2,
+    "replay": 3,
 }
 """Settings that keep a run short, for the protocols that have them."""
 

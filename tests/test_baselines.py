@@ -235,7 +235,7 @@ def test_pls_takes_the_right_predictions_only_and_says_which(tmp_path):
 def test_one_clients_own_scores_teach_it_nothing(tmp_path):
     """The consensus of one is what it says already: the digest's gradient is zero, and only the revisit is left."""
     one = {"client/0": records()["client/0"]}
-    params = {"warmup_steps": 2, "local_steps": 3}
+    params = {"warm_up_steps": 2, "local_steps": 3}
     ran = run(tmp_path / "a", "fedmd", params, clients=one, rounds=1)
     still = run(tmp_path / "b", "fedmd", {**params, "distill_lr": 1e-30}, clients=one, rounds=1)
     same(ran.rounds[0].models["client/0"], still.rounds[0].models["client/0"], rtol=0, atol=1e-6)
@@ -243,7 +243,7 @@ def test_one_clients_own_scores_teach_it_nothing(tmp_path):
 
 def test_fedmds_digest_brings_clients_together_and_its_revisit_apart(tmp_path):
     """Clients of one class each: measured after the digest they agree, after the revisit they do not."""
-    params = {"share": "soft_labels", "warmup_steps": 20, "local_steps": 10, "distill_steps": 40, "lr": 0.3}
+    params = {"share": "soft_labels", "warm_up_steps": 20, "local_steps": 10, "distill_steps": 40, "lr": 0.3}
     spread = {}
     for order in ("digest-revisit", "revisit-digest"):
         ran = run(tmp_path / order, "fedmd", {**params, "order": order}, clients=of_one_class(), rounds=2)
@@ -301,7 +301,7 @@ def test_the_weighted_mean_and_the_mean_of_logits_by_hand():
 
 
 def test_feddf_without_distillation_to_speak_of_is_federated_averaging(tmp_path):
-    ran = run(tmp_path / "a", "feddf", {"distill_lr": 1e-12, "lr": 0.3}, rounds=1)
+    ran = run(tmp_path / "a", "feddf", {"distill_lr": 1e-12, "distill_final_lr": None, "lr": 0.3}, rounds=1)
     uploads = {
         m.sender: ran.tensors(m)
         for m in ran.messages

@@ -296,7 +296,7 @@ def test_verify_ends_with_0_2_or_3(shell: Shell, done: Path) -> None:
     assert shell("verify", done) == (3, "", "fdaudit: stray is listed by no message\n")
 
 
-# -- list, explain, quickstart --------------------------------------------------------------------------------------
+# -- list, explain -------------------------------------------------------------------------------------------------
 
 
 def test_list_names_everything(shell: Shell) -> None:
@@ -333,45 +333,13 @@ def test_explain_names_the_nearest(shell: Shell) -> None:
     assert "Did you mean 'fedavg'?" in err
 
 
-def test_quickstart_runs_its_own_spec_and_writes_a_report(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command with a small run in the place of the real one, which takes minutes."""
-    from fdaudit import runs
-
-    asked, real = [], runs.run
-
-    def small(spec: Any, out: Any, **options: Any) -> Any:
-        asked.append((spec, out, options["resume"]))
-        return real(tiny(), out, **options)
-
-    monkeypatch.setattr(runs, "run", small)
-    value = shell.json("quickstart")
-    assert (value["run"], value["report"]) == ("audit", "audit/report/index.html")
-    assert shell("quickstart", "--out", "there")[0] == 0
-    assert shell("quickstart", "--out", "there")[0] == 2
-    assert shell("quickstart", "--out", "there", "--resume")[0] == 0
-    spec = Path(fdaudit.__file__).with_name("quickstart.yaml")
-    assert asked[0] == (spec, Path("audit"), False)
-    assert [resume for _, _, resume in asked] == [False, False, False, True]
-
-
-def test_the_quickstart_s_spec_makes_a_plan() -> None:
-    from fdaudit.plan import make_plan
-
-    plan = make_plan(fdaudit.load_spec(Path(fdaudit.__file__).with_name("quickstart.yaml")), 0)
-    assert plan.spec.profile == "quick"
-    assert plan.spec.dataset.name == "digits", "nothing but what ships with scikit-learn"
-    assert [a.name for a in plan.attacks if a.config is not None] == attacks.REGISTRY.names()
-
-
 # -- the frame ------------------------------------------------------------------------------------------------------
 
 
 def test_help_is_there_for_every_command(shell: Shell) -> None:
     code, out, _ = shell("--help")
     assert code == 0
-    commands = ("quickstart", "run", "attack", "report", "verify", "list", "explain")
+    commands = ("quickstart", "run", "attack", "report", "compare", "verify", "list", "explain")
     assert all(f"  {name} " in out for name in commands)
     assert "0 done, 1 a gate of the spec or a cell failed, 2 bad input, 3 the record was changed" in " ".join(
         out.split()

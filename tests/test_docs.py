@@ -208,7 +208,7 @@ def test_the_checker_and_verify_refuse_a_damaged_run(
 def test_the_python_snippets_run(
     name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(run, tmp_path / "audit")
+    shutil.copytree(run, tmp_path / "audit" / "fedavg")
     monkeypatch.chdir(tmp_path)
     snippets = [b for b in blocks(name, "python") if "check.py" not in b]
     assert snippets

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import fdaudit
+from fdaudit import suite
 from fdaudit.cli import main
+from fdaudit.spec import Spec
 
 from .browser import Browser, chromium
 from .report_cases import SECTIONS
@@ -119,3 +121,97 @@ def test_images_are_shown_true_beside_reconstructed(browser: Browser, page: Path
     shown = browser.run("return [...document.images].map(i => [i.naturalWidth, i.alt, i.src.slice(0, 15)])")
     assert len(shown) >= 3 * 2
     assert all(width == 8 and alt and source == "data:image/png;" for width, alt, source in shown)
+
+
+# -- the five protocols side by side ------------------------------------------------------------------------------
+
+SHORT: dict[str, dict[str, object]] = {
+    "fedavg": {"rounds": 3},
+    "fedkd": {"local_epochs": 2, "distill_rounds": 1, "distill_steps": 5},
+    "selective-fd": {"rounds": 2, "warm_up_steps": 3, "public_batch": 40},
+    "fediod": {"rounds": 2, "local_epochs": 2, "steps_per_round": 2, "samples": 8, "generator_width": 2},
+    "dafkd": {"rounds": 2, "local_epochs": 1, "pseudo_samples": 16, "distill_steps": 2},
+}
+
+
+def _short(name: str, spec: Spec) -> Spec:
+    """A spec of the quickstart with what takes time cut down."""
+    value = spec.model_dump(mode="json")
+    value["dataset"]["limit"], value["victims"] = 500, 1
+    value["protocol"]["params"] |= SHORT[name]
+    value["attacks"] = [{"name": "loss-threshold"}, {"name": "analytic"}]
+    return fdaudit.load_spec(value)
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    specs = {name: _short(name, spec) for name, spec in suite.specs().items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suite, "specs", lambda: specs)
+        return suite.quickstart(tmp_path_factory.mktemp("five") / "audit")[1]
+
+
+def test_the_comparison_holds_what_each_run_s_result_says(five: Path) -> None:
+    value = json.loads(five.with_name("comparison.json").read_bytes())
+    assert [run["protocol"] for run in value["runs"]] == list(suite.PROTOCOLS)
+    assert value["differences"] == []
+    for run in value["runs"]:
+        made = fdaudit.load(five.parent / run["name"])
+        assert made.verify() == []
+        result = made.result
+        assert run["bytes"]["total"] == sum(w["bytes"] for w in result["wire"])
+        rows = made.utility
+        last = rows[(rows["line"] == run["protocol"]) & (rows["round"] == result["run"]["rounds"] - 1)]
+        by_party = dict(zip(last["party"], last["accuracy"], strict=True))
+        assert (run["accuracy"]["server"] or {}).get("value") == by_party.pop("server", None)
+        clients = [a for party, a in by_party.items() if party.startswith("client/")]
+        if clients:
+            assert run["accuracy"]["mean"] == pytest.approx(sum(clients) / len(clients))
+            assert run["accuracy"]["worst"]["value"] == min(clients)
+        seen = {s["position"]: s for s in run["seen"]}
+        assert ("aggregator" in seen) == (run["protocol"] == "fedkd")
+        for position in ("server", "eavesdropper"):
+            view = made.view(position)
+            counts: dict[str, int] = {}
+            for message in view.messages:
+                if message.sender != position:
+                    counts[message.kind] = counts.get(message.kind, 0) + 1
+            assert {k["kind"]: k["count"] for k in seen[position]["kinds"]} == counts
+
+
+def test_no_protocol_but_fedavg_and_dafkd_sends_models_upwards(five: Path) -> None:
+    value = json.loads(five.with_name("comparison.json").read_bytes())
+    seen = {
+        run["protocol"]: {k["kind"] for s in run["seen"] if s["position"] == "server" for k in s["kinds"]}
+        for run in value["runs"]
+    }
+    models = {"gradient", "model_update", "model_parameters"}
+    assert {name for name, kinds in seen.items() if kinds & models} == {"fedavg", "dafkd"}
+    assert seen["fedkd"] == {"ensemble_labels"}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_comparison_opens_on_a_phone_and_a_laptop(browser: Browser, five: Path, width: int) -> None:
+    opened = browser.open(five, width)
+    assert opened.errors == ()
+    assert opened.requests == (opened.url,)
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    assert browser.run("return document.scripts.length") == 0
+    assert browser.run("return document.querySelectorAll('#attacks tbody tr').length") == 5
+    assert browser.run("return document.querySelector('#utility svg').clientWidth") > 200
+    links = browser.run("return [...document.querySelectorAll('#attacks a')].map(a => a.href)")
+    assert {Path(link.removeprefix("file://")) for link in links} == {
+        five.parent / name / "report" / "index.html" for name in suite.PROTOCOLS
+    }
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", suite.PROTOCOLS)
+def test_every_report_opens_from_the_comparison(browser: Browser, five: Path, name: str) -> None:
+    opened = browser.open(five.parent / name / "report" / "index.html", 390)
+    assert opened.errors == ()
+    assert browser.run("return document.documentElement.scrollWidth") <= 390
+    for section in SECTIONS:
+        text = browser.run("return document.getElementById(arguments[0]).innerText", section)
+        assert len(text) > 150, section

@@ -66,6 +66,7 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "audit",
     "conclusion",
     "runs",
+    "suite",
     "explain",
     "cli",
 )
@@ -342,7 +343,7 @@ WITHOUT_GENERATOR = {"torch.rand_like", "torch.randn_like", "torch.randint_like"
 NUMPY_RANDOM = {"numpy.random.default_rng", "numpy.random.Generator", "numpy.random.SeedSequence"}
 GLOBAL_GENERATOR = {
     # Initialisers and dropout can only draw from the global generator: inside a fork, which puts it back.
-    "fdaudit.models.zoo": "torch.default_generator.manual_seed",
+    "fdaudit.models.network": "torch.default_generator.manual_seed",
     "fdaudit.training": "torch.default_generator.manual_seed",
 }
 

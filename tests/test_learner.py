@@ -96,3 +96,55 @@ def test_a_loss_that_is_not_finite_stops_and_names_party_step_and_value(value):
     with pytest.raises(TrainingDivergedError, match=rf"client/0.*step 2 is {value}"):
         one.step(one.module[0].weight.square().sum() * value)
     assert encode(one.state()) == before
+
+
+# -- schedules, samples, memory formats ---------------------------------------------------------------------------
+
+
+@every_setting
+def test_a_steps_own_rate_holds_for_that_step_only(optimizer):
+    one, other = learner(optimizer), learner(optimizer)
+    one.step(one.module(batch(0)).square().mean(), 0.0)
+    assert encode({n: t for n, t in one.parameters().items() if "running" not in n}) == encode(
+        {n: t for n, t in other.parameters().items() if "running" not in n}
+    )
+    halved, plain = optimizer.model_copy(update={"lr": optimizer.lr / 2}), learner(optimizer)
+    fresh = learner(halved)
+    assert fresh.step(fresh.module(batch(0)).square().mean()) == plain.step(
+        plain.module(batch(0)).square().mean(), optimizer.lr / 2
+    )
+    assert encode(fresh.parameters()) == encode(plain.parameters())
+    before = plain.parameters()
+    plain.step(plain.module(batch(1)).square().mean())
+    other.restore(fresh.state())
+    other.step(other.module(batch(1)).square().mean())  # with the optimiser's own rate again
+    assert encode(plain.parameters()) == encode(other.parameters()) != encode(before)
+
+
+def test_samples_that_a_loss_was_taken_at_collect_no_gradient():
+    one, x = learner(Optimizer(lr=0.05)), batch(0).requires_grad_()
+    one.step(one.module(x).square().mean())
+    assert x.grad is None
+
+
+def test_a_restored_learner_goes_on_bit_for_bit_in_channels_last():
+    def convolutions() -> Learner:
+        made = nn.Sequential(nn.Conv2d(3, 16, 3), nn.LeakyReLU(0.2), nn.Conv2d(16, 8, 3))
+        with torch.no_grad():
+            for n, p in made.named_parameters():
+                p.copy_(torch.randn(p.shape, generator=child(0, n)))
+        return Learner("client/0", made.to(memory_format=torch.channels_last), Optimizer(lr=0.01))
+
+    def advance(one: Learner, steps: range) -> None:
+        for s in steps:
+            x = torch.randn(4, 3, 9, 9, generator=child(2, "x", s))
+            one.step(one.module(x).square().mean())
+
+    whole, first, second = convolutions(), convolutions(), convolutions()
+    advance(whole, range(6))
+    advance(first, range(3))
+    second.restore(decode(encode(first.state())))
+    advance(second, range(3, 6))
+    assert encode(second.state()) == encode(whole.state())
+    (weight, *_) = second.module.parameters()
+    assert second._optimizer.state[weight]["exp_avg"].stride() == weight.stride()

@@ -71,7 +71,7 @@ def test_the_result_and_the_report_speak_of_mauc(finished, monkeypatch, capsys):
     assert result["run"]["task"] == "multi-label"
     figures = [row["figure"] for row in result["utility"]["final"]]
     assert {f["name"] for f in figures} == {"mean_auc"}
-    assert all(f["low"] <= f["value"] <= f["high"] and f["method"].startswith("bootstrap") for f in figures)
+    assert all(f["low"] <= f["value"] <= f["high"] and f["method"] == "DeLong, logit scale" for f in figures)
     assert all("accuracy" not in point for point in result["utility"]["curve"])
     positives = [(finished.plan.records(k)[1] == 1).sum(0).tolist() for k in finished.plan.clients]
     assert result["class_table"] == positives
@@ -215,6 +215,14 @@ def test_a_protocol_of_single_labels_is_refused_multi_label_data(monkeypatch, de
     assert caught.value.field == "protocol.name"
     assert "standalone" in caught.value.remedy
     make_plan(load_spec(tiny()), 0)
+
+
+def test_the_refusal_names_the_protocols_that_can():
+    spec = tiny(**{**MULTI, "protocol": {"name": "fedmd"}, "references": []})
+    with pytest.raises(SpecError, match="does not run multi-label data") as caught:
+        make_plan(load_spec(spec), 0)
+    assert caught.value.value == "fedmd"
+    assert caught.value.remedy == "Protocols that do: centralized, fedavg, fedkd, standalone."
 
 
 def test_a_partition_by_class_is_refused():

@@ -72,8 +72,9 @@ def test_every_data_file_is_declared() -> None:
         for p in (ROOT / "reports" / "templates").iterdir()
         if p.is_file()
     }
-    assert declared == found | templates
-    assert {"fdaudit/py.typed", "fdaudit/quickstart.yaml"} <= declared
+    quickstart = {f"fdaudit/quickstart/{p.name}" for p in (ROOT / "fdaudit" / "quickstart").iterdir()}
+    assert declared == found | templates | quickstart
+    assert {"fdaudit/py.typed", "fdaudit/quickstart/fedavg.yaml"} <= declared
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -225,7 +226,9 @@ def test_what_is_not_listed_is_underscored(module: str, path: Path) -> None:
             defined.add(node.name)
     # Commands are offered to the shell, not to Python.
     unlisted = {n for n in defined - names if not n.startswith("_")}
-    allowed = {"fdaudit.cli": {"attack", "explain", "list_", "quickstart", "report", "run", "verify"}}
+    allowed = {
+        "fdaudit.cli": {"attack", "compare", "explain", "list_", "quickstart", "report", "run", "verify"}
+    }
     assert unlisted <= allowed.get(module, set())
 
 

@@ -1,4 +1,4 @@
-"""The specs with the papers' settings: each is valid, says its source, and can be planned where its data is at hand."""
+"""The baselines' specs with the papers' settings: all are there, and can be planned where their data is at hand."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PAPER = sorted((ROOT / "examples" / "paper").glob("*.yaml"))
 MNIST = [p for p in PAPER if load_spec(p).dataset.name == "mnist"]
 
 
-def test_each_baseline_has_the_papers_settings_and_a_reduced_version() -> None:
+def test_each_protocol_has_the_papers_settings_and_a_reduced_version() -> None:
     names = {p.name for p in PAPER}
-    for protocol in ("ds-fl", "feded", "fedmd", "fkd", "pls"):
+    for protocol in ("ds-fl", "feded", "fedkd", "fedmd", "fkd", "pls"):
         assert {f"{protocol}-mnist.yaml", f"{protocol}-mnist-small.yaml"} <= names
 
 
@@ -30,6 +30,7 @@ def test_each_says_what_it_is_and_leaves_the_seed_open(path: Path) -> None:
     assert "20" in text.split("fdaudit:")[0], "the head names no paper"
     assert spec.name != "audit"
     assert spec.seed is None
+    assert path.stem.endswith("-small") or path.with_stem(f"{path.stem}-small") in PAPER
 
 
 @pytest.mark.data

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,18 +100,28 @@ def distilled(
     x: Tensor,
     target: NDArray[Any],
     steps: int,
-    lr: float,
+    rates: Callable[[int], float],
     optimizer: type[torch.optim.Optimizer],
 ) -> Arrays:
-    """`steps` steps of cross-entropy towards `target` (n, C) on all of x at once."""
+    """`steps` steps of cross-entropy towards `target` (n, C) on all of x at once, step s at the rate `rates(s)`."""
     w = {n: nn.Parameter(torch.tensor(v)) for n, v in start.items()}
-    chosen = optimizer(w.values(), lr=lr)  # type: ignore[call-arg]
-    for _ in range(steps):
+    chosen = optimizer(w.values(), lr=1.0)  # type: ignore[call-arg]
+    for step in range(steps):
+        chosen.param_groups[0]["lr"] = rates(step)
         loss = -(torch.tensor(target).float() * logits(w, x).log_softmax(1)).sum(1).mean()
         chosen.zero_grad()
         loss.backward()
         chosen.step()
     return {n: p.detach().numpy() for n, p in w.items()}
+
+
+def constant(step: int) -> float:
+    return 0.1
+
+
+def cosine(steps: int) -> Callable[[int], float]:
+    """FedDF's: from 1e-3 to 1e-6 along half a cosine."""
+    return lambda step: 1e-6 + (1e-3 - 1e-6) * (1 + np.cos(np.pi * step / steps)) / 2
 
 
 def equal_models(stated: Arrays, made: Arrays, what: str) -> None:
@@ -150,7 +160,9 @@ def ds_fl(record: Record, settings: dict[str, Any], start: Arrays, silent: froze
         mean = mean_by_sample(answers(record, r, (settings["share"],), silent), asked)
         stated = only(of(record, r, "ensemble_labels", "server"), "the labels")
         equal(stated["values"], era(mean, 0.1) if settings["aggregation"] == "era" else mean, "the labels")
-        w = distilled(w, public()[asked], stated["values"], settings["distill_steps"], 0.1, torch.optim.SGD)
+        w = distilled(
+            w, public()[asked], stated["values"], settings["distill_steps"], constant, torch.optim.SGD
+        )
     equal_models(
         only(of(record, ROUNDS - 1, "model_parameters", "server"), "the model"), w, "the server's model"
     )
@@ -164,7 +176,7 @@ def feded(record: Record, settings: dict[str, Any], start: Arrays, silent: froze
     for r in range(ROUNDS):
         asked = only(of(record, r, "proxy_indices", "server"), "the samples' numbers")["index"]
         mean = mean_by_sample(answers(record, r, (settings["share"],), silent), asked)
-        made = distilled(sent[r], public()[asked], mean, settings["distill_steps"], 0.1, torch.optim.SGD)
+        made = distilled(sent[r], public()[asked], mean, settings["distill_steps"], constant, torch.optim.SGD)
         equal_models(sent[r + 1], made, f"the model after round {r}")
     return ROUNDS
 
@@ -183,7 +195,8 @@ def feddf(record: Record, settings: dict[str, Any], start: Arrays, silent: froze
         }
         z = torch.stack([logits(u, public()) for u in uploads.values()]).mean(0)
         teacher = z.softmax(1).numpy()
-        made = distilled(mean, public(), teacher, settings["distill_steps"], 0.001, torch.optim.Adam)
+        steps = settings["distill_steps"]
+        made = distilled(mean, public(), teacher, steps, cosine(steps), torch.optim.Adam)
         equal_models(sent[r + 1], made, f"the model after round {r}")
     return ROUNDS
 
@@ -224,7 +237,8 @@ READERS = {"fedmd": fedmd, "ds-fl": ds_fl, "feded": feded, "feddf": feddf, "fkd"
 # -- the runs -------------------------------------------------------------------------------------------------------
 
 STEPS = {"local_steps": 2, "lr": 0.1}
-ALONE = {**STEPS, "distill_steps": 3, "public_batch": 5}
+ALONE = {**STEPS, "distill_steps": 3, "public_batch": 5, "distill_batch_size": None}
+FUSED = {**STEPS, "distill_steps": 3, "distill_batch_size": 128}
 CASES = [
     pytest.param(name, settings, id="-".join([name, *map(str, list(settings.values())[len(base) :])]))
     for name, base, more in (
@@ -232,7 +246,7 @@ CASES = [
         ("ds-fl", {**ALONE, "share": "soft_labels"}, {"aggregation": ("era", "sa")}),
         ("ds-fl", {**ALONE, "aggregation": "era"}, {"share": ("hard_labels",)}),
         ("feded", ALONE, {"share": ("soft_labels", "hard_labels")}),
-        ("feddf", {**STEPS, "distill_steps": 3}, {"fraction": (1.0,)}),
+        ("feddf", FUSED, {"fraction": (1.0,)}),
         ("fkd", STEPS, {"share": ("soft", "hard")}),
         ("pls", STEPS, {"share": ("soft", "hard")}),
     )
@@ -284,10 +298,11 @@ def test_taking_any_one_message_away_breaks_it(name, settings, tmp_path):
     ],
 )
 def test_the_reader_tells_another_rule_from_the_right_one(name, reader, change, tmp_path):
-    settings = {"ds-fl": {"share": "soft_labels", "aggregation": "era"}, "feded": {"share": "soft_labels"}}
-    own = {**(ALONE if name in ("ds-fl", "feded") else STEPS), **settings.get(name, {})}
-    if name == "feddf":
-        own = {**own, "distill_steps": 3}
+    own = {
+        "ds-fl": {**ALONE, "share": "soft_labels", "aggregation": "era"},
+        "feded": {**ALONE, "share": "soft_labels"},
+        "feddf": FUSED,
+    }.get(name, STEPS)
     folder, start = recorded(tmp_path / "a", name, own)
     READERS[name](read(folder), own, start, NOBODY)
     with pytest.raises(BrokenRecordError):

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fdaudit.reports import write_report
+from fdaudit.reports import write_comparison, write_report
 
 from .browser import Browser, chromium
 from .report_cases import FIXTURES, SECTIONS, TIMINGS, load
+from .test_comparison import distilled, entries
 from .test_report import HOSTILE, poison
 
 pytestmark = pytest.mark.browser
@@ -122,3 +123,43 @@ def test_prints_on_a4_with_whole_figures(browser: Browser, report: Path) -> None
     assert len(boxes) == 1
     width, height = (float(v) for v in boxes.pop())
     assert (width, height) == pytest.approx((595, 842), abs=1.5)
+
+
+# -- the comparison -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_comparison(entries(load(), distilled()), tmp_path_factory.mktemp("comparison"))
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_the_comparison_fits_every_width(browser: Browser, comparison: Path, width: int) -> None:
+    page = browser.open(comparison, width)
+    assert page.errors == ()
+    assert page.requests == (page.url,)
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    heights = browser.run("return [...document.querySelectorAll('section')].map(s => s.offsetHeight)")
+    assert len(heights) == 5
+    assert min(heights) > 100
+
+
+def test_the_comparison_s_text_stands_out_from_its_ground(browser: Browser, comparison: Path) -> None:
+    browser.open(comparison)
+    ratios = browser.run(CONTRAST)
+    assert len(ratios) > 100
+    assert ratios[0][0] >= 4.5, ratios[:5]
+
+
+def test_the_comparison_survives_names_of_ten_thousand_characters(browser: Browser, tmp_path: Path) -> None:
+    raws = [poison(raw, lambda text: text + "w" * 10_000 if text else text) for raw in (load(), distilled())]
+    path = write_comparison(entries(*raws), tmp_path)
+    for width in (390, 1280):
+        assert browser.open(path, width).errors == ()
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+
+
+def test_the_comparison_prints(browser: Browser, comparison: Path) -> None:
+    browser.open(comparison)
+    made = browser.driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
+    assert base64.b64decode(made["data"]).startswith(b"%PDF-")

@@ -28,7 +28,13 @@ from fdaudit.metrics.membership import (
     score_membership,
     tpr_at_fpr_figure,
 )
-from fdaudit.metrics.multilabel import MeanAuc, mean_auc, mean_auc_figure, multilabel_macro_f1
+from fdaudit.metrics.multilabel import (
+    MEAN_AUC_METHOD,
+    MeanAuc,
+    mean_auc,
+    mean_auc_figure,
+    multilabel_macro_f1,
+)
 from fdaudit.metrics.perceptual import (
     LPIPS_SIDE,
     fid_figure,
@@ -55,6 +61,7 @@ from fdaudit.metrics.weights import PINS, Pin, WeightsUnavailableError, load_wei
 __all__ = [
     "FPRS",
     "LPIPS_SIDE",
+    "MEAN_AUC_METHOD",
     "PINS",
     "PSNR_CEILING",
     "SMOOTHING",

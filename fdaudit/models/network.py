@@ -1,13 +1,16 @@
-"""The shape every network of the zoo has: an extractor, then a head."""
+"""The shape every network of the zoo has (an extractor, then a head), and what all networks are built with."""
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Network", "feature_width"]
+__all__ = ["Network", "feature_width", "group_norm", "seed_from", "seeded"]
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Network(nn.Module):
@@ -45,3 +48,28 @@ def feature_width(extractor: nn.Module, input_shape: tuple[int, int, int]) -> in
     """
     with torch.no_grad():
         return int(extractor(torch.zeros(1, *input_shape)).shape[1])
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """GroupNorm in at most 32 groups (Wu and He 2018) of at least 4 channels."""
+    groups = max(g for g in range(1, 33) if channels % g == 0 and (g == 1 or channels // g >= 4))
+    return nn.GroupNorm(groups, channels)
+
+
+def seed_from(generator: torch.Generator) -> int:
+    """A seed for initial weights: one draw from `generator`."""
+    return int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+
+
+def seeded(seed: int, make: Callable[[], M]) -> M:
+    """What `make` builds, initial weights drawn from `seed`.
+
+    Guarantees:
+      * equal weights for equal seeds, whatever the global random state is;
+      * the global random state stays as it was, on every device.
+    """
+    # Initialisers draw from the global CPU generator. It is forked and seeded here and nowhere else;
+    # torch.manual_seed would reseed the accelerators' generators too.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return make()

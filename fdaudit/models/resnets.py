@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fdaudit.config import Config
-from fdaudit.models.network import Network
+from fdaudit.models.network import Network, group_norm
 
 __all__ = ["Resnet8Params", "ResnetParams", "resnet8", "resnet_small"]
 
@@ -106,8 +106,4 @@ def resnet_small(name: str, params: ResnetParams, input_shape: _Shape, classes: 
 
 
 def _normalise(norm: _Norm, channels: int) -> nn.Module:
-    """BatchNorm, or GroupNorm in at most 32 groups (Wu and He 2018) of at least 4 channels."""
-    if norm == "batch":
-        return nn.BatchNorm2d(channels)
-    groups = max(g for g in range(1, 33) if channels % g == 0 and (g == 1 or channels // g >= 4))
-    return nn.GroupNorm(groups, channels)
+    return nn.BatchNorm2d(channels) if norm == "batch" else group_norm(channels)

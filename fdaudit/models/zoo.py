@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fdaudit.config import Config, validate
 from fdaudit.errors import SpecError, nearest
+from fdaudit.models.network import seed_from, seeded
 from fdaudit.models.resnets import Resnet8Params, ResnetParams, resnet8, resnet_small
 from fdaudit.models.small import (
     CNNS,
@@ -106,8 +107,7 @@ class Architecture:
         Args:
             generator: one draw from it seeds the initial weights.
         """
-        seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
-        return self._seeded(seed)
+        return self._seeded(seed_from(generator))
 
     @property
     def has_batchnorm(self) -> bool:
@@ -122,11 +122,7 @@ class Architecture:
         return any(isinstance(module, kinds) for module in self._skeleton.modules())
 
     def _seeded(self, seed: int) -> nn.Module:
-        # Initialisers draw from the global CPU generator. It is forked and seeded here and nowhere else;
-        # torch.manual_seed would reseed the accelerators' generators too.
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            return _module(self.name, self.params, self.input_shape, self.classes)
+        return seeded(seed, lambda: _module(self.name, self.params, self.input_shape, self.classes))
 
     @cached_property
     def _skeleton(self) -> nn.Module:

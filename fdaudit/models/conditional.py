@@ -1,0 +1,93 @@
+"""DaFKD's networks: a generator told the class, and a domain discriminator on a classifier's own extractor.
+
+The generator has no BatchNorm, unlike the paper's: a generated sample would depend on its whole batch, so that it
+could not be drawn again by itself, and the batch's statistics would be one more thing that clients exchange.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fdaudit.errors import SpecError
+from fdaudit.models.network import Network, feature_width, seed_from, seeded
+
+__all__ = ["ConditionalGenerator", "build_conditional", "build_domain_head", "shared_network"]
+
+_Shape = tuple[int, int, int]
+
+
+class ConditionalGenerator(nn.Module):
+    """Maps latent vectors (n, latent) and classes (n,) to images (n, c, h, w) in [0, 1].
+
+    Two embeddings, of the noise and of the one-hot class, then fully connected layers with LeakyReLU (Wang 2023,
+    section 4.1), with LayerNorm in place of BatchNorm.
+
+    Guarantees:
+      * each image depends on its own latent vector and class only.
+
+    Attributes:
+        latent: length of a latent vector.
+        classes: number of classes C.
+    """
+
+    def __init__(self, latent: int, width: int, output_shape: _Shape, classes: int) -> None:
+        super().__init__()
+        self.latent, self.classes, self._shape = latent, classes, output_shape
+        self.of_noise = nn.Linear(latent, width)
+        self.of_class = nn.Linear(classes, width, bias=False)
+        self.paint = nn.Sequential(
+            nn.LayerNorm(2 * width),
+            nn.LeakyReLU(0.2),
+            nn.Linear(2 * width, 2 * width),
+            nn.LayerNorm(2 * width),
+            nn.LeakyReLU(0.2),
+            nn.Linear(2 * width, math.prod(output_shape)),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        """Images (n, c, h, w) of latent vectors (n, latent) and classes (n,)."""
+        told = F.one_hot(y, self.classes).to(z.dtype)
+        embedded = torch.cat([self.of_noise(z), self.of_class(told)], 1)
+        return cast(Tensor, self.paint(embedded).reshape(len(z), *self._shape))
+
+
+def build_conditional(
+    generator: torch.Generator, latent: int, width: int, output_shape: _Shape, classes: int
+) -> ConditionalGenerator:
+    """A fresh generator on the CPU; one draw from `generator` seeds its initial weights."""
+    return seeded(seed_from(generator), lambda: ConditionalGenerator(latent, width, output_shape, classes))
+
+
+def build_domain_head(generator: torch.Generator, network: nn.Module, input_shape: _Shape) -> nn.Linear:
+    """A fresh last layer of a domain discriminator, over the features (n, d) of `network`'s extractor.
+
+    Its logit (n, 1) is positive where an image looks like the client's own.
+
+    Args:
+        generator: one draw from it seeds the initial weights.
+        network: the classifier that lends its extractor.
+        input_shape: (c, h, w) of an image.
+
+    Raises:
+        SpecError: the network has no extractor.
+    """
+    width = feature_width(shared_network(network).extractor, input_shape)
+    return seeded(seed_from(generator), lambda: nn.Linear(width, 1))
+
+
+def shared_network(module: nn.Module) -> Network:
+    """The classifier as a `Network`, whose extractor can be shared.
+
+    Raises:
+        SpecError: it is another kind of module, which does not say where its features end.
+    """
+    if not isinstance(module, Network):
+        found, problem = type(module).__name__, "has no extractor that a discriminator could share"
+        raise SpecError("model.name", found, problem, "Derive it from fdaudit.models.network.Network.")
+    return module

@@ -1,0 +1,108 @@
+"""Networks of generative protocols: a DCGAN-style generator and a patch discriminator, scaled to the input.
+
+Neither has BatchNorm. With it a generated sample would depend on its whole batch, so that it could not be drawn
+again by itself; and a discriminator's statistics would be private records that act on the score of every other
+sample, which no clipping of one sample's gradient bounds.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fdaudit.errors import SpecError
+from fdaudit.models.network import group_norm, seed_from, seeded
+
+__all__ = ["SMALLEST_SIDE", "Generator", "PatchDiscriminator", "build_discriminator", "build_generator"]
+
+SMALLEST_SIDE = 8
+"""The smallest height or width that these networks make or judge."""
+
+_Shape = tuple[int, int, int]
+
+
+class Generator(nn.Module):
+    """Maps latent vectors (n, latent) to images (n, c, h, w) in [0, 1].
+
+    A fully connected layer makes maps of 4 to 7 pixels on the shorter side; each stage doubles them by nearest
+    neighbours (transposed convolutions leave a chequered pattern) and convolves. Channels double as sides halve,
+    up to eight times `width`. After Radford 2016, with GroupNorm and LeakyReLU.
+
+    Guarantees:
+      * each image depends on its own latent vector only.
+
+    Attributes:
+        latent: length of a latent vector.
+    """
+
+    def __init__(self, latent: int, width: int, output_shape: _Shape) -> None:
+        super().__init__()
+        self.latent = latent
+        channels, *sides = output_shape
+        stages = (min(sides) // 4).bit_length() - 1
+        widths = [width * 2 ** min(stages - s, 3) for s in range(stages + 1)]
+        sizes = [[-(-side // 2 ** (stages - s)) for side in sides] for s in range(stages + 1)]
+        self._first = (widths[0], *sizes[0])
+        self.project = nn.Linear(latent, widths[0] * sizes[0][0] * sizes[0][1])
+        layers: list[nn.Module] = [group_norm(widths[0]), nn.LeakyReLU(0.2)]
+        for inner, outer, size in zip(widths, widths[1:], sizes[1:], strict=False):
+            layers += [nn.Upsample(size=tuple(size)), nn.Conv2d(inner, outer, 3, padding=1)]
+            layers += [group_norm(outer), nn.LeakyReLU(0.2)]
+        self.paint = nn.Sequential(*layers, nn.Conv2d(widths[-1], channels, 3, padding=1), nn.Sigmoid())
+
+    def forward(self, w: Tensor) -> Tensor:
+        """Images (n, c, h, w) of latent vectors (n, latent)."""
+        return cast(Tensor, self.paint(self.project(w).reshape(len(w), *self._first)))
+
+
+class PatchDiscriminator(nn.Module):
+    """Maps images (n, c, h, w) to one logit for each patch (n, h // 4, w // 4); positive means real.
+
+    Two convolutions of stride 2 and one of stride 1, after Isola 2017, as small as Gong 2023 has it (8x8 patches of
+    32x32 images): it judges strokes and textures, not whole images, of which one client has too few.
+
+    Guarantees:
+      * the logits of an image depend on that image only.
+    """
+
+    def __init__(self, width: int, input_shape: _Shape) -> None:
+        super().__init__()
+        self.judge = nn.Sequential(
+            nn.Conv2d(input_shape[0], width, 4, stride=2, padding=1),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(width, 2 * width, 4, stride=2, padding=1),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(2 * width, 1, 3, padding=1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, h // 4, w // 4) of images (n, c, h, w)."""
+        return cast(Tensor, self.judge(x).squeeze(1))
+
+
+def build_generator(generator: torch.Generator, latent: int, width: int, output_shape: _Shape) -> Generator:
+    """A fresh generator on the CPU; one draw from `generator` seeds its initial weights.
+
+    Raises:
+        SpecError: the images are too small.
+    """
+    _refuse_small(output_shape)
+    return seeded(seed_from(generator), lambda: Generator(latent, width, output_shape))
+
+
+def build_discriminator(generator: torch.Generator, width: int, input_shape: _Shape) -> PatchDiscriminator:
+    """A fresh discriminator on the CPU; one draw from `generator` seeds its initial weights.
+
+    Raises:
+        SpecError: the images are too small.
+    """
+    _refuse_small(input_shape)
+    return seeded(seed_from(generator), lambda: PatchDiscriminator(width, input_shape))
+
+
+def _refuse_small(shape: _Shape) -> None:
+    if min(shape[1:]) < SMALLEST_SIDE:
+        found, remedy = f"{shape[1]}x{shape[2]}", f"Set it to {SMALLEST_SIDE} or more."
+        raise SpecError("dataset.image_size", found, "is too small to be generated or judged", remedy)

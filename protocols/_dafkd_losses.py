@@ -1,0 +1,65 @@
+"""DaFKD's losses and weights as pure functions; symbols and equations are Wang et al. 2023's.
+
+K clients, n samples, C classes; discriminators give logits, f = σ(logit) is the probability of being real; nats.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["adversarial_loss", "ensemble", "generator_loss", "importance", "joint_loss", "sameness"]
+
+
+def adversarial_loss(on_real: Tensor, on_pseudo: Tensor) -> Tensor:
+    """L_adv of a domain discriminator, Eq. 2, with the minus sign that the printed equation lacks.
+
+    Args:
+        on_real: its logits on private records (n,), labelled positive.
+        on_pseudo: its logits on pseudo-samples (m,), labelled negative.
+    """
+    return (F.softplus(-on_real).sum() + F.softplus(on_pseudo).sum()) / (len(on_real) + len(on_pseudo))
+
+
+def joint_loss(logits: Tensor, y: Tensor, on_real: Tensor, on_pseudo: Tensor, weight: float = 1.0) -> Tensor:
+    """L_J = weight · L_adv + L, Eq. 9, of a classifier and a discriminator that share their extractor.
+
+    Args:
+        logits: the classifier's on private records (n, C).
+        y: their classes (n,).
+        on_real: the discriminator's logits on the same records (n,).
+        on_pseudo: and on pseudo-samples (m,).
+        weight: of L_adv; 1 in the paper.
+    """
+    return F.cross_entropy(logits, y) + weight * adversarial_loss(on_real, on_pseudo)
+
+
+def generator_loss(on_pseudo: Tensor) -> Tensor:
+    """What the generator descends: -log f, which has its minimum where Eq. 3's log(1 - f) has and does not saturate."""
+    return F.softplus(-on_pseudo).mean()
+
+
+def sameness(one: Tensor, other: Tensor) -> Tensor:
+    """-log of the mean absolute difference of two sets of images (n, c, h, w), at most -log of 0.001.
+
+    What a generator descends to heed its noise (mode seeking: Mao et al. 2019, with a logarithm, so that the slope is
+    steepest where the images are all alike).
+    """
+    return -((one - other).abs().mean() + 1e-3).log()
+
+
+def importance(scores: Tensor) -> Tensor:
+    """α̂ (K, n) of Eq. 7 from scores f (K, n): each client's share; all alike where no client has any.
+
+    Guarantees:
+      * non-negative, and sums to one over the clients for each sample.
+    """
+    total = scores.sum(0)
+    even = torch.full_like(scores, 1 / len(scores))
+    return torch.where(total > 0, scores / total.where(total > 0, 1), even)
+
+
+def ensemble(weights: Tensor, predictions: Tensor) -> Tensor:
+    """Σ_k α̂_k,i s(w_k; x_i) (n, C), the target of Eq. 8, of weights (K, n) and soft predictions (K, n, C)."""
+    return torch.einsum("kn,knc->nc", weights, predictions)

@@ -1,0 +1,360 @@
+"""Several runs side by side: what each learnt, sent, showed to whom, and what attacks made of it.
+
+Everything is read from the runs' `result.json`; nothing is measured here.
+
+Guarantees:
+  * runs that differ in more than their protocol are said to;
+  * a goal that no attack was tried for is never shown as free of leaks;
+  * the same results give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fdaudit.messages import role
+from fdaudit.types import Figure, Goal
+
+from .rules import RULES
+from .schema import Exposure, FinalUtility, Result
+from .text import clip, joined
+from .verdict import Finding, judge_all, strongest
+
+__all__ = ["Compared", "Comparison", "Entry", "Kind", "Outcome", "Seen", "Utility", "compare"]
+
+_UNTRIED = ("not-applicable", "not-requested")
+_MEASURES = ("accuracy", "mean_auc")
+_SAME_GROUND = (
+    "dataset",
+    "partition",
+    "splits",
+    "clients",
+    "model",
+    "client_models",
+    "public_dataset",
+    "profile",
+    "victims",
+    "queries",
+    "transport",
+)
+"""Fields of the spec in which runs must agree for their figures to speak of the protocols alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A run to be compared.
+
+    Attributes:
+        name: what it is called here; unique.
+        result: its result.
+        report: relative link to its own report, or None where there is none.
+        seconds: how long it took, where that is known.
+    """
+
+    name: str
+    result: Result
+    report: str | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utility:
+    """Final test accuracy, or mAUC, of one line: the server's model, the clients' mean and the worst client.
+
+    Attributes:
+        line: the protocol or reference line.
+        server: the server's model; None where it has none.
+        mean: mean over clients with a model of their own, a fraction; None where there is none.
+        worst: the worst of these clients.
+        worst_party: which client that is.
+        clients: how many clients have a model of their own.
+    """
+
+    line: str
+    server: Figure | None
+    mean: float | None
+    worst: Figure | None
+    worst_party: str
+    clients: int
+
+    @property
+    def best(self) -> float | None:
+        """What stands for the line in a drawing: the server's model, else the clients' mean."""
+        return self.server.value if self.server is not None else self.mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What one party received or overheard of one kind."""
+
+    kind: str
+    count: int
+    bytes: int
+    private: bool
+    defenses: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What one adversary saw of a run: of a role with many parties, the one that saw most private bytes.
+
+    Attributes:
+        position: the column it stands in: a role, a coalition, or "a client".
+        party: who it is.
+        kinds: what it received or overheard.
+        asks: oracles that are open to it.
+        known: false where the result has no record of its view.
+    """
+
+    position: str
+    party: str
+    kinds: tuple[Kind, ...]
+    asks: tuple[str, ...] = ()
+    known: bool = True
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all messages."""
+        return sum(k.bytes for k in self.kinds)
+
+    @property
+    def private(self) -> tuple[Kind, ...]:
+        """The kinds that raw data may have reached."""
+        return tuple(k for k in self.kinds if k.private)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What attacks of one goal made of a run: the gravest finding, and how many attacks stand behind it.
+
+    Attributes:
+        goal: what the attacks are after.
+        finding: the gravest finding; None where the result has no cell of this goal.
+        tried: cells in which an attack ran.
+        conclusive: those of them that gave an answer.
+        cells: all cells of this goal.
+    """
+
+    goal: Goal
+    finding: Finding | None
+    tried: int
+    conclusive: int
+    cells: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One run as its row."""
+
+    entry: Entry
+    utility: Utility
+    bytes: tuple[tuple[str, int], ...]
+    seen: tuple[Seen, ...]
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def total(self) -> int:
+        """Bytes on the wire from all roles."""
+        return sum(n for _, n in self.bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Runs side by side.
+
+    Attributes:
+        rows: one a run, in the order given.
+        references: reference lines, each with the name of the run that trained them.
+        positions: the columns of what was seen.
+        differences: in what the runs differ besides their protocols; empty where in nothing.
+        headlines: what may be said of each goal, in one sentence each.
+        measure: what utility is measured by.
+    """
+
+    rows: tuple[Compared, ...]
+    references: tuple[tuple[str, Utility], ...]
+    positions: tuple[str, ...]
+    differences: tuple[str, ...]
+    headlines: tuple[str, ...]
+    measure: str
+
+
+def compare(entries: Sequence[Entry]) -> Comparison:
+    """The comparison of some runs; pure."""
+    rows = tuple(_compared(entry) for entry in entries)
+    positions = dict.fromkeys(s.position for row in rows for s in row.seen)
+    return Comparison(
+        rows=rows,
+        references=tuple(
+            (entry.name, _utility(entry.result.utility.final, line))
+            for entry in entries
+            for line in dict.fromkeys(f.line for f in entry.result.utility.final)
+            if line != entry.result.run.protocol
+        ),
+        positions=tuple(sorted(positions, key=_place)),
+        differences=tuple(_differences([e.result for e in entries])),
+        headlines=tuple(_headlines(rows)),
+        measure=joined(dict.fromkeys(_measure(e.result) for e in entries), "or"),
+    )
+
+
+def _compared(entry: Entry) -> Compared:
+    result = entry.result
+    sent: dict[str, int] = {}
+    for row in result.wire:
+        sent[row.sender_role] = sent.get(row.sender_role, 0) + row.bytes
+    findings = judge_all(result)
+    return Compared(
+        entry=entry,
+        utility=_utility(result.utility.final, result.run.protocol),
+        bytes=tuple(sent.items()),
+        seen=tuple(_all_seen(result)),
+        outcomes=tuple(_outcome(goal, findings) for goal in _goals(findings)),
+    )
+
+
+# -- what was learnt ------------------------------------------------------------------------------------------
+
+
+def _measure(result: Result) -> str:
+    return "mAUC" if result.run.task == "multi-label" else "accuracy"
+
+
+def _utility(final: Iterable[FinalUtility], line: str) -> Utility:
+    held = {f.party: f.figure for f in final if f.line == line and f.figure.name in _MEASURES}
+    clients = {p: f for p, f in held.items() if role(p) == "client" and f.value is not None}
+    worst = min(clients, key=lambda p: clients[p].value or 0.0, default="")
+    values = [f.value or 0.0 for f in clients.values()]
+    return Utility(
+        line=line,
+        server=held.get("server"),
+        mean=sum(values) / len(values) if values else None,
+        worst=clients.get(worst),
+        worst_party=worst,
+        clients=len(clients),
+    )
+
+
+# -- who saw what ---------------------------------------------------------------------------------------------
+
+
+def _all_seen(result: Result) -> Iterator[Seen]:
+    """A view each for the parties' roles, for who listens, and for every coalition that was audited."""
+    seen: dict[str, list[Exposure]] = {}
+    for row in result.exposure:
+        rows = seen.setdefault(row.party, [])
+        if row.direction != "sent":
+            rows.append(row)
+    # Who receives nothing leaves no row; that is on record all the same, since the whole transcript was searched.
+    for party in (*(r for r in result.run.roles if r != "client"), "world", *_audited(result)):
+        seen.setdefault(party, [])
+    views: dict[str, list[Seen]] = {}
+    for party, rows in seen.items():
+        made = Seen(position=_position(party), party=party, kinds=_kinds(rows), asks=_asks(result, party))
+        views.setdefault(made.position, []).append(made)
+    for same in views.values():
+        yield max(same, key=lambda s: sum(k.bytes for k in s.private))
+    if "eavesdropper" not in views:
+        yield Seen(position="eavesdropper", party="eavesdropper", kinds=(), known=False)
+
+
+def _asks(result: Result, party: str) -> tuple[str, ...]:
+    members = {name for member in party.split("+") for name in (member, role(member))}
+    return tuple(o.name for o in result.oracles if members & set(o.available_to))
+
+
+def _audited(result: Result) -> Iterator[str]:
+    yield from dict.fromkeys(c.adversary for c in result.cells)
+
+
+def _position(party: str) -> str:
+    return party if "+" in party or role(party) != "client" else "a client"
+
+
+def _place(position: str) -> tuple[int, str]:
+    order = ("server", "aggregator", "a client", "eavesdropper", "world")
+    return (order.index(position) if position in order else len(order), position)
+
+
+def _kinds(rows: Iterable[Exposure]) -> tuple[Kind, ...]:
+    """By kind, what raw data may have reached first; a defence counts where it stands on every such message."""
+    kinds: dict[str, list[Exposure]] = {}
+    for row in rows:
+        kinds.setdefault(row.kind, []).append(row)
+    made = []
+    for kind, same in kinds.items():
+        reached = [r for r in same if r.private]
+        shields = [set(r.defenses) for r in reached or same]
+        made.append(
+            Kind(
+                kind=kind,
+                count=sum(r.count for r in same),
+                bytes=sum(r.bytes for r in same),
+                private=bool(reached),
+                defenses=tuple(sorted(set.intersection(*shields))),
+            )
+        )
+    return tuple(sorted(made, key=lambda k: (not k.private, -k.bytes, k.kind)))
+
+
+# -- what attacks made of it ----------------------------------------------------------------------------------
+
+
+def _goals(findings: Iterable[Finding]) -> tuple[Goal, ...]:
+    found = {f.cell.goal for f in findings}
+    return tuple(goal for goal in RULES if goal in found)  # type: ignore[misc]
+
+
+def _outcome(goal: Goal, findings: Iterable[Finding]) -> Outcome:
+    cells = [f for f in findings if f.cell.goal == goal]
+    tried = [f for f in cells if f.level not in _UNTRIED]
+    settled = [f for f in tried if f.level in ("leak", "partial", "none-seen")]
+    return Outcome(
+        goal=goal,
+        finding=strongest(tried or cells),
+        tried=len(tried),
+        conclusive=len(settled),
+        cells=len(cells),
+    )
+
+
+def _headlines(rows: Sequence[Compared]) -> Iterator[str]:
+    """What may be said of each goal, leaks first; what was not tried is said last, and never left out."""
+    for goal in dict.fromkeys(o.goal for row in rows for o in row.outcomes):
+        by_level: dict[str, list[str]] = {}
+        for row in rows:
+            outcome = next((o for o in row.outcomes if o.goal == goal), None)
+            level = "not-requested" if outcome is None or outcome.finding is None else outcome.finding.level
+            by_level.setdefault(level, []).append(clip(row.entry.name, 40))
+        leaks = [*by_level.get("leak", []), *by_level.get("partial", [])]
+        untried = [name for level in _UNTRIED for name in by_level.get(level, [])]
+        open_ = [*by_level.get("inconclusive", []), *by_level.get("failed", [])]
+        parts = []
+        if leaks:
+            part = " (in part)" if not by_level.get("leak") else ""
+            parts.append(f"an adversary {RULES[goal].leaked}{part} in {joined(leaks)}")
+        if by_level.get("none-seen"):
+            parts.append(f"no leak was measured in {joined(by_level['none-seen'])}")
+        if open_:
+            parts.append(f"nothing can be concluded about {joined(open_)}")
+        if untried:
+            parts.append(f"no attack here applies to {joined(untried)}, which says nothing about them")
+        yield f"{goal.replace('-', ' ').capitalize()}: {'; '.join(parts)}."
+
+
+# -- whether they can be compared -----------------------------------------------------------------------------
+
+
+def _differences(results: Sequence[Result]) -> Iterator[str]:
+    """In what runs differ besides their protocol, by name."""
+    for field in _SAME_GROUND:
+        values = {repr(r.run.spec.get(field)) for r in results}
+        if len(values) > 1:
+            yield f"`{field}` of the spec"
+    if len({r.run.seed_commitment for r in results}) > 1:
+        yield "the seed, or the salt of its commitment: which records each client holds may differ"
+    if len({repr(sorted(r.run.versions.items())) for r in results}) > 1:
+        yield "the versions of the software"
+    if len({r.run.device for r in results}) > 1:
+        yield "the device"

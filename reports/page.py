@@ -1,0 +1,102 @@
+"""What every page is made with: one strict template environment, and files that are written whole or not at all.
+
+Guarantees:
+  * everything that comes from a result is escaped, and invisible characters are written out;
+  * a name that a template misspells is an error, never a blank.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from fdaudit.types import Figure
+
+from . import text, verdict
+
+__all__ = ["render", "write"]
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(template: str, context: Mapping[str, Any]) -> str:
+    """A page as HTML text."""
+    return _environment().get_template(template).render(context)
+
+
+def write(page: str, path: Path) -> None:
+    """Writes a text to `path`, whole or not at all: under a temporary name beside it, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(page.encode("utf-8"))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(
+        amount=text.amount,
+        breakable=_breakable,
+        clip=text.clip,
+        duration=text.duration,
+        exact=_exact,
+        joined=text.joined,
+        kilobytes=text.kilobytes,
+        label=text.label,
+        level=_level_text,
+        measure=text.measure,
+        sentence=text.sentence,
+        spans=text.spans,
+    )
+    environment.globals.update(
+        LEVELS=verdict.LEVELS,
+        css=Markup((_TEMPLATES / "style.css").read_text("utf-8")),  # noqa: S704 - our own file
+        party=text.party,
+    )
+    return environment
+
+
+def _finalize(value: Any) -> Any:
+    """What every printed expression passes through before it is escaped."""
+    if isinstance(value, Markup | int | float):
+        return value
+    return text.visible(str(value))
+
+
+def _breakable(value: str) -> Markup:
+    """A name, escaped, that may be broken after its underscores and nowhere else in a word."""
+    return escape(text.visible(value)).replace("_", Markup("_<wbr>"))
+
+
+def _exact(value: float) -> str:
+    """A number so that reading it back gives the same number."""
+    return repr(value)
+
+
+def _level_text(figure: Figure) -> str:
+    """How an interval was made: its level and method."""
+    level = "" if figure.confidence is None else text.amount(figure.confidence, "fraction").replace(".0", "")
+    return " ".join(part for part in (level, text.clip(figure.method, 40)) if part)

@@ -1,0 +1,114 @@
+"""The chart of a comparison: what runs learnt against what they sent, as inline SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from .figures import COLOURS, MARKERS, MUTED, STYLES, inline_svg, plain, spread
+from .text import NBSP, kilobytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["TradePoint", "trade_chart"]
+
+_WIDE, _HIGH, _LETTER = 233.0, 156.0, 5.0
+"""The drawing's axes and a letter of its labels, in points."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TradePoint:
+    """One run in a chart of accuracy against traffic; accuracy a fraction, `low` and `high` its interval."""
+
+    name: str
+    bytes: int
+    accuracy: float
+    low: float | None = None
+    high: float | None = None
+
+
+def trade_chart(
+    points: Sequence[TradePoint], levels: Sequence[tuple[str, float]], measure: str, name: str, title: str
+) -> Markup:
+    """Accuracy, or mAUC, against bytes on the wire (logarithmic): a mark a run, a dashed level a reference line.
+
+    Args:
+        points: the runs; one that sent nothing stands at the left edge.
+        levels: reference lines with their values.
+        measure: what is drawn.
+        name: prefix of the drawing's identifiers, unique on the page.
+        title: what the drawing shows, for readers who can't see it.
+    """
+    sent = [p.bytes for p in points if p.bytes > 0] or [1]
+    left, right = min(sent) / 3, max(sent) * 3
+
+    def draw(axes: Axes) -> None:
+        _draw_levels(axes, levels)
+        _draw_points(axes, points, left, right)
+        axes.set(xscale="log", xlim=(left, right), ylim=(0, 101), xlabel="Bytes on the wire, all roles",
+                 ylabel=f"Test {measure} (%)")  # fmt: skip
+        axes.minorticks_off()
+        decades = range(math.floor(math.log10(left)), math.ceil(math.log10(right)) + 1)
+        ticks = [10.0**d for d in decades if left <= 10.0**d <= right]
+        axes.set_xticks(ticks, [kilobytes(t).replace(NBSP, " ").replace(".0", "") for t in ticks])
+        axes.grid(axis="y")
+
+    return inline_svg(draw, (4.9, 2.75), (0.115, 0.17, 0.66, 0.79), name, title)
+
+
+def _draw_levels(axes: Axes, levels: Sequence[tuple[str, float]]) -> None:
+    for i, (_, level) in enumerate(levels):
+        axes.axhline(100 * level, color=MUTED, linestyle=STYLES[1 + i % 4], linewidth=0.9)
+    labels = [(100 * level, plain(text, 14), MUTED) for text, level in levels]
+    for y, text, colour in spread(labels, 7.5):
+        axes.annotate(
+            text, (1.02, y), xycoords=("axes fraction", "data"), color=colour, va="center", fontsize=8.5
+        )
+
+
+def _draw_points(axes: Axes, points: Sequence[TradePoint], left: float, right: float) -> None:
+    def place(point: TradePoint) -> tuple[float, float]:
+        across = math.log(max(point.bytes, left) / left) / math.log(right / left)
+        return _WIDE * across, _HIGH * 100 * point.accuracy / 101
+
+    # No label stands on a mark, nor on another label.
+    taken = [(x - 5, x + 5, y - 3) for x, y in map(place, points)]
+    for i, point in enumerate(points):
+        x, y, colour = max(point.bytes, left), 100 * point.accuracy, COLOURS[i % 5]
+        if point.low is not None and point.high is not None:
+            axes.plot([x, x], [100 * point.low, 100 * point.high], color=colour, linewidth=1.4)
+        axes.plot([x], [y], color=colour, marker=MARKERS[i % 5], markersize=6, linestyle="none")
+        text = plain(point.name, 20)
+        side, rise = _free_side(place(point), _LETTER * len(text), taken)
+        axes.annotate(text, (x, y), xytext=(7 * side, rise), textcoords="offset points", color=colour,
+                      ha="left" if side > 0 else "right", fontsize=8.5)  # fmt: skip
+
+
+def _free_side(
+    place: tuple[float, float], width: float, taken: list[tuple[float, float, float]]
+) -> tuple[int, float]:
+    """On which side of a mark (1 right, -1 left) and how high its label stands clear of those in `taken`.
+
+    Args:
+        place: the mark, in points of the drawing.
+        width: of the label, in points.
+        taken: left end, right end and height of marks and of the labels so far; the chosen place is added.
+    """
+
+    def box(side: int, rise: float) -> tuple[float, float, float]:
+        start = place[0] + (7 if side > 0 else -7 - width)
+        return start, start + width, place[1] + rise
+
+    def clear(low: float, high: float, y: float) -> bool:
+        inside = low > 0 and high < _WIDE
+        return inside and all(high < a or low > b or abs(y - height) > 8 for a, b, height in taken)
+
+    choices = [(side, rise) for rise in (-3.0, -12.0, 7.0, -22.0, 17.0) for side in (1, -1)]
+    side, rise = next((c for c in choices if clear(*box(*c))), choices[0])
+    taken.append(box(side, rise))
+    return side, rise
