@@ -101,7 +101,10 @@ class Bare:
         self._net.load_state_dict(average)
         optimizer = torch.optim.SGD(self._net.parameters(), lr=cfg.distill_lr)
         order = draw_batches(
-            len(x), cfg.distill_batch, steps=cfg.distill_steps, generator=child(SEED, "dafkd", "distil", t)
+            len(x),
+            cfg.distill_batch_size,
+            steps=cfg.distill_steps,
+            generator=child(SEED, "dafkd", "distil", t),
         )
         for batch in order:
             optimizer.zero_grad()

@@ -63,7 +63,7 @@ class Recorded:
         )
         common = Common(networks=Networks(network), execution=execution, public=public)
         config = SelectiveFDConfig(
-            rounds=rounds, labels="soft", public_batch=ASKED, warmup_steps=0, lr=LR, batch_size=BATCH
+            rounds=rounds, labels="soft", public_batch=ASKED, warm_up_steps=0, lr=LR, batch_size=BATCH
         )
         self._vault, self._transcript = vault, transcript
         self._protocol = SelectiveFD(config, setting_of(SelectiveFD, common, data, wire, SEED))

@@ -73,7 +73,8 @@ def _codes(z: Tensor, grid: Grid, z_max: float) -> Tensor:
     # The division's rounding may have missed by one: what counts are the points as the dtype of z represents them.
     codes = torch.where(grid.values(codes - 1, z.dtype) >= z, codes - 1, codes)
     codes = torch.where(grid.values(codes, z.dtype) < z, codes + 1, codes)
-    return codes.clamp(0, grid.points - 1)
+    # The lowest point may come out a rounding below -z_max, which is that point.
+    return codes.masked_fill(z <= -z_max, 0).clamp(0, grid.points - 1)
 
 
 class UniformQuantizationConfig(Config):

@@ -15,20 +15,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fdaudit.controls import answer, controls
-from fdaudit.federation import PartyData
 from fdaudit.knowledge import Knowledge
 from fdaudit.manifest import read_manifest
 from fdaudit.oracle import Oracle, serve
 from fdaudit.plan import AttackPlan, Plan
-from fdaudit.rehearsal import rehearse, setting_of
+from fdaudit.rehearsal import rehearse, set_up
 from fdaudit.result import Cell, Control
 from fdaudit.rng import child
 from fdaudit.scoring import Scorer, cell_directory
-from fdaudit.simulation import NoWire
 from fdaudit.storage import load_json, save_json
 from fdaudit.training import Parameters
 from fdaudit.transcript import Position, Transcript
@@ -130,9 +127,8 @@ class Stage:
         checkpoint = self._vault.load_round()
         if checkpoint is None:
             return None
-        nobody = {k: PartyData(torch.zeros(0), torch.zeros(0)) for k in self.plan.clients}
-        setting = setting_of(self.plan.protocol, self.plan.common, nobody, NoWire(), self.plan.seed)
-        protocol = self.plan.protocol(self.plan.protocol_config, setting)
+        plan = self.plan
+        protocol = set_up(plan.protocol, plan.protocol_config, plan.common, plan.clients, plan.seed)
         protocol.state = self._vault.load(checkpoint["state"])
         released: Parameters | None = protocol.released()
         return released

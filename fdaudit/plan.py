@@ -17,7 +17,7 @@ from fdaudit.errors import DataError, SpecError, nearest
 from fdaudit.execution import Execution
 from fdaudit.federation import Common
 from fdaudit.models import Architecture, architecture
-from fdaudit.rehearsal import parties_of
+from fdaudit.rehearsal import parties_of, set_up
 from fdaudit.rng import child, child_seed
 from fdaudit.spec import RecordRounds, Spec
 from fdaudit.trainers import Networks
@@ -189,7 +189,7 @@ def make_plan(spec: Spec, seed: int) -> Plan:
     splits = make_splits(dataset, spec.clients, spec.partition, shares, child(seed, "splits"))
     public = _public(spec, protocol, dataset, splits, seed)
     _refuse_attacks_without_controls(spec, attack_plans, len(splits.auxiliary))
-    return Plan(
+    plan = Plan(
         spec=spec.model_copy(update=vars(execution)),
         seed=seed,
         dataset=dataset,
@@ -205,6 +205,8 @@ def make_plan(spec: Spec, seed: int) -> Plan:
         defenses=attached,
         attacks=attack_plans,
     )
+    set_up(protocol, config, plan.common, plan.clients, seed)  # what it refuses, it refuses now
+    return plan
 
 
 def _refuse_other_tasks(spec: Spec, protocol: Any, dataset: Dataset) -> None:

@@ -10,17 +10,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fdaudit.config import Config
+from fdaudit.errors import ProtocolError
 from fdaudit.federation import Common, PartyData, Setting
 from fdaudit.rng import SecretStream, child_seed
 from fdaudit.trainers import Networks
 from fdaudit.transcript import Transcript
 from fdaudit.view import View, view_of
-from fdaudit.wire import Wire
+from fdaudit.wire import Delivery, Wire
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["kinds_of", "networks_of", "parties_of", "rehearse", "setting_of"]
+__all__ = ["NoWire", "kinds_of", "networks_of", "parties_of", "rehearse", "set_up", "setting_of"]
+
+
+class NoWire:
+    """A wire that carries nothing: of a reference line, or of a protocol that is only set up."""
+
+    def begin(self, round: int, step: int = 0) -> None:
+        """Nothing to begin."""
+
+    def send(self, sender: str, receivers: Any, kind: str, *_: Any, **__: Any) -> Delivery | None:
+        """Refuses."""
+        raise ProtocolError(f"{sender} sent {kind} where nothing may be sent.")
 
 
 def kinds_of(protocol: Any) -> list[str]:
@@ -48,6 +60,16 @@ def setting_of(
     x, y = (torch.cat([getattr(data, part) for data in clients.values()]) for part in ("x", "y"))
     alone = replace(common, networks=networks_of(protocol, common.networks))
     return alone.setting({"client/0": PartyData(x, y)}, wire, seed)
+
+
+def set_up(protocol: Any, config: Config, common: Common, clients: Sequence[str], seed: int) -> Any:
+    """The protocol with nobody's records and no wire: whether it can be set up at all, and what it released.
+
+    Raises:
+        SpecError: the protocol refuses its settings for these networks and images.
+    """
+    nobody = {k: PartyData(torch.zeros(0), torch.zeros(0)) for k in clients}
+    return protocol(config, setting_of(protocol, common, nobody, NoWire(), seed))
 
 
 def rehearse(

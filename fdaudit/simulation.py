@@ -12,23 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fdaudit.errors import ProtocolError
 from fdaudit.federation import PartyData, Round
 from fdaudit.metrics import accuracy, macro_f1, mean_auc, mean_auc_figure, multilabel_macro_f1
 from fdaudit.plan import Plan
-from fdaudit.rehearsal import kinds_of, networks_of, setting_of
+from fdaudit.rehearsal import NoWire, kinds_of, networks_of, setting_of
 from fdaudit.spec import RecordRounds
 from fdaudit.trainers import Trainers
 from fdaudit.training import Parameters
 from fdaudit.transcript import Position, Transcript
 from fdaudit.types import Task, task_of
 from fdaudit.vault import Vault
-from fdaudit.wire import Delivery, Wire
+from fdaudit.wire import Wire
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["NoWire", "Utility", "federate", "save_checkpoint"]
+__all__ = ["Utility", "federate", "save_checkpoint"]
 
 Tick = Callable[[str, int, int], None]
 """Progress: what, how far, of how much."""
@@ -91,17 +90,6 @@ def _measured(logits: Tensor, y: Tensor) -> tuple[Any, ...]:
     figure = mean_auc_figure(logits, y)
     left_out = len(mean_auc(logits, y).left_out)
     return figure.value, figure.low, figure.high, multilabel_macro_f1(logits > 0, y), left_out, len(y)
-
-
-class NoWire:
-    """The wire of a reference line, which must not send anything."""
-
-    def begin(self, round: int, step: int = 0) -> None:
-        """Nothing to begin."""
-
-    def send(self, sender: str, receivers: Any, kind: str, *_: Any, **__: Any) -> Delivery | None:
-        """Refuses."""
-        raise ProtocolError(f"a reference line sent {kind} from {sender}.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -204,7 +204,7 @@ class Server:
         if not cfg.distill_steps:
             return average, 0.0
         drawn = child(self._seed, "dafkd", "distil", t)
-        batches = draw_batches(len(x), cfg.distill_batch, steps=cfg.distill_steps, generator=drawn)
+        batches = draw_batches(len(x), cfg.distill_batch_size, steps=cfg.distill_steps, generator=drawn)
         seed = child_seed(self._seed, "dafkd", "dropout", t, "server")
         job = Job(party="server", parameters=average, x=x, targets=target, batches=batches, seed=seed)
         fit = Fit(lr=cfg.distill_lr, objective="kl", temperature=cfg.temperature)

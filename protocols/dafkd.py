@@ -50,7 +50,7 @@ class DaFKDConfig(LocalTraining):
     """Size of the pseudo dataset that the server distils on."""
     distill_steps: int = Field(50, ge=0)
     """SGD steps of distillation a round; 0 leaves the average as it is."""
-    distill_batch: int = Field(64, ge=1)
+    distill_batch_size: int = Field(64, ge=1)
     """Pseudo-samples a step."""
     distill_lr: float = Field(0.05, gt=0)
     """Learning rate of distillation."""
@@ -215,7 +215,9 @@ class DaFKD:
         if not uploads:
             return 0.0
         average = self._average({k: u.w for k, u in uploads.items()})
-        basis = [s for u in uploads.values() for s in (u.w.seq, *([] if u.d is None else [u.d.seq]))]
+        basis = [u.w.seq for u in uploads.values()]
+        if self.config.weights != "uniform":
+            basis += [u.d.seq for u in uploads.values() if u.d is not None]
         basis += [*self._count_seqs(uploads), *(int(i) for i in self.state["server/basis/g"])]
         x = self._server.draw(t, take(self.state, "server/g/"))
         target: Tensor | None

@@ -70,7 +70,7 @@ class FedKDConfig(LocalSteps):
     """Into how many rounds the distillation is split, after each of which it is evaluated and can be resumed."""
     distill_steps: int = Field(200, ge=1)
     """Distillation steps a round; T in all is `distill_rounds` times as many."""
-    distill_batch: int = Field(512, ge=1)
+    distill_batch_size: int = Field(512, ge=1)
     """B: public samples a distillation step."""
     distill_lr: float = Field(1e-3, gt=0)
     """Learning rate of the distillation."""
@@ -357,7 +357,7 @@ class FedKD:
             targets=targets,
             batches=draw_batches(
                 len(x),
-                self.config.distill_batch,
+                self.config.distill_batch_size,
                 steps=self.config.distill_steps,
                 generator=child(self._seed, "fedkd", "distill", t),
             ),

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TradePoint", "trade_chart"]
 
+_CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
+"""What a label stands on, so that no line runs through it."""
+
 _WIDE, _HIGH, _LETTER = 233.0, 156.0, 5.0
 """The drawing's axes and a letter of its labels, in points."""
 
@@ -86,7 +89,7 @@ def _draw_points(axes: Axes, points: Sequence[TradePoint], left: float, right: f
         text = plain(point.name, 20)
         side, rise = _free_side(place(point), _LETTER * len(text), taken)
         axes.annotate(text, (x, y), xytext=(7 * side, rise), textcoords="offset points", color=colour,
-                      ha="left" if side > 0 else "right", fontsize=8.5)  # fmt: skip
+                      ha="left" if side > 0 else "right", fontsize=8.5, bbox=_CLEAR)  # fmt: skip
 
 
 def _free_side(

@@ -59,7 +59,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         {"labels": "soft", "public_batch": 5, "tau_server": 1.2, "space": "features", "landmarks": 5},
     ),
     ("selective-fd", {"selector": "confidence", "local_steps": 0, "tau_client": 0.1}),
-    ("selective-fd", {"selector": "energy", "labels": "soft", "warmup_steps": 0}),
+    ("selective-fd", {"selector": "energy", "labels": "soft", "warm_up_steps": 0}),
     ("selective-fd", {"selector": "none"}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
@@ -76,11 +76,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 SMALL = {
     "batch_size": 4,
-    "distill_batch": 2,
     "distill_batch_size": 5,
     "distill_rounds": 1,
     "distill_steps": 2,
-    "warmup_steps": 12,
+    "warm_up_steps": 12,
     # selective-fd
     "uniform": 20,
     # dafkd

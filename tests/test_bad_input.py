@@ -272,6 +272,63 @@ MISTAKES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "1",
         "leave it out",
     ),
+    # protocols
+    (
+        "one quantisation level",
+        {"protocol": {"name": "fedkd", "params": {"levels": 1}}},
+        "protocol.params.levels",
+        "1",
+        "greater than or equal to 2",
+    ),
+    (
+        "noise of no scale",
+        {"protocol": {"name": "fedkd", "params": {"gamma": 0}}},
+        "protocol.params.gamma",
+        "0",
+        "greater than 0",
+    ),
+    (
+        "a temperature below nought",
+        {"protocol": {"name": "fedkd", "params": {"temperature": -1.0}}},
+        "protocol.params.temperature",
+        "-1.0",
+        "greater than 0",
+    ),
+    (
+        "a client threshold that is no share",
+        {"protocol": {"name": "selective-fd", "params": {"tau_client": 1.5}}},
+        "protocol.params.tau_client",
+        "1.5",
+        "less than",
+    ),
+    (
+        "a server threshold beyond the largest distance",
+        {"protocol": {"name": "selective-fd", "params": {"tau_server": 2.5}}},
+        "protocol.params.tau_server",
+        "2.5",
+        "less than or equal to 2",
+    ),
+    (
+        "no public samples to distil on",
+        {"protocol": {"name": "fedkd"}},
+        "splits.proxy",
+        "0.0",
+        "name a public dataset",
+    ),
+    (
+        "a generator for images that are too small",
+        {"dataset": {"name": "digits", "image_size": 4}, "protocol": {"name": "fediod"}},
+        "dataset.image_size",
+        "4x4",
+        "Set it to 8",
+    ),
+    (
+        "several labels a record where one is needed",
+        {"dataset": {"name": "digits-multilabel"}, "protocol": {"name": "fediod"}},
+        "protocol.name",
+        "'fediod'",
+        "Protocols that do:",
+    ),
     # data
     (
         "absent dataset that may not be downloaded",

@@ -128,7 +128,7 @@ def test_images_are_shown_true_beside_reconstructed(browser: Browser, page: Path
 SHORT: dict[str, dict[str, object]] = {
     "fedavg": {"rounds": 3},
     "fedkd": {"local_epochs": 2, "distill_rounds": 1, "distill_steps": 5},
-    "selective-fd": {"rounds": 2, "warm_up_steps": 3, "distill_batch_size": 40},
+    "selective-fd": {"rounds": 2, "warm_up_steps": 3, "public_batch": 40},
     "fediod": {"rounds": 2, "local_epochs": 2, "steps_per_round": 2, "samples": 8, "generator_width": 2},
     "dafkd": {"rounds": 2, "local_epochs": 1, "pseudo_samples": 16, "distill_steps": 2},
 }

@@ -13,9 +13,8 @@ from fdaudit.errors import ProtocolError, SpecError, TrainingDivergedError
 from fdaudit.execution import Execution
 from fdaudit.federation import Common, PartyData
 from fdaudit.models import architecture
-from fdaudit.rehearsal import setting_of
+from fdaudit.rehearsal import NoWire, setting_of
 from fdaudit.rng import child
-from fdaudit.simulation import NoWire
 from fdaudit.spec import ModelSpec, load_spec
 from fdaudit.storage import encode
 from fdaudit.trainers import Networks

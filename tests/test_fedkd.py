@@ -127,7 +127,7 @@ def test_with_a_public_bound_nobody_says_how_large_its_logits_are(tmp_path):
 
 def test_the_central_model_is_distilled_by_the_paper_loss(tmp_path):
     """Full batches, so that no order matters: Adam on the squared ℓ2 distance, written out."""
-    params = {**BARE, "distill_rounds": 1, "distill_steps": 5, "distill_batch": 99, "distill_lr": 0.01}
+    params = {**BARE, "distill_rounds": 1, "distill_steps": 5, "distill_batch_size": 99, "distill_lr": 0.01}
     ran = run(tmp_path / "a", "fedkd", params)
     (target,) = sent(ran, "ensemble_labels").values()
     module = network().build(child(0, "own"))
@@ -143,7 +143,7 @@ def test_the_central_model_is_distilled_by_the_paper_loss(tmp_path):
 
 
 def test_at_a_finite_temperature_it_is_kl_between_softened_outputs(tmp_path):
-    params = {**BARE, "distill_rounds": 1, "distill_steps": 4, "distill_batch": 99, "temperature": 3.0}
+    params = {**BARE, "distill_rounds": 1, "distill_steps": 4, "distill_batch_size": 99, "temperature": 3.0}
     ran = run(tmp_path / "a", "fedkd", {**params, "distill_optimizer": "sgd", "distill_lr": 0.1})
     (target,) = sent(ran, "ensemble_labels").values()
     module = network().build(child(0, "own"))
@@ -162,7 +162,7 @@ def test_at_a_finite_temperature_it_is_kl_between_softened_outputs(tmp_path):
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_a_distillation_split_into_rounds_is_the_same_distillation(optimizer, tmp_path):
-    shared = {**BARE, "distill_batch": 99, "distill_optimizer": optimizer, "distill_lr": 0.01}
+    shared = {**BARE, "distill_batch_size": 99, "distill_optimizer": optimizer, "distill_lr": 0.01}
     whole = run(tmp_path / "1", "fedkd", {**shared, "distill_rounds": 1, "distill_steps": 12})
     split = run(tmp_path / "4", "fedkd", {**shared, "distill_rounds": 4, "distill_steps": 3})
     assert len(split.rounds) == 6

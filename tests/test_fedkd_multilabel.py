@@ -79,7 +79,7 @@ def test_counts_are_of_positives_and_weigh_the_ensemble_class_by_class(tmp_path)
 
 
 def test_at_a_finite_temperature_each_class_is_distilled_by_itself(tmp_path):
-    params = {**BARE, "distill_rounds": 1, "distill_steps": 4, "distill_batch": 99, "temperature": 3.0}
+    params = {**BARE, "distill_rounds": 1, "distill_steps": 4, "distill_batch_size": 99, "temperature": 3.0}
     params |= {"distill_optimizer": "sgd", "distill_lr": 0.1}
     ran = run(tmp_path / "a", "fedkd", params, clients=several(records()), task="multi-label")
     (label,) = sent(ran, "ensemble_labels").values()
@@ -93,7 +93,7 @@ def test_at_a_finite_temperature_each_class_is_distilled_by_itself(tmp_path):
 
 
 def test_at_an_infinite_one_logits_are_matched_as_ever(tmp_path):
-    params = {**BARE, "distill_rounds": 1, "distill_steps": 3, "distill_batch": 99}
+    params = {**BARE, "distill_rounds": 1, "distill_steps": 3, "distill_batch_size": 99}
     params |= {"distill_optimizer": "sgd", "distill_lr": 0.02}
     ran = run(tmp_path / "a", "fedkd", params, clients=several(records()), task="multi-label")
     (label,) = sent(ran, "ensemble_labels").values()

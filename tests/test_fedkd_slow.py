@@ -36,7 +36,7 @@ SETTINGS = {
     "weight_decay": 3e-4,
     "distill_rounds": 4,
     "distill_steps": 150,
-    "distill_batch": 256,
+    "distill_batch_size": 256,
 }
 
 

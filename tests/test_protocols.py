@@ -14,12 +14,13 @@ from fdaudit.protocols import REGISTRY
 
 from fdaudit import defenses
 from fdaudit.errors import ProtocolError
+from fdaudit.federation import PartyData
 from fdaudit.messages import ALL, DATA, KINDS, role
 from fdaudit.storage import decode, encode
 from fdaudit.transcript import verify_transcript
 from fdaudit.wire import Outage
 
-from .protocol_cases import SIZES, case_id, configured, every_case, initial, public, records, run
+from .protocol_cases import CLASSES, SIZES, case_id, configured, every_case, initial, public, records, run
 
 every_protocol = pytest.mark.parametrize("case", every_case(), ids=case_id)
 by_name = pytest.mark.parametrize("name", REGISTRY.names())
@@ -237,6 +238,19 @@ def test_a_round_is_completed_when_every_client_is_silent(case, tmp_path):
     everybody = [Outage(party=k, first=0, last=rounds - 1) for k in records()]
     ran = run(tmp_path / "a", *case, outages=everybody)
     assert [r.index for r in ran.rounds] == list(range(rounds))
+    for done in ran.rounds:
+        for model in done.models.values():
+            assert all(torch.isfinite(t).all() for t in model.values())
+
+
+@every_protocol
+def test_a_class_that_no_client_holds_does_no_harm(case, tmp_path):
+    clients = {k: PartyData(d.x, d.y % (CLASSES - 1)) for k, d in records().items()}
+    ran = run(tmp_path / "a", *case, clients=clients)
+    assert [r.index for r in ran.rounds] == list(range(configured(*case).rounds))
+    for message in ran.messages:
+        for name, tensor in ran.tensors(message).items():
+            assert torch.isfinite(tensor.double()).all(), (message.kind, name)
     for done in ran.rounds:
         for model in done.models.values():
             assert all(torch.isfinite(t).all() for t in model.values())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fdaudit.defenses import REGISTRY
 from fdaudit.defenses.quantization import uniform_quantize
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fdaudit.config import validate
@@ -100,6 +100,7 @@ def test_idempotent_monotone_and_at_most_one_step_above(levels, z_max, grid, dty
 
 
 @settings(deadline=None, max_examples=60)
+@example(levels=10, z_max=927962.1580566765, grid="eq4", seed=2)  # five steps are a rounding more than z_max
 @given(
     levels=st.integers(2, 40), z_max=any_range, grid=st.sampled_from(["eq3", "eq4"]), seed=st.integers(0, 999)
 )

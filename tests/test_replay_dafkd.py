@@ -239,7 +239,7 @@ SETTINGS: dict[str, Any] = {
     "latent": 3,
     "generator_width": 4,
     "pseudo_samples": SAMPLES,
-    "distill_batch": SAMPLES,  # full batches: their order does not matter
+    "distill_batch_size": SAMPLES,  # full batches: their order does not matter
     "distill_steps": 3,
     "distill_lr": 0.5,
     "temperature": 1.0,

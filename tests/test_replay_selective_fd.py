@@ -102,7 +102,7 @@ HARD = {"labels": "hard", "tau_server": 0.8, "tau_client": 0.1}
 def recorded(directory: Path, **settings: Any) -> tuple[Record, dict[str, Any]]:
     params = {
         "rounds": ROUNDS,
-        "warmup_steps": 100,
+        "warm_up_steps": 100,
         "public_batch": 40,
         "batch_size": 8,
         "uniform": 50,

@@ -243,14 +243,14 @@ def test_a_class_that_no_client_holds_is_answered_by_nobody(tmp_path: Any) -> No
         for k, d in clients.items()
     ]
     assert [a.tolist() for a in accepted] == [[True, False, False], [False, True, False]]
-    ran = run(tmp_path / "a", "selective-fd", {"warmup_steps": 2}, clients=clients)
+    ran = run(tmp_path / "a", "selective-fd", {"warm_up_steps": 2}, clients=clients)
     assert len(ran.rounds) == 3
 
 
 def test_declining_everything_is_on_record_and_leaves_the_clients_alone(tmp_path: Any) -> None:
     """One record a class: no estimate, so every answer is empty, and nobody distils."""
     lonely = {k: PartyData(d.x[:1], d.y[:1]) for k, d in records().items()}
-    ran = run(tmp_path / "a", "selective-fd", {"local_steps": 0, "warmup_steps": 0}, clients=lonely)
+    ran = run(tmp_path / "a", "selective-fd", {"local_steps": 0, "warm_up_steps": 0}, clients=lonely)
     answers = [m for m in ran.messages if m.kind == "hard_labels"]
     assert len(answers) == 3 * len(lonely)
     assert all(not len(ran.tensors(m)["index"]) for m in answers)
@@ -287,13 +287,13 @@ def test_settings_out_of_range_are_refused_by_name(field: str, value: Any) -> No
 
 
 def test_features_without_an_encoder_are_refused(tmp_path: Any) -> None:
-    setting = run(tmp_path / "a", "selective-fd", {"warmup_steps": 0}, stop_after=0).setting
+    setting = run(tmp_path / "a", "selective-fd", {"warm_up_steps": 0}, stop_after=0).setting
     with pytest.raises(SpecError, match="feature extractor"):
         SelectiveFD(SelectiveFDConfig(space="features"), replace(setting, encode=None))
 
 
 def test_the_reference_line_takes_as_many_steps() -> None:
-    cfg = SelectiveFDConfig(rounds=100, warmup_steps=200, local_steps=1, distill_steps=10)
+    cfg = SelectiveFDConfig(rounds=100, warm_up_steps=200, local_steps=1, distill_steps=10)
     standalone = REGISTRY.load("standalone")
     alone = validate(standalone.Config, cfg.alone())
     assert alone.rounds * alone.local_steps == 200 + 100 * 11

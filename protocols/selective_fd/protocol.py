@@ -27,7 +27,7 @@ class SelectiveFDConfig(Selection):
 
     rounds: int = Field(150, ge=1)
     """T: communication rounds."""
-    warmup_steps: int = Field(200, ge=0)
+    warm_up_steps: int = Field(200, ge=0)
     """SGD steps on its own records that a client takes before the first round."""
     local_steps: int = Field(1, ge=0)
     """SGD steps on its own records a round (the paper: 1, and 5 when IID)."""
@@ -46,7 +46,7 @@ class SelectiveFDConfig(Selection):
 
     def alone(self) -> dict[str, Any]:
         """As many SGD steps as a client takes here, spread evenly over the rounds."""
-        steps = math.ceil(self.warmup_steps / self.rounds) + self.local_steps + self.distill_steps
+        steps = math.ceil(self.warm_up_steps / self.rounds) + self.local_steps + self.distill_steps
         return {"rounds": self.rounds, "local_steps": steps, "batch_size": self.batch_size, "lr": self.lr}
 
 
@@ -195,7 +195,7 @@ class SelectiveFD:
             box = Box.unit(points.shape[1]) if self.config.space == "input" else Box.around(points)
             for client in self._clients.values():
                 client.prepare(represent, box)
-        self._train(self._local_jobs("warm-up", 0, self.config.warmup_steps))
+        self._train(self._local_jobs("warm-up", 0, self.config.warm_up_steps))
 
     def _ensemble_predictions(self, t: int) -> Delivery:
         """GenerateEnsemblePredictions(), lines 10-14."""
