@@ -39,6 +39,8 @@ class SelectiveFDConfig(Selection):
     """Proxy samples that the server asks about in a round; every distillation step takes all that came back."""
     lr: float = Field(0.1, gt=0)
     """Learning rate of SGD."""
+    order: Literal["local-first", "predict-first"] = "local-first"
+    """Whether a round's local steps come before its predictions (the authors' code) or after (Algorithm 1)."""
     labels: Literal["hard", "soft"] = "hard"
     """What a client answers: its predicted class, or its class probabilities."""
     tau_server: float = Field(2.0, gt=0, le=2)
@@ -104,6 +106,11 @@ class SelectiveFD:
         {"name": "crafted-proxy", "available_to": ("server",), "answers": ("soft", "hard")},
     )
     deviations: ClassVar[tuple[str, ...]] = (
+        (
+            "Local steps come before a round's predictions, as in the authors' code; Algorithm 1 has them after "
+            "(`order: predict-first`). A step on its own records is what reminds a client of one class of that class: "
+            "asked right after distillation, clients echo the most frequent label until all answer it."
+        ),
         "The density ratio solves KuLSIF's linear system; the authors' public code multiplies by its matrix instead.",
         (
             "Validation records are held out from the density estimates, not from the classifier, as in the authors' "
@@ -178,8 +185,11 @@ class SelectiveFD:
             self._wire.begin(t)
             if t == 0:  # line 2: client-side selectors and local models
                 self._prepare()
+            if cfg.order == "local-first":
+                losses = self._local_steps(t)  # line 6, where the authors' code has it
             ensemble = self._ensemble_predictions(t)  # line 4
-            losses = self._train(self._local_jobs("local", t, cfg.local_steps))  # line 6
+            if cfg.order == "predict-first":
+                losses = self._local_steps(t)  # line 6
             distil = (c.distil_job(t, ensemble, cfg.distill_steps) for c in self._clients.values())
             losses |= self._train([job for job in distil if job is not None])  # line 7
             yield Round(index=t, models={k: c.model for k, c in self._clients.items()}, losses=losses)
@@ -233,6 +243,9 @@ class SelectiveFD:
 
     def _predictor(self, k: str) -> Callable[[Tensor], Tensor]:
         return lambda x: self._trainers[k].predict(self._clients[k].model, x)
+
+    def _local_steps(self, t: int) -> dict[str, float]:
+        return self._train(self._local_jobs("local", t, self.config.local_steps))
 
     def _local_jobs(self, stage: str, t: int, steps: int) -> list[Job]:
         batch = self.config.batch_size
