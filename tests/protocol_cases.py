@@ -60,7 +60,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("selective-fd", {"selector": "confidence", "local_steps": 0, "tau_client": 0.1}),
     ("selective-fd", {"selector": "energy", "labels": "soft", "warm_up_steps": 0}),
-    ("selective-fd", {"selector": "none", "order": "predict-first"}),
+    ("selective-fd", {"selector": "none", "order": "local-first"}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
     ("dafkd", {"upload_discriminator": False, "fraction": 0.67, "weighting": "samples"}),

@@ -39,8 +39,8 @@ class SelectiveFDConfig(Selection):
     """Proxy samples that the server asks about in a round; every distillation step takes all that came back."""
     lr: float = Field(0.1, gt=0)
     """Learning rate of SGD."""
-    order: Literal["local-first", "predict-first"] = "local-first"
-    """Whether a round's local steps come before its predictions (the authors' code) or after (Algorithm 1)."""
+    order: Literal["local-first", "predict-first"] = "predict-first"
+    """Whether a round's local steps come after its predictions (Algorithm 1) or before (the authors' code)."""
     labels: Literal["hard", "soft"] = "hard"
     """What a client answers: its predicted class, or its class probabilities."""
     tau_server: float = Field(2.0, gt=0, le=2)
@@ -107,9 +107,8 @@ class SelectiveFD:
     )
     deviations: ClassVar[tuple[str, ...]] = (
         (
-            "Local steps come before a round's predictions, as in the authors' code; Algorithm 1 has them after "
-            "(`order: predict-first`). A step on its own records is what reminds a client of one class of that class: "
-            "asked right after distillation, clients echo the most frequent label until all answer it."
+            "Local steps come after a round's predictions, as in Algorithm 1; the authors' code has them before "
+            "(`order: local-first`)."
         ),
         "The density ratio solves KuLSIF's linear system; the authors' public code multiplies by its matrix instead.",
         (
