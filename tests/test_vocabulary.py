@@ -252,7 +252,7 @@ class Outer(Config):
         ({"name": "a", "inner": {"depth": 1.5}}, "x.inner.depth", "whole number"),
         ({"name": "a", "inner": {"depth": True}}, "x.inner.depth", "whole number"),
         ({"name": "a", "many": [{"depth": 1}, {"depht": 1}]}, "x.many.1.depht", "Did you mean 'depth'"),
-        ({"name": object()}, "x.name", "plain data"),
+        ({"name": NotImplemented}, "x.name", "plain data"),
         ([1], "x", "is not a mapping"),
     ],
     ids=str,
