@@ -13,11 +13,17 @@ from typing import Any, Literal, get_args
 from fdaudit.errors import IntegrityError
 
 __all__ = [
+    "Composed",
+    "Covers",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
     "Event",
     "Gaussian",
     "Laplace",
     "NoGuarantee",
+    "PureDP",
     "Relation",
+    "SampledGaussian",
     "Unit",
     "event_from_json",
     "event_to_json",
@@ -25,8 +31,10 @@ __all__ = [
 
 Unit = Literal["record", "client"]
 Relation = Literal["add-or-remove", "replace-one"]
+Cover = Literal["data", "messages", "each-client"]
 Covers = tuple[str, ...]
-"""`("data",)`, `("messages",)` or both: which classes of the message's inputs the sensitivity bounds."""
+"""Which of a message's inputs the sensitivity bounds: `data`, the sender's own records; `messages`, all messages
+among them; `each-client`, the messages of one client among them, whichever it is, all others fixed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +49,9 @@ class NoGuarantee:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Noise:
-    """An additive-noise release: `scale` in units of the released values, `sensitivity` absolute."""
+class _Mechanism:
+    """`count` independent runs of one mechanism, their parameters fixed before the data were seen."""
 
-    sensitivity: float
-    scale: float
     unit: Unit
     relation: Relation
     covers: Covers
@@ -53,21 +59,46 @@ class _Noise:
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        for field in ("sensitivity", "scale"):
-            value = getattr(self, field)
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name}: {field} = {value} must be positive and finite.")
         if self.unit not in get_args(Unit) or self.relation not in get_args(Relation):
             raise ValueError(f"{name}: unit {self.unit!r} or relation {self.relation!r} is not known.")
-        if not isinstance(self.count, int) or self.count < 1:
+        if type(self.count) is not int or self.count < 1:
             raise ValueError(f"{name}: count = {self.count} must be a whole number from 1 on.")
-        if not self.covers or not set(self.covers) <= {"data", "messages"}:
-            raise ValueError(f"{name}: covers = {self.covers} must name 'data', 'messages' or both.")
+        if not self.covers or not set(self.covers) <= set(get_args(Cover)):
+            raise ValueError(f"{name}: covers = {self.covers} must name some of {get_args(Cover)}.")
+
+    def _positive(self, *fields: str) -> None:
+        for field in fields:
+            value = getattr(self, field)
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{type(self).__name__}: {field} = {value} must be positive and finite.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Noise(_Mechanism):
+    """An additive-noise release: `scale` in units of the released values, `sensitivity` absolute."""
+
+    sensitivity: float
+    scale: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._positive("sensitivity", "scale")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(_Noise):
-    """Gaussian noise of standard deviation `scale` on a value of ℓ2 sensitivity `sensitivity`."""
+    """Gaussian noise of standard deviation `scale` on a value of ℓ2 sensitivity `sensitivity`.
+
+    With `drawn_from` above 1 the sender is one of so many clients that were equally likely to be asked at this step,
+    whatever their data: views that cannot tell who was asked may count the chance.
+    """
+
+    drawn_from: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.drawn_from) is not int or self.drawn_from < 1:
+            raise ValueError(f"Gaussian: drawn_from = {self.drawn_from} must be a whole number from 1 on.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +106,85 @@ class Laplace(_Noise):
     """Laplace noise of scale `scale` on a value of ℓ1 sensitivity `sensitivity`."""
 
 
-Event = NoGuarantee | Gaussian | Laplace
-_EVENTS: dict[str, type[Event]] = {c.__name__: c for c in (NoGuarantee, Gaussian, Laplace)}
+@dataclass(frozen=True, kw_only=True)
+class DiscreteGaussian(_Noise):
+    """Discrete Gaussian noise of parameter `scale` on whole numbers of ℓ2 sensitivity `sensitivity`.
+
+    Source: Canonne, Kamath & Steinke 2020, Theorem 4: its Rényi divergences are at most the Gaussian's.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscreteLaplace(_Noise):
+    """Discrete Laplace noise of scale `scale` on whole numbers of ℓ1 sensitivity `sensitivity`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PureDP(_Mechanism):
+    """A mechanism of which only its pure ε is used, `epsilon` a run."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._positive("epsilon")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledGaussian(_Noise):
+    """Gaussian noise on a sum over records each of which took part by a coin of probability `sample_rate`.
+
+    `sensitivity` is what one record adds to the sum at most, `scale` the noise's standard deviation, `count` the
+    number of such sums (steps). The coins are independent, secret, and thrown anew for each (Poisson sampling).
+    """
+
+    sample_rate: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.sample_rate <= 1:
+            raise ValueError(f"SampledGaussian: sample_rate = {self.sample_rate} must lie in (0, 1].")
+
+
+Mechanism = Gaussian | Laplace | DiscreteGaussian | DiscreteLaplace | PureDP | SampledGaussian
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composed:
+    """Several unlike mechanisms behind one message; all have the same unit, relation and cover."""
+
+    parts: tuple[Mechanism, ...]
+
+    def __post_init__(self) -> None:
+        if len({(part.unit, part.relation, part.covers) for part in self.parts}) != 1:
+            raise ValueError("Composed: parts must be there, with one unit, one relation and one cover.")
+
+    @property
+    def unit(self) -> Unit:
+        """Of every part."""
+        return self.parts[0].unit
+
+    @property
+    def relation(self) -> Relation:
+        """Of every part."""
+        return self.parts[0].relation
+
+    @property
+    def covers(self) -> Covers:
+        """Of every part."""
+        return self.parts[0].covers
+
+
+Release = Mechanism | Composed
+"""An event with a guarantee."""
+Event = NoGuarantee | Release
+_MECHANISMS: dict[str, type[Mechanism]] = {c.__name__: c for c in get_args(Mechanism)}
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
     """The event as a JSON object whose `event` member names its class."""
+    if isinstance(event, Composed):
+        return {"event": "Composed", "parts": [event_to_json(part) for part in event.parts]}
     return {"event": type(event).__name__, **asdict(event)}
 
 
@@ -91,12 +195,18 @@ def event_from_json(value: dict[str, Any]) -> Event:
         IntegrityError: the object names no known event or carries impossible parameters.
     """
     name = value.get("event") if isinstance(value, dict) else None
-    if not isinstance(name, str) or name not in _EVENTS:
-        raise IntegrityError([f"event {name!r} is not one of {sorted(_EVENTS)}"])
+    known = sorted([*_MECHANISMS, "Composed", "NoGuarantee"])
+    if not isinstance(name, str) or name not in known:
+        raise IntegrityError([f"event {name!r} is not one of {known}"])
     fields = {k: v for k, v in value.items() if k != "event"}
     try:
-        if "covers" in fields:
-            fields["covers"] = tuple(fields["covers"])
-        return _EVENTS[name](**fields)
-    except (TypeError, ValueError, AttributeError) as error:
+        if name == "Composed":
+            return Composed(parts=tuple(_mechanism(part) for part in fields.pop("parts")), **fields)
+        return NoGuarantee(**fields) if name == "NoGuarantee" else _mechanism(value)
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise IntegrityError([f"event {name} is malformed: {error}"]) from error
+
+
+def _mechanism(value: dict[str, Any]) -> Mechanism:
+    fields = {k: v for k, v in value.items() if k != "event"}
+    return _MECHANISMS[value["event"]](**fields | {"covers": tuple(fields["covers"])})

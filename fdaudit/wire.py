@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fdaudit.encoding import readable
 from fdaudit.errors import ProtocolError, nearest
-from fdaudit.events import Event
+from fdaudit.events import Event, NoGuarantee
 from fdaudit.messages import ALL, DATA, KINDS, Inputs, Message, role
 from fdaudit.rng import SecretStream
 from fdaudit.transcript import Transcript
@@ -177,16 +177,60 @@ class Wire:
         message, decoded = self._transcript.append(draft, released.tensors)
         return Delivery({n: t.to(self._device) for n, t in readable(decoded).items()}, message.seq)
 
+    def release(
+        self,
+        party: str,
+        event: Event,
+        *,
+        inputs: Inputs | Sequence[str | int] = ALL,
+        described: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Puts on record what happened inside a party: a model trained under a privacy guarantee, for example.
+
+        The message has no receiver and no tensors: what it stands for never leaves the party as it is. Messages that
+        were computed from it name it among their inputs, and so the record shows what stands between them and data.
+
+        Args:
+            party: whose it is.
+            event: what the training or selection guarantees.
+            inputs: what went into it, `"data"` and earlier messages.
+            described: name and parameters of the defence.
+
+        Returns:
+            Its `seq`.
+        """
+        self._check(party, (), "release", inputs)
+        draft = Message(
+            seq=0,
+            round=self._round,
+            step=self._step,
+            sender=party,
+            receivers=(),
+            kind="release",
+            inputs=tuple(inputs) if inputs != ALL else ALL,
+            defenses=() if described is None else (described,),
+            event=event,
+        )
+        return self._transcript.append(draft, {})[0].seq
+
     def _defend(
         self, sender: str, kind: str, tensors: Mapping[str, Tensor]
     ) -> tuple[Released, tuple[Mapping[str, Any], ...]]:
-        """What the sender's defences release, the last one's event with it, and how each describes itself."""
+        """What the sender's defences release, with the event that speaks for it, and how each describes itself.
+
+        The event is the first guarantee in the order in which defences act: what came before it happened to its input,
+        what comes after works on its output alone. Where none gives a guarantee, the last one's reason stands.
+        """
         # Defences draw noise tensor by tensor: in the order of names, whatever order a sender holds them in.
         released = Released(kind=kind, tensors=dict(sorted(tensors.items())), event=None)
         attached = self._defenses.get((kind, role(sender)), ())
+        guarantee: Event | None = None
         for number, defense in enumerate(attached):
             noise = SecretStream(self._secret, "defense", self._transcript.position.seq, number)
             released = defense.release(released.kind, readable(released.tensors), noise)
+            if guarantee is None and not isinstance(released.event, NoGuarantee):
+                guarantee = released.event
+        released = replace(released, event=guarantee or released.event)
         if released.kind not in KINDS:
             problem = f"wire: a defence made a message of kind {released.kind!r}"
             raise ProtocolError(f"{problem}. {nearest(released.kind, KINDS)}")

@@ -591,17 +591,19 @@ def test_memory_does_not_grow_with_what_was_sent(tmp_path: Path, monkeypatch: py
                 peak.append(tracemalloc.get_traced_memory()[1] - before)
                 grown.append(used() - before)
             head = transcript.position.head
-        before = used()
-        tracemalloc.reset_peak()
-        assert verify_transcript(tmp_path / "t", head=head, count=2100) == []
-        verified = tracemalloc.get_traced_memory()[1] - before
+        verified = list[int]()
+        for _ in range(2):
+            before = used()
+            tracemalloc.reset_peak()
+            assert verify_transcript(tmp_path / "t", head=head, count=2100) == []
+            verified.append(tracemalloc.get_traced_memory()[1] - before)
     finally:
         tracemalloc.stop()
-    # The interpreter's table of interned strings may double once meanwhile, which is 4 MB in a large process: in
-    # writing, three of the four times 500 messages are free of it; in verifying it is allowed for.
+    # The interpreter's table of interned strings may double once meanwhile, which is 4 MB and more in a large process:
+    # three of the four times 500 messages are free of it, and one of the two verifications.
     assert sorted(grown)[2] < 50_000, f"{grown} bytes more are held after each 500 messages"
     assert sorted(peak)[2] < 1_000_000, f"{peak} bytes at most while 4 MB were written"
-    assert verified < 6_000_000, f"{verified} bytes at most while 16 MB were verified"
+    assert min(verified) < 2_000_000, f"{verified} bytes at most while 16 MB were verified, twice"
 
 
 # -- names and types that a line must not carry -----------------------------------------------------------------

@@ -17,7 +17,18 @@ from scipy.stats import kstest
 
 from fdaudit.config import Config, validate
 from fdaudit.errors import FdauditError, IntegrityError, SpecError, UsageError, nearest
-from fdaudit.events import Gaussian, Laplace, NoGuarantee, event_from_json, event_to_json
+from fdaudit.events import (
+    Composed,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Gaussian,
+    Laplace,
+    NoGuarantee,
+    PureDP,
+    SampledGaussian,
+    event_from_json,
+    event_to_json,
+)
 from fdaudit.plan import make_plan
 from fdaudit.rng import SecretStream, child, child_numpy, child_seed
 from fdaudit.spec import Spec, load_spec
@@ -155,15 +166,28 @@ def test_the_nearest_name_is_suggested_and_all_are_listed(value, hint):
 POSITIVE = st.floats(1e-12, 1e12, allow_nan=False)
 NOISES = st.builds(
     lambda cls, **f: cls(**f),
-    st.sampled_from([Gaussian, Laplace]),
+    st.sampled_from([Gaussian, Laplace, DiscreteGaussian, DiscreteLaplace]),
     sensitivity=POSITIVE,
     scale=POSITIVE,
     unit=st.sampled_from(["record", "client"]),
     relation=st.sampled_from(["add-or-remove", "replace-one"]),
-    covers=st.sampled_from([("data",), ("messages",), ("data", "messages")]),
+    covers=st.sampled_from([("data",), ("messages",), ("data", "messages"), ("each-client",)]),
     count=st.integers(1, 10**6),
 )
-EVENTS = st.one_of(NOISES, st.text(min_size=1).filter(str.strip).map(lambda r: NoGuarantee(reason=r)))
+SHARED = {"unit": "client", "relation": "replace-one", "covers": ("each-client",)}
+PARTS = st.one_of(
+    st.builds(lambda e, n: PureDP(epsilon=e, count=n, **SHARED), POSITIVE, st.integers(1, 99)),
+    st.builds(
+        lambda q: SampledGaussian(sensitivity=1.0, scale=1.0, sample_rate=q, **SHARED), st.floats(1e-9, 1)
+    ),
+    st.builds(lambda n: Gaussian(sensitivity=1.0, scale=1.0, drawn_from=n, **SHARED), st.integers(1, 99)),
+)
+EVENTS = st.one_of(
+    NOISES,
+    PARTS,
+    st.lists(PARTS, min_size=1, max_size=3).map(lambda parts: Composed(parts=tuple(parts))),
+    st.text(min_size=1).filter(str.strip).map(lambda r: NoGuarantee(reason=r)),
+)
 
 
 @given(event=EVENTS)
@@ -190,6 +214,21 @@ GOOD = event_to_json(
 def test_a_malformed_event_is_damage(change):
     with pytest.raises(IntegrityError):
         event_from_json({**GOOD, **change})
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        None, [], [None], [{}], [{**GOOD, "event": "NoGuarantee"}], [{"event": "Composed", "parts": [GOOD]}],
+        [GOOD, {**GOOD, "unit": "record"}], [GOOD, {**GOOD, "covers": ["messages"]}], [{**GOOD, "count": True}],
+        [{**GOOD, "drawn_from": 0}], [{**GOOD, "event": "SampledGaussian", "sample_rate": 0}],
+        [{**GOOD, "event": "PureDP", "epsilon": 1}],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_malformed_parts_of_a_composed_event_are_damage(parts):
+    with pytest.raises(IntegrityError):
+        event_from_json({"event": "Composed", "parts": parts})
 
 
 @pytest.mark.parametrize(
