@@ -48,6 +48,7 @@ CORE = (  # level 1, lower ones first: the vocabulary, and what stands further u
     "transcript",
     "wire",
     "view",
+    "accounting",
     "oracle",
     "knowledge",
     "federation",

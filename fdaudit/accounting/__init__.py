@@ -1,0 +1,1 @@
+"""What an adversary's view costs in ε."""

@@ -1,0 +1,222 @@
+"""Charging: what lies between one view and each victim, priced for one δ, unit and relation."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fdaudit.accounting.costs import ORDERS, Charge, Drawn, Epsilon, converted, curve, epsilon, parts_of
+from fdaudit.accounting.graph import Guarantees, Leak, MessageGraph, Unchanged
+from fdaudit.events import Gaussian, Mechanism, NoGuarantee, Relation, Release, SampledGaussian, Unit
+from fdaudit.messages import ALL, DATA, Message, role
+
+__all__ = ["SUM", "Bill", "Contribution", "Entry", "mechanisms", "sampling"]
+
+SUM = "exact_sum"
+"""The field that marks a message as the exact sum of the messages among its inputs."""
+
+_TRIED = (1.5, 2, 4, 8, 16, 64, 1024)
+"""Orders at which a cheaper way of charging is sought."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """What the messages of one kind add to the worst client's ε.
+
+    Attributes:
+        kind: of message.
+        sender: role of who sent them.
+        mechanism: class of the privacy event.
+        charges: how many mechanisms are charged.
+        epsilon: what they would cost alone.
+    """
+
+    kind: str
+    sender: str
+    mechanism: str
+    charges: int
+    epsilon: float
+
+
+def mechanisms(message: Message) -> tuple[Mechanism, ...]:
+    """What a message's event is made of; nothing where it has none or gives no guarantee."""
+    event = message.event
+    return () if event is None or isinstance(event, NoGuarantee) else parts_of(event)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """What one victim is charged."""
+
+    charged: frozenset[int]
+    guarantees: Guarantees
+    charges: Mapping[Charge, int]
+    epsilon: Epsilon
+
+    def contributions(self, graph: MessageGraph, delta: float) -> tuple[Contribution, ...]:
+        """What is charged, by kind of message and mechanism, in the order of first use."""
+        by_kind = defaultdict[tuple[str, str, str], Counter[Charge]](Counter)
+        for seq in sorted(self.charged):
+            message, event = graph.messages[seq], self.guarantees[seq]
+            if isinstance(event, Unchanged | NoGuarantee):
+                continue
+            for part in parts_of(event):
+                by_kind[message.kind, role(message.sender), type(part).__name__][part] += 1
+        return tuple(
+            Contribution(
+                kind=kind,
+                sender=sender,
+                mechanism=mechanism,
+                charges=sum(n * part.count for part, n in parts.items() if not isinstance(part, Drawn)),
+                epsilon=epsilon(parts, delta, pld=False).value,
+            )
+            for (kind, sender, mechanism), parts in by_kind.items()
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One view, one δ, one unit and relation."""
+
+    graph: MessageGraph
+    members: tuple[str, ...]
+    seen: list[int]
+    delta: float
+    unit: Unit
+    relation: Relation
+    pld: bool = True
+
+    def ways(self, victim: str) -> list[frozenset[int]] | Leak:
+        """Valid ways of charging for this victim, or what makes charging impossible."""
+        return self.graph.cheapest(
+            self.seen, victim, self.guarantees(victim), lambda g: self._costs(g, victim)
+        )
+
+    def guarantees(self, victim: str) -> Guarantees:
+        """What each event is worth in this ledger's unit and relation, to this adversary."""
+        return {**self._common, **self._sums(victim)} if self._sum_messages else self._common
+
+    @cached_property
+    def _common(self) -> Guarantees:
+        found = dict[int, Release | Unchanged | NoGuarantee]()
+        counted = (self.unit, self.relation) == ("record", "replace-one")
+        for m in self.graph.messages:
+            if m.kind == "sample_count" and m.inputs == (DATA,) and m.event is None and counted:
+                found[m.seq] = Unchanged(covers=("data",))
+            elif isinstance(m.event, NoGuarantee):
+                found[m.seq] = m.event
+            elif m.event is not None:
+                found[m.seq] = converted(m.event, self.unit, self.relation)
+        return found
+
+    @cached_property
+    def _sum_messages(self) -> tuple[Message, ...]:
+        return tuple(m for m in self.graph.messages if m.fields.get(SUM) is True and m.event is None)
+
+    def _sums(self, victim: str) -> Guarantees:
+        """Exact sums of messages with Gaussian noise in each: the honest senders' noise adds up.
+
+        Only the sum is known to whoever receives it, so what the victim's message adds is hidden by the noise of all
+        senders that are no members of the adversary.
+        """
+        found = dict[int, Release | Unchanged | NoGuarantee]()
+        for m in self._sum_messages:
+            shares = (
+                {int(i): self._common.get(int(i)) for i in m.inputs if i != DATA} if m.inputs != ALL else {}
+            )
+            own = [e for i, e in shares.items() if self.graph.messages[i].sender == victim]
+            noises = [e.scale**2 for i, e in shares.items() if isinstance(e, Gaussian) and self._honest(i)]
+            if len(own) == 1 and isinstance(own[0], Gaussian) and own[0].count == 1:
+                found[m.seq] = Gaussian(
+                    sensitivity=own[0].sensitivity,
+                    scale=math.sqrt(sum(noises)),
+                    unit=self.unit,
+                    relation=self.relation,
+                    covers=("each-client",),
+                )
+        return found
+
+    def _honest(self, seq: int) -> bool:
+        return self.graph.messages[seq].sender not in self.members
+
+    def _costs(self, gates: Collection[int], victim: str) -> list[dict[int, float]]:
+        """By order, what each message that may be charged costs."""
+        worth = self.guarantees(victim)
+        curves = {seq: self._curve(worth[seq]) for seq in gates}
+        indices = [int(np.argmin(np.abs(ORDERS - order))) for order in _TRIED]
+        return [{seq: float(c[i]) for seq, c in curves.items()} for i in indices]
+
+    @staticmethod
+    def _curve(event: Release | Unchanged | NoGuarantee) -> Any:
+        if isinstance(event, Unchanged | NoGuarantee):
+            return np.zeros(len(ORDERS))
+        return np.sum([curve(part) for part in parts_of(event)], axis=0)
+
+    def cheapest(self, victim: str, ways: Sequence[frozenset[int]]) -> Bill:
+        """The way that costs least, with its cost by the best accountant."""
+        worth = self.guarantees(victim)
+        bills = [(way, charges) for way in ways for charges in self._charges(way, worth)]
+        if len(bills) > 1:
+            bills = [min(bills, key=lambda b: epsilon(b[1], self.delta, pld=False).value)]
+        way, charges = bills[0]
+        return Bill(charged=way, guarantees=worth, charges=charges, epsilon=self._priced(charges))
+
+    def _priced(self, charges: Mapping[Charge, int]) -> Epsilon:
+        key = frozenset(charges.items())
+        if key not in self._prices:
+            self._prices[key] = epsilon(charges, self.delta, pld=self.pld and len(self._prices) < 8)
+        return self._prices[key]
+
+    @cached_property
+    def _prices(self) -> dict[frozenset[tuple[Charge, int]], Epsilon]:
+        return {}
+
+    def _charges(self, way: Collection[int], worth: Guarantees) -> list[Counter[Charge]]:
+        """What a way adds up to; a second count where the view cannot tell which client was drawn."""
+        plain, drawn = Counter[Charge](), Counter[Gaussian]()
+        for seq in way:
+            event = worth[seq]
+            if isinstance(event, Unchanged | NoGuarantee):
+                continue
+            for part in parts_of(event):
+                plain[part] += 1
+                if isinstance(part, Gaussian) and part.drawn_from > 1:
+                    drawn[part] += 1
+        if not drawn or self.members != ("world",):
+            return [plain]
+        hidden = Counter(plain)
+        for part in drawn:
+            del hidden[part]
+        for part, steps in self._draws(set(drawn)).items():
+            hidden[Drawn(gaussian=part, clients=part.drawn_from, steps=steps)] += 1
+        return [plain, hidden]
+
+    def _draws(self, parts: set[Gaussian]) -> dict[Gaussian, int]:
+        """In how many steps a client was drawn for such a release, whichever it was."""
+        steps = defaultdict[Gaussian, set[tuple[int, int]]](set)
+        for seq, event in self._common.items():
+            if isinstance(event, Gaussian) and event in parts:
+                steps[event].add((self.graph.messages[seq].round, self.graph.messages[seq].step))
+        return {part: len(found) for part, found in steps.items()}
+
+
+def sampling(charged: Collection[int], graph: MessageGraph, entry: Entry) -> str:
+    """Sampling assumed by what is charged, and what was done."""
+    assumed, done = set[str](), set[str]()
+    for seq in charged:
+        for part in mechanisms(graph.messages[seq]):
+            if isinstance(part, SampledGaussian):
+                assumed.add(f"Poisson at rate {part.sample_rate:g}")
+                done |= {str(d["sampling"]) for d in graph.messages[seq].defenses if "sampling" in d}
+            if isinstance(part, Gaussian) and part.drawn_from > 1 and entry.members == ("world",):
+                assumed.add(f"one of {part.drawn_from} clients a step")
+                done.add("one client a step, drawn without data")
+    if not assumed:
+        return ""
+    return f"assumed: {', '.join(sorted(assumed))}; done: {', '.join(sorted(done)) or 'not on record'}"

@@ -1,0 +1,272 @@
+"""The graph that a transcript's `inputs` draw, and the cheapest way to charge what lies between a view and data.
+
+A node is a message, what a party held after so many messages, or a client's raw data. From every message of a view
+paths lead upstream. A message with a guarantee may be charged: then nothing passes through the inputs that its event
+covers. A way of charging is valid when no path from the view reaches the victim's data (what is left uncovered is then
+a function of charged releases, of others' data and of independent randomness: adaptive composition). Costs add up,
+so the cheapest valid way is a minimum cut, in which a message is a gate in front of its covered inputs.
+
+Guarantees:
+  * `cheapest` is a valid way of charging, whatever the costs;
+  * its cost is least up to the rounding of costs to whole numbers, and least of all where each charge is forced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fdaudit.events import NoGuarantee, Release
+from fdaudit.messages import ALL, DATA, Message
+
+__all__ = ["Guarantees", "Leak", "MessageGraph", "Unchanged"]
+
+Node = tuple[str, str, int]
+"""`("message", "", seq)`, `("data", client, 0)`, or `("held", party, n)`: the first n messages of that party."""
+
+Filter = tuple[bool, str] | None
+"""Of what a party held only the messages that somebody sent (true), or all but these (false)."""
+
+State = tuple[Node, Filter]
+"""A node, and which of a party's messages count below it."""
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """A message that does not change with one unit of the victim's data: its covered inputs cost nothing."""
+
+    covers: tuple[str, ...]
+
+
+Guarantees = Mapping[int, Release | Unchanged | NoGuarantee]
+"""By `seq`, what a message's event is worth in the ledger's terms."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leak:
+    """Why nothing can be claimed: `message` lets the victim's data through and reaches the view."""
+
+    message: Message
+    reason: str
+
+
+class MessageGraph:
+    """Who computed what from what, over one transcript.
+
+    Args:
+        messages: all of it, in order of `seq`, from 0 on.
+    """
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = tuple(messages)
+        self._held: dict[str, list[int]] = {}
+        self._before: list[int] = []
+        for message in self.messages:
+            held = self._held.setdefault(message.sender, [])
+            self._before.append(len(held))
+            for party in {message.sender, *message.receivers}:
+                self._held.setdefault(party, []).append(message.seq)
+
+    def inputs(self, state: State) -> Iterator[State]:
+        """What a node was computed from."""
+        (what, party, number), only = state
+        if what == "held" and number:
+            seq = self._held[party][number - 1]
+            if only is None or only[0] == (self.messages[seq].sender == only[1]):
+                yield ("message", "", seq), None
+            yield ("held", party, number - 1), only
+        elif what == "message":
+            message = self.messages[number]
+            if message.inputs == ALL:
+                yield ("held", message.sender, self._before[number]), None
+                yield ("data", message.sender, 0), None
+                return
+            for source in message.inputs:
+                node: Node = ("data", message.sender, 0) if source == DATA else ("message", "", int(source))
+                yield node, None
+
+    def split(self, state: State, covers: Collection[str], victim: str) -> tuple[list[State], list[State]]:
+        """A node's inputs: those that an event covers for this victim, and the others."""
+        covered, bare = list[State](), list[State]()
+        for below in self.inputs(state):
+            (what, _, number), _ = below
+            if what == "data":
+                (covered if "data" in covers else bare).append(below)
+            elif "messages" in covers:
+                covered.append(below)
+            elif "each-client" not in covers:
+                bare.append(below)
+            elif what == "held":
+                covered.append((below[0], (True, victim)))
+                bare.append((below[0], (False, victim)))
+            else:
+                (covered if self.messages[number].sender == victim else bare).append(below)
+        return covered, bare
+
+    def cheapest(
+        self,
+        seen: Collection[int],
+        victim: str,
+        guarantees: Guarantees,
+        cost: Callable[[Collection[int]], Sequence[Mapping[int, float]]],
+    ) -> list[frozenset[int]] | Leak:
+        """Ways to charge for what reaches `seen` of the victim's data, one at least, or what lets it through.
+
+        Args:
+            seen: the messages of a view, by `seq`.
+            victim: a client.
+            guarantees: by `seq`, of every message that has an event.
+            cost: given the messages that may be charged, one or more costs of each: a way is sought for each of them.
+        """
+        cut = _Cut(self, seen, victim, guarantees)
+        if cut.leak is not None:
+            return cut.leak
+        if cut.forced:
+            return [frozenset(cut.first)]
+        ways = {frozenset(cut.first)}
+        ways |= {cut.least(costs) for costs in cost(cut.gates)}
+        return sorted(ways, key=sorted)
+
+
+class _Cut:
+    """The part of the graph that lies between a view and a victim's data."""
+
+    def __init__(
+        self, graph: MessageGraph, seen: Collection[int], victim: str, guarantees: Guarantees
+    ) -> None:
+        self._graph, self._victim, self._guarantees = graph, victim, guarantees
+        self._sources = [(("message", "", seq), None) for seq in sorted(seen)]
+        self._sink: State = (("data", victim, 0), None)
+        self._edges: dict[State, tuple[list[State], list[State]]] = {}
+        order = self._explore()
+        self._reaching = self._leads_to_data(order)
+        self.gates = sorted(s[0][2] for s in order if self._is_gate(s))
+        self.first, self.leak = self._walk()
+        self.forced = self.leak is None and self._is_forced()
+
+    def _is_gate(self, state: State) -> bool:
+        """Whether a charge on this message can stop anything: a covered input leads to the data."""
+        return any(s in self._reaching for s in self._edges.get(state, ([], []))[0])
+
+    def _explore(self) -> list[State]:
+        """Everything upstream of the view, with its inputs, covered and uncovered; in the order met."""
+        pending, order = list(self._sources), list[State]()
+        while pending:
+            state = pending.pop()
+            if state in self._edges:
+                continue
+            self._edges[state] = self._split(state)
+            order.append(state)
+            pending += [*self._edges[state][0], *self._edges[state][1]]
+        return order
+
+    def _split(self, state: State) -> tuple[list[State], list[State]]:
+        """A node's covered and uncovered inputs."""
+        (what, _, number), _ = state
+        event = self._guarantees.get(number) if what == "message" else None
+        covers = () if event is None or isinstance(event, NoGuarantee) else event.covers
+        return self._graph.split(state, covers, self._victim)
+
+    def _leads_to_data(self, order: list[State]) -> set[State]:
+        """The nodes from which a path leads to the victim's data, charged or not."""
+        above: dict[State, list[State]] = {}
+        for state in order:
+            for below in (*self._edges[state][0], *self._edges[state][1]):
+                above.setdefault(below, []).append(state)
+        found, pending = set[State](), [self._sink]
+        while pending:
+            state = pending.pop()
+            if state not in found:
+                found.add(state)
+                pending += above.get(state, [])
+        return found
+
+    def _walk(self) -> tuple[set[int], Leak | None]:
+        """Charges every release that is met first; what then still leads to the data is a leak."""
+        charged, visited, through = set[int](), set[State](), list[int]()
+        pending = [s for s in self._sources if s in self._reaching]
+        while pending:
+            state = pending.pop()
+            if state in visited:
+                continue
+            visited.add(state)
+            covered, bare = self._edges[state]
+            if any(s in self._reaching for s in covered):
+                charged.add(state[0][2])
+            if self._sink in bare and state[0][0] == "message":
+                through.append(state[0][2])
+            pending += [s for s in bare if s in self._reaching and s != self._sink]
+        return charged, self._leak(min(through)) if through else None
+
+    def _leak(self, seq: int) -> Leak:
+        event = self._guarantees.get(seq)
+        reason = (
+            event.reason if isinstance(event, NoGuarantee) else "computed from raw data, without a guarantee"
+        )
+        return Leak(message=self._graph.messages[seq], reason=reason)
+
+    def _is_forced(self) -> bool:
+        """Whether every charge of the first walk is one that no other way can do without.
+
+        A release is, when the view reaches it past no other gate and its covered inputs lead past none to the data.
+        """
+        open_above = self._past_no_gate(self._sources, downstream=False)
+        free_below = self._past_no_gate([self._sink], downstream=True)
+        return all(
+            (("message", "", seq), None) in open_above
+            and any(s in free_below for s in self._edges[("message", "", seq), None][0])
+            for seq in self.first
+        )
+
+    def _past_no_gate(self, start: Sequence[State], *, downstream: bool) -> set[State]:
+        """What can be reached over uncovered edges alone: upstream from the view, or back from the data."""
+        nearby: dict[State, list[State]] = {}
+        for state, (_, bare) in self._edges.items():
+            for below in bare:
+                nearby.setdefault(below if downstream else state, []).append(state if downstream else below)
+        found, pending = set[State](), list(start)
+        while pending:
+            state = pending.pop()
+            if state not in found:
+                found.add(state)
+                pending += nearby.get(state, [])
+        return found
+
+    def least(self, costs: Mapping[int, float]) -> frozenset[int]:
+        """The gates of a minimum cut, costs being scaled to whole numbers."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import maximum_flow
+
+        states = [s for s in self._edges if s in self._reaching]
+        number = {s: n for n, s in enumerate(states)}
+        gates = {s: len(states) + n for n, s in enumerate(s for s in states if self._is_gate(s))}
+        source, size = len(states) + len(gates), len(states) + len(gates) + 1
+        finite = [costs[s[0][2]] for s in gates if np.isfinite(costs[s[0][2]])]
+        # All gates together stay below a capacity that stands for what cannot be cut.
+        scale = 2**28 / max(sum(finite), 1e-300)
+        endless = 2**30
+        edges = {(source, number[s]): endless for s in self._sources if s in number}
+        for state in states:
+            covered, bare = self._edges[state]
+            edges |= {(number[state], number[s]): endless for s in bare if s in number}
+            if state in gates:
+                price = costs[state[0][2]]
+                whole = max(int(price * scale), 1) if np.isfinite(price) else 2**29
+                edges[(number[state], gates[state])] = whole
+                edges |= {(gates[state], number[s]): endless for s in covered if s in number}
+        rows, columns = np.array(list(edges)).T
+        capacity = csr_array(
+            (np.array(list(edges.values()), dtype=np.int32), (rows, columns)), shape=(size, size)
+        )
+        flow = maximum_flow(capacity, source, number[self._sink]).flow
+        left = (capacity - flow).tocsr()
+        reached, pending = {source}, [source]
+        while pending:
+            at = pending.pop()
+            for n in range(left.indptr[at], left.indptr[at + 1]):
+                if left.data[n] > 0 and int(left.indices[n]) not in reached:
+                    reached.add(int(left.indices[n]))
+                    pending.append(int(left.indices[n]))
+        return frozenset(s[0][2] for s, gate in gates.items() if number[s] in reached and gate not in reached)
