@@ -125,6 +125,7 @@ _TITLES = {
     "AttackSpec": "attacks",
     "RecordRounds": "record",
     "GateSpec": "gates",
+    "PrivacySpec": "privacy",
 }
 
 

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from fdaudit.errors import FdauditError, IntegrityError, UsageError
+from fdaudit.errors import FdauditError, IntegrityError, UsageError, nearest
+from fdaudit.events import Relation, Unit
 
 if TYPE_CHECKING:
     from fdaudit.audit import Tick
@@ -298,6 +299,50 @@ def verify(run: RunPath, as_json: AsJson = False) -> None:
         _print("intact: every line chains, every payload matches its digest, nothing else lies there")
     if findings:
         raise typer.Exit(3) if as_json else IntegrityError(findings)
+
+
+@app.command()
+def ledger(
+    run: RunPath,
+    adversary: Annotated[
+        list[str] | None,
+        typer.Option(help="Whose view; repeat for several. Default: the spec's and every server."),
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="δ; default: the spec's.")] = None,
+    unit: Annotated[str | None, typer.Option(help="record or client; default: the spec's.")] = None,
+    relation: Annotated[
+        str | None, typer.Option(help="add-or-remove or replace-one; default: what the run's events suit.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what ε each adversary's view costs the worst client, or why none can be claimed."""
+    from fdaudit.bookkeeping import table, views_of
+    from fdaudit.runs import load
+
+    opened = load(run)
+    found = [
+        opened.ledger(
+            view,
+            delta=delta,
+            unit=_one_of("unit", unit, Unit),
+            relation=_one_of("relation", relation, Relation),
+        )
+        for view in adversary or views_of(opened.plan)
+    ]
+    if as_json:
+        _print(json.dumps([entry.to_json() for entry in found]))
+        return
+    _print(*table(found))
+    for warning in dict.fromkeys(w for entry in found for w in entry.warnings):
+        _say(f"warning: {warning}")
+
+
+def _one_of(field: str, value: str | None, names: Any) -> Any:
+    """A word of a closed list, or None."""
+    known = get_args(names)
+    if value is not None and value not in known:
+        raise UsageError(field, value, "is not known", nearest(value, known))
+    return value
 
 
 @app.command(name="list")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fdaudit.bookkeeping import books_of, views_of
 from fdaudit.cells import Stage
 from fdaudit.manifest import read_manifest
 from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson
@@ -72,6 +73,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
             {"name": o["name"], "available_to": list(o["available_to"]), "answers": ", ".join(o["answers"])}
             for o in card.oracles
         ],
+        "ledger": _ledgers(plan, run),
         "cells": cells,
         "gates": gates(spec.gates.model_dump(), cells),
         "limits": [*_limits(plan), *_went_silent(silences)],
@@ -79,6 +81,15 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
     }
     save_json(run / "result.json", value, indent=1)
     return value
+
+
+def _ledgers(plan: Plan, run: Path) -> list[dict[str, Any]]:
+    """What the view of each adversary of the spec and of each party that is no client costs."""
+    asked, books = plan.spec.privacy, books_of(plan, run)
+    found = (
+        books.ledger(v, delta=asked.delta, unit=asked.unit, relation=asked.relation) for v in views_of(plan)
+    )
+    return [entry.to_json() for entry in found]
 
 
 def _silences(run: Path) -> list[dict[str, Any]]:
@@ -151,7 +162,7 @@ def _limits(plan: Plan) -> list[str]:
         resolution,
         "Parties were honest but curious; an adversary that deviates from the protocol may learn more.",
         "Adversaries were assumed to hold auxiliary records from the clients' own distribution.",
-        "An attack that found nothing bounds nothing: a stronger one may exist. No ε is claimed anywhere.",
+        "An attack that found nothing bounds nothing: a stronger one may exist.",
         "The record finds damage and edits; unsigned, it proves neither who made it nor that the run was honest.",
     ]
 

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from fdaudit.accounting.ledger import Books, Ledger
 from fdaudit.audit import Tick, attack_cells, perform, reopen
+from fdaudit.bookkeeping import books_of
 from fdaudit.cells import Stage
 from fdaudit.conclusion import conclude
 from fdaudit.errors import RunError, UsageError
+from fdaudit.events import Relation, Unit
 from fdaudit.manifest import verify
 from fdaudit.plan import Plan, plan_attack
 from fdaudit.result import Cell
@@ -43,6 +46,7 @@ class Run:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._plan: Plan | None = None
+        self._books: Books | None = None
 
     @property
     def plan(self) -> Plan:
@@ -83,6 +87,32 @@ class Run:
     def view(self, name: str) -> View:
         """What an adversary saw: `server`, `client/3`, `eavesdropper`, `world`, or a coalition `a+b`."""
         return Stage(self.plan, self.directory).view(name)
+
+    def ledger(
+        self,
+        view: str = "server",
+        *,
+        delta: float | None = None,
+        unit: Unit | None = None,
+        relation: Relation | None = None,
+    ) -> Ledger:
+        """What ε an adversary's view costs the client that it costs most, or why none can be claimed.
+
+        Args:
+            view: an adversary, as `view` takes it.
+            delta: δ; default: the spec's `privacy.delta`.
+            unit: `record` or `client`; default: the spec's.
+            relation: `add-or-remove` or `replace-one`; default: the spec's, or what the run's events suit.
+        """
+        if self._books is None:
+            self._books = books_of(self.plan, self.directory)
+        asked = self.plan.spec.privacy
+        return self._books.ledger(
+            view,
+            delta=asked.delta if delta is None else delta,
+            unit=unit or asked.unit,
+            relation=relation or asked.relation,
+        )
 
     def verify(self) -> list[str]:
         """Defects of the run's record, one sentence each; empty when there is none."""

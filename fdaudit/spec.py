@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from fdaudit.config import Config, validate
 from fdaudit.errors import SpecError, nearest
+from fdaudit.events import Relation, Unit
 from fdaudit.messages import KINDS, canonical
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "ModelSpec",
     "OutageSpec",
     "PartitionSpec",
+    "PrivacySpec",
     "ProtocolSpec",
     "RecordRounds",
     "Spec",
@@ -180,6 +182,33 @@ class GateSpec(Config):
     """Largest true-positive rate at 1 % false positives tolerated, for any cell and victim."""
 
 
+class PrivacySpec(Config):
+    """What ε is stated for, and what the ledger is told about choices that no message shows."""
+
+    unit: Unit = "record"
+    """What changes between neighbouring datasets: one record of a client, or everything that it holds."""
+    relation: Relation | None = None
+    """How it changes: `add-or-remove` or `replace-one`; default: what the run's privacy events are stated for."""
+    delta: float = Field(1e-5, gt=0, lt=1)
+    """δ: well below one over a client's number of records, or it permits to publish one of them."""
+    tuned_on: Literal["nothing", "public", "private"] = "nothing"
+    """What hyper-parameters, and the protocol itself, were chosen on; a choice on private data leaves no ε to claim."""
+    stopped_on: Literal["schedule", "private"] = "schedule"
+    """Whether the number of rounds was fixed beforehand, or followed from private data."""
+    published: Literal["last", "chosen-on-private"] = "last"
+    """Which round's model is published: the last, or one chosen by its results on private data."""
+
+    def unaccounted(self) -> str:
+        """A choice on private data that no event charges, or nothing."""
+        if self.tuned_on == "private":
+            return "hyper-parameters were tuned on private data (tuned_on), and the tuning is not charged"
+        if self.stopped_on == "private":
+            return "training was stopped by private data (stopped_on), and the decision is not charged"
+        if self.published == "chosen-on-private":
+            return "the published round was chosen on private data (published), and the choice is not charged"
+        return ""
+
+
 class Spec(Config):
     """A run."""
 
@@ -239,6 +268,8 @@ class Spec(Config):
     """`all`, or a list; every attack not listed is shown as not requested."""
     gates: GateSpec = GateSpec()
     """Thresholds that make a run fail."""
+    privacy: PrivacySpec = PrivacySpec()
+    """What ε is stated for."""
 
     @model_validator(mode="after")
     def _parties(self) -> Self:

@@ -18,11 +18,11 @@ from .figures import ForestRow, forest_chart, roc_chart, utility_chart
 from .images import data_uri
 from .rules import RULES, by_name
 from .schema import Exposure, Image, Result, Target
-from .summary import private_kinds, summarise
+from .summary import summarise
 from .text import amount, clip, joined, label
 from .verdict import Finding, judge_all
 
-__all__ = ["IMAGES_SHOWN", "CellView", "ExposureRow", "FigureRow", "LedgerRow", "Picture", "Victim", "build"]
+__all__ = ["IMAGES_SHOWN", "CellView", "ExposureRow", "FigureRow", "Picture", "Victim", "build"]
 
 IMAGES_SHOWN = 24
 """Images shown of one victim: the first in the result's order, never a choice by quality."""
@@ -79,15 +79,6 @@ class ExposureRow:
     holds: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class LedgerRow:
-    """What can be said of ε for parties whose views are of the same kinds."""
-
-    parties: tuple[str, ...]
-    bare: tuple[str, ...]
-    defended: tuple[str, ...]
-
-
 def build(result: Result, directory: Path, timings: Mapping[str, float]) -> dict[str, Any]:
     """The templates' context.
 
@@ -106,7 +97,8 @@ def build(result: Result, directory: Path, timings: Mapping[str, float]) -> dict
         "cells": cells,
         "diagram": diagram(result.exposure, result.run.clients),
         "exposure": _exposure(result.exposure),
-        "ledger": _ledger(result),
+        "ledger_assumptions": _once(line for entry in result.ledger or () for line in entry.assumptions),
+        "ledger_warnings": _once(line for entry in result.ledger or () for line in entry.warnings),
         "utility_chart": _utility(result),
         "utility_measure": _measured(result),
         "utility_words": _utility_words(result),
@@ -260,11 +252,5 @@ def _exposure(rows: Iterable[Exposure]) -> tuple[ExposureRow, ...]:
     )
 
 
-def _ledger(result: Result) -> tuple[LedgerRow, ...]:
-    seers = [r.party for r in result.exposure if r.direction != "sent"]
-    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
-    for adversary in dict.fromkeys([*seers, *(c.adversary for c in result.cells)]):
-        kinds = private_kinds(result, adversary)
-        bare, defended = tuple(k for k, d in kinds if not d), tuple(k for k, d in kinds if d)
-        groups.setdefault((bare, defended), []).append(adversary)
-    return tuple(LedgerRow(parties=tuple(who), bare=b, defended=d) for (b, d), who in groups.items())
+def _once(lines: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(lines))

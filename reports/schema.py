@@ -18,6 +18,7 @@ from fdaudit.types import Figure, Task
 __all__ = [
     "SCHEMA",
     "Cell",
+    "Contribution",
     "Control",
     "Controls",
     "CurvePoint",
@@ -248,6 +249,16 @@ class Gate(_Part):
     passed: bool
 
 
+class Contribution(_Part):
+    """What messages of one kind add to an ε, and what they would cost alone."""
+
+    kind: str
+    sender: str
+    mechanism: str
+    charges: int
+    epsilon: float
+
+
 class LedgerEntry(_Part):
     """ε of one adversary's view for one unit of the worst client; `None` means infinite, with its cause."""
 
@@ -258,7 +269,11 @@ class LedgerEntry(_Part):
     relation: str = ""
     accountant: str = ""
     cause: str = ""
+    victim: str = ""
+    sampling: str = ""
+    contributions: tuple[Contribution, ...] = ()
     assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class Reproduce(_Part):

@@ -64,6 +64,7 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "scoring",
     "controls",
     "cells",
+    "bookkeeping",
     "audit",
     "conclusion",
     "runs",

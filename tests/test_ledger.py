@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from fdaudit.accounting.charging import SUM
 from fdaudit.accounting.costs import epsilon
-from fdaudit.accounting.ledger import Books, Choices
+from fdaudit.accounting.ledger import Books
 from fdaudit.errors import SpecError
 from fdaudit.events import Composed, DiscreteGaussian, Gaussian, NoGuarantee
+from fdaudit.spec import PrivacySpec
 
 from .ledger_cases import CLIENT, RECORD, Log, brute_force, dp_sgd, gaussian, laplace, pure
 
@@ -205,10 +206,10 @@ def test_counts_cost_nothing_where_a_record_is_replaced_and_everything_where_it_
 def test_a_choice_on_private_data_is_not_for_free() -> None:
     log = rounds_of_dp_sgd(1)
     for choice in ({"tuned_on": "private"}, {"stopped_on": "private"}, {"published": "chosen-on-private"}):
-        found = books(log, choices=Choices(**choice)).ledger("server")
+        found = books(log, choices=PrivacySpec(**choice)).ledger("server")
         assert found.epsilon == INF
         assert next(iter(choice)) in found.cause
-    assert books(log, choices=Choices(tuned_on="public")).ledger("server").finite
+    assert books(log, choices=PrivacySpec(tuned_on="public")).ledger("server").finite
 
 
 def test_a_reason_is_repeated_with_what_of_the_message_is_raw() -> None:

@@ -74,13 +74,24 @@ def test_the_ledger_has_its_place() -> None:
     assert "No ε is claimed" in Document(render(load())).sections["ledger"]
 
 
-def test_the_ledger_claims_nothing_for_defences_without_an_account() -> None:
-    raw = load()
-    for row in raw["exposure"]:
-        row["defenses"] = ["laplace"]
-    text = Document(render(raw)).sections["ledger"]
-    assert "∞" not in text
-    assert "A defence without an account claims nothing." in text
+def test_the_ledger_says_from_what_and_under_which_assumptions() -> None:
+    part = {"kind": "lo<gits", "sender": "client", "mechanism": "Laplace", "charges": 7, "epsilon": 1.5}
+    entry = {
+        "adversary": "server",
+        "epsilon": 3.25,
+        "victim": "client/4",
+        "accountant": "RDP",
+        "sampling": "assumed: Poisson; done: not on record",
+        "contributions": [part],
+        "assumptions": ["noise is secret"],
+        "warnings": ["delta is generous"],
+    }
+    quiet = {"adversary": "world", "epsilon": 0.0, "assumptions": ["noise is secret"]}
+    text = " ".join(Document(render(load() | {"ledger": [entry, quiet]})).sections["ledger"].split())
+    for said in ("lo<gits of client: 7 times Laplace", "client/4", "Poisson", "delta is generous"):
+        assert said in text
+    assert text.count("noise is secret") == 1
+    assert "Nothing that depends on another party's private records reaches it." in text
 
 
 def test_the_diagram_counts_what_the_exposure_counts() -> None:

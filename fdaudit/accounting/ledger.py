@@ -7,38 +7,17 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from fdaudit.accounting.charging import Contribution, Entry, mechanisms, sampling
 from fdaudit.accounting.graph import Leak, MessageGraph
-from fdaudit.config import Config
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian, Laplace, Relation, SampledGaussian, Unit
 from fdaudit.messages import Message, role
+from fdaudit.spec import PrivacySpec
 from fdaudit.view import EAVESDROPPER, members_of
 
-__all__ = ["Books", "Choices", "Ledger"]
-
-
-class Choices(Config):
-    """What was chosen by looking at data, and which; the ledger takes the spec's word for it."""
-
-    tuned_on: Literal["nothing", "public", "private"] = "nothing"
-    """What hyper-parameters, and the protocol itself, were chosen on."""
-    stopped_on: Literal["schedule", "private"] = "schedule"
-    """Whether the number of rounds was fixed beforehand, or followed from private data."""
-    published: Literal["last", "chosen-on-private"] = "last"
-    """Which round's model is published: the last, or one that was chosen on private data."""
-
-    def unaccounted(self) -> str:
-        """A choice that no event charges, or nothing."""
-        if self.tuned_on == "private":
-            return "hyper-parameters were tuned on private data (tuned_on), and the tuning is not charged"
-        if self.stopped_on == "private":
-            return "training was stopped by private data (stopped_on), and the decision is not charged"
-        if self.published == "chosen-on-private":
-            return "the published round was chosen on private data (published), and the choice is not charged"
-        return ""
+__all__ = ["Books", "Ledger"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +38,7 @@ class Ledger:
         contributions: by kind of message.
         sampling: sampling that the figure assumes, and what was done.
         assumptions: what the figure rests on.
+        warnings: what makes the figure say less than it seems to.
     """
 
     view: str
@@ -74,6 +54,7 @@ class Ledger:
     contributions: tuple[Contribution, ...] = ()
     sampling: str = ""
     assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def finite(self) -> bool:
@@ -83,6 +64,7 @@ class Ledger:
     def to_json(self) -> dict[str, Any]:
         """Plain data; an infinite ε is null."""
         value = asdict(self)
+        value["adversary"] = value.pop("view")
         value["epsilon"] = self.epsilon if self.finite else None
         return value
 
@@ -96,6 +78,7 @@ class Books:
         transport: what an eavesdropper sees of it.
         choices: what was chosen on which data.
         reveals: by (kind, sender role), what of such a message is raw data, in words.
+        records: how many records the client has that has fewest; δ is held against it.
     """
 
     def __init__(
@@ -104,12 +87,14 @@ class Books:
         parties: Sequence[str],
         *,
         transport: str = "plain",
-        choices: Choices | None = None,
+        choices: PrivacySpec | None = None,
         reveals: Mapping[tuple[str, str], str] | None = None,
+        records: int | None = None,
     ) -> None:
         self._graph = MessageGraph(tuple(messages))
         self._parties, self._transport = tuple(parties), transport
-        self._choices, self._reveals = choices or Choices(), dict(reveals or {})
+        self._choices, self._reveals = choices or PrivacySpec(), dict(reveals or {})
+        self._records = records
 
     @cached_property
     def relation(self) -> Relation:
@@ -159,6 +144,7 @@ class Books:
             unit=unit,
             relation=entry.relation,
             assumptions=self._assumed(entry),
+            warnings=self._warned(delta, unit),
         )
         if not victims:
             return _with(blank, accountant="no client is left to protect")
@@ -204,6 +190,12 @@ class Books:
             "message": m.seq,
             "kind": m.kind,
         }
+
+    def _warned(self, delta: float, unit: Unit) -> tuple[str, ...]:
+        if unit == "record" and self._records and delta >= 1 / self._records:
+            least = f"{self._records} records, the fewest of a client"
+            return (f"delta = {delta:g} is not below 1/n for {least}: it permits to publish one of them.",)
+        return ()
 
     def _assumed(self, entry: Entry) -> tuple[str, ...]:
         """What every figure of this run rests on."""

@@ -81,6 +81,7 @@ class SelectiveFD:
             "to": "server",
             "what": "index (n,), values (n, C): probabilities of the samples that the client accepts, n ≤ b",
             "when": {"labels": "soft"},
+            "reveals": "its index says which samples the selectors, fitted to its records, declined",
         },
         {
             "kind": "hard_labels",
@@ -88,6 +89,7 @@ class SelectiveFD:
             "to": "server",
             "what": "index (n,), values (n,): classes of the samples that the client accepts, n ≤ b",
             "when": {"labels": "hard"},
+            "reveals": "its index says which samples the selectors, fitted to its records, declined",
         },
         {
             "kind": "ensemble_labels",

@@ -1,0 +1,87 @@
+"""The books of a run: its transcript, what was asked of oracles, and what the protocol says of its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fdaudit.accounting.ledger import Books, Ledger
+from fdaudit.messages import ALL, Message, role
+from fdaudit.storage import load_json
+from fdaudit.transcript import read_messages
+
+if TYPE_CHECKING:
+    from fdaudit.plan import Plan
+
+__all__ = ["books_of", "table", "views_of"]
+
+
+def books_of(plan: Plan, run: Path) -> Books:
+    """A run made ready for the ledger of any adversary.
+
+    Whoever asked an oracle has the answers, which are computed from the released model.
+    """
+    messages = list(read_messages(run / "transcript"))
+    messages += _answers(messages, run)
+    reveals = {(m["kind"], m["from"]): m["reveals"] for m in plan.protocol.messages if "reveals" in m}
+    return Books(
+        messages,
+        plan.parties,
+        transport=plan.spec.transport,
+        choices=plan.spec.privacy,
+        reveals=reveals,
+        records=min(len(plan.records(k)[1]) for k in plan.clients),
+    )
+
+
+def _answers(messages: list[Message], run: Path) -> Iterator[Message]:
+    """One message for each adversary's answers; what is computed from them alone costs nothing more."""
+    cells = [load_json(path) for path in sorted((run / "attacks").glob("*.json"))]
+    askers = dict.fromkeys(c["adversary"] for c in cells if (c.get("queries") or {}).get("spent"))
+    released = [m for m in messages if m.kind == "model_parameters" and "world" in m.receivers]
+    model = Message(
+        seq=0,
+        round=messages[-1].round if messages else 0,
+        step=0,
+        sender=released[-1].sender if released else "server",
+        receivers=(),
+        kind="oracle_answer",
+        inputs=(released[-1].seq,) if released else ALL,
+    )
+    parties = {p for m in messages for p in m.parties()} | {"world"}
+    for number, asker in enumerate(askers):
+        members = tuple(p for p in asker.split("+") if p in parties)
+        yield replace(model, seq=len(messages) + number, receivers=members)
+
+
+def views_of(plan: Plan) -> tuple[str, ...]:
+    """Whose ledgers are shown: every party that is no client, and the spec's adversaries."""
+    return tuple(dict.fromkeys([*(p for p in plan.parties if role(p) != "client"), *plan.spec.adversaries]))
+
+
+def table(ledgers: Sequence[Ledger]) -> list[str]:
+    """Ledgers as lines for a terminal: ε by adversary, then why and from what."""
+    lines = [f"{'adversary':<20} {'ε':>12}  {'δ':<8} {'worst client':<13} unit, relation"]
+    for entry in ledgers:
+        value = f"{entry.epsilon:.4g}" if entry.finite else "∞"
+        stated = f"{entry.unit}, {entry.relation}"
+        lines.append(
+            f"{entry.view:<20} {value:>12}  {entry.delta:<8g} {entry.victim or 'nobody':<13} {stated}"
+        )
+        lines += [f"    {line}" for line in _details(entry)]
+    assumed = dict.fromkeys(line for entry in ledgers for line in entry.assumptions)
+    return [*lines, "", "Assumed", *(f"  {line}" for line in assumed)]
+
+
+def _details(entry: Ledger) -> Iterator[str]:
+    if entry.cause:
+        yield f"because of {entry.cause}"
+    for part in entry.contributions:
+        what = f"{part.kind} of {part.sender}: {part.charges} times {part.mechanism}"
+        yield f"{what}, ε {part.epsilon:.4g} alone"
+    if entry.finite and entry.contributions:
+        yield f"by {entry.accountant}"
+    if entry.sampling:
+        yield f"sampling {entry.sampling}"
