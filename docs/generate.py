@@ -126,12 +126,13 @@ _TITLES = {
     "RecordRounds": "record",
     "GateSpec": "gates",
     "PrivacySpec": "privacy",
+    "BudgetSpec": "privacy-budget",
 }
 
 
 def _order(schema: Mapping[str, Any]) -> list[str]:
     """Definitions in the order in which the spec's fields refer to them."""
-    text = json.dumps(schema["properties"])
+    text = json.dumps([schema["properties"], schema["$defs"]])
     return sorted(schema["$defs"], key=lambda name: text.index(f"#/$defs/{name}"))
 
 

@@ -24,7 +24,7 @@ def books_of(plan: Plan, run: Path) -> Books:
     Whoever asked an oracle has the answers, which are computed from the released model.
     """
     messages = list(read_messages(run / "transcript"))
-    messages += _answers(messages, run)
+    messages += list(_answers(messages, run))
     reveals = {(m["kind"], m["from"]): m["reveals"] for m in plan.protocol.messages if "reveals" in m}
     return Books(
         messages,

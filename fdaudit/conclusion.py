@@ -13,6 +13,7 @@ from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gat
 from fdaudit.storage import load_json, save_json
 from fdaudit.transcript import read_messages
 from fdaudit.types import Figure, Task
+from fdaudit.vault import Vault
 
 if TYPE_CHECKING:
     from fdaudit.plan import Plan
@@ -44,7 +45,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
             "dataset_provenance": plan.dataset.provenance,
             "task": plan.dataset.task,
             "clients": spec.clients,
-            "rounds": plan.protocol_config.rounds,  # type: ignore[attr-defined]
+            "rounds": _rounds_run(plan, run),
             "model": spec.model.name,
             "client_models": [m.name for m in spec.client_models],
             "silences": silences,
@@ -76,7 +77,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
         "ledger": _ledgers(plan, run),
         "cells": cells,
         "gates": gates(spec.gates.model_dump(), cells),
-        "limits": [*_limits(plan), *_went_silent(silences)],
+        "limits": [*_limits(plan), *_went_silent(silences), *_stopped(plan, run)],
         "reproduce": _reproduce(),
     }
     save_json(run / "result.json", value, indent=1)
@@ -90,6 +91,21 @@ def _ledgers(plan: Plan, run: Path) -> list[dict[str, Any]]:
         books.ledger(v, delta=asked.delta, unit=asked.unit, relation=asked.relation) for v in views_of(plan)
     )
     return [entry.to_json() for entry in found]
+
+
+def _rounds_run(plan: Plan, run: Path) -> int:
+    checkpoint = Vault(run / "vault").load_round()
+    return int(checkpoint["round"]) + 1 if checkpoint else 0
+
+
+def _stopped(plan: Plan, run: Path) -> list[str]:
+    """That a run ended before its time, where a budget ended it."""
+    rounds, done = plan.protocol_config.rounds, _rounds_run(plan, run)  # type: ignore[attr-defined]
+    budget = plan.spec.privacy.budget
+    if budget is None or done >= rounds:
+        return []
+    ended = f"The budget of ε = {budget.epsilon:g} for {budget.adversary} ended the run after {done} of {rounds} rounds"
+    return [f"{ended}: another would have passed it. What is published at the end was not published."]
 
 
 def _silences(run: Path) -> list[dict[str, Any]]:

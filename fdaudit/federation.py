@@ -131,7 +131,8 @@ class FederatedProtocol(Protocol):
 
     The class attributes are plain literals, so that `list` and `explain` can read them without running code.
     An entry of `messages` has `kind`, `from`, `to`, `what` and, where a setting decides whether it is sent,
-    `when`: the settings by name with the value that each must have. `heterogeneous` says whether clients may
+    `when`: the settings by name with the value that each must have; where part of it is raw data whatever the values
+    are noised with, `reveals` says which. `heterogeneous` says whether clients may
     train different networks, `needs_public` whether the protocol works on the public samples, `many_messages`
     whether payloads of a round share one file, `tasks` which tasks it can run (left out: single-label only). An oracle
     named `released-model` answers by `released()`.

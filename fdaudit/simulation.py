@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fdaudit.accounting.budget import Meter
 from fdaudit.federation import PartyData, Round
 from fdaudit.metrics import accuracy, macro_f1, mean_auc, mean_auc_figure, multilabel_macro_f1
 from fdaudit.plan import Plan
@@ -19,7 +20,7 @@ from fdaudit.rehearsal import NoWire, kinds_of, networks_of, setting_of
 from fdaudit.spec import RecordRounds
 from fdaudit.trainers import Trainers
 from fdaudit.training import Parameters
-from fdaudit.transcript import Position, Transcript
+from fdaudit.transcript import Position, Transcript, read_messages
 from fdaudit.types import Task, task_of
 from fdaudit.vault import Vault
 from fdaudit.wire import Wire
@@ -109,9 +110,8 @@ class _Stage:
         evaluators = Trainers(networks, plan.execution, tuple(setting.trainers))
         return cls(plan, protocol(config, setting), evaluators)
 
-    def worth_a_row(self, done: Round, rounds: int) -> Mapping[str, Parameters]:
+    def worth_a_row(self, done: Round, last: bool) -> Mapping[str, Parameters]:
         """The models to evaluate: what a server holds as the run goes, everybody's at the end."""
-        last = done.index == rounds - 1
         if not last and done.index % self.plan.spec.evaluate_every:
             return {}
         shared = {p: m for p, m in done.models.items() if not p.startswith("client/")}
@@ -140,6 +140,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
         keep=_keep(plan),
         shards=plan.protocol.many_messages,
     ) as transcript:
+        meter = _meter(plan, run, start)
         wire = Wire(
             transcript,
             parties=plan.parties,
@@ -150,6 +151,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
             withheld=plan.spec.withhold,
             withholdable=plan.protocol.withholdable,
             outages=plan.outages,
+            meter=meter,
         )
         stage = _Stage.set_up(plan, plan.protocol, plan.protocol_config, wire)
         if checkpoint:
@@ -157,15 +159,16 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
         rounds = plan.protocol_config.rounds  # type: ignore[attr-defined]
         done: Round | None = None
         first = checkpoint["round"] + 1 if checkpoint else 0
-        for done in stage.protocol.rounds(first):
-            utility.add(
-                plan.protocol.name, done.index, stage.worth_a_row(done, rounds), stage.evaluators, plan
-            )
-            if done.index == rounds - 1:
+        for done in stage.protocol.rounds(first) if _goes_on(meter) else ():
+            last = done.index == rounds - 1 or not _goes_on(meter)
+            utility.add(plan.protocol.name, done.index, stage.worth_a_row(done, last), stage.evaluators, plan)
+            if last:
                 for party, parameters in done.models.items():
                     vault.save(f"models/{party.replace('/', '-')}", parameters)
             save_checkpoint(vault, transcript, done, stage.protocol.state, utility.offset)
             tick(plan.protocol.name, done.index + 1, rounds)
+            if last:
+                break
         end = transcript.position
     for protocol, config in plan.references:
         for _ in _reference_line(plan, protocol, config, utility, tick):
@@ -173,10 +176,34 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
     return end
 
 
+def _meter(plan: Plan, run: Path, start: Position) -> Meter | None:
+    """What keeps the budget, with all that is on record already; None where the spec sets none."""
+    asked = plan.spec.privacy
+    if asked.budget is None:
+        return None
+    meter = Meter(
+        asked.budget.adversary,
+        asked.budget.epsilon,
+        asked.delta,
+        asked.unit,
+        asked.relation or "replace-one",
+        plan.parties,
+    )
+    for message in read_messages(run / "transcript") if start.seq else ():
+        if message.seq < start.seq:
+            meter.read(message)
+    return meter
+
+
+def _goes_on(meter: Meter | None) -> bool:
+    return meter is None or meter.allows_another()
+
+
 def _reference_line(plan: Plan, protocol: Any, config: Any, utility: Utility, tick: Tick) -> Iterator[None]:
     stage = _Stage.set_up(plan, protocol, config, NoWire())
     for done in stage.protocol.rounds(0):
-        utility.add(protocol.name, done.index, stage.worth_a_row(done, config.rounds), stage.evaluators, plan)
+        last = done.index == config.rounds - 1
+        utility.add(protocol.name, done.index, stage.worth_a_row(done, last), stage.evaluators, plan)
         tick(protocol.name, done.index + 1, config.rounds)
         yield
 

@@ -16,6 +16,7 @@ from fdaudit.messages import KINDS, canonical
 
 __all__ = [
     "AttackSpec",
+    "BudgetSpec",
     "DatasetSpec",
     "DefenseEntry",
     "GateSpec",
@@ -182,6 +183,15 @@ class GateSpec(Config):
     """Largest true-positive rate at 1 % false positives tolerated, for any cell and victim."""
 
 
+class BudgetSpec(Config):
+    """What a view may cost; the run ends before a round that would pass it."""
+
+    epsilon: float = Field(gt=0)
+    """ε at `privacy.delta`, of the client that is worst off."""
+    adversary: Text = "server"
+    """Whose view."""
+
+
 class PrivacySpec(Config):
     """What ε is stated for, and what the ledger is told about choices that no message shows."""
 
@@ -197,6 +207,8 @@ class PrivacySpec(Config):
     """Whether the number of rounds was fixed beforehand, or followed from private data."""
     published: Literal["last", "chosen-on-private"] = "last"
     """Which round's model is published: the last, or one chosen by its results on private data."""
+    budget: BudgetSpec | None = None
+    """What the view of one adversary may cost at most."""
 
     def unaccounted(self) -> str:
         """A choice on private data that no event charges, or nothing."""
@@ -286,6 +298,8 @@ class Spec(Config):
                 raise SpecError(field, outage.client, problem, f"Clients count from 0 to {self.clients - 1}.")
         for name in self.adversaries:
             _check_adversary("adversaries", name, self.clients)
+        if self.privacy.budget is not None:
+            _check_adversary("privacy.budget.adversary", self.privacy.budget.adversary, self.clients)
         for number, attack in enumerate(() if self.attacks == "all" else self.attacks):
             for name in attack.adversaries or ():
                 _check_adversary(f"attacks.{number}.adversaries", name, self.clients)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Defense", "Delivery", "Outage", "Released", "Wire"]
+__all__ = ["Defense", "Delivery", "Meter", "Outage", "Released", "Wire"]
 
 
 class Delivery(dict[str, "Tensor"]):
@@ -44,6 +44,14 @@ class Released:
     tensors: Mapping[str, Tensor]
     event: Event | None
     bytes_on_wire: int = 0
+
+
+class Meter(Protocol):
+    """What stands between a message and the record: a budget, for example."""
+
+    def admit(self, message: Message) -> None:
+        """Counts a message, or raises."""
+        ...
 
 
 class Defense(Protocol):
@@ -87,6 +95,7 @@ class Wire:
         withheld: kinds that the spec withholds; sending one returns None and records nothing.
         withholdable: the kinds that the protocol can live without.
         outages: who goes silent when.
+        meter: looks at every message before it is recorded, and may refuse it.
     """
 
     def __init__(
@@ -101,6 +110,7 @@ class Wire:
         withheld: Sequence[str] = (),
         withholdable: Sequence[str] = (),
         outages: Sequence[Outage] = (),
+        meter: Meter | None = None,
     ) -> None:
         unknown = set(kinds) - KINDS.keys()
         if unknown:
@@ -111,6 +121,7 @@ class Wire:
         self._parties, self._kinds = frozenset(parties), frozenset(kinds)
         self._defenses, self._withheld = dict(defenses or {}), frozenset(withheld)
         self._withholdable, self._outages = frozenset(withholdable), tuple(outages)
+        self._meter = meter
         self._round, self._step = 0, 0
         self._sent, self._silent = Counter[str](), set[str]()
 
@@ -174,7 +185,7 @@ class Wire:
             event=released.event,
             bytes_on_wire=released.bytes_on_wire,
         )
-        message, decoded = self._transcript.append(draft, released.tensors)
+        message, decoded = self._record(draft, released.tensors)
         return Delivery({n: t.to(self._device) for n, t in readable(decoded).items()}, message.seq)
 
     def release(
@@ -211,7 +222,7 @@ class Wire:
             defenses=() if described is None else (described,),
             event=event,
         )
-        return self._transcript.append(draft, {})[0].seq
+        return self._record(draft, {})[0].seq
 
     def _defend(
         self, sender: str, kind: str, tensors: Mapping[str, Tensor]
@@ -249,7 +260,13 @@ class Wire:
                 kind="silence",
                 inputs=(),
             )
-            self._transcript.append(draft, {})
+            self._record(draft, {})
+
+    def _record(self, draft: Message, tensors: Mapping[str, Tensor]) -> tuple[Message, Mapping[str, Tensor]]:
+        """Puts a message on record, unless it would pass the budget."""
+        if self._meter is not None:
+            self._meter.admit(draft)
+        return self._transcript.append(draft, tensors)
 
     def _check(self, sender: str, receivers: Sequence[str], kind: str, inputs: Sequence[str | int]) -> None:
         if kind not in self._kinds:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fdaudit.accounting.charging import SUM
 from fdaudit.accounting.costs import epsilon
 from fdaudit.accounting.ledger import Books
-from fdaudit.errors import SpecError
+from fdaudit.errors import IntegrityError, SpecError
 from fdaudit.events import Composed, DiscreteGaussian, Gaussian, NoGuarantee
 from fdaudit.spec import PrivacySpec
 
@@ -56,7 +56,7 @@ def graphs(draw: st.DrawFn) -> Log:
     return log
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(log=graphs(), view=st.sampled_from(["server", "aggregator", "world", "client/1", "server+client/1"]))
 def test_a_ledger_is_the_least_of_all_valid_ways_to_charge(log: Log, view: str) -> None:
     """Never below it; above it only by what a few orders for one cut may miss."""
@@ -336,6 +336,15 @@ def test_a_discrete_gaussian_costs_what_a_gaussian_does_by_its_orders() -> None:
     found = books(log).ledger("server")
     like = Gaussian(sensitivity=3.0, scale=4.0, **CLIENT)
     assert found.epsilon == pytest.approx(epsilon({like: 1}, 1e-5, pld=False).value)
+
+
+def test_a_transcript_with_a_gap_or_an_input_from_the_future_is_damage() -> None:
+    log = Log()
+    for inputs in ([], [5]):
+        log.add("client/0", "server", "logits", inputs)
+    for damaged in (log, log[1:]):
+        with pytest.raises(IntegrityError, match="do not come before"):
+            Books(damaged, PARTIES).ledger("server")
 
 
 def test_plain_data_of_a_ledger() -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fdaudit.errors import IntegrityError
 from fdaudit.events import NoGuarantee, Release
 from fdaudit.messages import ALL, DATA, Message
 
@@ -57,13 +58,21 @@ class MessageGraph:
 
     Args:
         messages: all of it, in order of `seq`, from 0 on.
+
+    Raises:
+        IntegrityError: a message names inputs that do not come before it, or one is missing.
     """
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = tuple(messages)
         self._held: dict[str, list[int]] = {}
         self._before: list[int] = []
-        for message in self.messages:
+        for seq, message in enumerate(self.messages):
+            later = [i for i in message.inputs if isinstance(i, int) and not 0 <= i < seq]
+            if message.seq != seq or later:
+                raise IntegrityError(
+                    [f"message {message.seq} at place {seq}: inputs {later} do not come before it"]
+                )
             held = self._held.setdefault(message.sender, [])
             self._before.append(len(held))
             for party in {message.sender, *message.receivers}:
@@ -124,43 +133,58 @@ class MessageGraph:
         if cut.leak is not None:
             return cut.leak
         if cut.forced:
-            return [frozenset(cut.first)]
-        ways = {frozenset(cut.first)}
-        ways |= {cut.least(costs) for costs in cost(cut.gates)}
+            return [cut.last]
+        ways = {cut.last, cut.first, *(cut.least(costs) for costs in cost(cut.gates))}
         return sorted(ways, key=sorted)
 
 
 class _Cut:
-    """The part of the graph that lies between a view and a victim's data."""
+    """The part of the graph that lies between a view and a victim's data.
+
+    Attributes:
+        leak: a path that passes no covered input, or None.
+        last: the gates past which data flow freely: all that data meet first on their way to the view.
+        first: the gates that the view meets first on its way to the data.
+        forced: whether `last` is cheapest whatever the costs. It is when the view reaches each of these gates past no
+            other: then each has a path to the data that nothing else stops.
+        gates: every message whose charge stops something.
+    """
 
     def __init__(
         self, graph: MessageGraph, seen: Collection[int], victim: str, guarantees: Guarantees
     ) -> None:
         self._graph, self._victim, self._guarantees = graph, victim, guarantees
-        self._sources = [(("message", "", seq), None) for seq in sorted(seen)]
+        self._sources: list[State] = [(("message", "", seq), None) for seq in sorted(seen)]
         self._sink: State = (("data", victim, 0), None)
         self._edges: dict[State, tuple[list[State], list[State]]] = {}
-        order = self._explore()
-        self._reaching = self._leads_to_data(order)
-        self.gates = sorted(s[0][2] for s in order if self._is_gate(s))
-        self.first, self.leak = self._walk()
-        self.forced = self.leak is None and self._is_forced()
+        self._explore()
+        bare = {state: uncovered for state, (_, uncovered) in self._edges.items()}
+        free = _reached([self._sink], _reversed(bare))
+        opened = _reached(self._sources, bare)
+        self.leak = self._leak(opened & free)
+        if self.leak is not None:
+            return
+        both = {state: [*covered, *uncovered] for state, (covered, uncovered) in self._edges.items()}
+        self._reaching = _reached([self._sink], _reversed(both))
+        gates = [s for s in self._edges if self._stops(s, self._reaching)]
+        self.gates = sorted(_seq(s) for s in gates)
+        last = [s for s in gates if self._stops(s, free)]
+        self.last = frozenset(map(_seq, last))
+        self.first = frozenset(_seq(s) for s in gates if s in opened)
+        self.forced = all(s in opened for s in last)
 
-    def _is_gate(self, state: State) -> bool:
-        """Whether a charge on this message can stop anything: a covered input leads to the data."""
-        return any(s in self._reaching for s in self._edges.get(state, ([], []))[0])
+    def _stops(self, state: State, below: Collection[State]) -> bool:
+        """Whether a charge on this node keeps it from something."""
+        return any(s in below for s in self._edges[state][0])
 
-    def _explore(self) -> list[State]:
-        """Everything upstream of the view, with its inputs, covered and uncovered; in the order met."""
-        pending, order = list(self._sources), list[State]()
+    def _explore(self) -> None:
+        """Everything upstream of the view, with its inputs, covered and uncovered."""
+        pending = list(self._sources)
         while pending:
             state = pending.pop()
-            if state in self._edges:
-                continue
-            self._edges[state] = self._split(state)
-            order.append(state)
-            pending += [*self._edges[state][0], *self._edges[state][1]]
-        return order
+            if state not in self._edges:
+                covered, bare = self._edges[state] = self._split(state)
+                pending += [*covered, *bare]
 
     def _split(self, state: State) -> tuple[list[State], list[State]]:
         """A node's covered and uncovered inputs."""
@@ -169,79 +193,25 @@ class _Cut:
         covers = () if event is None or isinstance(event, NoGuarantee) else event.covers
         return self._graph.split(state, covers, self._victim)
 
-    def _leads_to_data(self, order: list[State]) -> set[State]:
-        """The nodes from which a path leads to the victim's data, charged or not."""
-        above: dict[State, list[State]] = {}
-        for state in order:
-            for below in (*self._edges[state][0], *self._edges[state][1]):
-                above.setdefault(below, []).append(state)
-        found, pending = set[State](), [self._sink]
-        while pending:
-            state = pending.pop()
-            if state not in found:
-                found.add(state)
-                pending += above.get(state, [])
-        return found
-
-    def _walk(self) -> tuple[set[int], Leak | None]:
-        """Charges every release that is met first; what then still leads to the data is a leak."""
-        charged, visited, through = set[int](), set[State](), list[int]()
-        pending = [s for s in self._sources if s in self._reaching]
-        while pending:
-            state = pending.pop()
-            if state in visited:
-                continue
-            visited.add(state)
-            covered, bare = self._edges[state]
-            if any(s in self._reaching for s in covered):
-                charged.add(state[0][2])
-            if self._sink in bare and state[0][0] == "message":
-                through.append(state[0][2])
-            pending += [s for s in bare if s in self._reaching and s != self._sink]
-        return charged, self._leak(min(through)) if through else None
-
-    def _leak(self, seq: int) -> Leak:
-        event = self._guarantees.get(seq)
+    def _leak(self, open_to_both: set[State]) -> Leak | None:
+        """The first message, of those that nothing stands before or behind, that is computed from the data itself."""
+        through = [_seq(s) for s in open_to_both if s[0][0] == "message" and self._sink in self._edges[s][1]]
+        if not through:
+            return None
+        event = self._guarantees.get(min(through))
         reason = (
             event.reason if isinstance(event, NoGuarantee) else "computed from raw data, without a guarantee"
         )
-        return Leak(message=self._graph.messages[seq], reason=reason)
-
-    def _is_forced(self) -> bool:
-        """Whether every charge of the first walk is one that no other way can do without.
-
-        A release is, when the view reaches it past no other gate and its covered inputs lead past none to the data.
-        """
-        open_above = self._past_no_gate(self._sources, downstream=False)
-        free_below = self._past_no_gate([self._sink], downstream=True)
-        return all(
-            (("message", "", seq), None) in open_above
-            and any(s in free_below for s in self._edges[("message", "", seq), None][0])
-            for seq in self.first
-        )
-
-    def _past_no_gate(self, start: Sequence[State], *, downstream: bool) -> set[State]:
-        """What can be reached over uncovered edges alone: upstream from the view, or back from the data."""
-        nearby: dict[State, list[State]] = {}
-        for state, (_, bare) in self._edges.items():
-            for below in bare:
-                nearby.setdefault(below if downstream else state, []).append(state if downstream else below)
-        found, pending = set[State](), list(start)
-        while pending:
-            state = pending.pop()
-            if state not in found:
-                found.add(state)
-                pending += nearby.get(state, [])
-        return found
+        return Leak(message=self._graph.messages[min(through)], reason=reason)
 
     def least(self, costs: Mapping[int, float]) -> frozenset[int]:
         """The gates of a minimum cut, costs being scaled to whole numbers."""
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import maximum_flow
 
-        states = [s for s in self._edges if s in self._reaching]
+        states, stops = [s for s in self._edges if s in self._reaching], set(self.gates)
         number = {s: n for n, s in enumerate(states)}
-        gates = {s: len(states) + n for n, s in enumerate(s for s in states if self._is_gate(s))}
+        gates = {s: len(states) + n for n, s in enumerate(s for s in states if _seq(s) in stops)}
         source, size = len(states) + len(gates), len(states) + len(gates) + 1
         finite = [costs[s[0][2]] for s in gates if np.isfinite(costs[s[0][2]])]
         # All gates together stay below a capacity that stands for what cannot be cut.
@@ -270,3 +240,27 @@ class _Cut:
                     reached.add(int(left.indices[n]))
                     pending.append(int(left.indices[n]))
         return frozenset(s[0][2] for s, gate in gates.items() if number[s] in reached and gate not in reached)
+
+
+def _seq(state: State) -> int:
+    """The number of a message's node; of any other node, none that a message has."""
+    return state[0][2] if state[0][0] == "message" else -1
+
+
+def _reversed(edges: Mapping[State, Sequence[State]]) -> dict[State, list[State]]:
+    found: dict[State, list[State]] = {}
+    for state, others in edges.items():
+        for other in others:
+            found.setdefault(other, []).append(state)
+    return found
+
+
+def _reached(start: Sequence[State], edges: Mapping[State, Sequence[State]]) -> set[State]:
+    """Everything that can be reached, the start included."""
+    found, pending = set[State](), list(start)
+    while pending:
+        state = pending.pop()
+        if state not in found:
+            found.add(state)
+            pending += edges.get(state, ())
+    return found

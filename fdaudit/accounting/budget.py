@@ -1,0 +1,148 @@
+"""The budget: a privacy filter over a run as it goes, for one adversary.
+
+Each event is charged for every client whose data reach its covered inputs without another guarantee between: the way
+of charging that stands nearest to the data, which is always valid. So one pass over the messages, in the order in which
+they are sent, keeps every client's sum; what an adversary's view costs afterwards is never more.
+
+Guarantees:
+  * costs are Rényi divergences at one order fixed before the first message, and depend on no data: a run that stops by
+    them tells nothing (Feldman & Zrnic 2021, Theorem 4.3, at a fixed order);
+  * no message is recorded that would pass the budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from fdaudit.accounting.costs import ORDERS, converted, curve, parts_of
+from fdaudit.errors import SpecError
+from fdaudit.events import NoGuarantee, Relation, Unit
+from fdaudit.messages import ALL, DATA, Message, role
+from fdaudit.view import EAVESDROPPER, members_of
+
+__all__ = ["Meter"]
+
+
+class Meter:
+    """What one adversary's view has cost each client so far.
+
+    Args:
+        adversary: whose view.
+        epsilon: the budget.
+        delta: δ.
+        unit: one record of a client, or all of it.
+        relation: how it changes.
+        parties: every party.
+    """
+
+    def __init__(
+        self,
+        adversary: str,
+        epsilon: float,
+        delta: float,
+        unit: Unit,
+        relation: Relation,
+        parties: Sequence[str],
+    ) -> None:
+        self.adversary, self.epsilon = adversary, epsilon
+        self._members = members_of(adversary, parties)
+        self._unit, self._relation = unit, relation
+        self._clients = frozenset(p for p in parties if role(p) == "client" and p not in self._members)
+        # Of a Gaussian's orders the best at this target; any order fixed beforehand is sound.
+        best = 1 + 2 * math.log(1 / delta) / epsilon
+        self._at = int(np.argmin(np.abs(np.log(ORDERS / best))))
+        order = float(ORDERS[self._at])
+        # ε = ρ + log((α-1)/α) - (log δ + log α) / (α-1): Canonne, Kamath & Steinke 2020, Proposition 12.
+        self._allowed = epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1)
+        self._spent, self._round = defaultdict[str, float](float), defaultdict[str, float](float)
+        self._dearest, self._now = defaultdict[str, float](float), 0
+        self._bare: list[frozenset[str]] = []
+        self._senders: list[str] = []
+        self._holds = defaultdict[str, dict[str, frozenset[str]]](dict)
+
+    def admit(self, message: Message) -> None:
+        """Counts a message that is about to be recorded.
+
+        Raises:
+            SpecError: it would take the view past its budget; it must not be sent.
+        """
+        bare, charged = self._flow(message)
+        if bare and self._sees(message):
+            who = min(bare)
+            problem = f"cannot be kept: {message.kind} of {message.sender} carries data of {who} without a guarantee"
+            raise SpecError("privacy.budget.epsilon", self.epsilon, problem, "Defend or withhold it.")
+        for client, cost in charged.items():
+            if self._spent[client] + cost > self._allowed:
+                problem = f"is passed in round {message.round} by {message.kind} of {message.sender}"
+                raise SpecError("privacy.budget.epsilon", self.epsilon, problem, "Raise it, or add noise.")
+        self._note(message, bare, charged)
+
+    def read(self, message: Message) -> None:
+        """Counts a message that is on record already."""
+        self._note(message, *self._flow(message))
+
+    def allows_another(self) -> bool:
+        """Whether another round fits that costs each client no more than its dearest round so far."""
+        self._close_round()
+        return all(self._spent[k] + dear <= self._allowed for k, dear in self._dearest.items())
+
+    def _close_round(self) -> None:
+        for client, cost in self._round.items():
+            self._dearest[client] = max(self._dearest[client], cost)
+        self._round.clear()
+
+    def _flow(self, message: Message) -> tuple[frozenset[str], dict[str, float]]:
+        """Whose data pass through a message without a guarantee; and what it costs those whose do not."""
+        own = frozenset({message.sender}) & self._clients
+        arriving: dict[str, frozenset[str]] = {}
+        data = own if message.inputs == ALL else frozenset[str]()
+        if message.inputs == ALL:
+            arriving = dict(self._holds[message.sender])
+        else:
+            for source in message.inputs:
+                if source == DATA:
+                    data = own
+                else:
+                    sender = self._senders[int(source)]
+                    arriving[sender] = arriving.get(sender, frozenset()) | self._bare[int(source)]
+        everything = data.union(*arriving.values())
+        event = message.event
+        if event is None or isinstance(event, NoGuarantee):
+            return self._unchanged(message, everything), {}
+        stated = converted(event, self._unit, self._relation)
+        if isinstance(stated, NoGuarantee):
+            return everything, {}
+        through = frozenset[str]() if "data" in stated.covers else data
+        if "messages" not in stated.covers:
+            for sender, whose in arriving.items():
+                through |= whose - {sender} if "each-client" in stated.covers else whose
+        price = float(sum(curve(part)[self._at] for part in parts_of(stated)))
+        return through, dict.fromkeys(sorted(everything - through), price)
+
+    def _unchanged(self, message: Message, everything: frozenset[str]) -> frozenset[str]:
+        """A count of records does not change where one is replaced."""
+        counted = message.kind == "sample_count" and message.inputs == (DATA,)
+        still = (self._unit, self._relation) == ("record", "replace-one")
+        return frozenset() if counted and still else everything
+
+    def _sees(self, message: Message) -> bool:
+        overheard = EAVESDROPPER in self._members and any(r != message.sender for r in message.receivers)
+        return overheard or any(p in self._members for p in message.parties())
+
+    def _note(self, message: Message, bare: frozenset[str], charged: dict[str, float]) -> None:
+        if message.round != self._now:
+            self._close_round()
+            self._now = message.round
+        for client, cost in charged.items():
+            self._spent[client] += cost
+            self._round[client] += cost
+        self._bare.append(bare)
+        self._senders.append(message.sender)
+        if bare:
+            for party in {message.sender, *message.receivers}:
+                held = self._holds[party]
+                held[message.sender] = held.get(message.sender, frozenset()) | bare
