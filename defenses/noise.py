@@ -13,7 +13,7 @@ from fdaudit.events import Event, Gaussian, Laplace, NoGuarantee
 from fdaudit.rng import SecretStream
 from fdaudit.wire import Released
 
-from ._parts import CLIENT_SHARE, NoiseConfig, finite, moved, norm, noised, unclaimed, values_of
+from ._parts import NoiseConfig, finite, moved, noised, norm, unclaimed, values_of, without_shares
 
 __all__ = ["GaussianNoise", "GaussianNoiseConfig", "LaplaceNoise", "LaplaceNoiseConfig"]
 
@@ -60,11 +60,11 @@ class _Noise:
         """Clips, adds noise, and says what that is worth.
 
         Raises:
-            ProtocolError: `client_share` does not fit the values.
+            ProtocolError: `client_share` does not fit the values, or comes without `client_bound`.
         """
         values = values_of(tensors)
         clipped = self._clipped(values)
-        sent = {n: t for n, t in tensors.items() if n != CLIENT_SHARE}
+        sent = without_shares(tensors)
         # In double precision up to the noise: float32 would round the clipped norm past the clip.
         made = {n: noised(t, clipped[n], self._drawn(t, noise)) for n, t in values.items()}
         return Released(kind=kind, tensors={**sent, **made}, event=self._event(tensors))
@@ -88,10 +88,10 @@ class GaussianNoise(_Noise):
 
     With a clip C of the whole message, replacing everything the client holds moves the message by at most 2C: one
     message is a Gaussian release of ℓ2 sensitivity 2C for the client as unit. With a bound B on each of its n values
-    it is one of sensitivity 2B√n. Where the sender averages values of clients that were each clipped to ±B, and
-    says by `client_share` that no client's share in a value is larger than ω, replacing what one client sent moves
-    the average by at most 2B√(Σω²). Without a clip the values are unbounded and no guarantee is claimed, however
-    large the noise. That a message was sent at all is not covered by noise on its values: it is part of the
+    it is one of sensitivity 2B√n. Where the sender averages clients' values, says by `client_bound` that each was
+    clipped to ±B and by `client_share` that no client's share in a value is larger than ω, replacing what one client
+    sent moves the average by at most 2B√(Σω²). Without a clip the values are unbounded and no guarantee is claimed,
+    however large the noise. That a message was sent at all is not covered by noise on its values: it is part of the
     protocol's schedule, which must not depend on data. Nor is which samples its `index` names, which stays as it is;
     nothing is claimed unless the spec says that `index` is public. The event speaks of real numbers.
 
@@ -130,7 +130,7 @@ class GaussianNoise(_Noise):
             return nothing
         covers: tuple[str, ...] = ("data", "messages")
         if self.config.bound is not None:
-            by = moved(self.name, tensors)
+            by = moved(self.name, tensors, self.config.bound)
             sensitivity, covers = 2 * self.config.bound * by.l2, by.covers
         else:
             sensitivity = 2 * (self.config.clip or 0.0)
@@ -146,14 +146,14 @@ class GaussianNoise(_Noise):
 class LaplaceNoise(_Noise):
     """Adds independent Laplace noise of scale 1/γ to every value of a message, after clipping each value.
 
-    With a clip B, replacing everything that the sender computed the message from moves each of its n values by at most
-    2B: one message is a Laplace release of ℓ1 sensitivity 2Bn, for the client as unit. On logits of 5,000
-    samples and 10 classes with B = 86 and γ = 1 that is ε = 8.6 million: finite, and empty. Where the sender
-    averages values of clients that were each clipped to ±B, and says by `client_share` that no client's share in a
-    value is larger than ω, replacing what one client sent moves the average by at most 2BΣω. Without a clip
+    With a clip B, replacing everything that the sender computed the message from moves each of its n values by at
+    most 2B: one message is a Laplace release of ℓ1 sensitivity 2Bn, for the client as unit. On logits of 5,000
+    samples and 10 classes with B = 86 and γ = 1 that is ε = 8.6 million: finite, and empty. Where the sender averages
+    clients' values, says by `client_bound` that each was clipped to ±B and by `client_share` that no client's share
+    in a value is larger than ω, replacing what one client sent moves the average by at most 2BΣω. Without a clip
     nothing is claimed. As with Gaussian noise, neither that a message is sent nor which samples `index` names is
-    covered. The event speaks of real numbers; that the low bits of floating-point noise can give it away
-    (Mironov 2012) is not accounted for: `discrete-laplace` has none.
+    covered. The event speaks of real numbers; that the low bits of floating-point noise can give it away (Mironov
+    2012) is not accounted for: `discrete-laplace` has none.
 
     Guarantees:
       * the clip is a constant of the spec, never taken from the data;
@@ -185,7 +185,7 @@ class LaplaceNoise(_Noise):
         nothing = unclaimed(tensors, self.config.public_index)
         if nothing is not None:
             return nothing
-        by = moved(self.name, tensors)
+        by = moved(self.name, tensors, self.config.clip)
         return Laplace(
             sensitivity=2 * self.config.clip * by.l1,
             scale=1 / self.config.gamma,

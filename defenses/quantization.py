@@ -17,7 +17,7 @@ from fdaudit.events import NoGuarantee
 from fdaudit.rng import SecretStream
 from fdaudit.wire import Released
 
-from ._parts import CLIENT_SHARE
+from ._parts import without_shares
 
 __all__ = ["UniformQuantization", "UniformQuantizationConfig", "uniform_quantize"]
 
@@ -128,8 +128,8 @@ class UniformQuantization:
         made: dict[str, Tensor] = {}
         try:
             grid = _grid(self.config.levels, z_max, self.config.grid)
-            for name, tensor in tensors.items():
-                if name not in ("z_max", CLIENT_SHARE):
+            for name, tensor in without_shares(tensors).items():
+                if name != "z_max":
                     made |= (
                         packed(name, _codes(tensor.float(), grid, z_max), grid)
                         if tensor.is_floating_point()

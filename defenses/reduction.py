@@ -19,7 +19,7 @@ from fdaudit.events import NoGuarantee
 from fdaudit.rng import SecretStream
 from fdaudit.wire import Released
 
-from ._parts import CLIENT_SHARE
+from ._parts import without_shares
 
 __all__ = [
     "HardLabel",
@@ -99,14 +99,14 @@ def _as_before(made: Tensor, values: Tensor) -> Tensor:
 
 
 def _sent(tensors: Mapping[str, Tensor], values: Tensor) -> dict[str, Tensor]:
-    return {**{n: t for n, t in tensors.items() if n != CLIENT_SHARE}, "values": values}
+    return {**without_shares(tensors), "values": values}
 
 
 class Rounding:
     """Rounds every floating-point value of a message to a number of decimals.
 
-    Whole numbers pass as they are. The values stay floating-point numbers: no byte is saved. Where `client_share`
-    stands beside them it is dropped, since rounding may carry a value further than a client moved it.
+    Whole numbers pass as they are. The values stay floating-point numbers: no byte is saved. What
+    `client_share` says of them is dropped, since rounding may carry a value further than a client moved it.
 
     Guarantees:
       * every value moves by at most half a unit of the last decimal, and the dtype's rounding;
@@ -114,7 +114,9 @@ class Rounding:
     """
 
     name: ClassVar[str] = "rounding"
-    source: ClassVar[str] = "Fredrikson, Jha & Ristenpart 2015, section 5.3: rounded confidence values"
+    source: ClassVar[str] = (
+        "Shokri, Stronati, Song & Shmatikov 2017, section VIII: a coarser prediction vector"
+    )
     protects: ClassVar[str] = "nothing by itself: it leaves out the last digits"
     Config: ClassVar[type[RoundingConfig]] = RoundingConfig
 
@@ -129,8 +131,7 @@ class Rounding:
         """Rounds; nothing is drawn."""
         made = {
             n: t.double().round(decimals=self.config.decimals).to(t.dtype) if t.is_floating_point() else t
-            for n, t in tensors.items()
-            if n != CLIENT_SHARE
+            for n, t in without_shares(tensors).items()
         }
         reason = "rounding is no noise: equal values stay equal, and unlike ones mostly stay unlike"
         return Released(kind=kind, tensors=made, event=NoGuarantee(reason=reason))

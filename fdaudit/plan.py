@@ -314,6 +314,10 @@ def _defenses(spec: Spec, protocol: Any, config: Config) -> dict[tuple[str, str]
             problem = f"is never sent by a {entry.sender} in {protocol.name} with these settings"
             raise SpecError(f"{where}.kind", entry.kind, problem, nearest(entry.kind, sent or ["nothing"]))
         cls = defenses.REGISTRY.load(entry.name, f"{where}.name")
+        accepts = getattr(cls, "accepts", sent)
+        if entry.kind not in accepts:
+            problem = f"is no kind that {entry.name} can treat"
+            raise SpecError(f"{where}.kind", entry.kind, problem, f"It treats: {', '.join(accepts)}.")
         built = cls(validate(cls.Config, entry.params, f"{where}.params"))
         key = (entry.kind, entry.sender)
         attached[key] = (*attached.get(key, ()), built)
