@@ -152,8 +152,8 @@ class LaplaceNoise(_Noise):
     clients' values, says by `client_bound` that each was clipped to ±B and by `client_share` that no client's share
     in a value is larger than ω, replacing what one client sent moves the average by at most 2BΣω. Without a clip
     nothing is claimed. As with Gaussian noise, neither that a message is sent nor which samples `index` names is
-    covered. The event speaks of real numbers; that the low bits of floating-point noise can give it away (Mironov
-    2012) is not accounted for: `discrete-laplace` has none.
+    covered. The event speaks of real numbers; that the low bits of floating-point noise can give a value away (Mironov
+    2012), as they do where values are sent in double precision, is not accounted for. `discrete-laplace` has none.
 
     Guarantees:
       * the clip is a constant of the spec, never taken from the data;
