@@ -198,6 +198,7 @@ class HardLabel:
     )
     protects: ClassVar[str] = "nothing by itself: it leaves out how sure an answer is"
     accepts: ClassVar[tuple[str, ...]] = ("logits", "soft_labels")
+    makes: ClassVar[str] = "hard_labels"
     Config: ClassVar[type[HardLabelConfig]] = HardLabelConfig
 
     def __init__(self, config: HardLabelConfig) -> None:
@@ -220,7 +221,7 @@ class HardLabel:
         labels = _rows(self.name, kind, tensors).argmax(1)
         sent = {n: t for n, t in _sent(tensors, labels).items() if n != "z_max"}
         reason = "a class without noise: an answer that one record turns gives the record away"
-        return Released(kind="hard_labels", tensors=sent, event=NoGuarantee(reason=reason))
+        return Released(kind=self.makes, tensors=sent, event=NoGuarantee(reason=reason))
 
 
 class Temperature:

@@ -17,6 +17,8 @@ from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.events import Gaussian, NoGuarantee
 from fdaudit.rng import SecretStream, child
 
+from .protocol_cases import run
+
 SECRET = b"a secret of sixteen bytes or more"
 
 
@@ -149,6 +151,18 @@ def test_a_message_without_gradients_claims_nothing():
     made = defence("sanitized-gradients", clip=1.0, sigma=1.0)
     event = released(made, {"values": torch.zeros(0, 1, 2, 2)}, "sample_gradients").event
     assert isinstance(event, NoGuarantee)
+
+
+def test_fediod_learns_from_sanitised_gradients_alone(tmp_path):
+    """What the server gets has the clip's and the noise's size, whatever the gradients' own."""
+    made = defence("sanitized-gradients", clip=1e-6, sigma=50.0, drawn_from=3)
+    ran = run(tmp_path / "a", "fediod", defenses={("sample_gradients", "client"): [made]})
+    sent = [m for m in ran.messages if m.kind == "sample_gradients"]
+    values = [ran.tensors(m)["values"].double() for m in sent]
+    for message, each in zip(sent, values, strict=True):
+        assert isinstance(message.event, Gaussian)
+        assert (message.event.count, message.event.drawn_from) == (len(each), 3)
+    assert kstest(torch.cat([v.flatten() for v in values]).numpy() / 50e-6, "norm").pvalue > 1e-4
 
 
 @pytest.mark.parametrize(

@@ -211,3 +211,13 @@ def test_a_spec_that_attaches_it_to_another_kind_is_refused_before_the_run():
     with pytest.raises(SpecError, match="is no kind that top-k can treat") as caught:
         make_plan(validate(Spec, written), seed=0)
     assert caught.value.field == "defenses.0.kind"
+
+
+def test_hard_labels_for_a_protocol_that_cannot_read_them_are_refused_before_the_run():
+    entry = {"kind": "logits", "name": "hard-label"}
+    written = {"protocol": {"name": "fedkd"}, "defenses": [entry], "splits": {"proxy": 0.2}}
+    with pytest.raises(SpecError, match="makes hard_labels of logits, which fedkd cannot read") as caught:
+        make_plan(validate(Spec, written), seed=0)
+    assert caught.value.field == "defenses.0.name"
+    read = {"protocol": {"name": "fedmd"}, "defenses": [entry], "splits": {"proxy": 0.2}}
+    assert make_plan(validate(Spec, read), seed=0).defenses[("logits", "client")][0].name == "hard-label"
