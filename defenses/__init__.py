@@ -7,8 +7,16 @@ __all__ = ["REGISTRY"]
 REGISTRY = Registry(
     "fdaudit.defenses",
     {
+        "discrete-gaussian": "fdaudit.defenses.discrete:DiscreteGaussianNoise",
+        "discrete-laplace": "fdaudit.defenses.discrete:DiscreteLaplaceNoise",
+        "dp-fedavg": "fdaudit.defenses.clipped:DPFedAvg",
         "gaussian-noise": "fdaudit.defenses.noise:GaussianNoise",
+        "hard-label": "fdaudit.defenses.reduction:HardLabel",
         "laplace-noise": "fdaudit.defenses.noise:LaplaceNoise",
+        "rounding": "fdaudit.defenses.reduction:Rounding",
+        "sanitized-gradients": "fdaudit.defenses.clipped:SanitizedGradients",
+        "temperature": "fdaudit.defenses.reduction:Temperature",
+        "top-k": "fdaudit.defenses.reduction:TopK",
         "uniform-quantization": "fdaudit.defenses.quantization:UniformQuantization",
     },
 )

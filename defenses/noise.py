@@ -6,38 +6,38 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from fdaudit.config import Config
 from fdaudit.events import Event, Gaussian, Laplace, NoGuarantee
 from fdaudit.rng import SecretStream
 from fdaudit.wire import Released
 
+from ._parts import NoiseConfig, finite, moved, noised, norm, unclaimed, values_of, without_shares
+
 __all__ = ["GaussianNoise", "GaussianNoiseConfig", "LaplaceNoise", "LaplaceNoiseConfig"]
 
-_LEFT_ALONE = ("index", "z_max")
-"""What a message is about, not what it says: noise on a sample's number would name another sample."""
+_UNCLIPPED = "noise without a clip: the sensitivity of the message is unbounded"
 
 
-class _NoiseConfig(Config):
-    """What the settings of every additive noise have in common."""
-
-    public_index: bool = False
-    """The samples that `index` names are chosen without private data. Otherwise the choice goes out as it is, and no
-    guarantee is claimed."""
-
-
-class GaussianNoiseConfig(_NoiseConfig):
+class GaussianNoiseConfig(NoiseConfig):
     """Settings of Gaussian noise on a message."""
 
     sigma: float = Field(gt=0)
     """Standard deviation of the noise, in the units of the values sent."""
     clip: float | None = Field(None, gt=0)
-    """ℓ2 norm to which the whole message is clipped first: a public constant. None: no clip, no guarantee."""
+    """ℓ2 norm to which the whole message is clipped first: a public constant. None: no such clip."""
+    bound: float | None = Field(None, gt=0)
+    """B: every value is clipped to ±B first, a public constant, in place of `clip`. With neither, no guarantee."""
+
+    @model_validator(mode="after")
+    def _one_clip(self) -> GaussianNoiseConfig:
+        if self.clip is not None and self.bound is not None:
+            raise ValueError("sets both clip and bound. Clip the whole message, or each value.")
+        return self
 
 
-class LaplaceNoiseConfig(_NoiseConfig):
+class LaplaceNoiseConfig(NoiseConfig):
     """Settings of Laplace noise on a message."""
 
     gamma: float = Field(gt=0)
@@ -47,7 +47,7 @@ class LaplaceNoiseConfig(_NoiseConfig):
 
 
 class _Noise:
-    """What every additive noise has in common: what it leaves alone, dtypes, and when nothing can be claimed."""
+    """What every additive noise has in common: each value is clipped, noised and sent in the dtype that it had."""
 
     name: ClassVar[str]
     config: GaussianNoiseConfig | LaplaceNoiseConfig
@@ -56,38 +56,48 @@ class _Noise:
         """Name and parameters."""
         return {"name": self.name, **self.config.model_dump()}
 
-    def _unclaimed(self, tensors: Mapping[str, Tensor]) -> NoGuarantee | None:
-        """The reason why nothing can be claimed for a message, where there is one."""
-        if self.config.clip is None:
-            return NoGuarantee(reason="noise without a clip: the sensitivity of the message is unbounded")
-        bare = sorted(tensors.keys() & {*_LEFT_ALONE} - ({"index"} if self.config.public_index else set()))
-        if bare:
-            return NoGuarantee(reason=f"{' and '.join(bare)} of the message goes out without noise")
-        return None
+    def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
+        """Clips, adds noise, and says what that is worth.
+
+        Raises:
+            ProtocolError: `client_share` does not fit the values, or comes without `client_bound`.
+        """
+        values = values_of(tensors)
+        clipped = self._clipped(values)
+        sent = without_shares(tensors)
+        # In double precision up to the noise: float32 would round the clipped norm past the clip.
+        made = {n: noised(t, clipped[n], self._drawn(t, noise)) for n, t in values.items()}
+        return Released(kind=kind, tensors={**sent, **made}, event=self._event(tensors))
+
+    def _clipped(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def _drawn(self, sent: Tensor, noise: SecretStream) -> Tensor:
+        raise NotImplementedError
+
+    def _event(self, tensors: Mapping[str, Tensor]) -> Event:
+        raise NotImplementedError
 
 
-def _values(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that noise is added to."""
-    return {n: t for n, t in tensors.items() if n not in _LEFT_ALONE}
-
-
-def _noised(sent: Tensor, clipped: Tensor, drawn: Tensor) -> Tensor:
-    """The sum in the dtype that was sent; whole numbers are rounded, not cut."""
-    noised = clipped + drawn.to(sent.device)
-    return (noised if sent.is_floating_point() else noised.round()).to(sent.dtype)
+def _each_clipped(values: Mapping[str, Tensor], bound: float) -> dict[str, Tensor]:
+    return {n: finite(t).clamp(-bound, bound) for n, t in values.items()}
 
 
 class GaussianNoise(_Noise):
-    """Adds independent Gaussian noise to every value of a message, after clipping the whole message.
+    """Adds independent Gaussian noise to every value of a message, after clipping the whole message or each value.
 
-    With a clip C, replacing everything the client holds moves the message by at most 2C: one message is
-    a Gaussian release of sensitivity 2C for the client as unit. Without a clip the values are unbounded and no
-    guarantee is claimed, however large the noise. That a message was sent at all is not covered by noise on its
-    values: it is part of the protocol's schedule, which must not depend on data. Nor is which samples its `index`
-    names, which stays as it is; nothing is claimed unless the spec says that `index` is public.
+    With a clip C of the whole message, replacing everything the client holds moves the message by at most 2C: one
+    message is a Gaussian release of ℓ2 sensitivity 2C for the client as unit. With a bound B on each of its n values
+    it is one of sensitivity 2B√n. Where the sender averages clients' values, says by `client_bound` that each was
+    clipped to ±B and by `client_share` that no client's share in a value is larger than ω, replacing what one client
+    sent moves the average by at most 2B√(Σω²). Without a clip the values are unbounded and no guarantee is claimed,
+    however large the noise. That a message was sent at all is not covered by noise on its values: it is part of the
+    protocol's schedule, which must not depend on data. Nor is which samples its `index` names, which stays as it is;
+    nothing is claimed unless the spec says that `index` is public. The event speaks of real numbers.
 
     Guarantees:
       * the clip is a constant of the spec, never taken from the data;
+      * under a clip, what is not a finite number counts as nought;
       * noise comes from the vault's secret.
     """
 
@@ -99,42 +109,55 @@ class GaussianNoise(_Noise):
     def __init__(self, config: GaussianNoiseConfig) -> None:
         self.config: GaussianNoiseConfig = config
 
-    def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """Clips, adds noise, and says what that is worth."""
-        values, factor = _values(tensors), 1.0
-        if self.config.clip is not None:
-            squares = [t.double().square().sum().cpu() for t in values.values()]
-            norm = float(torch.stack([torch.zeros((), dtype=torch.float64), *squares]).sum().sqrt())
-            factor = min(1.0, self.config.clip / norm) if norm > 0 else 1.0
-        # In double precision up to the noise: float32 would round the clipped norm past the clip.
-        noised = {n: _noised(t, t.double() * factor, self._drawn(t, noise)) for n, t in values.items()}
-        return Released(kind=kind, tensors={**tensors, **noised}, event=self._event(tensors))
+    def _clipped(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self.config.bound is not None:
+            return _each_clipped(values, self.config.bound)
+        if self.config.clip is None:
+            return {n: t.double() for n, t in values.items()}
+        numbers = {n: finite(t) for n, t in values.items()}
+        length = norm(numbers.values())
+        factor = min(1.0, self.config.clip / length) if length > 0 else 1.0
+        return {n: t * factor for n, t in numbers.items()}
 
     def _drawn(self, sent: Tensor, noise: SecretStream) -> Tensor:
         return torch.as_tensor(noise.normal(*sent.shape)) * self.config.sigma
 
     def _event(self, tensors: Mapping[str, Tensor]) -> Event:
-        return self._unclaimed(tensors) or Gaussian(
-            sensitivity=2 * (self.config.clip or 0.0),
+        if self.config.clip is None and self.config.bound is None:
+            return NoGuarantee(reason=_UNCLIPPED)
+        nothing = unclaimed(tensors, self.config.public_index)
+        if nothing is not None:
+            return nothing
+        covers: tuple[str, ...] = ("data", "messages")
+        if self.config.bound is not None:
+            by = moved(self.name, tensors, self.config.bound)
+            sensitivity, covers = 2 * self.config.bound * by.l2, by.covers
+        else:
+            sensitivity = 2 * (self.config.clip or 0.0)
+        return Gaussian(
+            sensitivity=sensitivity,
             scale=self.config.sigma,
             unit="client",
             relation="replace-one",
-            covers=("data", "messages"),
+            covers=covers,
         )
 
 
 class LaplaceNoise(_Noise):
     """Adds independent Laplace noise of scale 1/γ to every value of a message, after clipping each value.
 
-    With a clip B, replacing everything that the sender computed the message from moves each of its n values by at most
-    2B: one message is a Laplace release of ℓ1 sensitivity 2Bn, for the client as unit. On logits of 5,000
-    samples and 10 classes with B = 86 and γ = 1 that is ε = 8.6 million: finite, and empty. Without a clip
+    With a clip B, replacing everything that the sender computed the message from moves each of its n values by at
+    most 2B: one message is a Laplace release of ℓ1 sensitivity 2Bn, for the client as unit. On logits of 5,000
+    samples and 10 classes with B = 86 and γ = 1 that is ε = 8.6 million: finite, and empty. Where the sender averages
+    clients' values, says by `client_bound` that each was clipped to ±B and by `client_share` that no client's share
+    in a value is larger than ω, replacing what one client sent moves the average by at most 2BΣω. Without a clip
     nothing is claimed. As with Gaussian noise, neither that a message is sent nor which samples `index` names is
-    covered. The event speaks of real numbers; that the low bits of floating-point noise can give it away
-    (Mironov 2012) is not accounted for.
+    covered. The event speaks of real numbers; that the low bits of floating-point noise can give a value away (Mironov
+    2012), as they do where values are sent in double precision, is not accounted for. `discrete-laplace` has none.
 
     Guarantees:
       * the clip is a constant of the spec, never taken from the data;
+      * under a clip, what is not a finite number counts as nought;
       * noise comes from the vault's secret.
     """
 
@@ -148,27 +171,25 @@ class LaplaceNoise(_Noise):
     def __init__(self, config: LaplaceNoiseConfig) -> None:
         self.config: LaplaceNoiseConfig = config
 
-    def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """Clips, adds noise, and says what that is worth."""
-        values = _values(tensors)
-        noised = {n: _noised(t, self._clipped(t), self._drawn(t, noise)) for n, t in values.items()}
-        return Released(kind=kind, tensors={**tensors, **noised}, event=self._event(tensors, values))
-
-    def _clipped(self, sent: Tensor) -> Tensor:
-        bound = self.config.clip
-        return sent.double() if bound is None else sent.double().clamp(-bound, bound)
+    def _clipped(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self.config.clip is None:
+            return {n: t.double() for n, t in values.items()}
+        return _each_clipped(values, self.config.clip)
 
     def _drawn(self, sent: Tensor, noise: SecretStream) -> Tensor:
         return torch.as_tensor(noise.laplace(*sent.shape)) / self.config.gamma
 
-    def _event(self, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Event:
-        count = sum(t.numel() for t in values.values())
-        if not count:
-            return NoGuarantee(reason="a message without values has nothing to add noise to")
-        return self._unclaimed(tensors) or Laplace(
-            sensitivity=2 * (self.config.clip or 0.0) * count,
+    def _event(self, tensors: Mapping[str, Tensor]) -> Event:
+        if self.config.clip is None:
+            return NoGuarantee(reason=_UNCLIPPED)
+        nothing = unclaimed(tensors, self.config.public_index)
+        if nothing is not None:
+            return nothing
+        by = moved(self.name, tensors, self.config.clip)
+        return Laplace(
+            sensitivity=2 * self.config.clip * by.l1,
             scale=1 / self.config.gamma,
             unit="client",
             relation="replace-one",
-            covers=("data", "messages"),
+            covers=by.covers,
         )

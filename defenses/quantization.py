@@ -17,6 +17,8 @@ from fdaudit.events import NoGuarantee
 from fdaudit.rng import SecretStream
 from fdaudit.wire import Released
 
+from ._parts import without_shares
+
 __all__ = ["UniformQuantization", "UniformQuantizationConfig", "uniform_quantize"]
 
 Rule = Literal["eq3", "eq4"]
@@ -114,7 +116,7 @@ class UniformQuantization:
         return {"name": self.name, **self.config.model_dump()}
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """Rounds every floating-point tensor but `z_max`, which it consumes.
+        """Rounds every floating-point tensor but `z_max`, which it consumes, and `client_share`, which it drops.
 
         Raises:
             ProtocolError: there is no range to take the grid from, or the values are not finite.
@@ -126,7 +128,7 @@ class UniformQuantization:
         made: dict[str, Tensor] = {}
         try:
             grid = _grid(self.config.levels, z_max, self.config.grid)
-            for name, tensor in tensors.items():
+            for name, tensor in without_shares(tensors).items():
                 if name != "z_max":
                     made |= (
                         packed(name, _codes(tensor.float(), grid, z_max), grid)

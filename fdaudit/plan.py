@@ -19,10 +19,10 @@ from fdaudit.federation import Common
 from fdaudit.models import Architecture, architecture
 from fdaudit.rehearsal import parties_of, set_up
 from fdaudit.rng import child, child_seed
-from fdaudit.spec import RecordRounds, Spec
+from fdaudit.spec import DefenseEntry, RecordRounds, Spec
 from fdaudit.trainers import Networks
 from fdaudit.training import Parameters, Trainer
-from fdaudit.types import ONLY_SINGLE_LABEL
+from fdaudit.types import ONLY_SINGLE_LABEL, DefenseSpec
 from fdaudit.view import members_of
 from fdaudit.wire import Outage
 
@@ -314,10 +314,23 @@ def _defenses(spec: Spec, protocol: Any, config: Config) -> dict[tuple[str, str]
             problem = f"is never sent by a {entry.sender} in {protocol.name} with these settings"
             raise SpecError(f"{where}.kind", entry.kind, problem, nearest(entry.kind, sent or ["nothing"]))
         cls = defenses.REGISTRY.load(entry.name, f"{where}.name")
+        _refuse_unfit(where, entry, cls, protocol)
         built = cls(validate(cls.Config, entry.params, f"{where}.params"))
         key = (entry.kind, entry.sender)
         attached[key] = (*attached.get(key, ()), built)
     return attached
+
+
+def _refuse_unfit(where: str, entry: DefenseEntry | DefenseSpec, cls: Any, protocol: Any) -> None:
+    """A defence may treat some kinds only, and may make a message of another kind, which has to be read."""
+    accepts = getattr(cls, "accepts", (entry.kind,))
+    if entry.kind not in accepts:
+        problem = f"is no kind that {entry.name} can treat"
+        raise SpecError(f"{where}.kind", entry.kind, problem, f"It treats: {', '.join(accepts)}.")
+    made = getattr(cls, "makes", entry.kind)
+    if made not in {m["kind"] for m in protocol.messages if m["from"] == entry.sender}:
+        problem = f"makes {made} of {entry.kind}, which {protocol.name} cannot read from a {entry.sender}"
+        raise SpecError(f"{where}.name", entry.name, problem, "Choose another defence.")
 
 
 def _sent(message: Mapping[str, Any], config: Config) -> bool:

@@ -63,7 +63,8 @@ class FedKDConfig(LocalSteps):
     gamma: float | None = Field(1.0, gt=0)
     """γ: the noise has scale 1/γ, in logits; null adds none."""
     clip: float | None = Field(None, gt=0)
-    """B: a public bound to which what is noised is clipped first. The paper has none, and so nothing to claim."""
+    """B: a public bound to which what is noised is clipped first. The paper has none, and so nothing to claim. Before
+    a plain average the aggregator clips each client's logits: one client then moves it by its share at most."""
     temperature: float | None = Field(None, gt=0)
     """τ of the distillation (Eq. 5 and 6); null is the paper's τ = ∞: squared error on logits (Eq. 7)."""
     distill_rounds: int = Field(5, ge=1)
@@ -93,6 +94,11 @@ class FedKDConfig(LocalSteps):
     def ranged(self) -> bool:
         """Whether clients have to agree on z_max."""
         return self.levels is not None and self.z_max is None
+
+    @property
+    def bounded(self) -> float | None:
+        """B, where the aggregator clips each client's logits to it: then one client moves the ensemble by its share."""
+        return self.clip if self.noise_at == "aggregator" else None
 
     def defenses(self) -> tuple[DefenseSpec, ...]:
         """Q(z; S) on each client's logits and Lap(1/γ) where it is asked for: Eq. 2."""
@@ -328,9 +334,15 @@ class FedKD:
         weighed = len(used) == len(logits)
         N = torch.stack([c["counts"] for c in used]) if weighed else torch.zeros(len(logits), self._classes)
         first = next(iter(logits.values()))
-        values = ensemble([z_k["values"] for z_k in logits.values()], class_weights(N))
+        z, B = [z_k["values"] for z_k in logits.values()], None if weighed else self.config.bounded
+        if B is not None:
+            z = [z_k.nan_to_num().clamp(-B, B) for z_k in z]
+        values = ensemble(z, class_weights(N))
         inputs = [m.seq for m in (*logits.values(), *(used if weighed else ()))]
         sent = {"index": first["index"], "values": values}
+        if B is not None:  # for the noise, which takes it out of the message; Eq. 1's shares follow from data
+            says = {"client_share": 1 / len(z), "client_bound": B}
+            sent |= {n: torch.tensor(v, dtype=torch.float64) for n, v in says.items()}
         return self._wire.send("aggregator", ["server"], "ensemble_labels", sent, inputs=inputs)
 
     # -- the server -----------------------------------------------------------------------------------------

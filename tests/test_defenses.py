@@ -219,7 +219,13 @@ def test_noise_comes_from_the_vaults_secret_never_from_the_seed(tmp_path):
             for name, sent in sorted(plain.tensors(clean).items()):
                 drawn = torch.as_tensor(stream.normal(*sent.shape))
                 torch.testing.assert_close(noised.tensors(message)[name], (sent.double() + drawn).float())
-            stated = {"name": "gaussian-noise", "sigma": 1.0, "clip": None, "public_index": False}
+            stated = {
+                "name": "gaussian-noise",
+                "sigma": 1.0,
+                "clip": None,
+                "bound": None,
+                "public_index": False,
+            }
             assert message.defenses == (stated,)
             assert isinstance(message.event, NoGuarantee)
 

@@ -54,6 +54,7 @@ CORE = (  # level 1, lower ones first: the vocabulary, and what stands further u
     "federation",
     "manifest",
     "encoder",
+    "refutation",
 )
 MEASURES = ("metrics", "result")  # level 4
 JOINTS = (  # level 6: joins the stages, may import everything

@@ -1,0 +1,151 @@
+"""Clipped updates and clipped gradients: what DP-FedAvg and GS-WGAN add noise to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.errors import ProtocolError
+from fdaudit.events import Event, Gaussian, NoGuarantee
+from fdaudit.rng import SecretStream
+from fdaudit.wire import Released
+
+from ._parts import finite, noised
+from .noise import GaussianNoise, GaussianNoiseConfig
+
+__all__ = ["DPFedAvg", "DPFedAvgConfig", "SanitizedGradients", "SanitizedGradientsConfig"]
+
+
+class DPFedAvgConfig(Config):
+    """Settings of a clipped and noised update."""
+
+    clip: float = Field(gt=0)
+    """C: the ℓ2 norm to which the whole update is clipped, a public constant."""
+    sigma: float = Field(gt=0)
+    """σ: the noise multiplier; the noise in the sum of all shares has a standard deviation of σC."""
+    shares: int = Field(1, ge=1)
+    """Clients among whom that noise is divided: each adds N(0, σ²C²/shares). 1: each adds all of it."""
+
+
+class DPFedAvg:
+    """Clips a client's update to norm C and adds the client's share of Gaussian noise.
+
+    Replacing everything the client holds moves its clipped update by at most 2C. With `shares` of 1 each
+    update is a Gaussian release of sensitivity 2C and scale σC for whoever sees it: client-level local DP. With more,
+    the update alone is a release of scale σC/√shares; the sum of that many updates, and only where nobody
+    sees less than the sum, carries noise of scale σC. McMahan et al. 2018 add the noise to the sum at the server and
+    count a client that is there or is not, of sensitivity C: σ is their z, and the replacement of a client counts
+    twice its length.
+
+    Guarantees:
+      * the clip is a constant of the spec, never taken from the data;
+      * what is not a finite number counts as nought;
+      * noise comes from the vault's secret.
+    """
+
+    name: ClassVar[str] = "dp-fedavg"
+    source: ClassVar[str] = "McMahan, Ramage, Talwar & Zhang 2018, Algorithm 1 (FlatClip)"
+    protects: ClassVar[str] = "one client's update"
+    accepts: ClassVar[tuple[str, ...]] = ("gradient", "model_update")
+    Config: ClassVar[type[DPFedAvgConfig]] = DPFedAvgConfig
+
+    def __init__(self, config: DPFedAvgConfig) -> None:
+        self.config = config
+        share = config.sigma * config.clip / math.sqrt(config.shares)
+        self._noise = GaussianNoise(GaussianNoiseConfig(sigma=share, clip=config.clip))
+
+    def describe(self) -> Mapping[str, Any]:
+        """Name and parameters."""
+        return {"name": self.name, **self.config.model_dump()}
+
+    def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
+        """Clips the update, adds this client's share of the noise, and says what that is worth by itself.
+
+        Raises:
+            ProtocolError: the message is no update.
+        """
+        if kind not in self.accepts:
+            raise ProtocolError(
+                f"{self.name}: {kind} is no update. Attach it to {' or '.join(self.accepts)}."
+            )
+        return self._noise.release(kind, tensors, noise)
+
+
+class SanitizedGradientsConfig(Config):
+    """Settings of sanitised gradients at generated samples."""
+
+    clip: float = Field(gt=0)
+    """C: the ℓ2 norm to which each sample's gradient is clipped, a public constant."""
+    sigma: float = Field(gt=0)
+    """σ: the noise multiplier; each value's noise has a standard deviation of σC."""
+    drawn_from: int = Field(1, ge=1)
+    """Clients of whom the server asks one at random each step; 1 where it asks this one anyway."""
+
+
+class SanitizedGradients:
+    """Clips the gradient at each generated sample to norm C and adds Gaussian noise of deviation σC to its values.
+
+    The gradient of a sample is the sum of all that runs through the client: its task model and its discriminator.
+    Whatever changes in the client's data or in what it was sent moves each clipped gradient by at most 2C, so
+    that a message of n samples is n Gaussian releases of sensitivity 2C: RDP 2nα/σ² at order α. Where the server asks
+    one client of many at random, `drawn_from` says of how many; only views that cannot tell who was asked may count
+    that chance. The logits that a client sends for the samples are another release, which this does not cover.
+
+    Guarantees:
+      * the clip is a constant of the spec, never taken from the data, and holds for each sample by itself;
+      * what is not a finite number counts as nought;
+      * noise comes from the vault's secret.
+    """
+
+    name: ClassVar[str] = "sanitized-gradients"
+    source: ClassVar[str] = "Chen, Orekondy & Fritz 2020 (GS-WGAN), Algorithm 1 and Theorem 4.1"
+    protects: ClassVar[str] = "the gradients of one message"
+    accepts: ClassVar[tuple[str, ...]] = ("sample_gradients",)
+    Config: ClassVar[type[SanitizedGradientsConfig]] = SanitizedGradientsConfig
+
+    def __init__(self, config: SanitizedGradientsConfig) -> None:
+        self.config = config
+
+    def describe(self) -> Mapping[str, Any]:
+        """Name and parameters."""
+        return {"name": self.name, **self.config.model_dump()}
+
+    def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
+        """Clips and noises `values` (n, c, h, w), sample by sample, and says what that is worth.
+
+        Raises:
+            ProtocolError: the message is not of gradients at samples, or holds more than these.
+        """
+        values = tensors.get("values")
+        if kind not in self.accepts or values is None or values.dim() < 2 or len(tensors) != 1:
+            problem = f"{self.name}: {kind} with {sorted(tensors)} is not `values` (n, c, h, w) alone"
+            raise ProtocolError(f"{problem}. Attach it to {self.accepts[0]}.")
+        drawn = torch.as_tensor(noise.normal(*values.shape)) * (self.config.sigma * self.config.clip)
+        sent = noised(values, self._clipped(values), drawn)
+        return Released(kind=kind, tensors={"values": sent}, event=self._event(len(values)))
+
+    def _clipped(self, values: Tensor) -> Tensor:
+        """Each row of (n, ...) scaled down to norm C where it is longer."""
+        rows = finite(values).flatten(1)
+        norms = rows.norm(dim=1, keepdim=True)
+        factors = (self.config.clip / torch.where(norms > 0, norms, 1.0)).clamp_max(1.0)
+        return (rows * factors).reshape(values.shape)
+
+    def _event(self, samples: int) -> Event:
+        if not samples:
+            return NoGuarantee(reason="a message without gradients has nothing to add noise to")
+        return Gaussian(
+            sensitivity=2 * self.config.clip,
+            scale=self.config.sigma * self.config.clip,
+            count=samples,
+            drawn_from=self.config.drawn_from,
+            unit="client",
+            relation="replace-one",
+            covers=("data", "messages"),
+        )

@@ -1,0 +1,270 @@
+"""Answers that say less: fewer decimals, fewer classes, the class alone, or softer probabilities.
+
+None of it is noise. Each maps values to values without chance, so two neighbouring data sets whose answers differ may
+still be told apart with certainty: an adversary learns less from an answer, and no ε follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.errors import ProtocolError
+from fdaudit.events import NoGuarantee
+from fdaudit.rng import SecretStream
+from fdaudit.wire import Released
+
+from ._parts import without_shares
+
+__all__ = [
+    "HardLabel",
+    "HardLabelConfig",
+    "Rounding",
+    "RoundingConfig",
+    "Temperature",
+    "TemperatureConfig",
+    "TopK",
+    "TopKConfig",
+]
+
+Scale = Literal["logits", "probabilities"]
+_SCALES: Mapping[str, Scale] = {"logits": "logits", "soft_labels": "probabilities"}
+
+
+class _AnswerConfig(Config):
+    """What the settings of a defence have in common that treats logits and probabilities unlike."""
+
+    values: Scale | None = None
+    """What `ensemble_labels` hold, which their kind does not say: `logits` or `probabilities`."""
+
+
+class RoundingConfig(Config):
+    """Settings of rounding."""
+
+    decimals: int = Field(2, ge=0, le=12)
+    """Decimals that are kept."""
+
+
+class TopKConfig(_AnswerConfig):
+    """Settings of top-k."""
+
+    k: int = Field(1, ge=1)
+    """The largest values of each row that are kept."""
+    rest: float = -20.0
+    """What the other logits of a row become; the smallest one kept, where that is lower. Other probabilities
+    become 0."""
+
+
+class HardLabelConfig(Config):
+    """The defence has no settings."""
+
+
+class TemperatureConfig(_AnswerConfig):
+    """Settings of a temperature."""
+
+    temperature: float = Field(gt=0)
+    """T: above 1 softens, below 1 sharpens."""
+
+
+def _scale(name: str, kind: str, stated: Scale | None) -> Scale:
+    """Whether a message of this kind holds logits or probabilities."""
+    found = stated if kind == "ensemble_labels" else _SCALES.get(kind)
+    if found is None:
+        remedy = "Set values to 'logits' or 'probabilities'." if kind == "ensemble_labels" else ""
+        problem = f"{name}: {kind} does not say whether it holds logits or probabilities."
+        raise ProtocolError(f"{problem} {remedy or 'Attach it to logits or soft_labels.'}")
+    return found
+
+
+def _rows(name: str, kind: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The answers (n, C) of a message."""
+    values = tensors.get("values")
+    if values is None or values.dim() != 2 or not values.shape[1] or not values.is_floating_point():
+        raise ProtocolError(f"{name}: {kind} brings no answers (n, C) along. Attach it to a kind that does.")
+    return values
+
+
+def _as_before(made: Tensor, values: Tensor) -> Tensor:
+    """Non-negative rows (n, C), scaled to the sums of the rows that they were made of; in double precision.
+
+    Rows of soft labels sum to 1, or to the score that they are weighted by.
+    """
+    total, wanted = made.sum(1, keepdim=True), values.double().sum(1, keepdim=True)
+    return torch.where(total > 0, made * (wanted / torch.where(total > 0, total, 1.0)), made)
+
+
+def _sent(tensors: Mapping[str, Tensor], values: Tensor) -> dict[str, Tensor]:
+    return {**without_shares(tensors), "values": values}
+
+
+class Rounding:
+    """Rounds every floating-point value of a message to a number of decimals.
+
+    Whole numbers pass as they are. The values stay floating-point numbers: no byte is saved. What
+    `client_share` says of them is dropped, since rounding may carry a value further than a client moved it.
+
+    Guarantees:
+      * every value moves by at most half a unit of the last decimal, and the dtype's rounding;
+      * idempotent.
+    """
+
+    name: ClassVar[str] = "rounding"
+    source: ClassVar[str] = (
+        "Shokri, Stronati, Song & Shmatikov 2017, section VIII: a coarser prediction vector"
+    )
+    protects: ClassVar[str] = "nothing by itself: it leaves out the last digits"
+    Config: ClassVar[type[RoundingConfig]] = RoundingConfig
+
+    def __init__(self, config: RoundingConfig) -> None:
+        self.config = config
+
+    def describe(self) -> Mapping[str, Any]:
+        """Name and parameters."""
+        return {"name": self.name, **self.config.model_dump()}
+
+    def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
+        """Rounds; nothing is drawn."""
+        made = {
+            n: t.double().round(decimals=self.config.decimals).to(t.dtype) if t.is_floating_point() else t
+            for n, t in without_shares(tensors).items()
+        }
+        reason = "rounding is no noise: equal values stay equal, and unlike ones mostly stay unlike"
+        return Released(kind=kind, tensors=made, event=NoGuarantee(reason=reason))
+
+
+class TopK:
+    """Keeps the k largest values of each answer; the others say nothing any more.
+
+    Of probabilities the others become 0, and those kept are scaled so that the row keeps its sum. Logits that are kept
+    stay as they are, and the others become one constant. Of equal values that only some can be kept of,
+    those of the lower classes are.
+
+    Guarantees:
+      * at most k values of a row tell of its classes; their order, and which is largest, stays;
+      * with k of the number of classes or more nothing changes, up to the dtype's rounding.
+    """
+
+    name: ClassVar[str] = "top-k"
+    source: ClassVar[str] = (
+        "Shokri, Stronati, Song & Shmatikov 2017, section VIII: the prediction's top k classes"
+    )
+    protects: ClassVar[str] = "nothing by itself: it leaves out the less likely classes"
+    accepts: ClassVar[tuple[str, ...]] = ("ensemble_labels", "logits", "soft_labels")
+    Config: ClassVar[type[TopKConfig]] = TopKConfig
+
+    def __init__(self, config: TopKConfig) -> None:
+        self.config = config
+
+    def describe(self) -> Mapping[str, Any]:
+        """Name and parameters."""
+        return {"name": self.name, **self.config.model_dump()}
+
+    def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
+        """Keeps the largest values; nothing is drawn.
+
+        Raises:
+            ProtocolError: the message brings no answers (n, C) along, or does not say on which scale.
+        """
+        scale, values = _scale(self.name, kind, self.config.values), _rows(self.name, kind, tensors)
+        first = values.argsort(dim=1, descending=True, stable=True)[:, : self.config.k]
+        kept = torch.zeros_like(values, dtype=torch.bool).scatter(1, first, True)
+        if scale == "logits":
+            lowest = values.gather(1, first).amin(1, keepdim=True).clamp_max(self.config.rest)
+            made = torch.where(kept, values, lowest)
+        else:
+            made = _as_before(values.double().clamp_min(0) * kept, values).to(values.dtype)
+        reason = "the largest values go out as they are: leaving out the others is no noise"
+        return Released(kind=kind, tensors=_sent(tensors, made), event=NoGuarantee(reason=reason))
+
+
+class HardLabel:
+    """Sends each answer's largest class in place of logits or probabilities: the message becomes `hard_labels`.
+
+    It is for tasks of one label, and for protocols whose receivers can read `hard_labels`. Of equal values the first
+    class counts. A weight that probabilities carried is lost.
+
+    Guarantees:
+      * a receiver learns nothing of an answer but its largest class: `values` (n,) in place of (n, C).
+    """
+
+    name: ClassVar[str] = "hard-label"
+    source: ClassVar[str] = (
+        "Shokri, Stronati, Song & Shmatikov 2017, section VIII: the most likely class alone"
+    )
+    protects: ClassVar[str] = "nothing by itself: it leaves out how sure an answer is"
+    accepts: ClassVar[tuple[str, ...]] = ("logits", "soft_labels")
+    makes: ClassVar[str] = "hard_labels"
+    Config: ClassVar[type[HardLabelConfig]] = HardLabelConfig
+
+    def __init__(self, config: HardLabelConfig) -> None:
+        self.config = config
+
+    def describe(self) -> Mapping[str, Any]:
+        """Name and parameters."""
+        return {"name": self.name, **self.config.model_dump()}
+
+    def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
+        """Takes the largest class; nothing is drawn. A range `z_max` of logits goes no further.
+
+        Raises:
+            ProtocolError: the message brings no answers (n, C) along.
+        """
+        if kind not in self.accepts:
+            raise ProtocolError(
+                f"{self.name}: {kind} is no answer. Attach it to {' or '.join(self.accepts)}."
+            )
+        labels = _rows(self.name, kind, tensors).argmax(1)
+        sent = {n: t for n, t in _sent(tensors, labels).items() if n != "z_max"}
+        reason = "a class without noise: an answer that one record turns gives the record away"
+        return Released(kind=self.makes, tensors=sent, event=NoGuarantee(reason=reason))
+
+
+class Temperature:
+    """Softens every answer by a temperature T: logits z become z/T, probabilities p become p^(1/T), rescaled.
+
+    A softmax of the softened logits is the softened softmax: both scales give one answer. Rescaled rows keep the sum
+    that they had.
+
+    Guarantees:
+      * the order of the classes stays;
+      * with T = 1 nothing changes, up to the dtype's rounding.
+    """
+
+    name: ClassVar[str] = "temperature"
+    source: ClassVar[str] = (
+        "Hinton, Vinyals & Dean 2015; as a defence: Shokri, Stronati, Song & Shmatikov 2017, section VIII"
+    )
+    protects: ClassVar[str] = "nothing by itself: whoever knows T can undo it"
+    accepts: ClassVar[tuple[str, ...]] = ("ensemble_labels", "logits", "soft_labels")
+    Config: ClassVar[type[TemperatureConfig]] = TemperatureConfig
+
+    def __init__(self, config: TemperatureConfig) -> None:
+        self.config = config
+
+    def describe(self) -> Mapping[str, Any]:
+        """Name and parameters."""
+        return {"name": self.name, **self.config.model_dump()}
+
+    def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
+        """Softens; nothing is drawn.
+
+        Raises:
+            ProtocolError: the message brings no answers (n, C) along, or does not say on which scale.
+        """
+        scale, values = _scale(self.name, kind, self.config.values), _rows(self.name, kind, tensors)
+        T = self.config.temperature
+        if scale == "logits":
+            made = values.double() / T
+        else:
+            # Divided by the largest first: a power of tiny numbers would come out as nought.
+            p = values.double().clamp_min(0)
+            top = p.amax(1, keepdim=True)
+            made = _as_before((p / torch.where(top > 0, top, 1.0)) ** (1 / T), values)
+        reason = "a temperature is no noise: whoever knows it can undo it"
+        sent = _sent(tensors, made.to(values.dtype))
+        return Released(kind=kind, tensors=sent, event=NoGuarantee(reason=reason))

@@ -1,0 +1,180 @@
+"""The empirical check of a claim (ε, δ): what a distinguisher's success over many draws says ε is at least.
+
+A mechanism M is (ε, δ)-private for neighbours D and D' only if P[M(D) ∈ S] <= e^ε P[M(D') ∈ S] + δ for every set S of
+outputs, and the same with D and D' exchanged. So any set refutes every ε below log((P[M(D) ∈ S] - δ) / P[M(D') ∈ S]).
+The sets tried here are the outputs whose score, a number that the caller makes of a joint output, lies above or below
+a threshold. One half of the draws chooses the set. The other half, which had no part in the choice, bounds its two
+probabilities by Clopper & Pearson 1934, and that bound holds for one set chosen beforehand however it was chosen.
+
+Guarantees:
+  * for a mechanism that keeps its claim, `refuted` is true with a probability of at most `failure`;
+  * of m mechanisms each checked with `failure` / m, any is refuted falsely with at most `failure` (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Distinguisher", "Refutation", "check_claim", "choose", "lower_bound"]
+
+Floats = NDArray[np.float64]
+
+_THRESHOLDS = 2000
+"""Thresholds tried in each direction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distinguisher:
+    """A set of outputs: those with a score of at least `threshold`, or with one below it; and which side is likelier.
+
+    Attributes:
+        threshold: of the score.
+        above: the set is of scores from the threshold on; otherwise of those below it.
+        first: the set is likelier under D than under D'; otherwise the other way round.
+    """
+
+    threshold: float
+    above: bool
+    first: bool
+
+    def hits(self, scores: Floats) -> int:
+        """How many of the scores (n,) lie in the set."""
+        inside = int(np.count_nonzero(scores >= self.threshold))
+        return inside if self.above else len(scores) - inside
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refutation:
+    """What a check found.
+
+    Attributes:
+        claimed: ε.
+        bound: what ε is at least, at confidence 1 - `failure`; 0 where the draws show nothing.
+        delta: δ of both.
+        failure: probability with which the bound lies too high.
+        distinguisher: the set of outputs that it rests on.
+    """
+
+    claimed: float
+    bound: float
+    delta: float
+    failure: float
+    distinguisher: Distinguisher
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the claim is false, up to the probability of failure."""
+        return self.bound > self.claimed
+
+
+def check_claim(
+    draw: Callable[[int], Floats],
+    draw_neighbour: Callable[[int], Floats],
+    score: Callable[[Floats], Floats],
+    *,
+    epsilon: float,
+    delta: float,
+    draws: int,
+    failure: float,
+) -> Refutation:
+    """Checks that a mechanism is (ε, δ)-private on two neighbouring data sets, by what a distinguisher achieves.
+
+    Args:
+        draw: gives so many independent joint outputs (n, ...) on D.
+        draw_neighbour: the same on D'.
+        score: one number for each joint output (n, ...) -> (n,), larger where D is the likelier: the logarithm of the
+            likelihood ratio, which no other score betters, or a projection.
+        epsilon: ε that is claimed.
+        delta: δ that it is claimed at.
+        draws: on either data set; half of them choose the set of outputs.
+        failure: probability of refuting a claim that holds.
+
+    Raises:
+        ValueError: a number is out of range, or a score is NaN.
+    """
+    if draws < 4:
+        raise ValueError(f"check_claim: draws = {draws} leave nothing to choose by. Give at least 4.")
+    p, q = (np.asarray(score(drawn(draws)), dtype=np.float64) for drawn in (draw, draw_neighbour))
+    if p.shape != (draws,) or q.shape != (draws,):
+        raise ValueError(f"check_claim: scores of shapes {p.shape} and {q.shape} are not one a draw.")
+    half = draws // 2
+    found = choose(p[:half], q[:half], delta=delta, failure=failure)
+    bound = lower_bound(found, p[half:], q[half:], delta=delta, failure=failure)
+    return Refutation(claimed=epsilon, bound=bound, delta=delta, failure=failure, distinguisher=found)
+
+
+def choose(p: Floats, q: Floats, *, delta: float, failure: float) -> Distinguisher:
+    """The set of outputs whose bound would be the largest on these scores, on D (n,) and on D' (m,).
+
+    Thresholds are the pooled scores themselves where they are few, else spread over their ranks, more finely toward
+    both ends, where unlikely outputs tell the most.
+
+    Raises:
+        ValueError: a score is NaN or there is none, or δ or `failure` is out of range.
+    """
+    _refuse(p, q, delta, failure)
+    pooled = np.unique(np.concatenate([p, q]))
+    if len(pooled) > _THRESHOLDS:
+        toward_end = np.geomspace(1, len(pooled) / 2, _THRESHOLDS // 2)
+        ranks = np.unique(np.concatenate([toward_end, len(pooled) - toward_end]).astype(np.int64))
+        pooled = pooled[ranks]
+    n, m = len(p), len(q)
+    below = np.searchsorted(np.sort(p), pooled), np.searchsorted(np.sort(q), pooled)
+    best: tuple[float, Distinguisher] | None = None
+    for above in (True, False):
+        on_p, on_q = (n - below[0], m - below[1]) if above else below
+        for first in (True, False):
+            bounds = (
+                _bound(on_p, n, on_q, m, delta, failure)
+                if first
+                else _bound(on_q, m, on_p, n, delta, failure)
+            )
+            at = int(bounds.argmax())
+            if best is None or bounds[at] > best[0]:
+                found = Distinguisher(threshold=float(pooled[at]), above=above, first=first)
+                best = float(bounds[at]), found
+    assert best is not None  # noqa: S101 (four sets at least have been tried)
+    return best[1]
+
+
+def lower_bound(found: Distinguisher, p: Floats, q: Floats, *, delta: float, failure: float) -> float:
+    """What ε is at least, at confidence 1 - `failure`: log((p_L - δ) / q_U), or 0 where that is less or nothing.
+
+    Args:
+        found: a set chosen without these scores.
+        p: scores of fresh draws on D (n,).
+        q: on D' (m,).
+        delta: δ.
+        failure: split between the two Clopper-Pearson bounds.
+
+    Raises:
+        ValueError: a score is NaN or there is none, or δ or `failure` is out of range.
+    """
+    _refuse(p, q, delta, failure)
+    hits = [(np.array([found.hits(scores)]), len(scores)) for scores in ((p, q) if found.first else (q, p))]
+    (likely, n), (unlikely, m) = hits
+    return max(0.0, float(_bound(likely, n, unlikely, m, delta, failure)[0]))
+
+
+def _bound(
+    likely: NDArray[np.int64], n: int, unlikely: NDArray[np.int64], m: int, delta: float, failure: float
+) -> Floats:
+    """log((p_L - δ) / q_U) for each pair of counts (k,); -∞ where δ alone explains what was seen."""
+    from scipy.stats import beta
+
+    with np.errstate(invalid="ignore", divide="ignore"):
+        lower = np.where(likely > 0, beta.ppf(failure / 2, likely, n - likely + 1), 0.0)
+        upper = np.where(unlikely < m, beta.ppf(1 - failure / 2, unlikely + 1, m - unlikely), 1.0)
+        return np.where(lower > delta, np.log((lower - delta) / upper), -math.inf)
+
+
+def _refuse(p: Floats, q: Floats, delta: float, failure: float) -> None:
+    if not 0 <= delta < 1 or not 0 < failure < 1:
+        raise ValueError(f"delta = {delta} must lie in [0, 1), failure = {failure} in (0, 1).")
+    if not len(p) or not len(q) or np.isnan(p).any() or np.isnan(q).any():
+        raise ValueError("Scores are NaN or missing. Give one number for each draw.")

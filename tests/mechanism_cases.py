@@ -1,0 +1,381 @@
+"""Mechanisms at their worst neighbours, each with a claim (ε, δ) from a closed form or from dp_accounting.
+
+A case draws joint outputs of two queries or more, many at once: where the mechanism is a defence, one call of its
+`release` treats a message of as many independent rows as there are draws. What a broken case draws is not what
+it claims: it has half the noise, misses a clip, or adds one draw of noise to two queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from dp_accounting.pld import privacy_loss_distribution as pld
+from fdaudit.defenses import REGISTRY
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+from scipy.stats import norm
+from torch import Tensor
+
+from fdaudit.config import validate
+from fdaudit.encoding import readable
+from fdaudit.events import DiscreteGaussian, DiscreteLaplace, Gaussian, Laplace
+from fdaudit.refutation import Refutation, check_claim
+from fdaudit.rng import SecretStream, child_numpy
+
+Floats = NDArray[np.float64]
+SECRET = b"noise of the checked mechanisms"
+FAMILY = 0.01
+"""Probability of refuting any one of all the true claims."""
+FAR = 1e6
+"""An input that only a clip brings back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A mechanism, its neighbours, and what is claimed of it.
+
+    Attributes:
+        draw: (side, n) -> joint outputs (n, k) on D (side 0) or D' (side 1).
+        score: the logarithm of the likelihood ratio (n, k) -> (n,), or a projection.
+        epsilon: what is claimed at `delta`.
+        tight: ε(δ) of the joint output itself, by exact arithmetic; the claim, unless the claim is a bound.
+    """
+
+    draw: Callable[[int, int], Floats]
+    score: Callable[[Floats], Floats]
+    epsilon: float
+    delta: float
+    tight: float = field(default=math.nan)
+
+    def check(self, draws: int, failure: float) -> Refutation:
+        return check_claim(
+            lambda n: self.draw(0, n),
+            lambda n: self.draw(1, n),
+            self.score,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            draws=draws,
+            failure=failure,
+        )
+
+
+# -- claims -------------------------------------------------------------------------------------------------------
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """ε(δ) of Gaussian noise, μ its sensitivity over its deviation: Balle & Wang 2018, Theorem 8."""
+
+    def excess(epsilon: float) -> float:
+        a, b = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+        return float(norm.cdf(a) - math.exp(epsilon + log_ndtr(b)) - delta)
+
+    return float(brentq(excess, 0, 200))
+
+
+def claimed(events: list[Any], delta: float) -> float:
+    """ε(δ) of independent releases of one kind, each for itself the worst case of its event."""
+    if all(isinstance(e, Gaussian) for e in events):
+        return gaussian_epsilon(
+            math.sqrt(sum(e.count * (e.sensitivity / e.scale) ** 2 for e in events)), delta
+        )
+    made = None
+    for e in events:
+        if isinstance(e, Laplace):
+            one = pld.from_laplace_mechanism(e.scale, e.sensitivity, value_discretization_interval=1e-4)
+        elif isinstance(e, DiscreteLaplace):
+            one = pld.from_discrete_laplace_mechanism(
+                1 / e.scale, round(e.sensitivity), value_discretization_interval=1e-4
+            )
+        else:
+            assert isinstance(e, DiscreteGaussian)
+            one = pld.from_discrete_gaussian_mechanism(
+                e.scale, round(e.sensitivity), value_discretization_interval=1e-4
+            )
+        made = one if made is None else made.compose(one)
+    return float(made.get_epsilon_for_delta(delta))
+
+
+def two_sided_epsilon(p: Floats, q: Floats, delta: float) -> float:
+    """ε(δ) between two laws on few outcomes (k,): where Σ (p - e^ε q)+ is δ, the larger of both ways."""
+    if not delta:
+        return float(np.abs(np.log(p / q)).max())
+
+    def excess(a: Floats, b: Floats, epsilon: float) -> float:
+        return float(np.clip(a - math.exp(epsilon) * b, 0, None).sum()) - delta
+
+    return max(float(brentq(lambda e, a=a, b=b: excess(a, b, e), 0, 50)) for a, b in ((p, q), (q, p)))
+
+
+# -- defences -----------------------------------------------------------------------------------------------------
+
+
+def defence(name: str, **params: Any) -> Any:
+    cls = REGISTRY.load(name)
+    return cls(validate(cls.Config, params))
+
+
+def released(made: Any, kind: str, values: Tensor, extra: dict[str, float], *path: str | int) -> Any:
+    tensors = {"values": values.reshape(-1, 1, 1, 1)}
+    tensors |= {k: torch.tensor(v, dtype=torch.float64) for k, v in extra.items()}
+    return made.release(kind, tensors, SecretStream(SECRET, *path))
+
+
+def defended(
+    name: str,
+    params: dict[str, Any],
+    *,
+    delta: float,
+    kind: str = "logits",
+    inputs: tuple[tuple[float, ...], tuple[float, ...]] = ((FAR, FAR), (-FAR, -FAR)),
+    means: tuple[tuple[float, ...], tuple[float, ...]],
+    extra: dict[str, float] | None = None,
+    broken: dict[str, Any] | None = None,
+    reused: bool = False,
+    spread: tuple[str, ...] = (),
+    dtype: torch.dtype = torch.float32,
+) -> Case:
+    """A defence on two messages, one value a draw in each.
+
+    Args:
+        name: of the defence.
+        params: its settings, which the claim is made for.
+        delta: δ of the claim.
+        kind: of the messages.
+        inputs: what is sent on D and on D', message by message.
+        means: what is left of it before the noise, in the units of the values.
+        extra: helper tensors beside the values.
+        broken: settings that the draws are made with in place of the claim's.
+        reused: both messages have the same noise.
+        spread: settings of the whole message that stand for its n rows, √n of them for each row's one; `shares` n.
+        dtype: that values are sent in.
+    """
+    helpers = extra or {}
+    one = torch.ones(1, dtype=dtype)
+    events = [released(defence(name, **params), kind, x * one, helpers, "claim").event for x in inputs[0]]
+
+    def draw(side: int, n: int) -> Floats:
+        used = {**params, **(broken or {})}
+        used |= {s: n if s == "shares" else used[s] * math.sqrt(n) for s in spread}
+        made = defence(name, **used)
+        columns = []
+        for query, x in enumerate(inputs[side]):
+            path = (name, side, 0 if reused else query)
+            sent = readable(released(made, kind, torch.full((n,), x, dtype=dtype), helpers, *path).tensors)
+            columns.append(sent["values"].double().numpy().reshape(n))
+        return np.stack(columns, 1)
+
+    first, second = (np.asarray(m) for m in means)
+
+    def score(y: Floats) -> Floats:
+        if reused:
+            return np.asarray(y[:, 0] - y[:, 1])
+        if isinstance(events[0], (Laplace, DiscreteLaplace)):
+            return np.asarray((np.abs(y - second) - np.abs(y - first)).sum(1))
+        return np.asarray((y * (first - second)).sum(1))
+
+    epsilon = claimed(events, delta)
+    return Case(draw=draw, score=score, epsilon=epsilon, delta=delta, tight=epsilon)
+
+
+# -- mechanisms that are none of the defences' ----------------------------------------------------------------------
+
+
+def noisy_max(noise: str, scale: float, delta: float, factor: float = 1.0) -> Case:
+    """Two queries to two classes; one of five voters changes its vote: (3, 2) becomes (2, 3).
+
+    Claims: Gaussian noise on counts of ℓ2 sensitivity √2 (Papernot 2018, Proposition 8), or 2γ a query for Laplace
+    noise of scale 1/γ (Papernot 2017, section 3.1). What of that the label gives away follows from the law of the
+    difference of two draws.
+    """
+
+    def draw(side: int, n: int) -> Floats:
+        rng = child_numpy(0, "noisy-max", noise, side)
+        drawn = rng.normal(size=(n, 2, 2)) if noise == "gaussian" else rng.laplace(size=(n, 2, 2))
+        counts = np.array([[3, 2], [2, 3]][side]) + scale * factor * drawn
+        return counts.argmax(2).astype(np.float64)
+
+    if noise == "gaussian":
+        wins, epsilon = float(norm.cdf(1 / (math.sqrt(2) * scale))), gaussian_epsilon(2 / scale, delta)
+    else:
+        wins, epsilon = 1 - 0.5 * math.exp(-1 / scale) * (1 + 0.5 / scale), 4 / scale
+    law = np.array([wins**2, 2 * wins * (1 - wins), (1 - wins) ** 2])
+    exact = two_sided_epsilon(law, law[::-1], delta)
+    return Case(draw=draw, score=lambda y: -y.sum(1), epsilon=epsilon, delta=delta, tight=exact)
+
+
+def sampled_gaussian(rate: float, sigma: float, steps: int, delta: float, factor: float = 1.0) -> Case:
+    """Noised sums over Poisson samples, several steps; D has one record more, of length 1."""
+
+    def draw(side: int, n: int) -> Floats:
+        rng = child_numpy(0, "sampled", side)
+        taken = rng.random((n, steps)) < rate if side == 0 else np.zeros((n, steps))
+        return np.asarray(taken + sigma * factor * rng.normal(size=(n, steps)))
+
+    one = pld.from_gaussian_mechanism(sigma, 1.0, value_discretization_interval=1e-4, sampling_prob=rate)
+    epsilon = float(one.self_compose(steps).get_epsilon_for_delta(delta))
+
+    def score(y: Floats) -> Floats:
+        return np.asarray(np.log1p(rate * np.expm1((y - 0.5) / sigma**2)).sum(1))
+
+    return Case(draw=draw, score=score, epsilon=epsilon, delta=delta, tight=epsilon)
+
+
+# -- the cases ----------------------------------------------------------------------------------------------------
+
+_BOTH = ((2.0, 2.0), (-2.0, -2.0))
+_SHARED = ((0.5, 0.5), (-0.5, -0.5))
+_THIRD = {"client_share": 0.25, "client_bound": 2.0}
+_OPPOSED = ((FAR, -FAR), (-FAR, FAR))
+
+
+def cases() -> dict[str, Callable[[], Case]]:
+    """Every mechanism as it should be."""
+    return {
+        "laplace": lambda: defended("laplace-noise", {"gamma": 0.4, "clip": 2.0}, delta=1e-3, means=_BOTH),
+        "laplace, of an average": lambda: defended(
+            "laplace-noise",
+            {"gamma": 1.2, "clip": 2.0},
+            delta=1e-3,
+            inputs=_SHARED,
+            means=_SHARED,
+            extra=_THIRD,
+        ),
+        "gaussian, each value": lambda: defended(
+            "gaussian-noise", {"sigma": 5.0, "bound": 2.0}, delta=1e-3, means=_BOTH
+        ),
+        "gaussian, the whole message": lambda: defended(
+            "gaussian-noise", {"sigma": 5.0, "clip": 2.0}, delta=1e-3, means=_BOTH, spread=("clip",)
+        ),
+        "gaussian, of an average": lambda: defended(
+            "gaussian-noise",
+            {"sigma": 1.3, "bound": 2.0},
+            delta=1e-3,
+            inputs=_SHARED,
+            means=_SHARED,
+            extra=_THIRD,
+        ),
+        "dp-fedavg": lambda: defended(
+            "dp-fedavg",
+            {"clip": 2.0, "sigma": 2.5},
+            delta=1e-3,
+            kind="model_update",
+            means=_BOTH,
+            spread=("clip", "shares"),
+        ),
+        "sanitized-gradients": lambda: defended(
+            "sanitized-gradients",
+            {"clip": 2.0, "sigma": 2.5},
+            delta=1e-3,
+            kind="sample_gradients",
+            means=_BOTH,
+        ),
+        "discrete laplace": lambda: defended(
+            "discrete-laplace", {"gamma": 0.4, "clip": 2.0, "levels": 6}, delta=1e-3, means=_BOTH
+        ),
+        "discrete gaussian": lambda: defended(
+            "discrete-gaussian", {"sigma": 5.0, "clip": 2.0, "levels": 3}, delta=1e-3, means=_BOTH
+        ),
+        "discrete gaussian, of an average": lambda: defended(
+            "discrete-gaussian",
+            {"sigma": 3.0, "clip": 2.0, "levels": 4},
+            delta=1e-3,
+            inputs=(
+                (0.5, 0.5),
+                (-0.51, -0.51),
+            ),  # two codes apart, though the values are hardly more than one
+            means=((1.0, 1.0), (-1.0, -1.0)),
+            extra={"client_share": 0.26, "client_bound": 2.0},
+        ),
+        "noisy max, gaussian": lambda: noisy_max("gaussian", 2.0, 1e-3),
+        "noisy max, laplace": lambda: noisy_max("laplace", 2.0, 0.0),
+        "sampled gaussian": lambda: sampled_gaussian(0.3, 1.0, 4, 1e-3),
+    }
+
+
+def broken() -> dict[str, Callable[[], Case]]:
+    """Mechanisms that do not do what their claim is for."""
+    return {
+        "laplace, half the noise": lambda: defended(
+            "laplace-noise", {"gamma": 0.4, "clip": 2.0}, delta=1e-3, means=_BOTH, broken={"gamma": 0.8}
+        ),
+        # Of sums in double precision the last bits tell what the noise was added to (Mironov 2012).
+        "laplace, the low bits of double precision": lambda: defended(
+            "laplace-noise",
+            {"gamma": 1.2, "clip": 2.0},
+            delta=1e-3,
+            inputs=_SHARED,
+            means=_SHARED,
+            extra=_THIRD,
+            dtype=torch.float64,
+        ),
+        "gaussian, half the noise": lambda: defended(
+            "gaussian-noise", {"sigma": 5.0, "bound": 2.0}, delta=1e-3, means=_BOTH, broken={"sigma": 2.5}
+        ),
+        "gaussian, a missed clip": lambda: defended(
+            "gaussian-noise",
+            {"sigma": 5.0, "bound": 2.0},
+            delta=1e-3,
+            inputs=((6.0, 6.0), (-6.0, -6.0)),
+            means=_BOTH,
+            broken={"bound": None},
+        ),
+        "laplace, noise reused": lambda: defended(
+            "laplace-noise",
+            {"gamma": 0.4, "clip": 2.0},
+            delta=1e-3,
+            inputs=_OPPOSED,
+            means=_BOTH,
+            reused=True,
+        ),
+        "gaussian, noise reused": lambda: defended(
+            "gaussian-noise",
+            {"sigma": 5.0, "bound": 2.0},
+            delta=1e-3,
+            inputs=_OPPOSED,
+            means=_BOTH,
+            reused=True,
+        ),
+        "sanitized-gradients, a missed clip": lambda: defended(
+            "sanitized-gradients",
+            {"clip": 2.0, "sigma": 2.5},
+            delta=1e-3,
+            kind="sample_gradients",
+            inputs=((6.0, 6.0), (-6.0, -6.0)),
+            means=_BOTH,
+            broken={"clip": 6.0, "sigma": 2.5 / 3},
+        ),
+        "sanitized-gradients, half the noise": lambda: defended(
+            "sanitized-gradients",
+            {"clip": 2.0, "sigma": 2.5},
+            delta=1e-3,
+            kind="sample_gradients",
+            means=_BOTH,
+            broken={"sigma": 1.25},
+        ),
+        "discrete gaussian, half the noise": lambda: defended(
+            "discrete-gaussian",
+            {"sigma": 5.0, "clip": 2.0, "levels": 3},
+            delta=1e-3,
+            means=_BOTH,
+            broken={"sigma": 2.5},
+        ),
+        "discrete laplace, noise reused": lambda: defended(
+            "discrete-laplace",
+            {"gamma": 0.4, "clip": 2.0, "levels": 6},
+            delta=1e-3,
+            inputs=_OPPOSED,
+            means=_BOTH,
+            reused=True,
+        ),
+        "noisy max, a quarter of the noise": lambda: noisy_max("laplace", 2.0, 0.0, 0.25),
+        "sampled gaussian, half the noise": lambda: sampled_gaussian(0.3, 1.0, 4, 1e-3, 0.5),
+        "sampled gaussian, everybody sampled": lambda: replace(
+            sampled_gaussian(1.0, 1.0, 4, 1e-3), epsilon=sampled_gaussian(0.3, 1.0, 4, 1e-3).epsilon
+        ),
+    }
