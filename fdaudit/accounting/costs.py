@@ -113,12 +113,9 @@ def converted(event: Release, unit: Unit, relation: Relation) -> Release | NoGua
         return NoGuarantee(reason=f"{stated}: a change of one record is no removal of a client")
     if isinstance(event, SampledGaussian):
         return NoGuarantee(reason=f"{stated}: with sampling, replacing is not twice removing")
-    loud = (
-        {"epsilon": 2 * event.epsilon}
-        if isinstance(event, PureDP)
-        else {"sensitivity": 2 * event.sensitivity}
-    )
-    return replace(event, unit=unit, relation=relation, **loud)
+    if isinstance(event, PureDP):
+        return replace(event, unit=unit, relation=relation, epsilon=2 * event.epsilon)
+    return replace(event, unit=unit, relation=relation, sensitivity=2 * event.sensitivity)
 
 
 def epsilon(charges: Charges, delta: float, *, pld: bool = True) -> Epsilon:
