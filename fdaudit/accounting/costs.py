@@ -159,6 +159,7 @@ def _curve(charge: Charge) -> Curve:
         found = charge.count * _accounted(charge)
     else:
         found = charge.count * _pure_curve(_pure_each(charge))
+    found = np.maximum(found, 0.0)  # of next to no loss rounding may leave less than none
     found.setflags(write=False)
     return found
 

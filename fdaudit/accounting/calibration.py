@@ -1,0 +1,126 @@
+"""Calibration: the least noise with which a run of a given shape keeps to an ε."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from fdaudit.accounting.costs import Charges, Drawn, epsilon
+from fdaudit.config import Config
+from fdaudit.errors import SpecError
+from fdaudit.events import Gaussian, Laplace, PureDP, SampledGaussian
+
+__all__ = ["SHAPES", "Shape", "calibrate", "noise_for"]
+
+_LEAST, _MOST = 1e-3, 1e7
+_CLOSE = 1e-3
+"""How near, in relative terms, the noise comes to the least that there is."""
+
+
+class Shape(Config):
+    """How often a mechanism is used in a run; what does not concern it is left alone."""
+
+    releases: int = Field(1, ge=1)
+    """Messages, or PATE queries, that are noised."""
+    steps: int = Field(1, ge=1)
+    """Steps of DP-SGD, or of FedIOD's generator, in the whole run."""
+    samples: int = Field(1, ge=1)
+    """Generated samples a step whose gradients are sanitised."""
+    sample_rate: float = Field(1.0, gt=0, le=1)
+    """q of DP-SGD's Poisson sampling."""
+    sensitivity: float = Field(1.0, gt=0)
+    """Of additive noise on a message: twice its clip."""
+    answered: int | None = Field(None, ge=0)
+    """Confident-GNMax: queries that are answered at most; default: all."""
+    threshold_noise: float = Field(2.0, gt=0)
+    """Confident-GNMax: noise of the threshold step over that of the answers."""
+    drawn_from: int = Field(1, ge=1)
+    """Of how many clients one is drawn a step, for views that cannot tell which."""
+
+
+_UNIT: dict[str, Any] = {"unit": "client", "relation": "replace-one", "covers": ("data", "messages")}
+
+
+def _gaussian(sensitivity: float, noise: float, count: int = 1) -> Gaussian:
+    return Gaussian(sensitivity=sensitivity, scale=noise, count=count, **_UNIT)
+
+
+def _dp_sgd(shape: Shape, noise: float) -> Charges:
+    event = SampledGaussian(
+        sensitivity=1.0, scale=noise, sample_rate=shape.sample_rate, count=shape.steps, **_UNIT
+    )
+    return {event: 1}
+
+
+def _confident(shape: Shape, noise: float) -> Charges:
+    threshold = _gaussian(1.0, noise * shape.threshold_noise, shape.releases)
+    answered = shape.releases if shape.answered is None else min(shape.answered, shape.releases)
+    return {threshold: 1} | ({_gaussian(math.sqrt(2), noise, answered): 1} if answered else {})
+
+
+def _sanitized(shape: Shape, noise: float) -> Charges:
+    event = _gaussian(2.0, noise, shape.samples)
+    if shape.drawn_from > 1:
+        return {Drawn(gaussian=event, clients=shape.drawn_from, steps=shape.steps): 1}
+    return {event: shape.steps}
+
+
+Curve = Callable[[Shape, float], Charges]
+SHAPES: Mapping[str, tuple[str, Curve]] = {
+    "dp-sgd": ("noise_multiplier", _dp_sgd),
+    "gaussian-noise": ("sigma", lambda s, noise: {_gaussian(s.sensitivity, noise): s.releases}),
+    "laplace-noise": (
+        "1/gamma",
+        lambda s, noise: {Laplace(sensitivity=s.sensitivity, scale=noise, **_UNIT): s.releases},
+    ),
+    "lnmax": ("1/gamma", lambda s, noise: {PureDP(epsilon=2 / noise, **_UNIT): s.releases}),
+    "gnmax": ("sigma", lambda s, noise: {_gaussian(math.sqrt(2), noise): s.releases}),
+    "confident-gnmax": ("sigma", _confident),
+    "sanitized-gradients": ("noise_multiplier", _sanitized),
+}
+"""By defence: the setting that says how much noise there is, and what a run of a shape is charged with so much of it."""
+
+
+def calibrate(cost: Callable[[float], float], target: float, *, most: float = _MOST) -> float:
+    """The least noise whose cost is at most `target`, to a thousandth; never too little.
+
+    Args:
+        cost: ε as a function of the noise, falling.
+        target: ε that must be kept.
+        most: the largest noise tried.
+
+    Raises:
+        SpecError: the target is not positive, or not met with the largest noise; says what is.
+    """
+    if not 0 < target < math.inf:
+        raise SpecError("epsilon", target, "is no budget", "Give a positive ε.")
+    if (best := cost(most)) > target:
+        problem = f"cannot be met: with noise of {most:g} ε is still {best:.4g}"
+        raise SpecError("epsilon", target, problem, "Ask for more, use the data less often, or defend what else it counts.")
+    low, high = _LEAST, most
+    if cost(low) <= target:
+        return low
+    while high / low > 1 + _CLOSE:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if cost(middle) <= target else (middle, high)
+    return high
+
+
+def noise_for(defence: str, shape: Shape, target: float, delta: float) -> tuple[float, float]:
+    """The noise of a defence that keeps a run of a shape to an ε, and the ε that it comes to.
+
+    A coarse search by Rényi orders narrows down where loss distributions are then convolved.
+
+    Raises:
+        SpecError: no such defence, or the target cannot be met.
+    """
+    if defence not in SHAPES:
+        known = ", ".join(sorted(SHAPES))
+        raise SpecError("defence", defence, "is none that can be calibrated", f"Valid names: {known}.")
+    _, charges = SHAPES[defence]
+    enough = calibrate(lambda noise: epsilon(charges(shape, noise), delta, pld=False).value, target)
+    found = calibrate(lambda noise: epsilon(charges(shape, noise), delta).value, target, most=enough)
+    return found, epsilon(charges(shape, found), delta).value
