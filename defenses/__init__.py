@@ -7,8 +7,11 @@ __all__ = ["REGISTRY"]
 REGISTRY = Registry(
     "fdaudit.defenses",
     {
+        "confident-gnmax": "fdaudit.defenses.pate.aggregators:ConfidentGNMax",
         "gaussian-noise": "fdaudit.defenses.noise:GaussianNoise",
+        "gnmax": "fdaudit.defenses.pate.aggregators:GNMax",
         "laplace-noise": "fdaudit.defenses.noise:LaplaceNoise",
+        "lnmax": "fdaudit.defenses.pate.aggregators:LNMax",
         "uniform-quantization": "fdaudit.defenses.quantization:UniformQuantization",
     },
 )

@@ -1,0 +1,78 @@
+"""What every PATE analysis takes: vote counts, Rényi orders and noise, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fdaudit.errors import SpecError
+
+__all__ = ["Floats", "blocks", "log_add", "order_array", "scale", "vote_array"]
+
+Floats = NDArray[np.float64]
+
+_LARGEST = 1e50
+"""Noise and orders beyond it, or below its inverse, would overflow; nobody needs them."""
+_BLOCK = 2**19
+"""Numbers of a block of intermediate results: 4 MB in double precision."""
+
+
+def vote_array(votes: ArrayLike) -> Floats:
+    """Vote counts (q, C) as doubles.
+
+    Raises:
+        SpecError: they are not a matrix of whole numbers from 0 to 2^53 with at least one class.
+    """
+    try:
+        found = np.asarray(votes, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise SpecError("votes", votes, "is no array of numbers", "Give counts (q, C).") from None
+    if found.ndim != 2 or not found.shape[1]:
+        raise SpecError("votes", found.shape, "is not the shape of vote counts", "Give counts (q, C).")
+    wrong = ~((found >= 0) & (found <= 2.0**53) & (found == np.floor(found)))
+    if wrong.any():
+        raise SpecError("votes", float(found[wrong][0]), "is no vote count", "Give whole numbers from 0 on.")
+    return found
+
+
+def order_array(orders: ArrayLike) -> Floats:
+    """Rényi orders (orders,) as doubles.
+
+    Raises:
+        SpecError: they are not a non-empty list of numbers above 1, finite.
+    """
+    found = np.asarray(orders, dtype=np.float64)
+    if found.ndim != 1 or not found.size:
+        raise SpecError("orders", orders, "is no list of Rényi orders", "Give numbers above 1.")
+    wrong = ~((found > 1) & (found <= _LARGEST))
+    if wrong.any():
+        raise SpecError("orders", float(found[wrong][0]), "is no Rényi order", "Give numbers above 1.")
+    return found
+
+
+def scale(field: str, value: float) -> float:
+    """A positive parameter of the noise.
+
+    Raises:
+        SpecError: it is not positive, or too large or small to compute with.
+    """
+    if not 1 / _LARGEST <= value <= _LARGEST:
+        raise SpecError(field, value, "is no scale of noise", "Give a positive number, from 1e-50 to 1e50.")
+    return float(value)
+
+
+def blocks(rows: int, width: int) -> Iterator[slice]:
+    """Slices that cover `rows` rows of so many numbers, each of a bounded size."""
+    step = max(1, _BLOCK // max(width, 1))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def log_add(u: Floats, v: Floats) -> Floats:
+    """log(e^u + e^v), to full relative precision also where the sum is almost 1."""
+    found: Floats = np.logaddexp(u, v)
+    near = np.abs(found) < 0.5
+    found[near] = np.log1p(np.expm1(u[near]) + np.exp(v[near]))
+    return found
