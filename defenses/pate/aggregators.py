@@ -3,10 +3,10 @@
 Each takes a message of kind `vote_counts`, with `index` (n,) and `counts` (n, C), and makes `hard_labels` of it. What
 leaves the aggregator is the defended message alone: whoever receives the counts themselves is not protected against.
 
-The claims rest on this: a client casts at most one vote for each sample, of weight one, or abstains, which counts nowhere (a
-row of zeros where all do). The aggregator enforces it; the counts do not show it. They speak of real numbers. That the
-low bits of floating-point noise can give it away (Mironov 2012) matters less than where noisy values are
-published, since only classes leave, but is not accounted for.
+The claims rest on this: a client casts at most one vote for each sample, of weight one, or abstains, which counts
+nowhere (a row of zeros where all do). The aggregator enforces it; the counts do not show it. They speak of real
+numbers. That the low bits of floating-point noise can give it away (Mironov 2012) is not accounted for; it matters less
+than where noisy values are published, since only classes leave.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ class LNMax(_Aggregator):
     """Publishes for each sample the class with the most votes, after Laplace noise of scale 1/γ on every count.
 
     Takes `vote_counts` (`index`, `counts`) and sends `hard_labels` (`index`, `values`). A client that changes its vote
-    moves two counts by one, one that abstains moves one: 2γ-differential privacy a sample, for the client as unit. Every
-    client casts at most one vote a sample, which the aggregator must enforce. Which samples are asked about is not
-    covered: nothing is claimed unless the spec says that `index` is public.
+    moves two counts by one, one that abstains moves one: 2γ-differential privacy a sample, for the client as unit.
+    Every client casts at most one vote a sample, which the aggregator must enforce. Which samples are asked about is
+    not covered: nothing is claimed unless the spec says that `index` is public.
 
     Guarantees:
       * counts that are not whole numbers from 0 on are refused;
@@ -209,9 +209,9 @@ class ConfidentGNMax(_Aggregator):
 
     Takes `vote_counts` (`index`, `counts`) and sends `hard_labels` (`index`, `values`) of those answered. A sample is
     answered if its largest count, with noise N(0, σ1²), reaches T: a client moves that count by at most one, for every
-    sample asked about, answered or not. Those answered cost GNMax besides: as many as `cap` allows, whatever the
-    number that was, or all without one. Every client casts at most one vote a sample, which the aggregator must
-    enforce. Which samples are asked about is not covered: nothing is claimed unless the spec says that `index` is public.
+    sample asked about, answered or not. Those answered cost GNMax besides: as many as `cap` allows, however many there
+    were, or all without one. Every client casts at most one vote a sample, which the aggregator must enforce. Which
+    samples are asked about is not covered: nothing is claimed unless the spec says that `index` is public.
 
     Guarantees:
       * counts that are not whole numbers from 0 on are refused;

@@ -94,9 +94,9 @@ def confident_gnmax_rdp(
     Not in expectation: Papernot et al. 2018 weigh GNMax by the probability of an answer, which is the mean over
     outcomes of a cost; a query that was answered has cost all of it.
 
-    Which queries are answered is itself an outcome. A mask is therefore valid only under a cap on the number of answers,
-    fixed before the votes are seen, and gives the cost of this outcome, as a privacy filter counts it. What bounds
-    every outcome under that cap is `confident_gnmax_capped_rdp`; without a cap charge all (None).
+    Which queries are answered is itself an outcome. A mask is therefore valid only under a cap on the number of
+    answers, fixed before the votes are seen, and gives the cost of this outcome, as a privacy filter counts it. What
+    bounds every outcome under that cap is `confident_gnmax_capped_rdp`; without a cap charge all (None).
 
     Args:
         votes: counts (q, C), whole numbers.

@@ -16,7 +16,7 @@ from scipy.special import log_ndtr, logsumexp
 
 from ._inputs import Floats, blocks, log_add, order_array, scale, vote_array
 
-__all__ = ["gnmax_independent_rdp", "gnmax_log_q", "gnmax_rdp"]
+__all__ = ["gnmax_independent_rdp", "gnmax_log_q", "gnmax_rdp", "rdp_from_log_q"]
 
 _WIDEST = 1e-9
 """Theorem 6's denominator must stay this far from 0; nearer, its bound is worth nothing."""
@@ -58,8 +58,8 @@ def gnmax_log_q(votes: ArrayLike, sigma: float) -> Floats:
 def gnmax_rdp(votes: ArrayLike, sigma: float, orders: ArrayLike) -> Floats:
     """Data-dependent RDP (q, orders) of each GNMax query.
 
-    Papernot et al. 2018, Theorem 6 with q̃ of Proposition 7 and the orders μ1, μ2 of Proposition 10; where its conditions
-    fail or it says less, α/σ² of Proposition 8. RDP adds up over queries: `gnmax_rdp(…).sum(0)`.
+    Papernot et al. 2018, Theorem 6 with q̃ of Proposition 7 and the orders μ1, μ2 of Proposition 10; where its
+    conditions fail or it says less, α/σ² of Proposition 8. RDP adds up over queries: `gnmax_rdp(…).sum(0)`.
 
     Guarantees:
       * never above the data-independent α/σ²;

@@ -20,8 +20,8 @@ def lnmax_independent_rdp(gamma: float, orders: ArrayLike) -> Floats:
     """RDP (orders,) of one LNMax query whatever the votes: the most that 2γ-differential privacy allows.
 
     With ε = 2γ it is the divergence of randomised response, log(1 + (e^{(α-1)ε} - 1)(1 - e^{-αε}) / (1 + e^{-ε})) /
-    (α - 1), since every pure mechanism is its post-processing (Kairouz, Oh & Viswanath 2015, Theorem 2.3). It lies below ε and
-    below Theorem 2 of Papernot et al. 2017, α(l) ≤ 2γ² l(l + 1), which is 2γ²α.
+    (α - 1), since every pure mechanism is its post-processing (Kairouz, Oh & Viswanath 2015). It lies below ε and below
+    Theorem 2 of Papernot et al. 2017, α(l) ≤ 2γ² l(l + 1), which is 2γ²α.
 
     Args:
         gamma: γ, the inverse of the noise's scale, in votes.
@@ -63,7 +63,8 @@ def lnmax_rdp(votes: ArrayLike, gamma: float, orders: ArrayLike) -> Floats:
 
     Papernot et al. 2017, Theorem 3 with q of Lemma 4: where q < 1 / (e^{2γ} + 1),
     α(l) ≤ log((1 - q) ((1 - q) / (1 - e^{2γ} q))^l + q e^{2γl}). Elsewhere, or where it says less, the data-independent
-    figure. RDP adds up over queries. Like GNMax's, it is the divergence of this histogram from its neighbours, and private.
+    figure. RDP adds up over queries. Like GNMax's, it is the divergence of this histogram from its neighbours, and
+    private.
 
     Guarantees:
       * never above the data-independent figure;

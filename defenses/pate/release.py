@@ -8,9 +8,10 @@ The paper bounds how far a client can move the figure by conditions on it that h
 Here the figure is a table instead. Let the effective lead of a row be the lead g over each other class for which equal
 leads would give the row's q̃. Moving a vote changes g by at most 2: every lead changes by at most 2, and
 y ↦ Φ(Φ⁻¹(y) + c) is concave for c ≥ 0 and convex for c ≤ 0, so that by Jensen's inequality equal leads move g
-most; and q̃ is the smallest of such sums over the class taken as the first, so a change of plurality makes no jump. The
-table holds, for cells of g, a figure that is at least Theorem 6's in the cell and does not rise with g. Cells are so wide that a
-client moves a row by at most a fixed number of them: local and smooth sensitivity are then maxima over the table.
+most; and q̃ is the smallest of such sums over the class taken as the first, so a change of plurality makes no jump.
+The table holds, for cells of g, a figure that is at least Theorem 6's in the cell and does not rise with g. Cells are
+so wide that a client moves a row by at most a fixed number of them: local and smooth sensitivity are then maxima over
+the table.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _SMALLEST = 1e-12
 """Below this part of the data-independent figure the table ends."""
 _LEAST = 1e-9
 """Smooth sensitivity is at least this part of the data-independent figure, so that its logarithm exists."""
-_MOST_CELLS = 2**23
+_MOST_CELLS = 2**21
 _STEP = 2 * (1 + 1e-6)
 """What a client moves an effective lead by, in votes, with room for rounding."""
 
@@ -69,9 +70,9 @@ class DataDependentEpsilon:
 class SmoothRelease:
     """How a data-dependent figure is released: parameters fixed before the votes are seen.
 
-    Two draws are charged: the figure with noise N(0, (scale · S)²), S its β-smooth sensitivity, and log S, which a client
-    moves by at most β, with noise N(0, (log_scale · β)²). Without the second nobody could tell how large the first was,
-    and a figure that is too small half of the time is no guarantee.
+    Two draws are charged: the figure with noise N(0, (scale · S)²), S its β-smooth sensitivity, and log S, which a
+    client moves by at most β, with noise N(0, (log_scale · β)²). Without the second nobody could tell how large the
+    first was, and a figure that is too small half of the time is no guarantee.
 
     Attributes:
         order: α, the one order at which the figure is released.
@@ -105,7 +106,8 @@ class SmoothRelease:
         """RDP of the noisy figure at `order`.
 
         D_α of N(0, s²) from N(x, t²) for |x| ≤ min(s, t) / scale and |log(s / t)| ≤ β, which is largest at s = e^β t.
-        Exact; Papernot et al. 2018, Theorem 23, bound it by αe^{2β}/scale² + (αβ - ½ log(1 - 2αβ)) / (α - 1).
+        Exact. Papernot et al. 2018, Theorem 23, have αe^{2β}/scale² + (αβ - ½ log(1 - 2αβ)) / (α - 1), which is about
+        twice as much for small αβ but too little where αβ comes near ½.
         """
         less = self.order - 1
         kept = 1 - less * math.expm1(2 * self.beta)
