@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fdaudit.errors import SpecError
 
-__all__ = ["Floats", "blocks", "log_add", "order_array", "scale", "vote_array"]
+__all__ = ["Floats", "Votes", "blocks", "log_add", "order_array", "other_tails", "scale", "vote_array"]
 
 Floats = NDArray[np.float64]
+Votes = NDArray[Any]
+"""Counts of any number type."""
 
 _LARGEST = 1e50
 """Noise and orders beyond it, or below its inverse, would overflow; nobody needs them."""
@@ -19,22 +22,49 @@ _BLOCK = 2**19
 """Numbers of a block of intermediate results: 4 MB in double precision."""
 
 
-def vote_array(votes: ArrayLike) -> Floats:
-    """Vote counts (q, C) as doubles.
+def vote_array(votes: ArrayLike) -> Votes:
+    """Vote counts (q, C) as they are, checked block by block.
 
     Raises:
         SpecError: they are not a matrix of whole numbers from 0 to 2^53 with at least one class.
     """
     try:
-        found = np.asarray(votes, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise SpecError("votes", votes, "is no array of numbers", "Give counts (q, C).") from None
+        found = np.asarray(votes)
+    except ValueError:  # rows of unlike lengths
+        found = np.asarray("ragged")
+    if found.dtype.kind not in "buif":
+        raise SpecError("votes", votes, "is no array of numbers", "Give counts (q, C).")
     if found.ndim != 2 or not found.shape[1]:
         raise SpecError("votes", found.shape, "is not the shape of vote counts", "Give counts (q, C).")
-    wrong = ~((found >= 0) & (found <= 2.0**53) & (found == np.floor(found)))
-    if wrong.any():
-        raise SpecError("votes", float(found[wrong][0]), "is no vote count", "Give whole numbers from 0 on.")
+    for rows in blocks(*found.shape):
+        part = found[rows]
+        wrong = ~((part >= 0) & (part <= 2.0**53) & (part == np.floor(part)))
+        if wrong.any():
+            value = float(part[wrong][0])
+            raise SpecError("votes", value, "is no vote count", "Give whole numbers from 0 on.")
     return found
+
+
+def other_tails(votes: Votes, log_tail: Callable[[Floats], Floats]) -> Floats:
+    """Logarithm (n,) of the sum of a tail over the leads of a row's first class, and of 1 - 1/C at most.
+
+    Args:
+        votes: checked counts (q, C).
+        log_tail: logarithm of the probability that a class overtakes the first, by the first's lead in votes.
+    """
+    q, classes = votes.shape
+    found = np.full(q, -np.inf)
+    if classes == 1:
+        return found
+    for rows in blocks(q, classes):
+        part = votes[rows].astype(np.float64)
+        number, first = np.arange(len(part)), part.argmax(1)
+        tails = log_tail(part[number, first][:, None] - part)
+        tails[number, first] = -np.inf
+        most = tails.max(1)
+        found[rows] = most + np.log(np.exp(tails - most[:, None]).sum(1))
+    capped: Floats = np.minimum(found, np.log1p(-1 / classes))
+    return capped
 
 
 def order_array(orders: ArrayLike) -> Floats:

@@ -3,6 +3,8 @@
 Each takes a message of kind `vote_counts`, with `index` (n,) and `counts` (n, C), and makes `hard_labels` of it. What
 leaves the aggregator is the defended message alone: whoever receives the counts themselves is not protected against.
 
+That a message was sent at all, and when, is part of the protocol's schedule, which must not depend on data.
+
 The claims rest on this: a client casts at most one vote for each sample, of weight one, or abstains, which counts
 nowhere (a row of zeros where all do). The aggregator enforces it; the counts do not show it. They speak of real
 numbers. That the low bits of floating-point noise can give it away (Mironov 2012) is not accounted for; it matters less

@@ -67,16 +67,16 @@ def threshold_rdp(votes: ArrayLike, threshold: float, sigma_threshold: float, or
     Raises:
         SpecError: votes, T, σ1 or an order is out of range.
     """
-    votes, orders = vote_array(votes), order_array(orders)
+    checked, orders = vote_array(votes), order_array(orders)
     sigma = scale("sigma_threshold", sigma_threshold)
     if not np.abs(threshold) <= 2.0**53:
         raise SpecError("threshold", threshold, "is no number of votes", "Give a finite number of votes.")
-    largest, which = np.unique(votes.max(1), return_inverse=True)
-    found = np.empty((len(votes), len(orders)))
+    largest, which = np.unique(checked.max(1).astype(np.float64), return_inverse=True)
+    found = np.empty((len(checked), len(orders)))
     each = np.empty((len(largest), len(orders)))
     for rows in blocks(len(largest), len(orders)):
         each[rows] = _bit_rdp(largest[rows], threshold, sigma, orders)
-    for rows in blocks(len(votes), len(orders)):
+    for rows in blocks(len(checked), len(orders)):
         found[rows] = each[which[rows]]
     return found
 
@@ -109,16 +109,16 @@ def confident_gnmax_rdp(
     Raises:
         SpecError: an argument is out of range, or `answered` is no mask of the queries.
     """
-    votes = vote_array(votes)
-    found = threshold_rdp(votes, threshold, sigma_threshold, orders)
-    mask = np.ones(len(votes), dtype=bool) if answered is None else np.asarray(answered)
-    if mask.dtype != bool or mask.shape != (len(votes),):
-        problem = f"is no mask of {len(votes)} queries"
+    checked = vote_array(votes)
+    found = threshold_rdp(checked, threshold, sigma_threshold, orders)
+    mask = np.ones(len(checked), dtype=bool) if answered is None else np.asarray(answered)
+    if mask.dtype != bool or mask.shape != (len(checked),):
+        problem = f"is no mask of {len(checked)} queries"
         raise SpecError("answered", answered, problem, "Give a bool for each query, or None.")
     charged = np.flatnonzero(mask)
-    width = max(votes.shape[1], found.shape[1])
+    width = max(checked.shape[1], found.shape[1])
     for part in blocks(len(charged), width):
-        found[charged[part]] += gnmax_rdp(votes[charged[part]], sigma, orders)
+        found[charged[part]] += gnmax_rdp(checked[charged[part]], sigma, orders)
     return found
 
 
@@ -151,7 +151,8 @@ def confident_gnmax_capped_rdp(
     answers = gnmax_rdp(votes, sigma, orders)
     if 0 < cap < len(answers):
         answers.partition(len(answers) - cap, axis=0)
-    return total + answers[len(answers) - min(cap, len(answers)) :].sum(0)
+    total += answers[len(answers) - min(cap, len(answers)) :].sum(0)
+    return total
 
 
 def _bit_rdp(largest: Floats, threshold: float, sigma: float, orders: Floats) -> Floats:

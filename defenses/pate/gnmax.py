@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import log_ndtr, logsumexp
+from scipy.special import log_ndtr
 
-from ._inputs import Floats, blocks, log_add, order_array, scale, vote_array
+from ._inputs import Floats, blocks, log_add, order_array, other_tails, scale, vote_array
 
 __all__ = ["gnmax_independent_rdp", "gnmax_log_q", "gnmax_rdp", "rdp_from_log_q"]
 
@@ -48,11 +48,9 @@ def gnmax_log_q(votes: ArrayLike, sigma: float) -> Floats:
     Raises:
         SpecError: votes or σ are out of range.
     """
-    votes, sigma = vote_array(votes), scale("sigma", sigma)
-    found = np.empty(len(votes))
-    for rows in blocks(*votes.shape):
-        found[rows] = _log_q(votes[rows], sigma)
-    return found
+    checked, width = vote_array(votes), np.sqrt(2) * scale("sigma", sigma)
+    # ½ erfc(x / 2σ) is the normal tail beyond x / (√2 σ).
+    return other_tails(checked, lambda lead: log_ndtr(-lead / width))
 
 
 def gnmax_rdp(votes: ArrayLike, sigma: float, orders: ArrayLike) -> Floats:
@@ -80,20 +78,6 @@ def gnmax_rdp(votes: ArrayLike, sigma: float, orders: ArrayLike) -> Floats:
     found = np.empty((len(log_q), len(orders)))
     for rows in blocks(len(log_q), len(orders)):
         found[rows] = rdp_from_log_q(log_q[rows], sigma, orders)
-    return found
-
-
-def _log_q(votes: Floats, sigma: float) -> Floats:
-    """`gnmax_log_q` of one block of checked votes."""
-    n, classes = votes.shape
-    if classes == 1:
-        return np.full(n, -np.inf)
-    first = votes.argmax(1)
-    lead = votes[np.arange(n), first][:, None] - votes
-    # ½ erfc(x / 2σ) is the normal tail beyond x / (√2 σ).
-    tails = log_ndtr(-lead / (np.sqrt(2) * sigma))
-    tails[np.arange(n), first] = -np.inf
-    found: Floats = np.minimum(logsumexp(tails, axis=1), np.log1p(-1 / classes))
     return found
 
 

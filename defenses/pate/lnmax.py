@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import logsumexp
 
-from ._inputs import Floats, blocks, log_add, order_array, scale, vote_array
+from ._inputs import Floats, blocks, log_add, order_array, other_tails, scale, vote_array
 
 __all__ = ["lnmax_independent_rdp", "lnmax_log_q", "lnmax_rdp"]
 
@@ -51,11 +50,8 @@ def lnmax_log_q(votes: ArrayLike, gamma: float) -> Floats:
     Raises:
         SpecError: votes or γ are out of range.
     """
-    votes, gamma = vote_array(votes), scale("gamma", gamma)
-    found = np.empty(len(votes))
-    for rows in blocks(*votes.shape):
-        found[rows] = _log_q(votes[rows], gamma)
-    return found
+    checked, gamma = vote_array(votes), scale("gamma", gamma)
+    return other_tails(checked, lambda lead: np.log(2 + gamma * lead) - np.log(4) - gamma * lead)
 
 
 def lnmax_rdp(votes: ArrayLike, gamma: float, orders: ArrayLike) -> Floats:
@@ -87,19 +83,6 @@ def lnmax_rdp(votes: ArrayLike, gamma: float, orders: ArrayLike) -> Floats:
     for part in blocks(len(charged), len(orders)):
         rows = charged[part]
         found[rows] = np.clip(_theorem_3(log_q[rows], gamma, orders), 0.0, independent)
-    return found
-
-
-def _log_q(votes: Floats, gamma: float) -> Floats:
-    """`lnmax_log_q` of one block of checked votes."""
-    n, classes = votes.shape
-    if classes == 1:
-        return np.full(n, -np.inf)
-    first = votes.argmax(1)
-    lead = gamma * (votes[np.arange(n), first][:, None] - votes)
-    tails = np.log(2 + lead) - np.log(4) - lead
-    tails[np.arange(n), first] = -np.inf
-    found: Floats = np.minimum(logsumexp(tails, axis=1), np.log1p(-1 / classes))
     return found
 
 

@@ -157,18 +157,18 @@ def gnmax_smooth_sensitivity(
     Raises:
         SpecError: an argument is out of range.
     """
-    votes, beta, orders = vote_array(votes), scale("beta", beta), order_array([order])
-    if not len(votes) or votes.shape[1] < 2:
+    checked, beta, orders = vote_array(votes), scale("beta", beta), order_array([order])
+    if not len(checked) or checked.shape[1] < 2:
         problem = "has no query, or one class only: its figure is 0 whatever the votes"
-        raise SpecError("votes", votes.shape, problem, "Give counts (q, C) with q > 0 and C > 1.")
+        raise SpecError("votes", checked.shape, problem, "Give counts (q, C) with q > 0 and C > 1.")
     width, reach = _cells(scale("sigma", sigma))
-    table = _table(sigma, votes.shape[1], float(orders[0]), width)
-    log_each = gnmax_log_q(votes, sigma) - math.log(votes.shape[1] - 1)
+    table = _table(sigma, checked.shape[1], float(orders[0]), width)
+    log_each = gnmax_log_q(checked, sigma) - math.log(checked.shape[1] - 1)
     leads = -ndtri_exp(log_each) * math.sqrt(2) * sigma
     cells = np.clip(np.floor(leads / width), 0, len(table) - 1).astype(np.int64)
     held = np.bincount(cells, minlength=len(table)).astype(np.float64)
     local = _local(table, reach)
-    most, smooth = float(local.max()) * len(votes), _LEAST * len(votes) * order / sigma**2
+    most, smooth = float(local.max()) * len(checked), _LEAST * len(checked) * order / sigma**2
     for distance in range(len(table) // reach + 2):
         discount = math.exp(-beta * distance)
         if discount * most <= smooth:  # further away nothing can be larger
