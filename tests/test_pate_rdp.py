@@ -204,6 +204,18 @@ def test_the_bound_tells_consensus_from_a_tie():
     assert tied == 10 / 64
 
 
+def test_the_figure_speaks_of_one_direction_as_the_paper_defines_it():
+    """From the neighbour with the shorter lead the divergence is larger: that one's own figure bounds it."""
+
+    def outcome(lead):
+        return mp.ncdf(lead / (mp.sqrt(2) * 2)), mp.ncdf(-lead / (mp.sqrt(2) * 2))
+
+    with mp.workdps(60):
+        to, back = (float(divergence(outcome(a), outcome(b), 4)) for a, b in ((30, 28), (28, 30)))
+    here, there = gnmax_rdp([(30, 0), (29, 1)], 2.0, [4.0])[:, 0]
+    assert to <= here < back <= there
+
+
 def test_of_two_classes_and_of_equal_rivals_the_first_probability_is_known_in_closed_form():
     """Two classes: Φ(-lead / √2σ), exactly; a rival of LNMax: (2 + γ lead) / 4e^{γ lead}."""
     for lead, sigma in ((1, 4.0), (20, 5.0), (300, 7.0)):

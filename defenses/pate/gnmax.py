@@ -4,7 +4,7 @@ GNMax adds N(0, σ²) to every class's count and publishes the class of the larg
 abstains: at most two counts move by one, a step of √2 in ℓ2.
 
 A data-dependent figure speaks of one histogram D: it bounds D_α(M(D) || M(D')) for every neighbour D', as the paper
-defines it. The other direction is D's figure from the neighbour's side, and may be larger. The figure is computed from
+defines it. D_α(M(D') || M(D)) is what the figure of D' bounds; it may be larger than D's. The figure is computed from
 the votes and tells about them: it is the auditor's, unless released with noise of its own (`.release`).
 """
 
