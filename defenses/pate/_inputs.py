@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fdaudit.errors import SpecError
 
-__all__ = ["Floats", "Votes", "blocks", "log_add", "order_array", "other_tails", "scale", "vote_array"]
+__all__ = ["Floats", "Votes", "blocks", "log_mean", "order_array", "other_tails", "scale", "vote_array"]
 
 Floats = NDArray[np.float64]
 Votes = NDArray[Any]
@@ -100,9 +100,23 @@ def blocks(rows: int, width: int) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
-def log_add(u: Floats, v: Floats) -> Floats:
-    """log(e^u + e^v), to full relative precision also where the sum is almost 1."""
-    found: Floats = np.logaddexp(u, v)
+def log_mean(log_p: Floats, log_q: Floats, x: Floats, y: Floats) -> Floats:
+    """log(p e^x + q e^y) for p + q = 1, to full relative precision also where it is almost 0.
+
+    Args:
+        log_p: log p, (n, 1).
+        log_q: log q, (n, 1).
+        x: exponents (n, orders).
+        y: exponents (n, orders).
+    """
+    found: Floats = np.logaddexp(log_p + x, log_q + y)
     near = np.abs(found) < 0.5
-    found[near] = np.log1p(np.expm1(u[near]) + np.exp(v[near]))
+    parts = ((np.broadcast_to(w, z.shape)[near], z[near]) for w, z in ((log_p, x), (log_q, y)))
+    found[near] = np.log1p(sum(_excess(w, z) for w, z in parts))
     return found
+
+
+def _excess(log_w: Floats, z: Floats) -> Floats:
+    """w (e^z - 1), where w e^z does not overflow but e^z may."""
+    large: Floats = np.exp(log_w + np.maximum(z, 1.0)) - np.exp(log_w)
+    return np.where(z > 1, large, np.exp(log_w) * np.expm1(np.minimum(z, 1.0)))

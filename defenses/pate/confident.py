@@ -12,7 +12,7 @@ from scipy.special import log_ndtr
 
 from fdaudit.errors import SpecError
 
-from ._inputs import Floats, blocks, log_add, order_array, scale, vote_array
+from ._inputs import Floats, blocks, log_mean, order_array, scale, vote_array
 from .gnmax import gnmax_rdp
 
 __all__ = [
@@ -177,14 +177,9 @@ def _bernoulli(p: tuple[Floats, Floats], q: tuple[Floats, Floats], orders: Float
 
     Where both are nearly alike the sum cancels; what the terms can be wrong by is added.
     """
-    terms = [orders * a + (1 - orders) * b for a, b in zip(p, q, strict=True)]
-    errors = [
-        np.exp(np.minimum(t, 1.0)) * (orders * -a + (orders - 1) * -b)
-        for t, a, b in zip(terms, p, q, strict=True)
-    ]
-    likelier = terms[0] > terms[1]
-    u, v = np.where(likelier, *terms), np.where(likelier, *terms[::-1])
-    rounding = _ULPS * (
-        errors[0] + errors[1] + np.exp(np.minimum(v, 1.0)) + np.abs(np.expm1(np.minimum(u, 1.0)))
-    )
-    return (log_add(u, v) + rounding) / (orders - 1)
+    less, rounding = orders - 1, 0.0
+    x, y = (less * (a - b) for a, b in zip(p, q, strict=True))
+    for a, b, z in zip(p, q, (x, y), strict=True):
+        term = np.exp(np.minimum(a + z, 1.0))
+        rounding = rounding + term * less * -(a + b) + (term + np.exp(a)) * np.minimum(np.abs(z), 1.0)
+    return (log_mean(*p, x, y) + _ULPS * rounding) / less

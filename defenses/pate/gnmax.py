@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import log_ndtr
 
-from ._inputs import Floats, blocks, log_add, order_array, other_tails, scale, vote_array
+from ._inputs import Floats, blocks, log_mean, order_array, other_tails, scale, vote_array
 
 __all__ = ["gnmax_independent_rdp", "gnmax_log_q", "gnmax_rdp", "rdp_from_log_q"]
 
@@ -101,7 +101,7 @@ def rdp_from_log_q(log_q: Floats, sigma: float, orders: Floats) -> Floats:
     log_a = log_1q - np.log1p(-np.exp(inner))
     log_b = eps1 - log_q / mu2
     less = orders - 1
-    total = log_add(log_1q[:, None] + less * log_a[:, None], log_q[:, None] + less * log_b[:, None])
+    total = log_mean(log_1q[:, None], log_q[:, None], less * log_a[:, None], less * log_b[:, None])
     bound = np.where(orders <= mu1[:, None], total / less, np.inf)
     found[rows] = np.clip(bound, 0.0, independent)
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ._inputs import Floats, blocks, log_add, order_array, other_tails, scale, vote_array
+from ._inputs import Floats, blocks, log_mean, order_array, other_tails, scale, vote_array
 
 __all__ = ["lnmax_independent_rdp", "lnmax_log_q", "lnmax_rdp"]
 
@@ -91,5 +91,6 @@ def _theorem_3(log_q: Floats, gamma: float, orders: Floats) -> Floats:
     log_1q = np.log1p(-np.exp(log_q))[:, None]
     quotient = log_1q - np.log1p(-np.exp(2 * gamma + log_q))[:, None]
     less = orders - 1
-    found: Floats = log_add(log_1q + less * quotient, log_q[:, None] + 2 * gamma * less) / less
+    rivals = np.broadcast_to(2 * gamma * less, (len(log_q), len(less)))
+    found: Floats = log_mean(log_1q, log_q[:, None], less * quotient, rivals) / less
     return found
