@@ -229,13 +229,13 @@ def test_of_two_classes_and_of_equal_rivals_the_first_probability_is_known_in_cl
 @settings(deadline=None, max_examples=25)
 @given(votes=st.lists(st.integers(0, 12), min_size=2, max_size=2), sigma=st.floats(0.5, 8), order=ALPHAS)
 def test_no_neighbour_of_two_classes_diverges_by_more(votes, sigma, order):
-    """The law of two classes in closed form, in 40 digits."""
+    """The law of two classes in closed form, in digits enough for its tail."""
 
     def outcome(a, b):
         lead = (a - b) / (mp.sqrt(2) * sigma)
         return mp.ncdf(lead), mp.ncdf(-lead)
 
-    with mp.workdps(40):
+    with mp.workdps(200):
         exact = max(divergence(outcome(*votes), outcome(*near), order) for near in neighbours(votes))
         bit = [
             [(mp.ncdf((max(v) - 5) / sigma), mp.ncdf((5 - max(v)) / sigma)) for v in (votes, near)]
@@ -425,14 +425,14 @@ def test_the_threshold_step_is_capped_and_never_rounded_below_its_divergence(
 ):
     """Also where the two bits are so alike that their difference is lost in rounding."""
     found = threshold_rdp([[largest, 0]], threshold, sigma, [order])[0, 0]
-    with mp.workdps(60):
+    with mp.workdps(320):
         bits = [
             (mp.ncdf((mp.mpf(v) - threshold) / sigma), mp.ncdf((threshold - mp.mpf(v)) / sigma))
             for v in (largest, largest + 1, max(largest - 1, 0))
         ]
         exact = max(divergence(bits[0], near, order) for near in bits[1:])
     independent = order / (2 * sigma**2)
-    assert float(exact) * (1 - 1e-9) <= found <= independent
+    assert float(exact) * (1 - 1e-9) - 1e-290 <= found <= independent
     assert found <= float(exact) * (1 + 1e-6) + 1e-12
 
 
