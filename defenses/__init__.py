@@ -7,6 +7,7 @@ __all__ = ["REGISTRY"]
 REGISTRY = Registry(
     "fdaudit.defenses",
     {
+<<<<<<< HEAD
         "discrete-gaussian": "fdaudit.defenses.discrete:DiscreteGaussianNoise",
         "discrete-laplace": "fdaudit.defenses.discrete:DiscreteLaplaceNoise",
         "dp-fedavg": "fdaudit.defenses.clipped:DPFedAvg",
@@ -17,6 +18,13 @@ REGISTRY = Registry(
         "sanitized-gradients": "fdaudit.defenses.clipped:SanitizedGradients",
         "temperature": "fdaudit.defenses.reduction:Temperature",
         "top-k": "fdaudit.defenses.reduction:TopK",
+=======
+        "confident-gnmax": "fdaudit.defenses.pate.aggregators:ConfidentGNMax",
+        "gaussian-noise": "fdaudit.defenses.noise:GaussianNoise",
+        "gnmax": "fdaudit.defenses.pate.aggregators:GNMax",
+        "laplace-noise": "fdaudit.defenses.noise:LaplaceNoise",
+        "lnmax": "fdaudit.defenses.pate.aggregators:LNMax",
+>>>>>>> pate
         "uniform-quantization": "fdaudit.defenses.quantization:UniformQuantization",
     },
 )

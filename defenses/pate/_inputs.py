@@ -1,0 +1,122 @@
+"""What every PATE analysis takes: vote counts, Rényi orders and noise, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fdaudit.errors import SpecError
+
+__all__ = ["Floats", "Votes", "blocks", "log_mean", "order_array", "other_tails", "scale", "vote_array"]
+
+Floats = NDArray[np.float64]
+Votes = NDArray[Any]
+"""Counts of any number type."""
+
+_LARGEST = 1e50
+"""Noise and orders beyond it, or below its inverse, would overflow; nobody needs them."""
+_BLOCK = 2**19
+"""Numbers of a block of intermediate results: 4 MB in double precision."""
+
+
+def vote_array(votes: ArrayLike) -> Votes:
+    """Vote counts (q, C) as they are, checked block by block.
+
+    Raises:
+        SpecError: they are not a matrix of whole numbers from 0 to 2^53 with at least one class.
+    """
+    try:
+        found = np.asarray(votes)
+    except ValueError:  # rows of unlike lengths
+        found = np.asarray("ragged")
+    if found.dtype.kind not in "buif":
+        raise SpecError("votes", votes, "is no array of numbers", "Give counts (q, C).")
+    if found.ndim != 2 or not found.shape[1]:
+        raise SpecError("votes", found.shape, "is not the shape of vote counts", "Give counts (q, C).")
+    for rows in blocks(*found.shape):
+        part = found[rows]
+        wrong = ~((part >= 0) & (part <= 2.0**53) & (part == np.floor(part)))
+        if wrong.any():
+            value = float(part[wrong][0])
+            raise SpecError("votes", value, "is no vote count", "Give whole numbers from 0 on.")
+    return found
+
+
+def other_tails(votes: Votes, log_tail: Callable[[Floats], Floats]) -> Floats:
+    """Logarithm (n,) of the sum of a tail over the leads of a row's first class, and of 1 - 1/C at most.
+
+    Args:
+        votes: checked counts (q, C).
+        log_tail: logarithm of the probability that a class overtakes the first, by the first's lead in votes.
+    """
+    q, classes = votes.shape
+    found = np.full(q, -np.inf)
+    if classes == 1:
+        return found
+    for rows in blocks(q, classes):
+        part = votes[rows].astype(np.float64)
+        number, first = np.arange(len(part)), part.argmax(1)
+        tails = log_tail(part[number, first][:, None] - part)
+        tails[number, first] = -np.inf
+        most = tails.max(1)
+        found[rows] = most + np.log(np.exp(tails - most[:, None]).sum(1))
+    capped: Floats = np.minimum(found, np.log1p(-1 / classes))
+    return capped
+
+
+def order_array(orders: ArrayLike) -> Floats:
+    """Rényi orders (orders,) as doubles.
+
+    Raises:
+        SpecError: they are not a non-empty list of numbers above 1, finite.
+    """
+    found = np.asarray(orders, dtype=np.float64)
+    if found.ndim != 1 or not found.size:
+        raise SpecError("orders", orders, "is no list of Rényi orders", "Give numbers above 1.")
+    wrong = ~((found > 1) & (found <= _LARGEST))
+    if wrong.any():
+        raise SpecError("orders", float(found[wrong][0]), "is no Rényi order", "Give numbers above 1.")
+    return found
+
+
+def scale(field: str, value: float) -> float:
+    """A positive parameter of the noise.
+
+    Raises:
+        SpecError: it is not positive, or too large or small to compute with.
+    """
+    if not 1 / _LARGEST <= value <= _LARGEST:
+        raise SpecError(field, value, "is no scale of noise", "Give a positive number, from 1e-50 to 1e50.")
+    return float(value)
+
+
+def blocks(rows: int, width: int) -> Iterator[slice]:
+    """Slices that cover `rows` rows of so many numbers, each of a bounded size."""
+    step = max(1, _BLOCK // max(width, 1))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def log_mean(log_p: Floats, log_q: Floats, x: Floats, y: Floats) -> Floats:
+    """log(p e^x + q e^y) for p + q = 1, to full relative precision also where it is almost 0.
+
+    Args:
+        log_p: log p, (n, 1).
+        log_q: log q, (n, 1).
+        x: exponents (n, orders).
+        y: exponents (n, orders).
+    """
+    found: Floats = np.logaddexp(log_p + x, log_q + y)
+    near = np.abs(found) < 0.5
+    parts = ((np.broadcast_to(w, z.shape)[near], z[near]) for w, z in ((log_p, x), (log_q, y)))
+    found[near] = np.log1p(sum(_excess(w, z) for w, z in parts))
+    return found
+
+
+def _excess(log_w: Floats, z: Floats) -> Floats:
+    """w (e^z - 1), where w e^z does not overflow but e^z may."""
+    large: Floats = np.exp(log_w + np.maximum(z, 1.0)) - np.exp(log_w)
+    return np.where(z > 1, large, np.exp(log_w) * np.expm1(np.minimum(z, 1.0)))

@@ -1,0 +1,253 @@
+"""PATE's aggregators as defences of the wire: votes go in, noisy plurality labels come out.
+
+Each takes a message of kind `vote_counts`, with `index` (n,) and `counts` (n, C), and makes `hard_labels` of it. What
+leaves the aggregator is the defended message alone: whoever receives the counts themselves is not protected against.
+
+That a message was sent at all, and when, is part of the protocol's schedule, which must not depend on data.
+
+The claims rest on this: a client casts at most one vote for each sample, of weight one, or abstains, which counts
+nowhere (a row of zeros where all do). The aggregator enforces it; the counts do not show it. They speak of real
+numbers. That the low bits of floating-point noise can give it away (Mironov 2012) is not accounted for; it matters less
+than where noisy values are published, since only classes leave.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.errors import ProtocolError
+from fdaudit.events import Composed, Event, Gaussian, NoGuarantee, PureDP, Relation, Unit
+from fdaudit.rng import SecretStream
+from fdaudit.wire import Released
+
+__all__ = ["ConfidentGNMax", "ConfidentGNMaxConfig", "GNMax", "GNMaxConfig", "LNMax", "LNMaxConfig"]
+
+_UNIT: Unit = "client"
+_RELATION: Relation = "replace-one"
+_COVERS = ("each-client",)
+
+
+class _PateConfig(Config):
+    """What the settings of every aggregator have in common."""
+
+    public_index: bool = False
+    """The samples that are asked about are chosen without private data. Otherwise the choice shows in the `index` that
+    goes out, and no guarantee is claimed."""
+
+
+class LNMaxConfig(_PateConfig):
+    """Settings of LNMax."""
+
+    gamma: float = Field(gt=0)
+    """γ: the noise on each count has scale 1/γ, in votes."""
+
+
+class GNMaxConfig(_PateConfig):
+    """Settings of GNMax."""
+
+    sigma: float = Field(gt=0)
+    """σ: standard deviation of the noise on each count, in votes."""
+
+
+class ConfidentGNMaxConfig(_PateConfig):
+    """Settings of Confident-GNMax."""
+
+    threshold: float
+    """T: a sample is answered if its largest count, with noise, reaches it. In votes."""
+    sigma_threshold: float = Field(gt=0)
+    """σ1: standard deviation of the noise on the largest count, in votes."""
+    sigma: float = Field(gt=0)
+    """σ: standard deviation of the noise on each count of an answered sample, in votes."""
+    cap: int | None = Field(None, ge=1)
+    """The most answers a message may hold, fixed beforehand; samples past it are not answered. A message knows nothing
+    of other messages: each has this cap of its own. None: any number, and every sample is charged as answered."""
+
+
+class _Aggregator:
+    """What every aggregator has in common: what it takes, what it sends, and when nothing can be claimed."""
+
+    name: ClassVar[str]
+    config: _PateConfig
+
+    def describe(self) -> Mapping[str, Any]:
+        """Name and parameters."""
+        return {"name": self.name, **self.config.model_dump()}
+
+    def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
+        """The noisy plurality of each sample that is answered, in the order of the message.
+
+        Raises:
+            ProtocolError: the message is not of `vote_counts`, or its counts are no whole numbers from 0 on.
+        """
+        index, counts = self._votes(kind, tensors)
+        answered, values = self._answers(counts, noise)
+        labels = {"index": index[answered], "values": values[answered].to(index.device)}
+        return Released(kind="hard_labels", tensors=labels, event=self._event(len(counts)))
+
+    @abstractmethod
+    def _answers(self, counts: Tensor, noise: SecretStream) -> tuple[Tensor, Tensor]:
+        """Numbers (m,) of the rows that are answered, ascending, and the class (n,) of every row."""
+
+    @abstractmethod
+    def _guarantee(self, queries: int) -> Event:
+        """What the noise on so many samples is worth."""
+
+    def _event(self, queries: int) -> Event:
+        if not queries:
+            return NoGuarantee(reason="a message without samples has nothing to add noise to")
+        if not self.config.public_index:
+            return NoGuarantee(reason="index of the message goes out without noise")
+        return self._guarantee(queries)
+
+    def _votes(self, kind: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """`index` (n,), and `counts` (n, C) in double precision on the CPU."""
+        if kind != "vote_counts" or tensors.keys() != {"index", "counts"}:
+            found = f"{kind} of {', '.join(sorted(tensors)) or 'nothing'}"
+            raise ProtocolError(f"{self.name}: takes vote_counts of counts, index; this is {found}.")
+        index, counts = tensors["index"], tensors["counts"].double().cpu()
+        if index.ndim != 1 or counts.ndim != 2 or len(index) != len(counts) or counts.shape[1] < 1:
+            shapes = f"index {tuple(index.shape)}, counts {tuple(counts.shape)}"
+            raise ProtocolError(f"{self.name}: {shapes} do not belong together. Send (n,) and (n, classes).")
+        # Soft votes or weights would move by less or more than one vote does.
+        wrong = ~((counts >= 0) & (counts == counts.floor()) & torch.isfinite(counts))
+        if wrong.any():
+            value = float(counts[wrong][0])
+            raise ProtocolError(f"{self.name}: {value} is no number of votes. Count one whole vote a client.")
+        return index, counts
+
+
+def _plurality(counts: Tensor, drawn: Tensor) -> Tensor:
+    """The class (n,) of the largest noisy count. Ties of votes are broken by the noise: it is continuous."""
+    return (counts + drawn).argmax(1)
+
+
+def _normal(noise: SecretStream, sigma: float, *shape: int) -> Tensor:
+    return torch.as_tensor(noise.normal(*shape)) * sigma
+
+
+def _gnmax_event(sigma: float, count: int) -> Gaussian:
+    """A vote that moves takes one from a count and adds one to another: √2 in ℓ2."""
+    return Gaussian(
+        sensitivity=math.sqrt(2), scale=sigma, count=count, unit=_UNIT, relation=_RELATION, covers=_COVERS
+    )
+
+
+class LNMax(_Aggregator):
+    """Publishes for each sample the class with the most votes, after Laplace noise of scale 1/γ on every count.
+
+    Takes `vote_counts` (`index`, `counts`) and sends `hard_labels` (`index`, `values`). A client that changes its vote
+    moves two counts by one, one that abstains moves one: 2γ-differential privacy a sample, for the client as unit.
+    Every client casts at most one vote a sample, which the aggregator must enforce. Which samples are asked about is
+    not covered: nothing is claimed unless the spec says that `index` is public.
+
+    Guarantees:
+      * counts that are not whole numbers from 0 on are refused;
+      * all samples are answered, in the order of the message;
+      * ties are broken by the noise, evenly;
+      * noise comes from the vault's secret.
+    """
+
+    name: ClassVar[str] = "lnmax"
+    source: ClassVar[str] = "Papernot, Abadi, Erlingsson, Goodfellow & Talwar 2017, section 2.1"
+    protects: ClassVar[str] = "each client's votes"
+    Config: ClassVar[type[LNMaxConfig]] = LNMaxConfig
+
+    def __init__(self, config: LNMaxConfig) -> None:
+        self.config: LNMaxConfig = config
+
+    def _answers(self, counts: Tensor, noise: SecretStream) -> tuple[Tensor, Tensor]:
+        drawn = torch.as_tensor(noise.laplace(*counts.shape)) / self.config.gamma
+        return torch.arange(len(counts)), _plurality(counts, drawn)
+
+    def _guarantee(self, queries: int) -> Event:
+        return PureDP(
+            epsilon=2 * self.config.gamma, count=queries, unit=_UNIT, relation=_RELATION, covers=_COVERS
+        )
+
+
+class GNMax(_Aggregator):
+    """Publishes for each sample the class with the most votes, after Gaussian noise on every count.
+
+    Takes `vote_counts` (`index`, `counts`) and sends `hard_labels` (`index`, `values`). A client that changes its vote
+    moves the counts by √2 in ℓ2: a Gaussian release a sample, for the client as unit, of which only the class is
+    published. Every client casts at most one vote a sample, which the aggregator must enforce. Which samples are
+    asked about is not covered: nothing is claimed unless the spec says that `index` is public.
+
+    Guarantees:
+      * counts that are not whole numbers from 0 on are refused;
+      * all samples are answered, in the order of the message;
+      * ties are broken by the noise, evenly;
+      * noise comes from the vault's secret.
+    """
+
+    name: ClassVar[str] = "gnmax"
+    source: ClassVar[str] = (
+        "Papernot, Song, Mironov, Raghunathan, Talwar & Erlingsson 2018, section 4.1 and Proposition 8"
+    )
+    protects: ClassVar[str] = "each client's votes"
+    Config: ClassVar[type[GNMaxConfig]] = GNMaxConfig
+
+    def __init__(self, config: GNMaxConfig) -> None:
+        self.config: GNMaxConfig = config
+
+    def _answers(self, counts: Tensor, noise: SecretStream) -> tuple[Tensor, Tensor]:
+        drawn = _normal(noise, self.config.sigma, *counts.shape)
+        return torch.arange(len(counts)), _plurality(counts, drawn)
+
+    def _guarantee(self, queries: int) -> Event:
+        return _gnmax_event(self.config.sigma, queries)
+
+
+class ConfidentGNMax(_Aggregator):
+    """Answers the samples on which enough clients agree, by GNMax, and drops the others.
+
+    Takes `vote_counts` (`index`, `counts`) and sends `hard_labels` (`index`, `values`) of those answered. A sample is
+    answered if its largest count, with noise N(0, σ1²), reaches T: a client moves that count by at most one, for every
+    sample asked about, answered or not. Those answered cost GNMax besides: as many as `cap` allows, however many there
+    were, or all without one. Every client casts at most one vote a sample, which the aggregator must enforce. Which
+    samples are asked about is not covered: nothing is claimed unless the spec says that `index` is public.
+
+    Guarantees:
+      * counts that are not whole numbers from 0 on are refused;
+      * no more than `cap` samples of a message are answered: the first that pass, in the order of the message, not the
+        ones with most votes;
+      * the class comes from noise of its own, not from the threshold's;
+      * ties are broken by the noise, evenly;
+      * noise comes from the vault's secret.
+    """
+
+    name: ClassVar[str] = "confident-gnmax"
+    source: ClassVar[str] = (
+        "Papernot, Song, Mironov, Raghunathan, Talwar & Erlingsson 2018, Algorithm 1; the cap is ours"
+    )
+    protects: ClassVar[str] = "each client's votes, and whether clients agree"
+    Config: ClassVar[type[ConfidentGNMaxConfig]] = ConfidentGNMaxConfig
+
+    def __init__(self, config: ConfidentGNMaxConfig) -> None:
+        self.config: ConfidentGNMaxConfig = config
+
+    def _answers(self, counts: Tensor, noise: SecretStream) -> tuple[Tensor, Tensor]:
+        largest = counts.amax(1) + _normal(noise, self.config.sigma_threshold, len(counts))
+        drawn = _normal(noise, self.config.sigma, *counts.shape)
+        passed = torch.nonzero(largest >= self.config.threshold).flatten()
+        return passed[: self.config.cap], _plurality(counts, drawn)
+
+    def _guarantee(self, queries: int) -> Event:
+        threshold = Gaussian(
+            sensitivity=1.0,
+            scale=self.config.sigma_threshold,
+            count=queries,
+            unit=_UNIT,
+            relation=_RELATION,
+            covers=_COVERS,
+        )
+        answers = queries if self.config.cap is None else min(self.config.cap, queries)
+        return Composed(parts=(threshold, _gnmax_event(self.config.sigma, answers)))

@@ -1,0 +1,107 @@
+"""What GNMax costs: Rényi divergences of the noisy plurality vote with Gaussian noise.
+
+GNMax adds N(0, σ²) to every class's count and publishes the class of the largest sum. A client changes its vote or
+abstains: at most two counts move by one, a step of √2 in ℓ2.
+
+A data-dependent figure speaks of one histogram D: it bounds D_α(M(D) || M(D')) for every neighbour D', as the paper
+defines it. D_α(M(D') || M(D)) is what the figure of D' bounds; it may be larger than D's. The figure is computed from
+the votes and tells about them: it is the auditor's, unless released with noise of its own (`.release`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import log_ndtr
+
+from ._inputs import Floats, blocks, log_mean, order_array, other_tails, scale, vote_array
+
+__all__ = ["gnmax_independent_rdp", "gnmax_log_q", "gnmax_rdp", "rdp_from_log_q"]
+
+_WIDEST = 1e-9
+"""Theorem 6's denominator must stay this far from 0; nearer, its bound is worth nothing."""
+
+
+def gnmax_independent_rdp(sigma: float, orders: ArrayLike) -> Floats:
+    """RDP of one GNMax query whatever the votes, α/σ² (orders,). Papernot et al. 2018, Proposition 8.
+
+    Raises:
+        SpecError: σ or an order is out of range.
+    """
+    return order_array(orders) / scale("sigma", sigma) ** 2
+
+
+def gnmax_log_q(votes: ArrayLike, sigma: float) -> Floats:
+    """Natural logarithm (q,) of a bound q̃ on the probability that another class than the plurality's comes out.
+
+    q̃ = ½ Σ_{i≠i*} erfc((n_i* - n_i) / 2σ), and never above 1 - 1/C, which ties reach. Papernot et al. 2018,
+    Proposition 7.
+
+    Guarantees:
+      * never below the exact probability, up to rounding;
+      * the lead of the first over the others alone matters: a constant added to a row changes nothing.
+
+    Args:
+        votes: counts (q, C), whole numbers.
+        sigma: σ, standard deviation of the noise, in votes.
+
+    Raises:
+        SpecError: votes or σ are out of range.
+    """
+    checked, width = vote_array(votes), np.sqrt(2) * scale("sigma", sigma)
+    # ½ erfc(x / 2σ) is the normal tail beyond x / (√2 σ).
+    return other_tails(checked, lambda lead: log_ndtr(-lead / width))
+
+
+def gnmax_rdp(votes: ArrayLike, sigma: float, orders: ArrayLike) -> Floats:
+    """Data-dependent RDP (q, orders) of each GNMax query.
+
+    Papernot et al. 2018, Theorem 6 with q̃ of Proposition 7 and the orders μ1, μ2 of Proposition 10; where its
+    conditions fail or it says less, α/σ² of Proposition 8. RDP adds up over queries: `gnmax_rdp(…).sum(0)`.
+
+    Guarantees:
+      * never above the data-independent α/σ²;
+      * at least D_α(M(D) || M(D')) for every histogram D' that one client's other vote, or abstention, makes of D;
+      * a query's row depends on its own votes alone.
+
+    The figure is itself private: a function of the votes, for the auditor's eyes.
+
+    Args:
+        votes: counts (q, C), whole numbers.
+        sigma: σ, standard deviation of the noise, in votes.
+        orders: Rényi orders α > 1, (orders,).
+
+    Raises:
+        SpecError: votes, σ or an order is out of range.
+    """
+    log_q, sigma, orders = gnmax_log_q(votes, sigma), scale("sigma", sigma), order_array(orders)
+    found = np.empty((len(log_q), len(orders)))
+    for rows in blocks(len(log_q), len(orders)):
+        found[rows] = rdp_from_log_q(log_q[rows], sigma, orders)
+    return found
+
+
+def rdp_from_log_q(log_q: Floats, sigma: float, orders: Floats) -> Floats:
+    """Theorem 6 for GNMax from log q̃ (n,), capped by α/σ²: (n, orders)."""
+    independent = orders / sigma**2
+    found = np.repeat(independent[None], len(log_q), axis=0)
+    found[np.isneginf(log_q)] = 0.0  # one outcome, whatever the votes
+    finite = np.isfinite(log_q)
+    # Proposition 10. A larger μ1 would allow orders beyond it, but then B alone costs the data-independent figure.
+    mu2 = sigma * np.sqrt(-np.where(finite, log_q, 0.0))
+    rows = np.flatnonzero(finite & (mu2 > 1 + _WIDEST))
+    log_q, mu2 = log_q[rows], mu2[rows]
+    mu1 = mu2 + 1
+    eps1, eps2 = mu1 / sigma**2, mu2 / sigma**2
+    inner = (log_q + eps2) * (1 - 1 / mu2)
+    limit = (mu2 - 1) * eps2 - mu2 * (np.log1p(1 / mu2) - np.log1p(-1 / mu2))
+    holds = (log_q <= limit) & (inner < -_WIDEST)
+    rows, log_q, mu1, mu2, eps1, inner = (x[holds] for x in (rows, log_q, mu1, mu2, eps1, inner))
+    log_1q = np.log1p(-np.exp(log_q))
+    log_a = log_1q - np.log1p(-np.exp(inner))
+    log_b = eps1 - log_q / mu2
+    less = orders - 1
+    total = log_mean(log_1q[:, None], log_q[:, None], less * log_a[:, None], less * log_b[:, None])
+    bound = np.where(orders <= mu1[:, None], total / less, np.inf)
+    found[rows] = np.clip(bound, 0.0, independent)
+    return found
