@@ -7,24 +7,19 @@ __all__ = ["REGISTRY"]
 REGISTRY = Registry(
     "fdaudit.defenses",
     {
-<<<<<<< HEAD
+        "confident-gnmax": "fdaudit.defenses.pate.aggregators:ConfidentGNMax",
         "discrete-gaussian": "fdaudit.defenses.discrete:DiscreteGaussianNoise",
         "discrete-laplace": "fdaudit.defenses.discrete:DiscreteLaplaceNoise",
         "dp-fedavg": "fdaudit.defenses.clipped:DPFedAvg",
         "gaussian-noise": "fdaudit.defenses.noise:GaussianNoise",
+        "gnmax": "fdaudit.defenses.pate.aggregators:GNMax",
         "hard-label": "fdaudit.defenses.reduction:HardLabel",
         "laplace-noise": "fdaudit.defenses.noise:LaplaceNoise",
+        "lnmax": "fdaudit.defenses.pate.aggregators:LNMax",
         "rounding": "fdaudit.defenses.reduction:Rounding",
         "sanitized-gradients": "fdaudit.defenses.clipped:SanitizedGradients",
         "temperature": "fdaudit.defenses.reduction:Temperature",
         "top-k": "fdaudit.defenses.reduction:TopK",
-=======
-        "confident-gnmax": "fdaudit.defenses.pate.aggregators:ConfidentGNMax",
-        "gaussian-noise": "fdaudit.defenses.noise:GaussianNoise",
-        "gnmax": "fdaudit.defenses.pate.aggregators:GNMax",
-        "laplace-noise": "fdaudit.defenses.noise:LaplaceNoise",
-        "lnmax": "fdaudit.defenses.pate.aggregators:LNMax",
->>>>>>> pate
         "uniform-quantization": "fdaudit.defenses.quantization:UniformQuantization",
     },
 )

@@ -56,12 +56,25 @@ CONFORMING = {  # name: settings, kind of message, what it carries
         "vote_counts",
         BALLOTS,
     ),
+    "discrete-gaussian": ({"sigma": 1.0, "clip": 4.0, "public_index": True}, "logits", LOGITS),
+    "discrete-laplace": ({"gamma": 1.0, "clip": 4.0, "public_index": True}, "logits", LOGITS),
+    "dp-fedavg": ({"sigma": 1.0, "clip": 1.0}, "model_update", {"w": torch.ones(3, 4)}),
     "gaussian-noise": ({"sigma": 1.0, "clip": 1.0, "public_index": True}, "logits", LOGITS),
     "gnmax": ({"sigma": 1.0, "public_index": True}, "vote_counts", BALLOTS),
+    "hard-label": ({}, "logits", LOGITS),
     "laplace-noise": ({"gamma": 1.0, "clip": 1.0, "public_index": True}, "logits", LOGITS),
     "lnmax": ({"gamma": 1.0, "public_index": True}, "vote_counts", BALLOTS),
+    "rounding": ({"decimals": 1}, "logits", LOGITS),
+    "sanitized-gradients": (
+        {"sigma": 1.0, "clip": 1.0},
+        "sample_gradients",
+        {"values": torch.ones(3, 1, 4, 4)},
+    ),
+    "temperature": ({"temperature": 2.0}, "logits", LOGITS),
+    "top-k": ({"k": 1}, "logits", LOGITS),
     "uniform-quantization": ({"z_max": 4.0}, "logits", LOGITS),
 }
+WITHOUT_CHANCE = {"hard-label", "rounding", "temperature", "top-k", "uniform-quantization"}
 
 
 def conforming(name):
@@ -102,7 +115,7 @@ def test_a_defence_sends_a_known_kind_with_an_event_that_the_record_can_hold(nam
     found = made.release(kind, tensors, SecretStream(SECRET, "m"))
     assert found.kind in KINDS
     assert event_from_json(event_to_json(found.event)) == found.event
-    assert isinstance(found.event, NoGuarantee) == (name == "uniform-quantization")
+    assert isinstance(found.event, NoGuarantee) == (name in WITHOUT_CHANCE)
 
 
 # -- the noise ----------------------------------------------------------------------------------------------------

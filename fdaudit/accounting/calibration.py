@@ -79,7 +79,8 @@ SHAPES: Mapping[str, tuple[str, Curve]] = {
     "lnmax": ("1/gamma", lambda s, noise: {PureDP(epsilon=2 / noise, **_UNIT): s.releases}),
     "gnmax": ("sigma", lambda s, noise: {_gaussian(math.sqrt(2), noise): s.releases}),
     "confident-gnmax": ("sigma", _confident),
-    "sanitized-gradients": ("noise_multiplier", _sanitized),
+    "dp-fedavg": ("sigma", lambda s, noise: {_gaussian(2.0, noise): s.releases}),
+    "sanitized-gradients": ("sigma", _sanitized),
 }
 """By defence: the setting that says how much noise there is, and what a run of a shape is charged with so much of it."""
 
@@ -99,7 +100,12 @@ def calibrate(cost: Callable[[float], float], target: float, *, most: float = _M
         raise SpecError("epsilon", target, "is no budget", "Give a positive ε.")
     if (best := cost(most)) > target:
         problem = f"cannot be met: with noise of {most:g} ε is still {best:.4g}"
-        raise SpecError("epsilon", target, problem, "Ask for more, use the data less often, or defend what else it counts.")
+        raise SpecError(
+            "epsilon",
+            target,
+            problem,
+            "Ask for more, use the data less often, or defend what else it counts.",
+        )
     low, high = _LEAST, most
     if cost(low) <= target:
         return low
