@@ -82,7 +82,7 @@ SHAPES: Mapping[str, tuple[str, Curve]] = {
     "dp-fedavg": ("sigma", lambda s, noise: {_gaussian(2.0, noise): s.releases}),
     "sanitized-gradients": ("sigma", _sanitized),
 }
-"""By defence: the setting that says how much noise there is, and what a run of a shape is charged with so much of it."""
+"""By defence: the setting that says how much noise there is, and what a run of a shape is charged with it."""
 
 
 def calibrate(cost: Callable[[float], float], target: float, *, most: float = _MOST) -> float:
