@@ -7,6 +7,7 @@ __all__ = ["REGISTRY"]
 REGISTRY = Registry(
     "fdaudit.defenses",
     {
+        "dp-sgd": "fdaudit.defenses.dp_sgd:DPSGD",
         "gaussian-noise": "fdaudit.defenses.noise:GaussianNoise",
         "laplace-noise": "fdaudit.defenses.noise:LaplaceNoise",
         "uniform-quantization": "fdaudit.defenses.quantization:UniformQuantization",

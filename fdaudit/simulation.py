@@ -147,6 +147,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
             device=torch.device(plan.execution.device),
             secret=secrets.secret,
             defenses=plan.defenses,
+            training=plan.training,
             withheld=plan.spec.withhold,
             withholdable=plan.protocol.withholdable,
             outages=plan.outages,

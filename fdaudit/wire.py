@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from fdaudit.types import GradientRule, Trained
+
 __all__ = ["Defense", "Delivery", "Outage", "Released", "Wire"]
 
 
@@ -87,6 +89,10 @@ class Wire:
         withheld: kinds that the spec withholds; sending one returns None and records nothing.
         withholdable: the kinds that the protocol can live without.
         outages: who goes silent when.
+        training: the training defences of clients, by what is trained.
+
+    Attributes:
+        training: the same.
     """
 
     def __init__(
@@ -101,6 +107,7 @@ class Wire:
         withheld: Sequence[str] = (),
         withholdable: Sequence[str] = (),
         outages: Sequence[Outage] = (),
+        training: Mapping[Trained, GradientRule] | None = None,
     ) -> None:
         unknown = set(kinds) - KINDS.keys()
         if unknown:
@@ -111,6 +118,7 @@ class Wire:
         self._parties, self._kinds = frozenset(parties), frozenset(kinds)
         self._defenses, self._withheld = dict(defenses or {}), frozenset(withheld)
         self._withholdable, self._outages = frozenset(withholdable), tuple(outages)
+        self.training: Mapping[Trained, GradientRule] = dict(training or {})
         self._round, self._step = 0, 0
         self._sent, self._silent = Counter[str](), set[str]()
 
@@ -212,6 +220,10 @@ class Wire:
             event=event,
         )
         return self._transcript.append(draft, {})[0].seq
+
+    def coins(self, of: Trained, party: str) -> SecretStream:
+        """Secret randomness for a training inside a party, new after each message or release on record."""
+        return SecretStream(self._secret, "training", of, self._transcript.position.seq, party)
 
     def _defend(
         self, sender: str, kind: str, tensors: Mapping[str, Tensor]
