@@ -238,7 +238,7 @@ def run(
     unlike: bool = False,
     task: Task = "single-label",
     training: Mapping[str, Any] | None = None,
-    threads: int = 1,
+    threads: int | None = None,
 ) -> Ran:
     """Runs a protocol to its end, or to `stop_after`; `resume` is (next round, state, position)."""
     cls = cls or REGISTRY.load(name)
@@ -264,7 +264,9 @@ def run(
             training=training,
             alter=alter,
         )
-        shared = replace(common(unlike, task), execution=replace(execution(), threads=threads))
+        shared = common(unlike, task)
+        if threads is not None:
+            shared = replace(shared, execution=replace(shared.execution, threads=threads))
         made.setting = setting_of(cls, shared, clients, wire, seed)
         made.protocol = cls(config, made.setting)
         if state:
