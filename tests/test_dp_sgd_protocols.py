@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -52,6 +52,20 @@ def defended(folder, name, params=None, **kwargs) -> Ran:
     return run(folder, name, params or {}, training=training(name, params), **kwargs)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Callable[..., Ran]:
+    """Defended runs that several tests only read, each made once."""
+    found: dict[str, Ran] = {}
+
+    def run_of(name: str, params: Mapping[str, Any] | None = None) -> Ran:
+        key = case_id((name, dict(params or {})))
+        if key not in found:
+            found[key] = defended(tmp_path_factory.mktemp("made"), name, params)
+        return found[key]
+
+    return run_of
+
+
 def releases(ran: Ran) -> list[Message]:
     return [m for m in ran.messages if m.kind == "release"]
 
@@ -60,11 +74,10 @@ def releases(ran: Ran) -> list[Message]:
 
 
 @every_defended
-def test_every_training_is_on_record_as_a_release_with_its_event(case, tmp_path):
-    ran = defended(tmp_path / "a", *case)
-    made = releases(ran)
-    assert made or case[1].get("local_steps") == 0
-    for message in made:
+def test_every_training_is_on_record_as_a_release_with_its_event(case, made):
+    ran = made(*case)
+    assert releases(ran) or case[1].get("local_steps") == 0
+    for message in releases(ran):
         assert role(message.sender) == "client"
         assert (message.receivers, dict(message.tensors)) == ((), {})
         assert DATA in message.inputs
@@ -83,9 +96,9 @@ def test_every_training_is_on_record_as_a_release_with_its_event(case, tmp_path)
 
 
 @every_defended
-def test_a_clients_trainings_follow_from_each_other_or_from_what_it_was_sent(case, tmp_path):
+def test_a_clients_trainings_follow_from_each_other_or_from_what_it_was_sent(case, made):
     """No training of a model that persists is left out: each later release leads back to the client's last."""
-    ran = defended(tmp_path / "a", *case)
+    ran = made(*case)
     kept = any(n.startswith("client/0/w/") for n in ran.protocol.state) or case[0] in ("dafkd", "fediod")
     last: dict[tuple[str, Any], int] = {}
     for message in releases(ran):
@@ -96,8 +109,8 @@ def test_a_clients_trainings_follow_from_each_other_or_from_what_it_was_sent(cas
 
 
 @every_defended
-def test_declared_inputs_are_messages_that_the_sender_held(case, tmp_path):
-    messages = defended(tmp_path / "a", *case).messages
+def test_declared_inputs_are_messages_that_the_sender_held(case, made):
+    messages = made(*case).messages
     for message in messages:
         for i in () if message.inputs == ALL else message.inputs:
             assert i == DATA or message.sender in messages[i].parties(), (message.seq, i)
@@ -129,8 +142,8 @@ NARROW = {
 
 
 @by_name
-def test_what_is_computed_from_a_model_alone_declares_its_release_in_place_of_the_records(name, tmp_path):
-    ran = defended(tmp_path / "a", name)
+def test_what_is_computed_from_a_model_alone_declares_its_release_in_place_of_the_records(name, made):
+    ran = made(name)
     sent = [m for m in ran.messages if role(m.sender) == "client" and m.kind not in ("release", "silence")]
     assert {m.kind for m in sent if declares_release(ran, m)} == NARROW[name]
     first = 1 if name in ("fedmd",) and not configured(name, {}).warm_up_steps else 0
@@ -195,33 +208,33 @@ def reaches(messages: list[Message], client: str) -> set[int]:
 
 
 @every_defended
-@pytest.mark.parametrize("client", ["client/0", "client/2"])
 def test_a_message_that_declares_releases_alone_is_the_same_when_what_was_learnt_is(
-    case, client, tmp_path, monkeypatch
+    case, tmp_path, monkeypatch
 ):
     """Other records, more of them, but the same noisy gradients: nothing behind a release changes by a bit."""
     held, bare = Held(monkeypatch), REGISTRY.load(case[0]).pools_data
     held.remember()
     one = defended(tmp_path / "a", *case)
-    held.replay()
-    two = defended(tmp_path / "b", *case, clients=altered(client))
-    assert [(m.sender, m.kind, m.inputs) for m in one.messages] == [
-        (m.sender, m.kind, m.inputs) for m in two.messages
-    ]
-    reached = reaches(one.messages, "client/0" if bare else client)
-    differ = {
-        a.seq
-        for a, b in zip(one.messages, two.messages, strict=True)
-        if a.kind != "release" and one.payload(a) != two.payload(b)
-    }
-    assert differ <= reached
-    assert [m.event for m in releases(one)] == [m.event for m in releases(two)]
+    for client in ("client/0", "client/2"):
+        held.replay()
+        two = defended(tmp_path / client, *case, clients=altered(client))
+        assert [(m.sender, m.kind, m.inputs) for m in one.messages] == [
+            (m.sender, m.kind, m.inputs) for m in two.messages
+        ]
+        reached = reaches(one.messages, "client/0" if bare else client)
+        differ = {
+            a.seq
+            for a, b in zip(one.messages, two.messages, strict=True)
+            if a.kind != "release" and one.payload(a) != two.payload(b)
+        }
+        assert differ <= reached
+        assert [m.event for m in releases(one)] == [m.event for m in releases(two)]
 
 
 @by_name
-def test_what_was_learnt_does_depend_on_the_records(name, tmp_path):
+def test_what_was_learnt_does_depend_on_the_records(name, made, tmp_path):
     """The control of the test above: without held gradients the same messages change."""
-    one = defended(tmp_path / "a", name)
+    one = made(name)
     two = defended(tmp_path / "b", name, clients=altered("client/2"))
     moved = [
         a.seq
@@ -235,8 +248,8 @@ def test_what_was_learnt_does_depend_on_the_records(name, tmp_path):
 
 
 @by_name
-def test_a_resumed_run_draws_the_same_coins_and_noise(name, tmp_path):
-    whole = defended(tmp_path / "whole", name)
+def test_a_resumed_run_draws_the_same_coins_and_noise(name, made, tmp_path):
+    whole = made(name)
     begun = defended(tmp_path / "again", name, stop_after=0)
     rest = defended(tmp_path / "again", name, resume=(1, begun.states[-1], begun.positions[-1]))
     assert rest.log == whole.log
@@ -244,15 +257,15 @@ def test_a_resumed_run_draws_the_same_coins_and_noise(name, tmp_path):
 
 
 @by_name
-def test_threads_change_nothing(name, tmp_path):
-    one, two = (defended(tmp_path / str(k), name, threads=k) for k in (1, 3))
+def test_threads_change_nothing(name, made, tmp_path):
+    one, two = made(name), defended(tmp_path / "a", name, threads=3)
     assert (one.log, one.states) == (two.log, two.states)
 
 
 @by_name
-def test_noise_does_not_come_from_the_runs_seed(name, tmp_path, monkeypatch):
+def test_noise_does_not_come_from_the_runs_seed(name, made, tmp_path, monkeypatch):
     """Another secret, the same seed: other models."""
-    one = defended(tmp_path / "a", name)
+    one = made(name)
     monkeypatch.setattr("tests.protocol_cases.SECRET", b"another secret of the auditor's own")
     two = defended(tmp_path / "b", name)
     assert one.states[-1] != two.states[-1]
