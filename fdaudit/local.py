@@ -124,7 +124,7 @@ class LocalTrainings:
         return fitted, {k: self.release(k, guards[k], inputs=inputs[k]) for k in guards}
 
 
-def joined(*parts: Basis) -> Basis:
+def joined(*parts: Basis | Sequence[int]) -> Basis:
     """One basis of several, each input once in order of first mention; all that is held, where one part says so."""
     if ALL in parts:
         return ALL
