@@ -92,10 +92,9 @@ class DPSGD:
         norms = torch.stack([g.square().sum(1) for g in rows.values()]).sum(0).sqrt()
         usable = torch.isfinite(norms)
         factors = torch.where(usable, self.config.clip / norms.clamp(min=self.config.clip), 0.0)
-        return {
-            n: (factors @ g.where(usable[:, None], 0.0)).reshape(per_sample[n].shape[1:])
-            for n, g in rows.items()
-        }
+        if not bool(usable.all()):  # nought times infinity is no number
+            rows = {n: g.where(usable[:, None], 0.0) for n, g in rows.items()}
+        return {n: (factors @ g).reshape(per_sample[n].shape[1:]) for n, g in rows.items()}
 
     def noised(self, total: Mapping[str, Tensor], noise: SecretStream) -> dict[str, Tensor]:
         """(Σ + N(0, σ²C²)) over the public batch size, drawn in the order of names."""

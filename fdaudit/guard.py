@@ -20,8 +20,9 @@ from fdaudit.types import GradientRule
 
 __all__ = ["Guard", "Step", "per_sample_gradients", "unfit"]
 
-_ENTRIES = 2**24
-"""Gradient entries that are held at once; a fixed number, so that parts do not depend on free memory."""
+_ENTRIES = {"cpu": 2**21, "cuda": 2**27}
+"""Gradient entries held at once by kind of device: fixed, so that parts do not depend on free memory. On a CPU few
+enough to be allocated again without new pages, which take longer than all the arithmetic."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +60,8 @@ class Guard:
         batch = self.rule.draw(records, self.noise)
         free = {n: p for n, p in module.named_parameters() if p.requires_grad}
         total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in free.items()}
-        part = max(_ENTRIES // max(sum(p.numel() for p in free.values()), 1), 1)
+        entries = _ENTRIES.get(next(iter(free.values())).device.type, _ENTRIES["cpu"])
+        part = max(entries // sum(p.numel() for p in free.values()), 1)
         loss = torch.zeros(())
         for drawn in batch.split(part) if len(batch) else ():
             found = losses(drawn)

@@ -222,3 +222,18 @@ def test_killed_after_a_round_and_resumed_it_ends_bit_for_bit_the_same(
     (tmp_path / "twin" / "vault" / "round.json").unlink()
     two = fdaudit.run(spec, tmp_path / "twin", resume=True)
     assert files(one.directory) == files(two.directory)
+
+
+def test_a_victim_whose_steps_drew_nobody_fails_its_cell_with_the_reason(tmp_path: Path) -> None:
+    rare = {**DP, "params": {**PARAMS, "sample_rate": 1e-9}}
+    run = fdaudit.run(
+        tiny(
+            defenses=[rare],
+            protocol__params={"rounds": 1, "upload": "gradient", "batch_size": 1},
+            attacks=[{"name": "analytic"}],
+        ),
+        tmp_path / "run",
+    )
+    (cell,) = [c for c in run.result["cells"] if c["status"] != "not-requested"]
+    assert cell["status"] == "failed"
+    assert "drew nobody" in str(cell)
