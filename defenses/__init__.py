@@ -11,6 +11,7 @@ REGISTRY = Registry(
         "discrete-gaussian": "fdaudit.defenses.discrete:DiscreteGaussianNoise",
         "discrete-laplace": "fdaudit.defenses.discrete:DiscreteLaplaceNoise",
         "dp-fedavg": "fdaudit.defenses.clipped:DPFedAvg",
+        "dp-sgd": "fdaudit.defenses.dp_sgd:DPSGD",
         "gaussian-noise": "fdaudit.defenses.noise:GaussianNoise",
         "gnmax": "fdaudit.defenses.pate.aggregators:GNMax",
         "hard-label": "fdaudit.defenses.reduction:HardLabel",

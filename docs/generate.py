@@ -290,7 +290,7 @@ def _attack(found: Mapping[str, Any]) -> list[str]:
 
 
 def _defence(found: Mapping[str, Any]) -> list[str]:
-    return [f"Protects: {found['protects']}."]
+    return [f"Protects: {found['protects']}.", "", f"Acts at: {found.get('at', 'message')}."]
 
 
 def _bullets(title: str, items: Any) -> list[str]:

@@ -259,6 +259,7 @@ class _Rehearsal:
     def __init__(self, plan: Plan, adversary: str, folder: Path) -> None:
         self._protocol, self._config, self._adversary = plan.protocol, plan.protocol_config, adversary
         self._common, self._defenses, self._folder = plan.common, dict(plan.defenses), folder
+        self._training = dict(plan.training)
         self._withheld, self._transport = plan.spec.withhold, plan.spec.transport
 
     def __call__(self, data: list[tuple[Tensor, Tensor]], seed: int) -> View:
@@ -271,6 +272,7 @@ class _Rehearsal:
             seed=seed,
             adversary=self._adversary,
             defenses=self._defenses,
+            training=self._training,
             withheld=self._withheld,
             transport=self._transport,
         )

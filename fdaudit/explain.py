@@ -121,6 +121,7 @@ def sections(found: Mapping[str, Any], mark: str = "") -> tuple[Section, ...]:
             Section(title="Who sees what", items=tuple(_sight(s, mark) for s in sights(found))),
             Section(title="Trust assumptions", items=tuple(found["trust"])),
             Section(title="Oracles", items=tuple(_oracle(o, mark) for o in found["oracles"])),
+            Section(title="Training defences act on", items=tuple(found.get("trains", {}))),
             Section(title="Can do without", items=tuple(f"{mark}{k}{mark}" for k in found["withholdable"])),
             Section(title="Deviations from the paper", items=tuple(found["deviations"])),
         )

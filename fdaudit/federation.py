@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from fdaudit.config import Config
+from fdaudit.local import LocalTrainings
 from fdaudit.trainers import Networks, Trainers
 from fdaudit.types import Task
 
@@ -52,6 +53,7 @@ class Setting:
         clients: private data by party name, `client/0` first.
         wire: the only way between parties.
         trainers: the training core of `server` and of each client.
+        local: the only way in which clients' models are fitted to private data.
         initial: the public initial parameters of the same parties.
         public: (n, c, h, w) unlabelled samples that every party holds; n may be 0.
         input_shape: (c, h, w) of an image.
@@ -64,6 +66,7 @@ class Setting:
     clients: Mapping[str, PartyData]
     wire: Wire
     trainers: Trainers
+    local: LocalTrainings
     initial: Mapping[str, Parameters]
     public: Tensor
     input_shape: tuple[int, int, int]
@@ -94,10 +97,12 @@ class Common:
     def setting(self, clients: Mapping[str, PartyData], wire: Wire, seed: int) -> Setting:
         """What a protocol is given that these clients run over `wire`."""
         parties = ("server", *clients)
+        trainers = Trainers(self.networks, self.execution, parties)
         return Setting(
             clients=clients,
             wire=wire,
-            trainers=Trainers(self.networks, self.execution, parties),
+            trainers=trainers,
+            local=LocalTrainings(trainers, wire),
             initial=self.networks.initial(parties, seed),
             public=self.public,
             input_shape=self.networks.shared.input_shape,
@@ -134,12 +139,15 @@ class FederatedProtocol(Protocol):
     `when`: the settings by name with the value that each must have; where part of it is raw data whatever the values
     are noised with, `reveals` says which. `heterogeneous` says whether clients may
     train different networks, `needs_public` whether the protocol works on the public samples, `many_messages`
-    whether payloads of a round share one file, `tasks` which tasks it can run (left out: single-label only). An oracle
-    named `released-model` answers by `released()`.
+    whether payloads of a round share one file, `tasks` which tasks it can run (left out: single-label only). `trains`
+    names what clients train on their own records through `Setting.local`, each with the setting that says how
+    many records a step has (left out: nothing that a training defence could act on). An oracle named `released-model`
+    answers by `released()`.
 
     Guarantees every protocol must keep:
       * it talks only through the wire, in the kinds that it declares;
-      * all randomness comes from named child generators of the run's seed;
+      * all randomness comes from named child generators of the run's seed, but for what defences draw;
+      * what a client trains on its records it trains through `Setting.local`, and declares the basis it gets there;
       * what outlives a round sits in `state`, so a run resumed after any round ends bit for bit the same;
       * a message's `inputs`, where declared, leave out nothing that it depends on;
       * a round in which messages of some clients do not arrive is completed without them.
@@ -158,6 +166,7 @@ class FederatedProtocol(Protocol):
     needs_public: ClassVar[bool]
     tasks: ClassVar[tuple[str, ...]]
     many_messages: ClassVar[bool]
+    trains: ClassVar[dict[str, str]]
     Config: ClassVar[type[Any]]
 
     state: dict[str, Tensor]

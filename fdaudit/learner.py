@@ -5,7 +5,8 @@ part in, one step at a time. A learner keeps such a network together with its op
 
 Guarantees:
   * a learner restored from `state()` continues bit for bit as the one that gave it;
-  * a loss that is NaN or infinite stops the run and names the party, the step and the value.
+  * a loss that is NaN or infinite stops the run and names the party, the step and the value; so does a gradient
+    that was had otherwise.
 """
 
 from __future__ import annotations
@@ -80,11 +81,31 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         # Without `inputs` the samples that a loss was taken at would collect gradients nobody asked for.
         loss.backward(inputs=list(self._trainable.values()))
+        self._advance(lr)
+        return value
+
+    def descend(self, gradient: Mapping[str, Tensor], lr: float | None = None) -> None:
+        """One step along a gradient that was had otherwise, by parameter name.
+
+        Args:
+            gradient: of every trainable parameter.
+            lr: this step's learning rate, where a schedule sets it; default: the optimiser's own.
+
+        Raises:
+            TrainingDivergedError: the gradient is NaN or infinite.
+        """
+        for name, parameter in self._trainable.items():
+            wrong = gradient[name][~torch.isfinite(gradient[name])]
+            if len(wrong):
+                raise TrainingDivergedError(self.party, self.steps, float(wrong[0]))
+            parameter.grad = gradient[name].to(parameter)
+        self._advance(lr)
+
+    def _advance(self, lr: float | None) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate if lr is None else lr
         self._optimizer.step()
         self.steps += 1
-        return value
 
     # -- what outlives a round ------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fdaudit import attacks, defenses, protocols
+from fdaudit import attacks, protocols
+from fdaudit.attached import attach, refuse_untrainable
 from fdaudit.config import Config, validate
 from fdaudit.data import Dataset, Splits, load_dataset, make_splits, test_xy
 from fdaudit.encoder import TaskEncoder
@@ -17,12 +18,12 @@ from fdaudit.errors import DataError, SpecError, nearest
 from fdaudit.execution import Execution
 from fdaudit.federation import Common
 from fdaudit.models import Architecture, architecture
-from fdaudit.rehearsal import parties_of, set_up
+from fdaudit.rehearsal import networks_of, parties_of, set_up
 from fdaudit.rng import child, child_seed
-from fdaudit.spec import DefenseEntry, RecordRounds, Spec
+from fdaudit.spec import RecordRounds, Spec
 from fdaudit.trainers import Networks
 from fdaudit.training import Parameters, Trainer
-from fdaudit.types import ONLY_SINGLE_LABEL, DefenseSpec
+from fdaudit.types import ONLY_SINGLE_LABEL, GradientRule, Trained
 from fdaudit.view import members_of
 from fdaudit.wire import Outage
 
@@ -58,7 +59,8 @@ class Plan:
         protocol: the protocol's class.
         protocol_config: its settings.
         references: reference protocols with their settings.
-        defenses: by (kind, sender role).
+        defenses: of messages, by (kind, sender role).
+        training: of training, by what is trained.
         attacks: every known attack, requested or not.
     """
 
@@ -73,6 +75,7 @@ class Plan:
     protocol_config: Config
     references: tuple[tuple[Any, Config], ...]
     defenses: Mapping[tuple[str, str], tuple[Any, ...]]
+    training: Mapping[Trained, GradientRule]
     attacks: tuple[AttackPlan, ...]
 
     @property
@@ -158,7 +161,7 @@ def make_plan(spec: Spec, seed: int) -> Plan:
     protocol = protocols.REGISTRY.load(spec.protocol.name, "protocol.name")
     config = validate(protocol.Config, spec.protocol.params, "protocol.params")
     attack_plans = _attacks(spec)
-    attached = _defenses(spec, protocol, config)
+    attached = attach(spec, protocol, config)
     _refuse_strangers(spec, protocol)
     _refuse_rounds_beyond(spec, config)
     for number, kind in enumerate(spec.withhold):
@@ -169,6 +172,7 @@ def make_plan(spec: Spec, seed: int) -> Plan:
     dataset = load_dataset(spec.dataset, child(seed, "dataset"))
     _refuse_other_tasks(spec, protocol, dataset)
     networks = _networks(spec, protocol, dataset)
+    refuse_untrainable(attached, spec, networks_of(protocol, networks))
     execution = Execution.resolve(
         device=spec.device,
         threads=spec.threads,
@@ -202,7 +206,8 @@ def make_plan(spec: Spec, seed: int) -> Plan:
         references=tuple(
             _reference(name, config, spec.clients) for name in spec.references if name != protocol.name
         ),
-        defenses=attached,
+        defenses=attached.messages,
+        training=attached.training,
         attacks=attack_plans,
     )
     set_up(protocol, config, plan.common, plan.clients, seed)  # what it refuses, it refuses now
@@ -300,42 +305,6 @@ def plan_attack(
     cls = attacks.REGISTRY.load(name, "attack")
     config = validate(cls.Config, {**cls.profiles[spec.profile], **params}, where)
     return AttackPlan(name, attacks.REGISTRY.describe(name), cls, config, adversaries)
-
-
-def _defenses(spec: Spec, protocol: Any, config: Config) -> dict[tuple[str, str], tuple[Any, ...]]:
-    attached: dict[tuple[str, str], tuple[Any, ...]] = {}
-    own = [(f"protocol.defenses.{d.kind}", d) for d in config.defenses()]  # type: ignore[attr-defined]
-    for where, entry in [*((f"defenses.{n}", d) for n, d in enumerate(spec.defenses)), *own]:
-        sent = sorted(
-            {m["kind"] for m in protocol.messages if m["from"] == entry.sender and _sent(m, config)}
-        )
-        if entry.kind not in sent:
-            # A defence on a message that is never sent would protect nothing, and nobody would be told.
-            problem = f"is never sent by a {entry.sender} in {protocol.name} with these settings"
-            raise SpecError(f"{where}.kind", entry.kind, problem, nearest(entry.kind, sent or ["nothing"]))
-        cls = defenses.REGISTRY.load(entry.name, f"{where}.name")
-        _refuse_unfit(where, entry, cls, protocol)
-        built = cls(validate(cls.Config, entry.params, f"{where}.params"))
-        key = (entry.kind, entry.sender)
-        attached[key] = (*attached.get(key, ()), built)
-    return attached
-
-
-def _refuse_unfit(where: str, entry: DefenseEntry | DefenseSpec, cls: Any, protocol: Any) -> None:
-    """A defence may treat some kinds only, and may make a message of another kind, which has to be read."""
-    accepts = getattr(cls, "accepts", (entry.kind,))
-    if entry.kind not in accepts:
-        problem = f"is no kind that {entry.name} can treat"
-        raise SpecError(f"{where}.kind", entry.kind, problem, f"It treats: {', '.join(accepts)}.")
-    made = getattr(cls, "makes", entry.kind)
-    if made not in {m["kind"] for m in protocol.messages if m["from"] == entry.sender}:
-        problem = f"makes {made} of {entry.kind}, which {protocol.name} cannot read from a {entry.sender}"
-        raise SpecError(f"{where}.name", entry.name, problem, "Choose another defence.")
-
-
-def _sent(message: Mapping[str, Any], config: Config) -> bool:
-    """Whether a declared message is sent under these settings: `when` names the ones that it depends on."""
-    return all(getattr(config, field) == value for field, value in message.get("when", {}).items())
 
 
 def _refuse_strangers(spec: Spec, protocol: Any) -> None:

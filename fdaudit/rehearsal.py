@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -21,11 +21,15 @@ from fdaudit.wire import Delivery, Wire
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fdaudit.types import GradientRule, Trained
+
 __all__ = ["NoWire", "kinds_of", "networks_of", "parties_of", "rehearse", "set_up", "setting_of"]
 
 
 class NoWire:
-    """A wire that carries nothing: of a reference line, or of a protocol that is only set up."""
+    """A wire that carries nothing, defences included: of a reference line, or of a protocol that is only set up."""
+
+    training: ClassVar[Mapping[Trained, GradientRule]] = {}
 
     def begin(self, round: int, step: int = 0) -> None:
         """Nothing to begin."""
@@ -82,6 +86,7 @@ def rehearse(
     seed: int,
     adversary: str = "server",
     defenses: Mapping[tuple[str, str], Sequence[Any]] | None = None,
+    training: Mapping[Trained, GradientRule] | None = None,
     withheld: Sequence[str] = (),
     transport: str = "plain",
 ) -> View:
@@ -96,6 +101,7 @@ def rehearse(
         seed: seed of this rehearsal.
         adversary: whose view is wanted.
         defenses: by (kind, sender role).
+        training: training defences, by what is trained.
         withheld: kinds that are not sent.
         transport: what an eavesdropper sees of it.
     """
@@ -113,6 +119,7 @@ def rehearse(
             device=torch.device(common.execution.device),
             secret=secret,
             defenses=defenses,
+            training=training,
             withheld=withheld,
             withholdable=protocol.withholdable,
         )

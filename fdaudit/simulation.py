@@ -148,6 +148,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
             device=torch.device(plan.execution.device),
             secret=secrets.secret,
             defenses=plan.defenses,
+            training=plan.training,
             withheld=plan.spec.withhold,
             withholdable=plan.protocol.withholdable,
             outages=plan.outages,
@@ -186,7 +187,8 @@ def _meter(plan: Plan, run: Path, start: Position) -> Meter | None:
         asked.budget.epsilon,
         asked.delta,
         asked.unit,
-        asked.relation or "replace-one",
+        # What is stated for records that come and go cannot be counted for records that are replaced.
+        asked.relation or ("add-or-remove" if plan.training else "replace-one"),
         plan.parties,
     )
     for message in read_messages(run / "transcript") if start.seq else ():

@@ -147,19 +147,37 @@ class AttackSpec(Config):
 
 
 class DefenseEntry(Config):
-    """A defence attached to the messages of one kind from one role."""
+    """A defence attached to the messages of one kind from one role, or to what clients train on their records."""
 
-    kind: Text
-    """Which messages: a kind that the sender sends under the protocol's settings."""
+    at: Literal["message", "training"] = "message"
+    """Where it acts: where a message leaves its sender, or in the training of a client's own model."""
+    kind: Text | None = None
+    """Which messages: a kind that the sender sends under the protocol's settings. Of `at: message` only."""
     sender: Literal["client", "server", "aggregator"] = "client"
-    """The role on whose side the defence acts."""
+    """The role on whose side the defence acts; at training it is the client."""
+    of: Literal["model", "discriminator"] | None = None
+    """What is trained; default: the model. Of `at: training` only."""
     name: Text
     """A known defence; `fdaudit list` names them."""
     params: Params = Field(default_factory=dict)
     """The defence's own settings."""
 
     @model_validator(mode="after")
-    def _known_kind(self) -> Self:
+    def _one_point(self) -> Self:
+        if self.at == "training":
+            if self.kind is not None:
+                problem = "names messages, which a defence at training does not act on"
+                raise SpecError("defenses.kind", self.kind, problem, "Remove kind, or set at to 'message'.")
+            if self.sender != "client":
+                problem = "trains on no private records"
+                raise SpecError("defenses.sender", self.sender, problem, "Remove sender: it is the client.")
+            return self
+        if self.of is not None:
+            problem = "names what is trained, which a defence on messages does not act on"
+            raise SpecError("defenses.of", self.of, problem, "Remove of, or set at to 'training'.")
+        if self.kind is None:
+            problem, remedy = "is missing", "Name the kind of message, or set at to 'training'."
+            raise SpecError("defenses.kind", None, problem, remedy)
         if self.kind not in KINDS:
             raise SpecError("defenses.kind", self.kind, "is not a message kind", nearest(self.kind, KINDS))
         return self

@@ -10,24 +10,26 @@ Guarantees:
   * both strategies compute the same steps; they agree to float tolerance;
   * jobs fitted side by side end bit for bit as one after the other on one thread;
   * no global random state is read or left changed; dropout draws from the job's own seed;
-  * a loss that is NaN or infinite stops the run and names the party, the step and the value.
+  * a loss that is NaN or infinite stops the run and names the party, the step and the value;
+  * a job with a guard uses its records through that guard alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar
+from dataclasses import replace
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.execution import Execution
-from fdaudit.objectives import Objective, loss_function
+from fdaudit.guard import Guard, Step, per_sample_gradients
+from fdaudit.jobs import Fit, Fitted, Job, Parameters, draw_batches, parameters_of
+from fdaudit.objectives import loss_function
 from fdaudit.optimizers import annealed, moments_of, restore_moments
 from fdaudit.parallel import side_by_side
 
@@ -42,9 +44,6 @@ __all__ = [
     "parameters_of",
 ]
 
-Parameters = dict[str, Tensor]
-"""Named floating-point parameters and buffers of a model."""
-
 _PREDICT_BATCH = 1024
 
 Piece = TypeVar("Piece")
@@ -57,92 +56,6 @@ class Buildable(Protocol):
     def build(self, generator: torch.Generator) -> nn.Module:
         """A network with initial weights drawn from `generator`."""
         ...
-
-
-class Fit(Config):
-    """How one model is fitted."""
-
-    lr: float
-    final_lr: float | None = None
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    objective: Objective = "cross-entropy"
-    temperature: float = 1.0
-    mu: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Job:
-    """One model to fit.
-
-    Attributes:
-        party: whose model it is, for error messages.
-        parameters: where it starts; never changed.
-        x: (n, c, h, w) inputs.
-        targets: (n,) classes, or (n, C): weights of the classes (objective `cross-entropy`), of 1, 0 and -1 for
-            unknown (`binary-cross-entropy`), probabilities (`kl`: rows sum to 1; `binary-kl`: each by itself)
-            or logits (`l1`, `l2`).
-        batches: index tensors into `x`, one for each step.
-        anchor: FedProx's reference parameters, where `mu` is positive.
-        seed: for dropout.
-        moments: what the optimiser remembers of earlier steps, as `Fitted.moments` has it, or nothing yet. Left
-            out, it starts afresh and what it remembers is not kept.
-    """
-
-    party: str
-    parameters: Mapping[str, Tensor]
-    x: Tensor
-    targets: Tensor
-    batches: Sequence[Tensor]
-    anchor: Mapping[str, Tensor] | None = None
-    seed: int = 0
-    moments: Mapping[str, Tensor] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """A fitted model's parameters, its loss before each step (steps,), and the optimiser's moments where asked for."""
-
-    parameters: Parameters
-    losses: Tensor
-    moments: dict[str, Tensor] = field(default_factory=dict)
-
-
-def parameters_of(module: nn.Module) -> Parameters:
-    """Copies of a module's floating-point parameters and buffers, contiguous, by name."""
-    named = module.state_dict()
-    return {
-        name: t.detach().clone(memory_format=torch.contiguous_format)
-        for name, t in named.items()
-        if t.is_floating_point()
-    }
-
-
-def draw_batches(
-    n: int,
-    batch_size: int,
-    *,
-    steps: int | None = None,
-    epochs: int | None = None,
-    generator: torch.Generator,
-) -> tuple[Tensor, ...]:
-    """Index batches of local SGD over `n` records, reshuffled every pass.
-
-    With `epochs`, each pass ends with the smaller last batch. With `steps`, every batch is full
-    (`min(batch_size, n)`) and passes follow each other until there are enough.
-    """
-    if (steps is None) == (epochs is None):
-        raise ValueError(f"draw_batches: steps = {steps} and epochs = {epochs}. Give exactly one.")
-    if epochs is not None:
-        return tuple(
-            b for _ in range(epochs) for b in torch.randperm(n, generator=generator).split(batch_size)
-        )
-    size, batches = min(batch_size, n), list[Tensor]()
-    while len(batches) < (steps or 0):
-        order = torch.randperm(n, generator=generator)
-        batches += [b for b in order.split(size) if len(b) == size]
-    return tuple(batches[:steps])
 
 
 class _Copy:
@@ -199,16 +112,19 @@ class Trainer:
         Raises:
             TrainingDivergedError: a loss became NaN or infinite.
         """
-        alike = _same_shapes(jobs) and self._stackable and all(job.moments is None for job in jobs)
+        bare = all(job.moments is None and job.guard is None for job in jobs)
+        alike = bare and _same_shapes(jobs) and self._stackable
         if self.execution.strategy == "stacked" and len(jobs) > 1 and alike:
             return _finite(jobs, self._fit_stacked(jobs, fit))
         return _finite(jobs, self._by_themselves(lambda copy, job: self._fit_one(copy, job, fit), jobs))
 
     def _fit_one(self, copy: _Copy, job: Job, fit: Fit) -> Fitted:
+        if job.guard is not None:
+            return self._fit_guarded(copy, job, job.guard, fit)
         copy.load(job.parameters)
         copy.module.train()
         loss_of = loss_function(fit.objective, fit.temperature)
-        free = {n: t for n, t in copy.named.items() if n in self._trainable}
+        free = self._free(copy)
         optimizer = _optimizer(list(free.values()), fit)
         restore_moments(optimizer, free, job.moments or {})
         x, targets = job.x.to(self.device), job.targets.to(self.device)
@@ -225,7 +141,39 @@ class Trainer:
                 _set_rate(optimizer, fit, step, len(job.batches))
                 optimizer.step()
         kept = {} if job.moments is None else moments_of(optimizer, free)
-        return Fitted(copy.unload(), torch.stack(losses).cpu() if losses else torch.zeros(0), kept)
+        return Fitted(copy.unload(), _table(losses), kept, job.batches)
+
+    def _fit_guarded(self, copy: _Copy, job: Job, guard: Guard, fit: Fit) -> Fitted:
+        """The same steps along noisy gradients; FedProx's term, decay and momentum know nothing of the records."""
+        copy.load(job.parameters)
+        free = self._free(copy)
+        optimizer = _optimizer(list(free.values()), fit)
+        restore_moments(optimizer, free, job.moments or {})
+        anchor = self._anchor(job, fit)
+        steps = []
+        for number, step in enumerate(self._guarded_steps(copy, job, guard, fit)):
+            for name, tensor in free.items():
+                near = 0 if anchor is None else fit.mu * (tensor.detach() - anchor[name])
+                tensor.grad = step.gradient[name] + near
+            _set_rate(optimizer, fit, number, guard.steps)
+            optimizer.step()
+            steps.append(step)
+        kept = {} if job.moments is None else moments_of(optimizer, free)
+        return Fitted(copy.unload(), _table([s.loss for s in steps]), kept, [s.batch for s in steps])
+
+    def _guarded_steps(self, copy: _Copy, job: Job, guard: Guard, fit: Fit) -> Iterator[Step]:
+        """The guard's steps, each from the parameters as they stand when it is asked for."""
+        copy.module.train()
+        mean_of = loss_function(fit.objective, fit.temperature)
+        x, targets = job.x.to(self.device), job.targets.to(self.device)
+
+        def losses(drawn: Tensor) -> Tensor:  # every objective is a mean over records
+            inputs = self._images(_rows(x, drawn)).requires_grad_()
+            return mean_of(copy.module(inputs), _rows(targets, drawn)) * len(drawn)
+
+        with self.randomness(job.seed), per_sample_gradients(copy.module):
+            for _ in range(guard.steps):
+                yield guard.step(copy.module, len(x), losses)
 
     def _fit_stacked(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
         names = list(self._named)
@@ -262,11 +210,14 @@ class Trainer:
             losses.append(plain.detach())
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(jobs))
         return [
-            Fitted({n: stacked[n][k].detach().clone() for n in names}, table[:, k]) for k in range(len(jobs))
+            Fitted({n: stacked[n][k].detach().clone() for n in names}, table[:, k], batches=job.batches)
+            for k, job in enumerate(jobs)
         ]
 
     def gradients(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
         """For each job, the gradient of its first batch's mean loss with respect to the trainable parameters.
+
+        Under a guard it is the gradient of the guard's one step.
 
         Raises:
             TrainingDivergedError: a loss is NaN or infinite.
@@ -275,15 +226,18 @@ class Trainer:
 
     def _gradient(self, copy: _Copy, job: Job, fit: Fit) -> Fitted:
         copy.load(job.parameters)
+        if job.guard is not None:
+            (step,) = self._guarded_steps(copy, job, replace(job.guard, steps=1), fit)
+            return Fitted(step.gradient, step.loss.reshape(1).cpu(), batches=[step.batch])
         copy.module.train()
         batch = job.batches[0]
         x, targets = self._images(_rows(job.x, batch)), _rows(job.targets, batch).to(self.device)
         with self.randomness(job.seed):
             loss = loss_function(fit.objective, fit.temperature)(copy.module(x), targets)
-        free = {n: t for n, t in copy.named.items() if n in self._trainable}
+        free = self._free(copy)
         values = torch.autograd.grad(loss, list(free.values()))
         gradient = {n: g.contiguous() for n, g in zip(free, values, strict=True)}
-        return Fitted(gradient, loss.detach().reshape(1).cpu())
+        return Fitted(gradient, loss.detach().reshape(1).cpu(), batches=[batch])
 
     def _by_themselves(self, work: Callable[[_Copy, Job], Fitted], jobs: Sequence[Job]) -> list[Fitted]:
         """Every job on its own; on a CPU as many at a time as there are threads."""
@@ -354,6 +308,9 @@ class Trainer:
         x = x.to(self.device)
         return x.contiguous(memory_format=self._format) if x.dim() == 4 else x
 
+    def _free(self, copy: _Copy) -> dict[str, Tensor]:
+        return {n: t for n, t in copy.named.items() if n in self._trainable}
+
     def _anchor(self, job: Job, fit: Fit) -> Parameters | None:
         if not fit.mu:
             return None
@@ -386,9 +343,22 @@ def _same_shapes(jobs: Sequence[Job]) -> bool:
     return len({(j.x.shape[1:], j.targets.shape[1:], *(len(b) for b in j.batches)) for j in jobs}) == 1
 
 
+def _table(losses: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(losses)).cpu() if losses else torch.zeros(0)
+
+
 def _finite(jobs: Sequence[Job], fitted: list[Fitted]) -> list[Fitted]:
-    """What was fitted, unless a loss became NaN or infinite."""
+    """What was fitted, unless a loss became NaN or infinite.
+
+    Under a guard losses must not decide whether a run stops, being the records' own: its noisy result does.
+    """
     for job, result in zip(jobs, fitted, strict=True):
+        if job.guard is not None:
+            numbers = torch.cat([t.flatten() for t in result.parameters.values()])
+            wrong = numbers[~torch.isfinite(numbers)]
+            if len(wrong):
+                raise TrainingDivergedError(job.party, job.guard.steps, float(wrong[0]))
+            continue
         wrong = (~torch.isfinite(result.losses)).nonzero()
         if len(wrong):
             raise TrainingDivergedError(job.party, int(wrong[0]), result.losses[wrong[0]].item())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fdaudit.errors import FdauditError
 from fdaudit.messages import role
 from fdaudit.metrics import (
     AuxiliaryPool,
@@ -134,8 +135,17 @@ class Truth:
         """Scores reconstructions, one batch a guess, next to the prior baseline from auxiliary data.
 
         Of the multi-label task the baseline knows no labels: its strategies by class need one class a record.
+
+        Raises:
+            FdauditError: no record stands behind a victim's messages, which Poisson sampling may bring about.
         """
         truths = [self.behind(g.target, g.messages) for g in guesses]
+        for guess, (x, _) in zip(guesses, truths, strict=True):
+            if not len(x):
+                raise FdauditError(
+                    f"{guess.target}: no record stands behind its messages {list(guess.messages)}: the steps of its "
+                    "training drew nobody. There is nothing to be reconstructed; raise the defence's sample_rate."
+                )
         auxiliary_x, auxiliary_y = self._plan.auxiliary
         labelled = task_of(auxiliary_y) == "single-label"
         return score_reconstruction(

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from fdaudit.events import Event
+    from fdaudit.rng import SecretStream
+
 __all__ = [
     "ONLY_SINGLE_LABEL",
     "Applicability",
@@ -28,11 +31,14 @@ __all__ = [
     "OracleHandle",
     "Reconstruction",
     "Task",
+    "Trained",
     "task_of",
 ]
 
 Goal = Literal["reconstruction", "membership", "label-distribution"]
 Task = Literal["single-label", "multi-label"]
+Trained = Literal["model", "discriminator"]
+"""What a client trains on its own records."""
 
 ONLY_SINGLE_LABEL: tuple[str, ...] = ("single-label",)
 """The tasks of a protocol or an attack that does not say which it can do."""
@@ -60,24 +66,60 @@ class Applicability:
 
 @dataclass(frozen=True, kw_only=True)
 class DefenseSpec:
-    """A defence named in a spec: attached to messages of `kind` from role `sender`."""
+    """A defence named in a spec or by a protocol.
 
-    kind: str
-    sender: str
+    Attributes:
+        name: of the defence.
+        at: where it acts: on messages of `kind` from role `sender`, or in the training of what `of` names.
+        kind: the messages' kind; None at training.
+        sender: the role on whose side it acts.
+        of: what is trained; None on messages.
+        params: the defence's own settings.
+    """
+
     name: str
+    at: Literal["message", "training"] = "message"
+    kind: str | None = None
+    sender: str = "client"
+    of: Trained | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
 class GradientRule(Protocol):
-    """A training-time defence: maps per-sample gradients to the gradient that is applied.
+    """A training-time defence: which records a step draws, and what becomes of their gradients.
 
-    `per_sample` has one tensor (batch, *shape) for each named parameter.
+    Gradients are by parameter name; those of single records (per-sample) have the record first, (b, *shape).
+    A step draws records, adds up `clipped` over parts of them, and hands the whole sum to `noised`. That is all
+    that training learns of the records in that step.
     """
 
-    def __call__(
-        self, per_sample: Mapping[str, torch.Tensor], generator: torch.Generator
-    ) -> Mapping[str, torch.Tensor]:
-        """The gradient to apply, by name."""
+    def describe(self) -> Mapping[str, Any]:
+        """Name and parameters, as recorded beside the release."""
+        ...
+
+    def steps(self, length: Mapping[str, int | None]) -> int:
+        """How many steps a training of so many `steps` or `epochs` takes, without a look at the data."""
+        ...
+
+    def draw(self, records: int, noise: SecretStream) -> torch.Tensor:
+        """The numbers (b,) of the records of one step, of `records` in all; b may be 0."""
+        ...
+
+    def clipped(self, per_sample: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The sum over records of their clipped gradients, in double precision."""
+        ...
+
+    def noised(self, total: Mapping[str, torch.Tensor], noise: SecretStream) -> dict[str, torch.Tensor]:
+        """The gradient that is applied, from the sum over all the step's records."""
+        ...
+
+    @property
+    def expected_batch(self) -> int:
+        """The public number of records that a step's sum is divided by."""
+        ...
+
+    def event(self, steps: int) -> Event:
+        """What so many steps guarantee."""
         ...
 
 

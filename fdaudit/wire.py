@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from fdaudit.types import GradientRule, Trained
+
 __all__ = ["Defense", "Delivery", "Meter", "Outage", "Released", "Wire"]
 
 
@@ -96,6 +98,10 @@ class Wire:
         withholdable: the kinds that the protocol can live without.
         outages: who goes silent when.
         meter: looks at every message before it is recorded, and may refuse it.
+        training: the training defences of clients, by what is trained.
+
+    Attributes:
+        training: the same.
     """
 
     def __init__(
@@ -111,6 +117,7 @@ class Wire:
         withholdable: Sequence[str] = (),
         outages: Sequence[Outage] = (),
         meter: Meter | None = None,
+        training: Mapping[Trained, GradientRule] | None = None,
     ) -> None:
         unknown = set(kinds) - KINDS.keys()
         if unknown:
@@ -122,6 +129,7 @@ class Wire:
         self._defenses, self._withheld = dict(defenses or {}), frozenset(withheld)
         self._withholdable, self._outages = frozenset(withholdable), tuple(outages)
         self._meter = meter
+        self.training: Mapping[Trained, GradientRule] = dict(training or {})
         self._round, self._step = 0, 0
         self._sent, self._silent = Counter[str](), set[str]()
 
@@ -223,6 +231,10 @@ class Wire:
             event=event,
         )
         return self._record(draft, {})[0].seq
+
+    def coins(self, of: Trained, party: str) -> SecretStream:
+        """Secret randomness for a training inside a party, new after each message or release on record."""
+        return SecretStream(self._secret, "training", of, self._transcript.position.seq, party)
 
     def _defend(
         self, sender: str, kind: str, tensors: Mapping[str, Tensor]

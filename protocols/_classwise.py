@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fdaudit.federation import Setting
+from fdaudit.wire import Delivery
 
 from ._clients import ClientModels
 from ._local import LocalTraining
@@ -81,6 +82,7 @@ class ClasswiseDistillation(ClientModels):
         self._classwise, self._classes = config, setting.classes
         for k in self._clients:
             self.state[f"{k}/teacher"] = torch.zeros(setting.classes, setting.classes)
+            self.state[f"{k}/teacher_seq"] = torch.zeros(0, dtype=torch.int64)
 
     def _train_towards(self, t: int) -> dict[str, float]:
         """Local SGD on φ(F, y) + γ φ(F, teacher_y)."""
@@ -88,7 +90,8 @@ class ClasswiseDistillation(ClientModels):
             k: mixed_targets(data.y, self.state[f"{k}/teacher"], self._classwise.gamma)
             for k, data in self._clients.items()
         }
-        return self._train("batches", t, targets=targets)
+        taught = {k: self.state[f"{k}/teacher_seq"].tolist() for k in self._clients}
+        return self._train("batches", t, targets=targets, taught=taught)
 
     def _own_predictions(self, k: str) -> Tensor:
         """Client k's predictions (n, C) for its own records: softmax outputs, or one-hot predicted classes."""
@@ -97,6 +100,7 @@ class ClasswiseDistillation(ClientModels):
             return logits.softmax(1)
         return F.one_hot(logits.argmax(1), self._classes).float()
 
-    def _learn(self, k: str, sent: Mapping[str, Tensor]) -> None:
+    def _learn(self, k: str, sent: Delivery) -> None:
         """Client k takes over the teacher that it was sent, for its next local training."""
         self.state[f"{k}/teacher"] = sent["values"].cpu()
+        self.state[f"{k}/teacher_seq"] = torch.tensor([sent.seq])

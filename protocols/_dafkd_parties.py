@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fdaudit.federation import PartyData, Setting
+from fdaudit.guard import Guard, per_sample_gradients
 from fdaudit.learner import Learner, Optimizer
 from fdaudit.models.conditional import build_conditional, build_domain_head, shared_network
 from fdaudit.rng import child, child_seed
@@ -69,8 +70,16 @@ class Client:
         self._G = initial_generator(config, setting).to(device)
         self._x, self._y = data.x, data.y
 
-    def update(self, t: int, w: _Tensors, g: _Tensors) -> Update:
-        """Local training of round `t` from the global classifier `w` and generator `g`."""
+    def update(self, t: int, w: _Tensors, g: _Tensors, guard: Guard | None = None) -> Update:
+        """Local training of round `t` from the global classifier `w` and generator `g`.
+
+        Args:
+            t: the round.
+            w: the global classifier.
+            g: the global generator.
+            guard: the training defence under which classifier and discriminator learn of the records. The generator
+                then learns from these two and from nothing else.
+        """
         cfg = self._config
         _load(self._net, w)
         _load(self._G, g)
@@ -84,9 +93,15 @@ class Client:
         noise = child(self._seed, "dafkd", "noise", t, self.name)
         with self._trainer.randomness(child_seed(self._seed, "dafkd", "dropout", t, self.name)):
             # θ_k^d, w_k <- argmin L_J, against pseudo-samples of the global generator
-            losses = [joint.step(self._joint_loss(batch, noise)) for batch in batches]
-        for batch in batches:  # θ_k^g <- argmax L_adv, against the discriminator as it now stands
-            generator.step(self._generator_loss(len(batch), noise))
+            if guard is None:
+                losses = [joint.step(self._joint_loss(batch, noise)) for batch in batches]
+                sizes = [len(batch) for batch in batches]
+            else:
+                steps = [self._guarded_step(joint, guard, noise) for _ in range(guard.steps)]
+                batches, losses = tuple(b for b, _ in steps), [loss for _, loss in steps]
+                sizes = [guard.rule.expected_batch] * guard.steps
+        for size in sizes:  # θ_k^g <- argmax L_adv, against the discriminator as it now stands
+            generator.step(self._generator_loss(size, noise, own_classes=guard is None))
         return Update(
             w=parameters_of(self._net),
             d=parameters_of(self._head),
@@ -114,11 +129,42 @@ class Client:
         y = self._y.index_select(0, batch).to(device)
         return joint_loss(self._net.head(features[:n]), y, on_real, on_pseudo, self._config.adversarial)
 
-    def _generator_loss(self, n: int, noise: torch.Generator) -> Tensor:
-        """Eq. 3 on pseudo-samples in pairs of one class, of the client's own; whether its classifier knows them."""
+    def _guarded_step(self, joint: Learner, guard: Guard, noise: torch.Generator) -> tuple[Tensor, float]:
+        """Eq. 9 by a clipped and noisy sum over records; returns who was drawn, and the joint loss.
+
+        Each record's part is its cross-entropy and half its term of L_adv; the other half of L_adv is of as many
+        pseudo-samples as a batch is expected to have, and of no record.
+        """
+        cfg, device, n = self._config, self._trainer.device, guard.rule.expected_batch
+        with torch.no_grad():
+            pseudo = self._G(*self._asked(torch.randint(self._classes, (n,), generator=noise), noise))
+        net, weight = self._net.train(), cfg.adversarial / 2
+        on_pseudo = weight * nn.functional.softplus(self._head(net.extractor(pseudo))[:, 0]).mean()
+        named = {n: p for n, p in joint.module.named_parameters() if p.requires_grad}
+        public = torch.autograd.grad(on_pseudo, list(named.values()), allow_unused=True)
+
+        def on_records(drawn: Tensor) -> Tensor:
+            features = net.extractor(self._x.index_select(0, drawn).to(device).requires_grad_())
+            y = self._y.index_select(0, drawn).to(device)
+            known = nn.functional.cross_entropy(net.head(features), y, reduction="sum")
+            return known + weight * nn.functional.softplus(-self._head(features)[:, 0]).sum()
+
+        with per_sample_gradients(joint.module):
+            step = guard.step(joint.module, len(self._data), on_records)
+        added = {k: 0 if g is None else g for k, g in zip(named, public, strict=True)}
+        joint.descend({k: g + added[k] for k, g in step.gradient.items()})
+        return step.batch, float(step.loss) + float(on_pseudo.detach())
+
+    def _generator_loss(self, n: int, noise: torch.Generator, own_classes: bool = True) -> Tensor:
+        """Eq. 3 on pseudo-samples in pairs of one class, of the client's own or of all alike, and whether its
+        classifier knows them."""
         cfg, half = self._config, -(-n // 2)
-        own = torch.randint(len(self._data), (half,), generator=noise)
-        z, y = self._asked(self._y.cpu().index_select(0, own).repeat(2), noise)
+        if own_classes:
+            own = torch.randint(len(self._data), (half,), generator=noise)
+            drawn = self._y.cpu().index_select(0, own)
+        else:
+            drawn = torch.randint(self._classes, (half,), generator=noise)
+        z, y = self._asked(drawn.repeat(2), noise)
         x = self._G(z, y)
         features = self._net.eval().extractor(x)
         loss = generator_loss(self._head(features)[:, 0])

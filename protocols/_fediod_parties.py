@@ -12,13 +12,16 @@ from torch.nn import functional as F
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation import PartyData, Setting
+from fdaudit.guard import Guard, per_sample_gradients
 from fdaudit.learner import Learner, Optimizer
+from fdaudit.local import Basis, joined
+from fdaudit.messages import ALL
 from fdaudit.models.generative import build_discriminator, build_generator
 from fdaudit.rng import child, child_seed
 from fdaudit.training import Job, Parameters, Trainer, draw_batches
 
 from ._fediod_losses import aggregate, confidence_loss, importance, mimic_loss, unique_loss
-from ._state import put, take
+from ._state import basis_of, keep_basis, put, take
 
 if TYPE_CHECKING:
     from .fediod import FedIODConfig
@@ -35,7 +38,7 @@ class Answer:
 
     Attributes:
         logits: z_k (n, C).
-        scores: D_k(x) over the mean of D_k on real records (n,).
+        scores: D_k(x) over the mean of D_k on real records (n,), where the server is to have them.
         batch: numbers of those records.
         loss: L_gan of the discriminator.
     """
@@ -47,12 +50,20 @@ class Answer:
 
 
 class Client:
-    """Client k: its records, its task model T_k, frozen after stage 1, and its discriminator D_k."""
+    """Client k: its records, its task model T_k, frozen after stage 1, and its discriminator D_k.
+
+    Attributes:
+        T: T_k's parameters.
+        T_basis: what T_k was made from.
+        D_basis: what D_k was made from.
+    """
 
     def __init__(self, name: str, data: PartyData, config: FedIODConfig, setting: Setting) -> None:
         self.name, self._data, self._config, self._seed = name, data, config, setting.seed
         self._trainer = setting.trainers[name]
         self.T: Parameters = {n: t.clone() for n, t in setting.initial[name].items()}
+        self.T_basis: Basis = ()
+        self.D_basis: Basis = () if setting.local.defended("discriminator") else ALL
         self._freeze()
         drawn = child(setting.seed, "fediod", "discriminator", name)
         D_k = build_discriminator(drawn, config.discriminator_width, setting.input_shape)
@@ -71,9 +82,9 @@ class Client:
         x, y = self._data.x, self._data.y
         return Job(party=self.name, parameters=self.T, x=x, targets=y, batches=batches, seed=seed)
 
-    def adopt(self, parameters: Parameters) -> None:
-        """Takes over the trained T_k."""
-        self.T = parameters
+    def adopt(self, parameters: Parameters, basis: Basis) -> None:
+        """Takes over the trained T_k, and what it was made from."""
+        self.T, self.T_basis = parameters, basis
         self._freeze()
 
     def class_counts(self, classes: int) -> Tensor:
@@ -82,7 +93,11 @@ class Client:
 
     # -- stage 2 --------------------------------------------------------------------------------------------
 
-    def answer(self, t: int, sent: Tensor) -> Answer:
+    def made_from(self) -> Basis:
+        """What `pull_back` draws on besides the messages that it was sent: T_k, and D_k where it counts."""
+        return joined(self.T_basis, self.D_basis if self._config.gan else ())
+
+    def answer(self, t: int, sent: Tensor, guard: Guard | None = None) -> Answer:
         """Lines 111-114: predicts, scores, and takes a step of D_k on real records against the samples.
 
         The graphs that lead back to the samples are kept for `pull_back`.
@@ -90,12 +105,15 @@ class Client:
         Args:
             t: the step.
             sent: x (n, c, h, w).
+            guard: the training defence under which D_k takes its step.
         """
         x = sent.clone().requires_grad_()
         z_k = self._task(x)
         drawn = child(self._seed, "fediod", "real", t, self.name)
         batch = torch.randint(len(self._data), (len(x),), generator=drawn)
         real = self._data.x.index_select(0, batch).to(x.device)
+        if guard is not None:
+            return self._guarded_answer(t, x, z_k, batch, real, guard)
         on_real, on_x = self._D.module(torch.cat([real, x])).split(len(x))
         (toward_real,) = torch.autograd.grad(F.softplus(-on_x).mean(), x, retain_graph=True)
         L_gan = F.softplus(-on_real).mean() + F.softplus(on_x).mean()
@@ -103,6 +121,35 @@ class Client:
         scores = on_x.detach().sigmoid().mean((1, 2)) / on_real.detach().sigmoid().mean()
         self._held = x, z_k, toward_real
         return Answer(z_k.detach(), scores, batch, loss)
+
+    def _guarded_answer(
+        self, t: int, x: Tensor, z_k: Tensor, batch: Tensor, real: Tensor, guard: Guard
+    ) -> Answer:
+        """The same, but that D_k's step learns of the records by a clipped and noisy sum alone.
+
+        What scores are taken over is a look at records of its own, which happens only where scores are sent.
+        """
+        D_k = self._D.module
+        on_x = D_k(x)
+        (toward_real,) = torch.autograd.grad(F.softplus(-on_x).mean(), x, retain_graph=True)
+        L_x = F.softplus(on_x).mean()  # of samples that the server knows: public given x
+        named = dict(D_k.named_parameters())
+        on_samples = dict(zip(named, torch.autograd.grad(L_x, list(named.values())), strict=True))
+        scores = on_x.detach().sigmoid().mean((1, 2))
+        if self._config.weights == "eq8":
+            with torch.no_grad():
+                scores = scores / D_k(real).sigmoid().mean()
+
+        def on_records(drawn: Tensor) -> Tensor:
+            records = self._data.x.index_select(0, drawn.to(self._data.x.device)).to(x.device)
+            loss: Tensor = F.softplus(-D_k(records.requires_grad_())).mean((1, 2)).sum()
+            return loss
+
+        with per_sample_gradients(D_k):
+            step = guard.step(D_k, len(self._data), on_records)
+        self._D.descend({n: g + on_samples[n] for n, g in step.gradient.items()}, self._config.rate(t))
+        self._held = x, z_k, toward_real
+        return Answer(z_k.detach(), scores, batch, float(step.loss) + float(L_x.detach()))
 
     def pull_back(self, values: Tensor, gan_weight: Tensor) -> Tensor:
         """The gradient of the generator's loss at the samples (n, c, h, w), as far as it runs through here.
@@ -115,6 +162,8 @@ class Client:
             raise ProtocolError(f"{self.name} was sent cotangents of samples that it never answered to.")
         (x, z_k, toward_real), self._held = self._held, None
         (through_T,) = torch.autograd.grad(z_k, x, values)
+        if not self._config.gan:
+            return through_T
         return through_T + gan_weight * toward_real
 
     # -- what outlives a round ------------------------------------------------------------------------------
@@ -123,10 +172,13 @@ class Client:
         """Puts T_k and D_k into `state`."""
         put(state, f"{self.name}/T/", self.T)
         put(state, f"{self.name}/D/", self._D.state())
+        keep_basis(state, self.name, self.T_basis)
+        keep_basis(state, f"{self.name}/discriminator", self.D_basis)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Takes them out of it."""
-        self.adopt(take(state, f"{self.name}/T/"))
+        self.adopt(take(state, f"{self.name}/T/"), basis_of(state, self.name))
+        self.D_basis = basis_of(state, f"{self.name}/discriminator")
         self._D.restore(take(state, f"{self.name}/D/"))
 
     def _freeze(self) -> None:

@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fdaudit.federation import Setting
+from fdaudit.local import joined
 from fdaudit.rng import child
 from fdaudit.training import Fit, Job
 from fdaudit.wire import Delivery
 
 from ._clients import ClientModels, draw_job
 from ._local import LocalTraining
+from ._state import basis_of
 
 __all__ = [
     "PublicDistillation",
@@ -148,7 +150,8 @@ class PublicDistillation(ClientModels):
         index = existing(asked, len(self._public))
         for k in self._clients:
             values = predictions(self._predict(k, self._public[index]), share)
-            sent = self._wire.send(k, ["server"], share, {"index": index, "values": values})
+            inputs = joined(basis_of(self.state, k), () if asked is None else (asked.seq,))
+            sent = self._wire.send(k, ["server"], share, {"index": index, "values": values}, inputs=inputs)
             if sent is not None:
                 answers[k] = sent
         return answers
@@ -156,13 +159,13 @@ class PublicDistillation(ClientModels):
     def _digest(self, t: int, consensus: Delivery | None, objective: Literal["cross-entropy", "l1"]) -> None:
         """Each client brings its model near the consensus on this round's samples."""
         x, values = self._samples(consensus)
-        if not len(x):  # nobody answered
+        if consensus is None or not len(x):  # nobody answered
             return
         jobs = [
             self._distilling.distill_job(k, own, x, values, self._seed, self.name, "distill", t, k)
             for k, own in self._models().items()
         ]
-        self._advance(jobs, self._distilling.distillation(objective))
+        self._advance(jobs, self._distilling.distillation(objective), (consensus.seq,))
 
     def _samples(self, consensus: Delivery | None) -> tuple[Tensor, Tensor]:
         """The public samples of a consensus and its values; a sample that a defence invented does not exist."""

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-__all__ = ["put", "take"]
+from fdaudit.local import Basis, basis_from_tensor, basis_to_tensor
+from fdaudit.messages import ALL
+
+__all__ = ["basis_of", "keep_basis", "put", "take"]
 
 
 def put(state: dict[str, Tensor], prefix: str, tensors: Mapping[str, Tensor]) -> None:
@@ -19,3 +22,15 @@ def put(state: dict[str, Tensor], prefix: str, tensors: Mapping[str, Tensor]) ->
 def take(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors under `prefix`, by the rest of their names."""
     return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+
+
+def keep_basis(state: dict[str, Tensor], party: str, basis: Basis) -> None:
+    """Keeps what a party's model was made from; of a model made from all that it holds nothing is kept."""
+    if basis != ALL:
+        state[f"{party}/basis"] = basis_to_tensor(basis)
+
+
+def basis_of(state: Mapping[str, Tensor], party: str) -> Basis:
+    """What a party's model was made from, as it was kept; all that it holds where nothing was."""
+    kept = state.get(f"{party}/basis")
+    return ALL if kept is None else basis_from_tensor(kept)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation import Round, Setting
+from fdaudit.local import joined
 from fdaudit.messages import DATA
 from fdaudit.rng import child
 from fdaudit.training import Parameters, parameters_of
@@ -18,7 +19,7 @@ from fdaudit.wire import Delivery
 
 from ._dafkd_parties import Client, Server, Update, Upload, initial_generator
 from ._local import LocalTraining
-from ._state import put, take
+from ._state import basis_of, keep_basis, put, take
 
 __all__ = ["DaFKD", "DaFKDConfig"]
 
@@ -136,6 +137,10 @@ class DaFKD:
         "In Appendix B the server sends the samples instead of a seed: clients do not hold the new generator yet.",
         "A client whose discriminator did not arrive is weighed as the mean of the others; without any, as all alike.",
         "Feature generators (Appendix A) are not offered.",
+        (
+            "Under DP-SGD classifier and discriminator are one training, each record's part of L_J clipped as a whole; "
+            "the pseudo-samples' part is public given θ^g. A generator then learns on classes drawn evenly."
+        ),
     )
     withholdable: ClassVar[tuple[str, ...]] = (
         "sample_count",
@@ -146,11 +151,13 @@ class DaFKD:
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     many_messages: ClassVar[bool] = False
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     Config: ClassVar[type[DaFKDConfig]] = DaFKDConfig
 
     def __init__(self, config: DaFKDConfig, setting: Setting) -> None:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
+        self._local = setting.local
         self._trainer, self._sizes = (
             setting.trainers["server"],
             {k: len(d) for k, d in setting.clients.items()},
@@ -164,6 +171,8 @@ class DaFKD:
             self.state[name] = torch.zeros(0, dtype=torch.int64)
         for k, client in self._clients.items():
             put(self.state, f"{k}/d/", client.state())
+            if self._local.defended():
+                keep_basis(self.state, k, ())
 
     def rounds(self, start: int) -> Iterator[Round]:
         """Algorithm 1."""
@@ -177,7 +186,7 @@ class DaFKD:
             w_t = self._broadcast("model_parameters", S, "w")
             g_t = self._broadcast("generator_parameters", S, "g")
             updates = self._train(t, S, w_t, g_t)  # Eq. 9, then Eq. 3
-            uploads, batches = self._upload(updates)
+            uploads, batches = self._upload(updates, g_t)
             self._average_generators(uploads)  # Eq. 4
             loss = self._aggregate(t, uploads)  # ŵ_{t+1}, then Eq. 7 and 8
             if t == self.config.rounds - 1:
@@ -240,9 +249,10 @@ class DaFKD:
         answers = []
         for k in clients:
             scores, weighted = self._clients[k].answer(told["samples"])
-            f = self._wire.send(k, ["server"], "discriminator_scores", {"values": scores})
+            behind = joined(basis_of(self.state, k), (told.seq,))
+            f = self._wire.send(k, ["server"], "discriminator_scores", {"values": scores}, inputs=behind)
             tensors = {"index": torch.arange(len(x)), "values": weighted}
-            s = self._wire.send(k, ["server"], "soft_labels", tensors)
+            s = self._wire.send(k, ["server"], "soft_labels", tensors, inputs=behind)
             if s is not None:
                 answers.append((None if f is None else f["values"], s["values"]))
                 basis += [s.seq, *([] if f is None else [f.seq])]
@@ -276,24 +286,32 @@ class DaFKD:
 
     def _train(self, t: int, selected: Sequence[str], w_t: Delivery, g_t: Delivery) -> dict[str, Update]:
         """What the selected clients do by themselves; on a CPU as many at a time as there are threads."""
-        done = self._trainer.apart(lambda k: self._clients[k].update(t, w_t, g_t), selected)
+        guards = {k: self._local.guard(k, self.config.steps) for k in selected}
+        done = self._trainer.apart(lambda k: self._clients[k].update(t, w_t, g_t, guards[k]), selected)
         updates = dict(zip(selected, done, strict=True))
         for k, update in updates.items():
             put(self.state, f"{k}/d/", {n: p.cpu() for n, p in update.d.items()})
+            inputs = joined(basis_of(self.state, k), (w_t.seq, g_t.seq))
+            keep_basis(self.state, k, self._local.release(k, guards[k], inputs=inputs))
         return updates
 
-    def _upload(self, updates: Mapping[str, Update]) -> tuple[dict[str, Upload], dict[int, Tensor]]:
+    def _upload(
+        self, updates: Mapping[str, Update], g_t: Delivery
+    ) -> tuple[dict[str, Upload], dict[int, Tensor]]:
         """Sends the clients' models; returns what arrived, and the records behind each message.
 
-        A client's layer of the discriminator goes back to all it ever held: `inputs` are left at everything.
+        A client's layer of the discriminator goes back to all it ever held: `inputs` are left at everything, unless
+        a training defence has put on record what it was made from.
         """
         uploads, batches = dict[str, Upload](), dict[int, Tensor]()
         for k, update in updates.items():
-            w = self._wire.send(k, ["server"], "model_parameters", update.w)
+            made = basis_of(self.state, k)
+            w = self._wire.send(k, ["server"], "model_parameters", update.w, inputs=made)
             d = None
             if self.config.upload_discriminator:
-                d = self._wire.send(k, ["server"], "discriminator_parameters", update.d)
-            g = self._wire.send(k, ["server"], "generator_parameters", update.g)
+                d = self._wire.send(k, ["server"], "discriminator_parameters", update.d, inputs=made)
+            made = joined(made, (g_t.seq,))
+            g = self._wire.send(k, ["server"], "generator_parameters", update.g, inputs=made)
             batches |= {sent.seq: update.batch for sent in (w, d) if sent is not None}
             if w is not None:  # otherwise the client went silent: the round goes on without it
                 uploads[k] = Upload(w, d, g)

@@ -105,6 +105,7 @@ class DSFL(PublicDistillation):
     needs_public: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     many_messages: ClassVar[bool] = False
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[DSFLConfig]] = DSFLConfig
 
     def __init__(self, config: DSFLConfig, setting: Setting) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation import PartyData, Round, Setting
+from fdaudit.local import joined
 from fdaudit.messages import ALL, DATA
 from fdaudit.rng import child, child_seed
 from fdaudit.training import Job, Parameters, draw_batches
@@ -29,8 +30,9 @@ class FedAvgConfig(LocalTraining):
     """What a client sends: the gradient of one batch, the change of its model, or its model."""
     fraction: float = Field(1.0, gt=0, le=1)
     """C: share of the clients that take part in a round, at least one."""
-    weighting: Literal["samples", "uniform"] = "samples"
-    """Average weighted by `sample_count`, or plainly; then no count is sent."""
+    weighting: Literal["samples", "public", "uniform"] = "samples"
+    """Average weighted by `sample_count`; by the same numbers where they are public by agreement; or plainly. Of the
+    last two no count is sent."""
     mu: float = Field(0.0, ge=0)
     """FedProx's μ (Li et al. 2020); 0 is FedAvg."""
     server_momentum: float = Field(0.0, ge=0, lt=1)
@@ -77,7 +79,7 @@ class FedAvg:
             "kind": "sample_count",
             "from": "client",
             "to": "server",
-            "what": "n_k, once, unless weighting is uniform",
+            "what": "n_k, once, where weighting asks for it",
             "when": {"weighting": "samples"},
         },
         {"kind": "model_parameters", "from": "server", "to": "client", "what": "w_t, every round"},
@@ -106,6 +108,7 @@ class FedAvg:
     )
     trust: ClassVar[tuple[str, ...]] = (
         "The server sees every client's upload by itself; no secure aggregation is assumed.",
+        "With `weighting: public` everybody knows how many records each client has; nothing is claimed to hide it.",
         "Parties follow the protocol and are curious (honest-but-curious).",
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -121,11 +124,13 @@ class FedAvg:
     needs_public: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
     many_messages: ClassVar[bool] = False
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FedAvgConfig]] = FedAvgConfig
 
     def __init__(self, config: FedAvgConfig, setting: Setting) -> None:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
         self._trainer, initial = setting.trainers["server"], setting.initial["server"]
+        self._local = setting.local
         self._clients, self._task = dict(setting.clients), setting.task
         if config.upload == "gradient" and set(self._trainer.trainable) != set(initial):
             raise ProtocolError(
@@ -200,10 +205,13 @@ class FedAvg:
         return result
 
     def _weights(self, senders: Sequence[str]) -> list[float]:
-        """n_k / n over the clients that answered; uniform where counts are not sent or withheld.
+        """n_k / n over the clients that answered; uniform where counts are neither public nor arrived.
 
         A count that a defence has noised may come out as nothing or less; it counts as one record then.
         """
+        if self.config.weighting == "public":
+            n = {k: len(self._clients[k]) for k in senders}
+            return [n[k] / sum(n.values()) for k in senders]
         counts = [max(int(self.state.get(f"server/n/{k}", torch.tensor(1))), 1) for k in senders]
         return [n / sum(counts) for n in counts]
 
@@ -227,17 +235,20 @@ class FedAvg:
         """Lines 5-6 and ClientUpdate: all selected clients advance together in the training core."""
         cfg = self.config
         jobs = [self._job(t, k, self._clients[k], w_t) for k in selected]  # B <- split into batches
-        run = self._trainer.gradients if cfg.upload == "gradient" else self._trainer.fit
-        fitted = run(jobs, cfg.fit(cfg.mu, self._task))  # w <- w - eta grad, for each local step
+        fit, inputs = cfg.fit(cfg.mu, self._task), dict.fromkeys(selected, (w_t.seq,))
+        if cfg.upload == "gradient":
+            fitted, basis = self._local.gradients(jobs, fit, inputs=inputs)
+        else:  # w <- w - eta grad, for each local step
+            fitted, basis = self._local.fit(jobs, fit, length=cfg.steps, inputs=inputs)
         uploads, batches, losses, models = {}, {}, {}, {}
         for job, result in zip(jobs, fitted, strict=True):
-            tensors = result.parameters
+            tensors, behind = result.parameters, basis[job.party]
             if cfg.upload == "model_update":
-                tensors = {n: p - w_t[n] for n, p in tensors.items()}
-            upload = self._wire.send(job.party, ["server"], cfg.upload, tensors, inputs=[DATA, w_t.seq])
+                tensors, behind = {n: p - w_t[n] for n, p in tensors.items()}, joined(behind, (w_t.seq,))
+            upload = self._wire.send(job.party, ["server"], cfg.upload, tensors, inputs=behind)
             if upload is not None:  # otherwise the client went silent: the round goes on without it
                 uploads[job.party] = upload
-                batches[upload.seq] = torch.cat(list(job.batches))
+                batches[upload.seq] = torch.cat(list(result.batches))
             losses[job.party] = float(result.losses.mean())
             if cfg.upload != "gradient":
                 models[job.party] = result.parameters

@@ -104,11 +104,13 @@ class FedDF:
     needs_public: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     many_messages: ClassVar[bool] = False
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FedDFConfig]] = FedDFConfig
 
     def __init__(self, config: FedDFConfig, setting: Setting) -> None:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
         self._trainers, self._clients, self._public = setting.trainers, dict(setting.clients), setting.public
+        self._local = setting.local
         # Parties of one network share a training core: one group each, the server's own network first.
         cores = dict.fromkeys(setting.trainers[party] for party in ("server", *self._clients))
         self._groups = [
@@ -228,14 +230,14 @@ class FedDF:
             )
             for k, x in received.items()
         ]
-        fitted = self._trainers.fit(jobs, self.config.fit())
+        inputs = {k: (x.seq,) for k, x in received.items()}
+        fitted, basis = self._local.fit(jobs, self.config.fit(), length=self.config.steps, inputs=inputs)
         uploads, batches = {}, {}
         for job, result in zip(jobs, fitted, strict=True):
             k = job.party
-            inputs: list[str | int] = [DATA, received[k].seq]
-            upload = self._wire.send(k, ["server"], "model_parameters", result.parameters, inputs=inputs)
+            upload = self._wire.send(k, ["server"], "model_parameters", result.parameters, inputs=basis[k])
             if upload is not None:
                 uploads[k] = upload
-                batches[upload.seq] = torch.cat(list(job.batches))
+                batches[upload.seq] = torch.cat(list(result.batches))
         losses = {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
         return uploads, batches, losses, {j.party: f.parameters for j, f in zip(jobs, fitted, strict=True)}

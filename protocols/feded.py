@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation import Round, Setting
-from fdaudit.messages import DATA
+from fdaudit.local import Basis, joined
 from fdaudit.rng import child
 from fdaudit.training import Parameters
 from fdaudit.wire import Delivery
@@ -98,11 +98,13 @@ class FedED:
     needs_public: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     many_messages: ClassVar[bool] = False
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FedEDConfig]] = FedEDConfig
 
     def __init__(self, config: FedEDConfig, setting: Setting) -> None:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
         self._trainer, self._clients = setting.trainers["server"], dict(setting.clients)
+        self._local = setting.local
         self._public, self._classes = setting.public, setting.classes
         self.state: dict[str, Tensor] = {}
         put(self.state, "server/w/", {n: t.clone() for n, t in setting.initial["server"].items()})
@@ -112,8 +114,8 @@ class FedED:
         for t in range(start, self.config.rounds):
             self._wire.begin(t)
             w = self._send_model([*self._clients])
-            models, losses = self._train_locally(t, w)
-            answers = self._predict(models, w, self._ask(t))
+            models, basis, losses = self._train_locally(t, w)
+            answers = self._predict(models, basis, self._ask(t))
             self._distil(t, w, answers)
             if t == self.config.rounds - 1:
                 self._send_model([*self._clients, "world"])
@@ -149,8 +151,10 @@ class FedED:
 
     # -- the clients ----------------------------------------------------------------------------------------
 
-    def _train_locally(self, t: int, w: Delivery) -> tuple[dict[str, Parameters], dict[str, float]]:
-        """Every client goes on from the central model, on its own records."""
+    def _train_locally(
+        self, t: int, w: Delivery
+    ) -> tuple[dict[str, Parameters], dict[str, Basis], dict[str, float]]:
+        """Every client goes on from the central model, on its own records; what came of it, from what, the losses."""
         jobs = [
             draw_job(
                 k,
@@ -164,19 +168,21 @@ class FedED:
             )
             for k, data in self._clients.items()
         ]
-        fitted = dict(zip(self._clients, self._trainer.fit(jobs, self.config.fit()), strict=True))
+        inputs = dict.fromkeys(self._clients, (w.seq,))
+        found, basis = self._local.fit(jobs, self.config.fit(), length=self.config.steps, inputs=inputs)
+        fitted = dict(zip(self._clients, found, strict=True))
         losses = {k: float(result.losses.mean()) for k, result in fitted.items()}
-        return {k: result.parameters for k, result in fitted.items()}, losses
+        return {k: result.parameters for k, result in fitted.items()}, basis, losses
 
     def _predict(
-        self, models: Mapping[str, Parameters], w: Delivery, asked: Delivery | None
+        self, models: Mapping[str, Parameters], basis: Mapping[str, Basis], asked: Delivery | None
     ) -> dict[str, Delivery]:
         """Each client sends its predictions for the samples asked about; who is silent is left out."""
         answers: dict[str, Delivery] = {}
         index = existing(asked, len(self._public))
         for k, model in models.items():
             values = predictions(self._trainer.predict(model, self._public[index]), self.config.share)
-            inputs: list[str | int] = [DATA, *(m.seq for m in (w, asked) if m is not None)]
+            inputs = joined(basis[k], () if asked is None else (asked.seq,))
             sent = self._wire.send(
                 k, ["server"], self.config.share, {"index": index, "values": values}, inputs=inputs
             )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation import Round, Setting
+from fdaudit.local import joined
 from fdaudit.messages import DATA
 from fdaudit.optimizers import annealed
 from fdaudit.parallel import side_by_side
@@ -180,16 +181,19 @@ class FedIOD:
         "The student also learns from replayed samples; student_steps: 1 is the paper's box.",
         "Generator and discriminators do without BatchNorm, whose statistics would couple the samples of a batch.",
         "A client whose counts or scores did not arrive counts as the mean of the others; without any, as all alike.",
+        "Under DP-SGD of discriminators, noise covers L_gan's real half; that on generated samples is public given x.",
     )
     withholdable: ClassVar[tuple[str, ...]] = ("class_counts", "discriminator_scores")
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
     many_messages: ClassVar[bool] = True
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size", "discriminator": "samples"}
     Config: ClassVar[type[FedIODConfig]] = FedIODConfig
 
     def __init__(self, config: FedIODConfig, setting: Setting) -> None:
         self.config, self._wire, self._trainers = config, setting.wire, setting.trainers
+        self._local = setting.local
         self._classes = setting.classes
         self._clients = {k: Client(k, data, config, setting) for k, data in setting.clients.items()}
         self._server = Server(config, setting)
@@ -215,9 +219,10 @@ class FedIOD:
     def _stage_1(self) -> Round:
         """Lines 103-105: local training to completion; then the class counts, where they are needed."""
         jobs = [client.job() for client in self._clients.values()]
-        fitted = self._trainers.fit(jobs, self.config.fit())
+        fit, nothing = self.config.fit(), dict.fromkeys(self._clients, ())
+        fitted, basis = self._local.fit(jobs, fit, length=self.config.steps, inputs=nothing)
         for job, result in zip(jobs, fitted, strict=True):
-            self._clients[job.party].adopt(result.parameters)
+            self._clients[job.party].adopt(result.parameters, basis[job.party])
         if self.config.weights != "uniform" or self.config.shares != "uniform":
             for k, client in self._clients.items():
                 counts = {"counts": client.class_counts(self._classes)}
@@ -248,8 +253,15 @@ class FedIOD:
         x = self._sent(
             "server", list(self._clients), "generated_samples", {"samples": self._server.generate(t)}
         )
-        answers = self._each(self._clients, lambda k: self._clients[k].answer(t, x["samples"]))
+        guards = {k: self._local.guard(k, {"steps": 1}, "discriminator") for k in self._clients}
+        answers = self._each(self._clients, lambda k: self._clients[k].answer(t, x["samples"], guards[k]))
         losses = {k: answer.loss for k, answer in answers.items()}
+        behind = {k: self._clients[k].made_from() for k in answers}
+        for k, guard in guards.items():
+            if guard is not None:
+                inputs = joined(self._clients[k].D_basis, (x.seq,))
+                made = self._local.release(k, guard, inputs=inputs, of="discriminator")
+                self._clients[k].D_basis = made
         logits, scores = self._collect(x, answers, batches)
         if not logits:  # nobody answered: everything stays as it is
             return losses
@@ -258,7 +270,8 @@ class FedIOD:
         pulled = self._each(told, lambda k: self._clients[k].pull_back(**told[k]))
         gradients = {}
         for k, values in pulled.items():
-            back = self._wire.send(k, ["server"], "sample_gradients", {"values": values})
+            inputs = joined(behind[k], (x.seq, told[k].seq))
+            back = self._wire.send(k, ["server"], "sample_gradients", {"values": values}, inputs=inputs)
             if back is not None:
                 gradients[k] = back["values"]
         return losses | {"server": self._server.update(t, gradients)}
@@ -270,9 +283,9 @@ class FedIOD:
         logits, scores = {}, {}
         for k, answer in answers.items():
             index = torch.arange(len(answer.logits))
-            z_k = self._wire.send(
-                k, ["server"], "logits", {"index": index, "values": answer.logits}, inputs=[DATA, x.seq]
-            )
+            tensors = {"index": index, "values": answer.logits}
+            inputs = joined(self._clients[k].T_basis, (x.seq,))
+            z_k = self._wire.send(k, ["server"], "logits", tensors, inputs=inputs)
             if z_k is not None:
                 logits[k] = z_k["values"]
             if self.config.weights == "eq8":

@@ -12,6 +12,7 @@ from torch import Tensor
 from fdaudit.data import class_counts
 from fdaudit.errors import ProtocolError
 from fdaudit.federation import Round, Setting
+from fdaudit.local import joined
 from fdaudit.messages import DATA
 from fdaudit.objectives import Objective
 from fdaudit.rng import child, child_seed
@@ -20,7 +21,7 @@ from fdaudit.types import DefenseSpec, Task
 from fdaudit.wire import Delivery
 
 from ._local import LocalSteps
-from ._state import put, take
+from ._state import basis_of, keep_basis, put, take
 
 __all__ = ["FedKD", "FedKDConfig", "class_weights", "ensemble"]
 
@@ -222,12 +223,13 @@ class FedKD:
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     many_messages: ClassVar[bool] = False
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
     Config: ClassVar[type[FedKDConfig]] = FedKDConfig
 
     def __init__(self, config: FedKDConfig, setting: Setting) -> None:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
-        self._trainers, self._clients = setting.trainers, dict(setting.clients)
+        self._trainers, self._local, self._clients = setting.trainers, setting.local, dict(setting.clients)
         self._public, self._classes, self._task = setting.public, setting.classes, setting.task
         self.state: dict[str, Tensor] = {}
         for party in ("server", *self._clients):
@@ -271,9 +273,11 @@ class FedKD:
             seed = child_seed(self._seed, "fedkd", "dropout", k)
             start = take(self.state, f"{k}/w/")
             jobs.append(Job(party=k, parameters=start, x=data.x, targets=data.y, batches=batches, seed=seed))
-        fitted = self._trainers.fit(jobs, self.config.fit(task=self._task))
+        fit, nothing = self.config.fit(task=self._task), dict.fromkeys(self._clients, ())
+        fitted, basis = self._local.fit(jobs, fit, length=self.config.steps, inputs=nothing)
         for job, result in zip(jobs, fitted, strict=True):
             put(self.state, f"{job.party}/w/", result.parameters)
+            keep_basis(self.state, job.party, basis[job.party])
         return {job.party: float(result.losses.mean()) for job, result in zip(jobs, fitted, strict=True)}
 
     def _answer(self) -> tuple[dict[str, Delivery], dict[str, Delivery]]:
@@ -289,10 +293,10 @@ class FedKD:
         logits = {}
         for k, z_k in z.items():
             tensors = {"index": torch.arange(len(z_k), dtype=torch.int32), "values": z_k}
-            inputs: list[str | int] = [DATA]
+            inputs = basis_of(self.state, k)
             if z_max is not None:  # for the quantiser, which takes it out of the message
                 tensors["z_max"] = z_max["max_abs"].cpu()
-                inputs.append(z_max.seq)
+                inputs = joined(inputs, (z_max.seq,))
             sent = self._wire.send(k, ["aggregator"], "logits", tensors, inputs=inputs)
             if sent is not None:
                 logits[k] = sent
@@ -310,7 +314,8 @@ class FedKD:
         ranges = {}
         for k, z_k in z.items():
             tensors = {"max_abs": z_k.abs().max()}
-            sent = self._wire.send(k, ["aggregator"], "logit_range", tensors, inputs=[DATA])
+            inputs = basis_of(self.state, k)
+            sent = self._wire.send(k, ["aggregator"], "logit_range", tensors, inputs=inputs)
             if sent is not None:
                 ranges[k] = sent
         return self._largest(ranges) if ranges else None

@@ -103,6 +103,7 @@ class FedMD(PublicDistillation):
     needs_public: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     many_messages: ClassVar[bool] = False
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FedMDConfig]] = FedMDConfig
 
     def __init__(self, config: FedMDConfig, setting: Setting) -> None:

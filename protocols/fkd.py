@@ -72,6 +72,7 @@ class FKD(ClasswiseDistillation):
     needs_public: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     many_messages: ClassVar[bool] = False
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FKDConfig]] = FKDConfig
 
     def __init__(self, config: FKDConfig, setting: Setting) -> None:

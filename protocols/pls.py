@@ -64,6 +64,7 @@ class PLS(ClasswiseDistillation):
     needs_public: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     many_messages: ClassVar[bool] = False
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[PLSConfig]] = PLSConfig
 
     def __init__(self, config: PLSConfig, setting: Setting) -> None:

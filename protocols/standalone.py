@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fdaudit.federation import PartyData, Round, Setting
-from fdaudit.messages import DATA
 from fdaudit.rng import child, child_seed
 from fdaudit.training import Job, Parameters, draw_batches
 
 from ._local import LocalTraining
-from ._state import put, take
+from ._state import basis_of, keep_basis, put, take
 
 __all__ = ["Centralized", "CentralizedConfig", "Standalone", "StandaloneConfig"]
 
@@ -34,20 +33,26 @@ class _Alone:
 
     def __init__(self, config: LocalTraining, setting: Setting) -> None:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
-        self._trainers, self._clients = setting.trainers, dict(setting.clients)
+        self._local, self._clients = setting.local, dict(setting.clients)
         self._task = setting.task
         self.state: dict[str, Tensor] = {}
         for k in self._clients:
             put(self.state, f"{k}/w/", {n: t.clone() for n, t in setting.initial[k].items()})
+            keep_basis(self.state, k, ())
 
     def rounds(self, start: int) -> Iterator[Round]:
         """Every client takes its local steps; nothing is sent."""
         for t in range(start, self.config.rounds):
             self._wire.begin(t)
             jobs = [self._job(t, k, data) for k, data in self._clients.items()]
-            fitted = self._trainers.fit(jobs, self.config.fit(task=self._task))
+            fit, inputs = (
+                self.config.fit(task=self._task),
+                {k: basis_of(self.state, k) for k in self._clients},
+            )
+            fitted, basis = self._local.fit(jobs, fit, length=self.config.steps, inputs=inputs)
             for job, result in zip(jobs, fitted, strict=True):
                 put(self.state, f"{job.party}/w/", result.parameters)
+                keep_basis(self.state, job.party, basis[job.party])
             losses = {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
             yield Round(index=t, models={k: self._own(k) for k in self._clients}, losses=losses)
 
@@ -85,6 +90,7 @@ class Standalone(_Alone):
     needs_public: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
     many_messages: ClassVar[bool] = False
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[StandaloneConfig]] = StandaloneConfig
 
 
@@ -118,6 +124,7 @@ class Centralized(_Alone):
     needs_public: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
     many_messages: ClassVar[bool] = False
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[CentralizedConfig]] = CentralizedConfig
 
     def __init__(self, config: CentralizedConfig, setting: Setting) -> None:
@@ -129,7 +136,8 @@ class Centralized(_Alone):
         for round in super().rounds(start):
             if self._publish and round.index == self.config.rounds - 1:
                 (only,) = self._clients
-                self._wire.send(only, ["world"], "model_parameters", self._own(only), inputs=[DATA])
+                inputs = basis_of(self.state, only)
+                self._wire.send(only, ["world"], "model_parameters", self._own(only), inputs=inputs)
             yield round
 
     def released(self) -> Parameters | None:

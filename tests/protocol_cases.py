@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -237,6 +237,8 @@ def run(
     outages: Sequence[Outage] = (),
     unlike: bool = False,
     task: Task = "single-label",
+    training: Mapping[str, Any] | None = None,
+    threads: int | None = None,
 ) -> Ran:
     """Runs a protocol to its end, or to `stop_after`; `resume` is (next round, state, position)."""
     cls = cls or REGISTRY.load(name)
@@ -259,9 +261,13 @@ def run(
             withheld=withheld,
             withholdable=cls.withholdable,
             outages=outages,
+            training=training,
             alter=alter,
         )
-        made.setting = setting_of(cls, common(unlike, task), clients, wire, seed)
+        shared = common(unlike, task)
+        if threads is not None:
+            shared = replace(shared, execution=replace(shared.execution, threads=threads))
+        made.setting = setting_of(cls, shared, clients, wire, seed)
         made.protocol = cls(config, made.setting)
         if state:
             made.protocol.state = decode(state)

@@ -84,7 +84,8 @@ def conforming(name):
 
 
 def test_every_defence_has_a_case():
-    assert sorted(CONFORMING) == REGISTRY.names()
+    on_messages = [n for n in REGISTRY.names() if REGISTRY.describe(n).get("at", "message") == "message"]
+    assert sorted(CONFORMING) == on_messages
 
 
 @pytest.mark.parametrize("name", CONFORMING)

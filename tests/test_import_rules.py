@@ -24,8 +24,8 @@ PACKAGE_DIR: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text(
 VOCABULARY = (  # level 0, lower ones first: nothing of ours but what stands further up in this list
     "errors",
     "rng",
-    "types",
     "events",
+    "types",
     "config",
     "messages",
     "storage",
@@ -40,6 +40,8 @@ CORE = (  # level 1, lower ones first: the vocabulary, and what stands further u
     "execution",
     "objectives",
     "optimizers",
+    "guard",
+    "jobs",
     "training",
     "trainers",
     "learner",
@@ -47,6 +49,7 @@ CORE = (  # level 1, lower ones first: the vocabulary, and what stands further u
     "payloads",
     "transcript",
     "wire",
+    "local",
     "view",
     "accounting",
     "oracle",
@@ -59,6 +62,7 @@ CORE = (  # level 1, lower ones first: the vocabulary, and what stands further u
 MEASURES = ("metrics", "result")  # level 4
 JOINTS = (  # level 6: joins the stages, may import everything
     "rehearsal",
+    "attached",
     "plan",
     "simulation",
     "truth",

@@ -328,3 +328,20 @@ def test_torchvision_is_imported_only_for_its_resnets():
         "sys.exit('torchvision' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50"])
+def test_residual_blocks_compute_what_torchvisions_compute_bit_for_bit(name):
+    """Only their sums lie elsewhere in memory."""
+    from torchvision.models import resnet
+
+    made = built(name, (1, 8, 8), 4).eval()
+    x = torch.rand(2, 1, 8, 8, generator=child(1, "x"))
+    with torch.no_grad():
+        ours = made(x)
+        for block in made.modules():
+            if isinstance(block, resnet.BasicBlock | resnet.Bottleneck):
+                block.__class__ = (
+                    resnet.BasicBlock if isinstance(block, resnet.BasicBlock) else resnet.Bottleneck
+                )
+        assert torch.equal(made(x), ours)

@@ -52,6 +52,7 @@ def test_the_declaration_is_complete_and_literal(name):
         "heterogeneous",
         "needs_public",
         "many_messages",
+        "trains",
     ):
         assert card[key] == getattr(cls, key), f"{key} is not a literal"
     assert card["name"] == name
@@ -68,6 +69,8 @@ def test_the_declaration_is_complete_and_literal(name):
     for oracle in card["oracles"]:
         assert set(oracle["available_to"]) <= {*roles, "client"}
         assert set(oracle["answers"]) <= {"soft", "hard"}
+    assert set(cls.trains) <= {"model", "discriminator"}
+    assert all(getattr(cls.Config(), size) >= 1 for size in cls.trains.values())
     assert cls.Config.model_config["frozen"]
     assert cls.Config().rounds >= 1
 

@@ -85,11 +85,11 @@ def resnet_small(name: str, params: ResnetParams, input_shape: _Shape, classes: 
     The stem is the usual one for images of 32x32 (He 2016, §4.2); torchvision's own would leave such
     images one pixel wide. Weights are fresh: Shao 2023 (Table 4) starts from ImageNet's.
     """
-    import torchvision.models
+    from torchvision.models.resnet import ResNet
 
-    trunk = getattr(torchvision.models, name)(
-        weights=None, norm_layer=lambda channels: _normalise(params.norm, channels)
-    )
+    from fdaudit.models.blocks import BLOCKS  # torchvision takes a second to import
+
+    trunk = ResNet(*BLOCKS[name], norm_layer=lambda channels: _normalise(params.norm, channels))
     trunk.conv1 = nn.Conv2d(input_shape[0], 64, 3, padding=1, bias=False)
     nn.init.kaiming_normal_(trunk.conv1.weight, mode="fan_out", nonlinearity="relu")
     trunk.maxpool = nn.Identity()

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fdaudit.federation import PartyData
+from fdaudit.local import Basis
+from fdaudit.messages import ALL
 from fdaudit.rng import child, child_seed
 from fdaudit.training import Job, Parameters, draw_batches
 
@@ -42,6 +44,7 @@ class Client:
 
     Attributes:
         model: its parameters as they stand.
+        basis: what the model was made from.
         accepts: (m,) bool, the proxy samples within its density; None until it is prepared, and for other selectors.
     """
 
@@ -58,6 +61,7 @@ class Client:
     ) -> None:
         self.name, self.model = name, {n: t.clone() for n, t in model.items()}
         self.accepts: Tensor | None = None
+        self.basis: Basis = ALL
         self._data, self._public, self._classes = data, public, classes
         self._settings, self._seed = settings, seed
 

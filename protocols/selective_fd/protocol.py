@@ -12,10 +12,12 @@ from torch import Tensor
 
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation import Round, Setting
-from fdaudit.training import Fit, Job, Parameters
+from fdaudit.local import joined
+from fdaudit.messages import ALL
+from fdaudit.training import Fit, Fitted, Job, Parameters
 from fdaudit.wire import Delivery
 
-from .._state import put, take
+from .._state import basis_of, keep_basis, put, take
 from .parties import Client, Server
 from .selectors import Box, Selection
 
@@ -145,10 +147,12 @@ class SelectiveFD:
     needs_public: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     many_messages: ClassVar[bool] = False
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[SelectiveFDConfig]] = SelectiveFDConfig
 
     def __init__(self, config: SelectiveFDConfig, setting: Setting) -> None:
         self.config, self._wire, self._trainers = config, setting.wire, setting.trainers
+        self._local = setting.local
         self._public, self._represent = setting.public, _representation(config, setting)
         self._server = Server(len(setting.public), setting.classes, config.tau_server, setting.seed)
         self._clients = {
@@ -163,13 +167,17 @@ class SelectiveFD:
             )
             for k, data in setting.clients.items()
         }
+        if self._local.defended():
+            for client in self._clients.values():
+                client.basis = ()
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Every client's model, and which public samples lie within its density."""
+        """Every client's model and what it was made from, and which public samples lie within its density."""
         held: dict[str, Tensor] = {}
         for k, client in self._clients.items():
             put(held, f"{k}/w/", client.model)
+            keep_basis(held, k, client.basis)
             if client.accepts is not None:
                 held[f"{k}/accepts"] = client.accepts
         return held
@@ -178,6 +186,7 @@ class SelectiveFD:
     def state(self, held: dict[str, Tensor]) -> None:
         for k, client in self._clients.items():
             client.model, client.accepts = take(held, f"{k}/w/"), held.get(f"{k}/accepts")
+            client.basis = basis_of(held, k)
 
     def rounds(self, start: int) -> Iterator[Round]:
         """Algorithm 1."""
@@ -191,8 +200,7 @@ class SelectiveFD:
             ensemble = self._ensemble_predictions(t)  # line 4
             if cfg.order == "predict-first":
                 losses = self._local_steps(t)  # line 6
-            distil = (c.distil_job(t, ensemble, cfg.distill_steps) for c in self._clients.values())
-            losses |= self._train([job for job in distil if job is not None])  # line 7
+            losses |= self._distil(t, ensemble)  # line 7
             yield Round(index=t, models={k: c.model for k, c in self._clients.items()}, losses=losses)
 
     def released(self) -> Parameters | None:
@@ -206,7 +214,7 @@ class SelectiveFD:
             box = Box.unit(points.shape[1]) if self.config.space == "input" else Box.around(points)
             for client in self._clients.values():
                 client.prepare(represent, box)
-        self._train(self._local_jobs("warm-up", 0, self.config.warm_up_steps))
+        self._train("warm-up", 0, self.config.warm_up_steps)
 
     def _ensemble_predictions(self, t: int) -> Delivery:
         """GenerateEnsemblePredictions(), lines 10-14."""
@@ -219,9 +227,11 @@ class SelectiveFD:
             (),
         )
         kind, answers = f"{self.config.labels}_labels", list[Delivery]()
-        for k, client in self._clients.items():  # lines 11-13; an answer depends on all that the client holds
+        for k, client in self._clients.items():  # lines 11-13
             answer = client.answer(asked["index"], self._predictor(k), self.config.labels)
-            delivery = self._wire.send(k, ["server"], kind, answer)
+            # With a selector an answer depends on all that the client holds, its records among it.
+            inputs = joined(client.basis, (asked.seq,)) if self.config.selector == "none" else ALL
+            delivery = self._wire.send(k, ["server"], kind, answer, inputs=inputs)
             if delivery is not None:
                 answers.append(delivery)
         ensemble = self._server.aggregate(asked["index"], list(answers))  # line 14
@@ -246,19 +256,33 @@ class SelectiveFD:
         return lambda x: self._trainers[k].predict(self._clients[k].model, x)
 
     def _local_steps(self, t: int) -> dict[str, float]:
-        return self._train(self._local_jobs("local", t, self.config.local_steps))
+        return self._train("local", t, self.config.local_steps)
 
-    def _local_jobs(self, stage: str, t: int, steps: int) -> list[Job]:
-        batch = self.config.batch_size
-        return [c.local_job(stage, t, batch, steps) for c in self._clients.values()] if steps else []
+    def _train(self, stage: str, t: int, steps: int) -> dict[str, float]:
+        """All clients train on their own records together."""
+        if not steps:
+            return {}
+        jobs = [c.local_job(stage, t, self.config.batch_size, steps) for c in self._clients.values()]
+        inputs, fit = {k: c.basis for k, c in self._clients.items()}, Fit(lr=self.config.lr)
+        fitted, basis = self._local.fit(jobs, fit, length={"steps": steps}, inputs=inputs)
+        for k, made_from in basis.items():
+            self._clients[k].basis = made_from
+        return self._adopted(jobs, fitted)
 
-    def _train(self, jobs: list[Job]) -> dict[str, float]:
-        """All clients' jobs advance together; each adopts its own result."""
-        losses = {}
-        for job, fitted in zip(jobs, self._trainers.fit(jobs, Fit(lr=self.config.lr)), strict=True):
-            self._clients[job.party].model = fitted.parameters
-            losses[job.party] = float(fitted.losses.mean())
-        return losses
+    def _distil(self, t: int, ensemble: Delivery) -> dict[str, float]:
+        """All clients learn from the ensemble together."""
+        distil = (c.distil_job(t, ensemble, self.config.distill_steps) for c in self._clients.values())
+        jobs = [job for job in distil if job is not None]
+        for job in jobs:
+            client = self._clients[job.party]
+            client.basis = joined(client.basis, (ensemble.seq,))
+        return self._adopted(jobs, self._trainers.fit(jobs, Fit(lr=self.config.lr)))
+
+    def _adopted(self, jobs: list[Job], fitted: list[Fitted]) -> dict[str, float]:
+        """Each client adopts its own result; the mean losses."""
+        for job, result in zip(jobs, fitted, strict=True):
+            self._clients[job.party].model = result.parameters
+        return {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
 
 
 def _representation(config: SelectiveFDConfig, setting: Setting) -> Callable[[Tensor], Tensor]:

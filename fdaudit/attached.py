@@ -1,0 +1,131 @@
+"""Defences as a spec and a protocol attach them: to messages by kind and sender, to training by what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fdaudit import defenses
+from fdaudit.config import validate
+from fdaudit.errors import SpecError, nearest
+from fdaudit.guard import unfit
+from fdaudit.types import DefenseSpec, GradientRule, Trained
+
+if TYPE_CHECKING:
+    from fdaudit.config import Config
+    from fdaudit.spec import Spec
+    from fdaudit.trainers import Networks
+
+__all__ = ["Attached", "attach", "refuse_untrainable"]
+
+
+@dataclass(frozen=True, eq=False)
+class Attached:
+    """Built defences.
+
+    Attributes:
+        messages: by (kind, sender role), in the order in which they act.
+        training: by what is trained.
+        entries: the spec's field of each training defence, by what is trained.
+    """
+
+    messages: Mapping[tuple[str, str], tuple[Any, ...]]
+    training: Mapping[Trained, GradientRule]
+    entries: Mapping[Trained, str]
+
+
+def attach(spec: Spec, protocol: Any, config: Config) -> Attached:
+    """The defences of the spec, then those of the protocol's own settings.
+
+    Raises:
+        SpecError: a defence would act on nothing, twice, or where it does not belong.
+    """
+    messages: dict[tuple[str, str], tuple[Any, ...]] = {}
+    training: dict[Trained, GradientRule] = {}
+    entries: dict[Trained, str] = {}
+    asked = [(f"defenses.{n}", DefenseSpec(**entry.model_dump())) for n, entry in enumerate(spec.defenses)]
+    own = [(f"protocol.defenses.{d.kind}", d) for d in config.defenses()]  # type: ignore[attr-defined]
+    for where, entry in [*asked, *own]:
+        cls = defenses.REGISTRY.load(entry.name, f"{where}.name")
+        belongs = getattr(cls, "at", "message")
+        if belongs != entry.at:
+            problem = f"acts at {belongs}, not at {entry.at}"
+            raise SpecError(
+                f"{where}.name", entry.name, problem, f"Set at to {belongs!r}, or choose another."
+            )
+        if entry.at == "message":
+            key, built = _on_messages(where, entry, protocol, config, cls)
+            messages[key] = (*messages.get(key, ()), built)
+            continue
+        of: Trained = entry.of or "model"
+        if of in training:
+            problem = "is the second defence on one training"
+            raise SpecError(f"{where}.name", entry.name, problem, "Keep one of them.")
+        training[of], entries[of] = _in_training(where, entry, of, protocol, config, cls), where
+    return Attached(messages, training, entries)
+
+
+def _on_messages(
+    where: str, entry: DefenseSpec, protocol: Any, config: Config, cls: Any
+) -> tuple[tuple[str, str], Any]:
+    sent = sorted({m["kind"] for m in protocol.messages if m["from"] == entry.sender and _sent(m, config)})
+    if entry.kind is None or entry.kind not in sent:
+        # A defence on a message that is never sent would protect nothing, and nobody would be told.
+        problem = f"is never sent by a {entry.sender} in {protocol.name} with these settings"
+        raise SpecError(f"{where}.kind", entry.kind, problem, nearest(str(entry.kind), sent or ["nothing"]))
+    _refuse_unfit(where, entry.kind, entry, cls, protocol)
+    return (entry.kind, entry.sender), cls(validate(cls.Config, entry.params, f"{where}.params"))
+
+
+def _refuse_unfit(where: str, kind: str, entry: DefenseSpec, cls: Any, protocol: Any) -> None:
+    """A defence may treat some kinds only, and may make a message of another kind, which has to be read."""
+    accepts = getattr(cls, "accepts", (kind,))
+    if kind not in accepts:
+        problem = f"is no kind that {entry.name} can treat"
+        raise SpecError(f"{where}.kind", kind, problem, f"It treats: {', '.join(accepts)}.")
+    made = getattr(cls, "makes", kind)
+    if made not in {m["kind"] for m in protocol.messages if m["from"] == entry.sender}:
+        problem = f"makes {made} of {kind}, which {protocol.name} cannot read from a {entry.sender}"
+        raise SpecError(f"{where}.name", entry.name, problem, "Choose another defence.")
+
+
+def _in_training(
+    where: str, entry: DefenseSpec, of: Trained, protocol: Any, config: Config, cls: Any
+) -> GradientRule:
+    trains: Mapping[str, str] = getattr(protocol, "trains", {})
+    if of not in trains:
+        problem = f"is nothing that clients of {protocol.name} train by themselves"
+        remedy = f"They train: {', '.join(trains)}." if trains else "Remove it, or choose another protocol."
+        raise SpecError(f"{where}.of", of, problem, remedy)
+    built: GradientRule = cls(
+        validate(cls.Config, entry.params, f"{where}.params"), getattr(config, trains[of])
+    )
+    return built
+
+
+def _sent(message: Mapping[str, Any], config: Config) -> bool:
+    """Whether a declared message is sent under these settings: `when` names the ones that it depends on."""
+    return all(getattr(config, field) == value for field, value in message.get("when", {}).items())
+
+
+def refuse_untrainable(attached: Attached, spec: Spec, networks: Networks) -> None:
+    """Refuses a training defence on a network whose records cannot be told apart by their gradients.
+
+    Raises:
+        SpecError: names the layer, and the replacement where the model has one.
+    """
+    if "model" not in attached.training:
+        return
+    pairs = zip(spec.client_models, networks.clients, strict=True) if networks.clients else ()
+    listed = [(f"client_models.{n}", entry, network) for n, (entry, network) in enumerate(pairs)]
+    for where, entry, network in listed or [("model", spec.model, networks.shared)]:
+        problem = unfit(network.build(torch.Generator().manual_seed(0)), network.input_shape)
+        if problem is not None:
+            name = attached.training["model"].describe()["name"]
+            remedy = f"Choose a network without it, or remove {attached.entries['model']}."
+            if network.params.get("norm") == "batch":
+                remedy = f"Set {where}.params.norm to 'group'."
+            raise SpecError(f"{where}.name", entry.name, f"cannot be trained by {name}: {problem}", remedy)
