@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from fdaudit.accounting.costs import Charges, Drawn, epsilon
+from fdaudit.accounting.costs import Charge, Charges, Drawn, epsilon
 from fdaudit.config import Config
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian, Laplace, PureDP, SampledGaussian
@@ -56,9 +56,11 @@ def _dp_sgd(shape: Shape, noise: float) -> Charges:
 
 
 def _confident(shape: Shape, noise: float) -> Charges:
-    threshold = _gaussian(1.0, noise * shape.threshold_noise, shape.releases)
+    found: dict[Charge, int] = {_gaussian(1.0, noise * shape.threshold_noise, shape.releases): 1}
     answered = shape.releases if shape.answered is None else min(shape.answered, shape.releases)
-    return {threshold: 1} | ({_gaussian(math.sqrt(2), noise, answered): 1} if answered else {})
+    if answered:
+        found[_gaussian(math.sqrt(2), noise, answered)] = 1
+    return found
 
 
 def _sanitized(shape: Shape, noise: float) -> Charges:

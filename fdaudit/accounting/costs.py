@@ -40,7 +40,7 @@ from fdaudit.events import (
     Unit,
 )
 
-__all__ = ["ORDERS", "Charges", "Drawn", "Epsilon", "converted", "curve", "epsilon", "parts_of"]
+__all__ = ["ORDERS", "Charge", "Charges", "Drawn", "Epsilon", "converted", "curve", "epsilon", "parts_of"]
 
 Curve = NDArray[np.float64]
 
