@@ -125,6 +125,7 @@ _TITLES = {
     "AttackSpec": "attacks",
     "RecordRounds": "record",
     "GateSpec": "gates",
+    "PresetSpec": "preset",
     "PrivacySpec": "privacy",
     "BudgetSpec": "privacy-budget",
 }

@@ -163,7 +163,13 @@ def _the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resu
         earlier = load_spec(kept)
         ours, theirs = spec.model_dump(), earlier.model_dump()
         left_open = {"threads": None, "device": "auto", "strategy": "auto", "memory_format": "auto"}
-        for field in ours:
+        # What a preset stands for is written out in the run's own spec.
+        expanded = (
+            {"protocol", "defenses", "withhold"} if spec.preset and not spec.preset.written_out else set()
+        )
+        if expanded and earlier.preset is not None:
+            theirs["preset"] = {**theirs["preset"], "written_out": False}
+        for field in ours.keys() - expanded:
             # The run's own spec holds what the rules chose, and no seed: that lies in the vault.
             open_here = field == "seed" or (field in left_open and ours[field] == left_open[field])
             if not open_here and ours[field] != theirs[field]:

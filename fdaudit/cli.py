@@ -337,6 +337,44 @@ def ledger(
         _say(f"warning: {warning}")
 
 
+@app.command()
+def calibrate(
+    defence: Annotated[
+        str, typer.Argument(help="dp-sgd, gnmax, sanitized-gradients, …; see --help of the options.")
+    ],
+    epsilon: Annotated[float, typer.Option(help="ε to keep to.")],
+    delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
+    releases: Annotated[int, typer.Option(help="Messages, or PATE queries, that are noised.")] = 1,
+    steps: Annotated[int, typer.Option(help="Steps of DP-SGD, or of FedIOD's generator, in the run.")] = 1,
+    samples: Annotated[int, typer.Option(help="Generated samples a step.")] = 1,
+    sample_rate: Annotated[float, typer.Option(help="q of DP-SGD.")] = 1.0,
+    sensitivity: Annotated[float, typer.Option(help="Of noise on a message: twice its clip.")] = 1.0,
+    answered: Annotated[int | None, typer.Option(help="Confident-GNMax: the cap on answers.")] = None,
+    threshold_noise: Annotated[float, typer.Option(help="Confident-GNMax: σ1 over σ.")] = 2.0,
+    drawn_from: Annotated[int, typer.Option(help="Of how many clients one is drawn a step.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Find the least noise with which a defence, used so often, keeps to an ε."""
+    from fdaudit.accounting.calibration import SHAPES, Shape, noise_for
+    from fdaudit.config import validate
+
+    if not 0 < delta < 1:
+        raise UsageError("--delta", delta, "is no probability of failure", "Give a δ between 0 and 1.")
+    given = {
+        "releases": releases, "steps": steps, "samples": samples, "sample_rate": sample_rate,
+        "sensitivity": sensitivity, "answered": answered, "threshold_noise": threshold_noise, "drawn_from": drawn_from,
+    }  # fmt: skip
+    noise, reached = noise_for(defence, validate(Shape, given), epsilon, delta)
+    setting = SHAPES[defence][0]
+    if as_json:
+        found = {"defence": defence, "setting": setting, "value": noise, "epsilon": reached, "delta": delta}
+        _print(json.dumps(found))
+        return
+    # Noise is rounded up, so of its inverse more digits are shown than could round it up in turn.
+    name, value = (setting[2:], f"{1 / noise:.8g}") if setting.startswith("1/") else (setting, f"{noise:.5g}")
+    _print(f"{defence}: {name} = {value}, ε = {reached:.4g} at δ = {delta:g}")
+
+
 def _one_of(field: str, value: str | None, names: Any) -> Any:
     """A word of a closed list, or None."""
     known = get_args(names)

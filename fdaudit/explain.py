@@ -124,9 +124,33 @@ def sections(found: Mapping[str, Any], mark: str = "") -> tuple[Section, ...]:
             Section(title="Training defences act on", items=tuple(found.get("trains", {}))),
             Section(title="Can do without", items=tuple(f"{mark}{k}{mark}" for k in found["withholdable"])),
             Section(title="Deviations from the paper", items=tuple(found["deviations"])),
+            Section(title="Privacy", items=tuple(_privacy(found.get("privacy"), mark))),
         )
         if section.items
     )
+
+
+def _privacy(privacy: Mapping[str, Any] | None, mark: str) -> Iterator[str]:
+    """What the paper claims, what the ledger finds, and what `preset: private` would do; nothing where none is said."""
+    if privacy is None:
+        return
+    yield f"The paper claims: {privacy['claims']}"
+    for view, kind in privacy["finds"].items():
+        yield f"The ledger finds, as published: {view} ∞, by {mark}{kind}{mark} first."
+    if not privacy["finds"]:
+        yield "The ledger finds, as published: nothing reaches another party."
+    yield f"Preset {mark}private{mark}: {'; '.join(_combination(privacy['private'], mark)) or 'nothing is needed'}."
+
+
+def _combination(private: Mapping[str, Any], mark: str) -> Iterator[str]:
+    if private["training"]:
+        yield f"{mark}dp-sgd{mark} on the clients' {' and '.join(private['training'])}"
+    if noise := private.get("noise"):
+        yield f"{mark}{noise['name']}{mark} on {mark}{noise['kind']}{mark} of each {noise['sender']}"
+    for name, value in private["params"].items():
+        yield f"{mark}{name}: {json.dumps(value)}{mark}"
+    if private["withhold"]:
+        yield f"withheld: {', '.join(f'{mark}{kind}{mark}' for kind in private['withhold'])}"
 
 
 def _needs(found: Mapping[str, Any]) -> Iterator[str]:

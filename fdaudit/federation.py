@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fdaudit.execution import Execution
     from fdaudit.training import Parameters
-    from fdaudit.types import DefenseSpec
+    from fdaudit.types import DefenseSpec, Trained
     from fdaudit.wire import Wire
 
 __all__ = ["Common", "FederatedProtocol", "PartyData", "ProtocolConfig", "Round", "Setting"]
@@ -31,6 +31,10 @@ class ProtocolConfig(Config):
 
     def defenses(self) -> tuple[DefenseSpec, ...]:
         """The protocol's own defences, as data; they act after those of the spec."""
+        return ()
+
+    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
+        """The length, in `steps` or `epochs`, of each training of a client on its own records in a run, at most."""
         return ()
 
 
@@ -136,9 +140,10 @@ class FederatedProtocol(Protocol):
 
     The class attributes are plain literals, so that `list` and `explain` can read them without running code.
     An entry of `messages` has `kind`, `from`, `to`, `what` and, where a setting decides whether it is sent,
-    `when`: the settings by name with the value that each must have; where part of it is raw data whatever the values
-    are noised with, `reveals` says which. `heterogeneous` says whether clients may
-    train different networks, `needs_public` whether the protocol works on the public samples, `many_messages`
+    `when`: the settings by name with the value that each must have; where part of it is raw data whatever noise its
+    values bear, `reveals` says which. `heterogeneous` says whether clients may train different networks; `privacy`
+    what the paper claims, by view the kind of the first message that leaves no ε to claim with the default settings,
+    and the combination that does; `needs_public` whether the protocol works on the public samples, `many_messages`
     whether payloads of a round share one file, `tasks` which tasks it can run (left out: single-label only). `trains`
     names what clients train on their own records through `Setting.local`, each with the setting that says how
     many records a step has (left out: nothing that a training defence could act on). An oracle named `released-model`
@@ -161,6 +166,7 @@ class FederatedProtocol(Protocol):
     oracles: ClassVar[tuple[dict[str, Any], ...]]
     deviations: ClassVar[tuple[str, ...]]
     withholdable: ClassVar[tuple[str, ...]]
+    privacy: ClassVar[dict[str, Any]]
     pools_data: ClassVar[bool]
     heterogeneous: ClassVar[bool]
     needs_public: ClassVar[bool]

@@ -18,6 +18,7 @@ from fdaudit.errors import DataError, SpecError, nearest
 from fdaudit.execution import Execution
 from fdaudit.federation import Common
 from fdaudit.models import Architecture, architecture
+from fdaudit.presets import written_out
 from fdaudit.rehearsal import networks_of, parties_of, set_up
 from fdaudit.rng import child, child_seed
 from fdaudit.spec import RecordRounds, Spec
@@ -159,6 +160,9 @@ def make_plan(spec: Spec, seed: int) -> Plan:
         UsageError: a name is unknown, a setting impossible, a dataset absent or damaged.
     """
     protocol = protocols.REGISTRY.load(spec.protocol.name, "protocol.name")
+    if spec.preset is not None and not spec.preset.written_out:
+        _, shared = _records(spec, seed)
+        spec = written_out(spec, protocol, sum(len(c.train) for c in shared.clients))
     config = validate(protocol.Config, spec.protocol.params, "protocol.params")
     attack_plans = _attacks(spec)
     attached = attach(spec, protocol, config)
@@ -169,7 +173,7 @@ def make_plan(spec: Spec, seed: int) -> Plan:
             allowed = ", ".join(protocol.withholdable) or "nothing"
             problem = f"cannot be withheld from {spec.protocol.name}"
             raise SpecError(f"withhold.{number}", kind, problem, f"It can live without: {allowed}.")
-    dataset = load_dataset(spec.dataset, child(seed, "dataset"))
+    dataset, splits = _records(spec, seed)
     _refuse_other_tasks(spec, protocol, dataset)
     networks = _networks(spec, protocol, dataset)
     refuse_untrainable(attached, spec, networks_of(protocol, networks))
@@ -189,8 +193,6 @@ def make_plan(spec: Spec, seed: int) -> Plan:
             f"cannot carry the BatchNorm statistics of {spec.model.name}",
             "Set upload to 'model_update', or the model's norm to 'group'.",
         )
-    shares = spec.splits if spec.public_dataset is None else spec.splits.model_copy(update={"proxy": 0.0})
-    splits = make_splits(dataset, spec.clients, spec.partition, shares, child(seed, "splits"))
     public = _public(spec, protocol, dataset, splits, seed)
     _refuse_attacks_without_controls(spec, attack_plans, len(splits.auxiliary))
     plan = Plan(
@@ -212,6 +214,13 @@ def make_plan(spec: Spec, seed: int) -> Plan:
     )
     set_up(protocol, config, plan.common, plan.clients, seed)  # what it refuses, it refuses now
     return plan
+
+
+def _records(spec: Spec, seed: int) -> tuple[Dataset, Splits]:
+    """The dataset, and who holds which of its records."""
+    dataset = load_dataset(spec.dataset, child(seed, "dataset"))
+    shares = spec.splits if spec.public_dataset is None else spec.splits.model_copy(update={"proxy": 0.0})
+    return dataset, make_splits(dataset, spec.clients, spec.partition, shares, child(seed, "splits"))
 
 
 def _refuse_other_tasks(spec: Spec, protocol: Any, dataset: Dataset) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "ModelSpec",
     "OutageSpec",
     "PartitionSpec",
+    "PresetSpec",
     "PrivacySpec",
     "ProtocolSpec",
     "RecordRounds",
@@ -201,6 +202,28 @@ class GateSpec(Config):
     """Largest true-positive rate at 1 % false positives tolerated, for any cell and victim."""
 
 
+class PresetSpec(Config):
+    """A protocol as its paper has it, or with the defences that give the server's view a finite ε."""
+
+    name: Literal["as-published", "private"]
+    """`private`: the protocol's combination of DP-SGD, message noise and withheld messages (`fdaudit explain NAME`)."""
+    epsilon: float | None = Field(None, gt=0)
+    """ε of the server's view at `privacy.delta`, for one record; of `private` only."""
+    clip: float = Field(1.0, gt=0)
+    """C of DP-SGD."""
+    sample_rate: float | None = Field(None, gt=0, le=1)
+    """q of DP-SGD; default: the batch size over the mean number of records a client, a public constant then."""
+    written_out: bool = False
+    """Set in a run's own `spec.yaml`: protocol, defenses and withhold hold what the preset stands for."""
+
+    @model_validator(mode="after")
+    def _epsilon_where_it_belongs(self) -> Self:
+        if (self.name == "private") != (self.epsilon is not None):
+            problem = "is missing" if self.epsilon is None else "has no meaning for a protocol as published"
+            raise SpecError("preset.epsilon", self.epsilon, problem, "Give it with name: private only.")
+        return self
+
+
 class BudgetSpec(Config):
     """What a view may cost; the run ends before a round that would pass it."""
 
@@ -278,6 +301,8 @@ class Spec(Config):
     """Another dataset whose images are the public, unlabelled samples; default: `splits.proxy` of the clients' own."""
     protocol: ProtocolSpec = ProtocolSpec()
     """Which protocol is run."""
+    preset: PresetSpec | None = None
+    """A ready combination of defences."""
     defenses: tuple[DefenseEntry, ...] = ()
     """Defences, in the order in which they act."""
     withhold: tuple[Text, ...] = ()

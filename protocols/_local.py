@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -9,7 +10,7 @@ from pydantic import Field, model_validator
 from fdaudit.federation import ProtocolConfig
 from fdaudit.objectives import objective_of
 from fdaudit.training import Fit
-from fdaudit.types import Task
+from fdaudit.types import Task, Trained
 
 
 class LocalSteps(ProtocolConfig):
@@ -68,3 +69,7 @@ class LocalTraining(LocalSteps):
     def alone(self) -> dict[str, Any]:
         """The same local training, round by round, without any exchange."""
         return {**super().alone(), "rounds": self.rounds}
+
+    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
+        """One training a round."""
+        return (self.steps,) * self.rounds if of == "model" else ()

@@ -147,6 +147,14 @@ class DaFKD:
         "discriminator_parameters",
         "discriminator_scores",
     )
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": (
+            "None: uploaded generators may leak, says its discussion, and points to differentially private GANs; "
+            "Appendix B keeps the discriminator at home."
+        ),
+        "finds": {"server": "model_parameters", "world": "model_parameters"},
+        "private": {"params": {"weighting": "uniform"}, "withhold": [], "training": ["model"]},
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False

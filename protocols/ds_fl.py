@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fdaudit.federation import Round, Setting
 from fdaudit.training import Parameters
+from fdaudit.types import Trained
 from fdaudit.wire import Delivery
 
 from ._public import PublicDistillation, PublicTraining, average
@@ -38,6 +39,13 @@ def sharpen(probabilities: Tensor, temperature: float) -> Tensor:
     majority; without one it may lie above, as a softmax makes no zeros.
     """
     return (probabilities / temperature).softmax(1)
+
+    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
+        """The warm-up, then one a round."""
+        first: tuple[Mapping[str, int | None], ...] = (
+            ({"steps": self.warm_up_steps},) if self.warm_up_steps else ()
+        )
+        return (*first, *super().trainings()) if of == "model" else ()
 
 
 class DSFL(PublicDistillation):
@@ -100,6 +108,11 @@ class DSFL(PublicDistillation):
         "The server's model is published in the end: the paper takes its accuracy, and does not say who gets it.",
     )
     withholdable: ClassVar[tuple[str, ...]] = ()
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": ("None: model outputs in place of parameters."),
+        "finds": {"server": "soft_labels", "world": "soft_labels"},
+        "private": {"params": {}, "withhold": [], "training": ["model"]},
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True

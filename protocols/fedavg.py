@@ -119,6 +119,13 @@ class FedAvg:
         "Integer buffers (BatchNorm's batch counter) stay with their party; other buffers are averaged.",
     )
     withholdable: ClassVar[tuple[str, ...]] = ("sample_count",)
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": (
+            "None: records stay with their clients. That updates give them away was shown later (Zhu et al. 2019)."
+        ),
+        "finds": {"server": "model_update", "world": "model_update"},
+        "private": {"params": {"weighting": "uniform"}, "withhold": [], "training": ["model"]},
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False

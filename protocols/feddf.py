@@ -99,6 +99,11 @@ class FedDF:
         "With `local_steps`, batches are always full and passes reshuffled; the paper speaks of epochs only.",
     )
     withholdable: ClassVar[tuple[str, ...]] = ("sample_count",)
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": ("None beyond FedAvg's: models are uploaded, and distilled at the server."),
+        "finds": {"server": "model_parameters", "world": "model_parameters"},
+        "private": {"params": {}, "withhold": ["sample_count"], "training": ["model"]},
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True

@@ -93,6 +93,11 @@ class FedED:
         "Hard labels are not the paper's; Shao, Wu & Zhang 2023 compare them.",
     )
     withholdable: ClassVar[tuple[str, ...]] = ()
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": ("None is known to us: our source names it as a baseline only."),
+        "finds": {"server": "soft_labels", "world": "soft_labels"},
+        "private": {"params": {}, "withhold": [], "training": ["model"]},
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = True

@@ -16,6 +16,7 @@ from fdaudit.messages import DATA
 from fdaudit.optimizers import annealed
 from fdaudit.parallel import side_by_side
 from fdaudit.training import Parameters
+from fdaudit.types import Trained
 from fdaudit.wire import Delivery
 
 from ._fediod_parties import Answer, Client, Server
@@ -83,6 +84,12 @@ class FedIODConfig(LocalSteps):
     def steps(self) -> dict[str, int | None]:
         """`steps` and `epochs` as the training core takes them."""
         return {"steps": self.local_steps, "epochs": self.local_epochs or (None if self.local_steps else 50)}
+
+    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
+        """Stage 1; and one step of each discriminator for each of the generator's."""
+        if of == "discriminator":
+            return ({"steps": 1},) * ((self.rounds - 1) * self.steps_per_round)
+        return (self.steps,)
 
     def rate(self, t: int) -> float:
         """Adam's learning rate at step t, annealed from `adam_lr` to 0 along a cosine."""
@@ -184,6 +191,18 @@ class FedIOD:
         "Under DP-SGD of discriminators, noise covers L_gan's real half; that on generated samples is public given x.",
     )
     withholdable: ClassVar[tuple[str, ...]] = ("class_counts", "discriminator_scores")
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": (
+            "Parameters stay where they are. With PATE on the outputs and DP generator gradients, ε of 3.5 to 10 "
+            "(Table 5); class counts and discriminator scores are not in that sum."
+        ),
+        "finds": {"server": "class_counts", "world": "class_counts"},
+        "private": {
+            "params": {"weights": "uniform", "shares": "uniform"},
+            "withhold": [],
+            "training": ["model", "discriminator"],
+        },
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False

@@ -17,7 +17,7 @@ from fdaudit.messages import DATA
 from fdaudit.objectives import Objective
 from fdaudit.rng import child, child_seed
 from fdaudit.training import Fit, Job, Parameters, draw_batches
-from fdaudit.types import DefenseSpec, Task
+from fdaudit.types import DefenseSpec, Task, Trained
 from fdaudit.wire import Delivery
 
 from ._local import LocalSteps
@@ -90,6 +90,10 @@ class FedKDConfig(LocalSteps):
     def rounds(self) -> int:
         """The phases: local training, the ensemble, and the parts of the distillation."""
         return 2 + self.distill_rounds
+
+    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
+        """One, before anything is sent."""
+        return (self.steps,) if of == "model" else ()
 
     @property
     def ranged(self) -> bool:
@@ -219,6 +223,14 @@ class FedKD:
         "Segmentation and repeated predictions on augmented public samples (Table 2) are left out.",
     )
     withholdable: ClassVar[tuple[str, ...]] = ("class_counts",)
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": (
+            "Quantisation and Laplace noise on the ensemble, after PATE, for a stronger privacy guarantee; no ε is "
+            "derived. z_max follows from the data, counts are sent in clear, and nothing bounds the logits beforehand."
+        ),
+        "finds": {"server": "class_counts", "aggregator": "class_counts", "world": "class_counts"},
+        "private": {"params": {"weights": "uniform"}, "withhold": [], "training": ["model"]},
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from fdaudit.federation import Round, Setting
+from fdaudit.types import Trained
 from fdaudit.wire import Delivery
 
 from ._public import PublicDistillation, PublicTraining, Share, average
@@ -24,6 +25,13 @@ class FedMDConfig(PublicTraining):
     """The paper's order, or the one in which a round begins with private records and ends with the consensus."""
     warm_up_steps: int = Field(200, ge=0)
     """SGD steps on private records before the first round."""
+
+    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
+        """The warm-up, then one a round."""
+        first: tuple[Mapping[str, int | None], ...] = (
+            ({"steps": self.warm_up_steps},) if self.warm_up_steps else ()
+        )
+        return (*first, *super().trainings()) if of == "model" else ()
 
 
 class FedMD(PublicDistillation):
@@ -98,6 +106,11 @@ class FedMD(PublicDistillation):
         "The weights c_k of the average are 1/m, as in the paper's experiments; a client that is silent has none.",
     )
     withholdable: ClassVar[tuple[str, ...]] = ()
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": ("None: models stay private, scores on public samples are shared."),
+        "finds": {"server": "logits"},
+        "private": {"params": {}, "withhold": [], "training": ["model"]},
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True

@@ -59,6 +59,23 @@ class PLS(ClasswiseDistillation):
         "The title's other half, optimised local updating, is left out: local steps are a setting.",
     )
     withholdable: ClassVar[tuple[str, ...]] = ()
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": (
+            "None: means by class in place of parameters. A mean over few records is nearly one of them."
+        ),
+        "finds": {"server": "class_prototypes"},
+        "private": {
+            "params": {},
+            "withhold": [],
+            "training": [],
+            "noise": {
+                "kind": "class_prototypes",
+                "sender": "client",
+                "name": "gaussian-noise",
+                "clip": 3.0,
+            },
+        },
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False

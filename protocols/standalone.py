@@ -85,6 +85,11 @@ class Standalone(_Alone):
     oracles: ClassVar[tuple[dict[str, Any], ...]] = ()
     deviations: ClassVar[tuple[str, ...]] = ()
     withholdable: ClassVar[tuple[str, ...]] = ()
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": ("None: a reference line."),
+        "finds": {},
+        "private": {"params": {}, "withhold": [], "training": []},
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
@@ -119,6 +124,13 @@ class Centralized(_Alone):
     )
     deviations: ClassVar[tuple[str, ...]] = ()
     withholdable: ClassVar[tuple[str, ...]] = ("model_parameters",)
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": (
+            "None: records are pooled before the protocol starts; only what is published is in the ledger."
+        ),
+        "finds": {"world": "model_parameters"},
+        "private": {"params": {}, "withhold": [], "training": ["model"]},
+    }
     pools_data: ClassVar[bool] = True
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False

@@ -380,6 +380,7 @@ def test_the_event_is_a_subsampled_gaussian_of_all_steps():
 def test_it_describes_the_batch_size_that_it_divides_by():
     config = validate(CLS.Config, {"clip": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.5})
     stated = {"name": "dp-sgd", "clip": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.5, "expected_batch": 9}
+    stated["sampling"] = "Poisson at rate 0.5, secret coins"
     assert CLS(config, 9).describe() == stated
     assert CLS(config.model_copy(update={"expected_batch": 5}), 9).expected_batch == 5
 

@@ -63,6 +63,7 @@ MEASURES = ("metrics", "result")  # level 4
 JOINTS = (  # level 6: joins the stages, may import everything
     "rehearsal",
     "attached",
+    "presets",
     "plan",
     "simulation",
     "truth",

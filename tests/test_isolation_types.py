@@ -14,11 +14,13 @@ from torch import Tensor
 
 from fdaudit.cells import Stage
 from fdaudit.data import ClientSplit, Dataset, Splits
+from fdaudit.events import Event
 from fdaudit.federation import PartyData, Setting
 from fdaudit.knowledge import Knowledge
 from fdaudit.models import Architecture
 from fdaudit.oracle import Oracle
 from fdaudit.plan import AttackPlan, Plan
+from fdaudit.rng import SecretStream
 from fdaudit.runs import Run
 from fdaudit.training import Trainer
 from fdaudit.transcript import Transcript
@@ -37,7 +39,8 @@ AUDITOR_ONLY = (
 def _hints(cls: type) -> dict[str, Any]:
     """Annotations of a class's fields, and of what its properties and methods give."""
     names = {
-        "Architecture": Architecture, "Tensor": Tensor, "Trainer": Trainer, "View": View, "torch": torch,
+        "Architecture": Architecture, "Event": Event, "SecretStream": SecretStream, "Tensor": Tensor, "Trainer": Trainer, "View": View,
+        "torch": torch,
     }  # fmt: skip
     found = dict(typing.get_type_hints(cls, localns=names))
     own = [c for c in cls.__mro__ if c.__module__.startswith("fdaudit")]

@@ -13,7 +13,7 @@ from fdaudit.config import Config
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian, Laplace, PureDP, SampledGaussian
 
-__all__ = ["SHAPES", "Shape", "calibrate", "noise_for"]
+__all__ = ["SHAPES", "Shape", "calibrate", "noise_for", "written"]
 
 _LEAST, _MOST = 1e-3, 1e7
 _CLOSE = 1e-3
@@ -117,6 +117,12 @@ def calibrate(cost: Callable[[float], float], target: float, *, most: float = _M
     return high
 
 
+def written(noise: float) -> float:
+    """So much noise in five digits, rounded up."""
+    digits = 10.0 ** (4 - math.floor(math.log10(noise)))
+    return math.ceil(noise * digits) / digits
+
+
 def noise_for(defence: str, shape: Shape, target: float, delta: float) -> tuple[float, float]:
     """The noise of a defence that keeps a run of a shape to an ε, and the ε that it comes to.
 
@@ -130,5 +136,5 @@ def noise_for(defence: str, shape: Shape, target: float, delta: float) -> tuple[
         raise SpecError("defence", defence, "is none that can be calibrated", f"Valid names: {known}.")
     _, charges = SHAPES[defence]
     enough = calibrate(lambda noise: epsilon(charges(shape, noise), delta, pld=False).value, target)
-    found = calibrate(lambda noise: epsilon(charges(shape, noise), delta).value, target, most=enough)
+    found = written(calibrate(lambda noise: epsilon(charges(shape, noise), delta).value, target, most=enough))
     return found, epsilon(charges(shape, found), delta).value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,6 +15,7 @@ from fdaudit.federation import Round, Setting
 from fdaudit.local import joined
 from fdaudit.messages import ALL
 from fdaudit.training import Fit, Fitted, Job, Parameters
+from fdaudit.types import Trained
 from fdaudit.wire import Delivery
 
 from .._state import basis_of, keep_basis, put, take
@@ -47,6 +48,11 @@ class SelectiveFDConfig(Selection):
     """What a client answers: its predicted class, or its class probabilities."""
     tau_server: float = Field(2.0, gt=0, le=2)
     """τ_server: the largest ℓ1 distance of an ensemble prediction from its one-hot prediction; 2 keeps them all."""
+
+    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
+        """The warm-up and each round's local steps."""
+        lengths = (self.warm_up_steps, *(self.local_steps,) * self.rounds)
+        return tuple({"steps": n} for n in lengths if n and of == "model")
 
     def alone(self) -> dict[str, Any]:
         """As many SGD steps as a client takes here, spread evenly over the rounds."""
@@ -142,6 +148,14 @@ class SelectiveFD:
         ),
     )
     withholdable: ClassVar[tuple[str, ...]] = ()
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": (
+            "Predictions in place of parameters, with hard labels the more so, leak less to model inversion than "
+            "FedAvg (measured, not proved). What a client declines to answer is data."
+        ),
+        "finds": {"server": "hard_labels"},
+        "private": {"params": {"selector": "none"}, "withhold": [], "training": ["model"]},
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
