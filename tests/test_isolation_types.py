@@ -39,8 +39,8 @@ AUDITOR_ONLY = (
 def _hints(cls: type) -> dict[str, Any]:
     """Annotations of a class's fields, and of what its properties and methods give."""
     names = {
-        "Architecture": Architecture, "Event": Event, "SecretStream": SecretStream, "Tensor": Tensor, "Trainer": Trainer, "View": View,
-        "torch": torch,
+        "Architecture": Architecture, "Event": Event, "SecretStream": SecretStream, "Tensor": Tensor,
+        "Trainer": Trainer, "View": View, "torch": torch,
     }  # fmt: skip
     found = dict(typing.get_type_hints(cls, localns=names))
     own = [c for c in cls.__mro__ if c.__module__.startswith("fdaudit")]

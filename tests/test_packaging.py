@@ -229,6 +229,7 @@ def test_what_is_not_listed_is_underscored(module: str, path: Path) -> None:
     allowed = {
         "fdaudit.cli": {
             "attack",
+            "calibrate",
             "compare",
             "explain",
             "ledger",

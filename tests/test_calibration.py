@@ -1,0 +1,81 @@
+"""Calibration: never too little noise, hardly ever too much, and an honest refusal."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from fdaudit.accounting.calibration import SHAPES, Shape, calibrate, noise_for, written
+from fdaudit.accounting.costs import epsilon
+from fdaudit.cli import app
+from fdaudit.errors import SpecError, UsageError
+
+DELTA = 1e-5
+SHAPE = Shape(releases=40, steps=60, samples=8, sample_rate=0.1, sensitivity=3.0, answered=10)
+
+
+@pytest.mark.parametrize("defence", SHAPES)
+def test_the_noise_keeps_to_its_target_and_a_hundredth_less_does_not(defence: str) -> None:
+    noise, reached = noise_for(defence, SHAPE, 4.0, DELTA)
+    charges = SHAPES[defence][1]
+    assert reached == epsilon(charges(SHAPE, noise), DELTA).value <= 4.0
+    assert epsilon(charges(SHAPE, noise * 0.98), DELTA).value > 4.0
+
+
+@settings(max_examples=50)
+@given(wanted=st.floats(0.01, 1e5), power=st.floats(0.3, 3))
+def test_the_least_noise_of_any_falling_cost_is_found(wanted: float, power: float) -> None:
+    found = calibrate(lambda noise: (wanted / noise) ** power, 1.0)
+    assert wanted <= found <= wanted * 1.001001
+
+
+@given(noise=st.floats(1e-3, 1e7))
+def test_five_digits_are_never_less(noise: float) -> None:
+    assert noise <= written(noise) * (1 + 1e-15)
+    assert written(noise) <= noise * 1.0001001
+
+
+def test_a_target_out_of_reach_says_what_can_be_reached() -> None:
+    with pytest.raises(SpecError, match=r"cannot be met: with noise of 1e\+07 ε is still 2\.5"):
+        calibrate(lambda noise: 2.5 + 1e-9 / noise, 1.0)
+    for target in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(SpecError, match="is no budget"):
+            calibrate(lambda noise: 1 / noise, target)
+
+
+def test_one_client_in_many_needs_less_noise_where_nobody_sees_which() -> None:
+    always, hidden = (
+        noise_for("sanitized-gradients", Shape(steps=200, samples=4, drawn_from=n), 4.0, DELTA)[0]
+        for n in (1, 50)
+    )
+    assert hidden < always / 3
+
+
+def test_the_command_says_the_setting_and_what_it_comes_to() -> None:
+    asked = ["calibrate", "dp-sgd", "--epsilon", "8", "--steps", "60", "--sample-rate", "0.1"]
+    shown = CliRunner().invoke(app, asked)
+    assert shown.stdout.startswith("dp-sgd: noise_multiplier = ")
+    value = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    assert value["epsilon"] <= 8
+    assert f"{value['value']:.5g}" in shown.stdout
+    gamma = CliRunner().invoke(app, ["calibrate", "lnmax", "--epsilon", "4", "--releases", "40"]).stdout
+    assert gamma.startswith("lnmax: gamma = 0.")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["dp-sdg", "--epsilon", "1"], "none that can be calibrated"),
+        (["dp-sgd", "--epsilon", "1", "--delta", "1"], "no probability"),
+        (["dp-sgd", "--epsilon", "1", "--sample-rate", "2"], "sample_rate"),
+        (["dp-sgd", "--epsilon", "-1"], "no budget"),
+    ],
+)
+def test_a_mistake_is_one_line(asked: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        CliRunner().invoke(app, ["calibrate", *asked], catch_exceptions=False)
+    assert "\n" not in str(caught.value)
