@@ -13,7 +13,8 @@ from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian, SampledGaussian
 from fdaudit.federation import ProtocolConfig
-from fdaudit.spec import DefenseEntry, PresetSpec, Spec
+from fdaudit.privacy import PresetSpec
+from fdaudit.spec import DefenseEntry, Spec
 
 __all__ = ["written_out"]
 

@@ -30,6 +30,7 @@ VOCABULARY = (  # level 0, lower ones first: nothing of ours but what stands fur
     "messages",
     "storage",
     "encoding",
+    "privacy",
     "spec",
     "registry",
     "parallel",

@@ -14,7 +14,7 @@ from fdaudit.accounting.costs import epsilon
 from fdaudit.accounting.ledger import Books
 from fdaudit.errors import IntegrityError, SpecError
 from fdaudit.events import Composed, DiscreteGaussian, Gaussian, NoGuarantee
-from fdaudit.spec import PrivacySpec
+from fdaudit.privacy import PrivacySpec
 
 from .ledger_cases import CLIENT, RECORD, Log, brute_force, dp_sgd, gaussian, laplace, pure
 

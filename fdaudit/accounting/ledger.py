@@ -14,7 +14,7 @@ from fdaudit.accounting.graph import Leak, MessageGraph
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian, Laplace, Relation, SampledGaussian, Unit
 from fdaudit.messages import Message, role
-from fdaudit.spec import PrivacySpec
+from fdaudit.privacy import PrivacySpec
 from fdaudit.view import EAVESDROPPER, members_of
 
 __all__ = ["Books", "Ledger"]
