@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .rules import RULES
 from .schema import Result
-from .text import clip, joined, party, sentence
+from .text import amount, clip, joined, party, sentence
 from .verdict import LEVELS, Finding, Level, strongest
 
 __all__ = ["Action", "MatrixEntry", "MatrixRow", "Reason", "Summary", "private_kinds", "summarise"]
@@ -170,9 +170,20 @@ def _reasons(result: Result, findings: Sequence[Finding]) -> Iterator[Reason]:
 
 
 def _exposure_reasons(result: Result) -> Iterator[Reason]:
-    """The audited adversary that received most kinds undefended; the others are counted."""
+    """What the ledger bounds; else the audited adversary that received most kinds undefended, the others counted."""
+    bounded = {e.adversary: e for e in result.ledger or () if e.epsilon is not None and e.contributions}
+    if bounded:
+        worst = max(bounded.values(), key=lambda e: e.epsilon or 0.0)
+        stated = f"one {clip(worst.unit, 40)} of a client, {clip(worst.relation, 40)}"
+        yield Reason(
+            text=f"ε is at most {amount(worst.epsilon or 0.0)} at δ = {amount(worst.delta or 0.0)} for {stated}: in the view of "
+            f"{joined(party(a) for a in bounded)}.",
+            because="It bounds what any attack can tell about a single one, within the ledger's assumptions.",
+        )
     bare: dict[str, list[str]] = {}
     for cell in result.cells:
+        if cell.adversary in bounded:
+            continue
         kinds = [kind for kind, defended in private_kinds(result, cell.adversary) if not defended]
         if kinds:
             bare[cell.adversary] = kinds

@@ -94,6 +94,26 @@ def test_the_ledger_says_from_what_and_under_which_assumptions() -> None:
     assert "Nothing that depends on another party's private records reaches it." in text
 
 
+def test_the_summary_says_what_is_bounded_and_of_whom_nothing_is() -> None:
+    raw = load()
+    seers = list(dict.fromkeys(cell["adversary"] for cell in raw["cells"]))
+    part = {
+        "kind": "release",
+        "sender": "client",
+        "mechanism": "SampledGaussian",
+        "charges": 7,
+        "epsilon": 1.5,
+    }
+    stated = {"delta": 1e-5, "unit": "record", "relation": "add-or-remove", "contributions": [part]}
+    plain = " ".join(Document(render(raw)).sections["summary"].split())
+    assert "with no defence on the way" in plain
+    assert "ε is at most" not in plain
+    ledger = [{"adversary": a, "epsilon": 2.0 + n, **stated} for n, a in enumerate(seers)]
+    text = " ".join(Document(render(raw | {"ledger": ledger})).sections["summary"].split())
+    assert f"ε is at most {1.0 + len(seers):.3f}" in text
+    assert "with no defence on the way" not in text
+
+
 def test_the_diagram_counts_what_the_exposure_counts() -> None:
     exposure = read(load()).exposure
     drawn = arrows(exposure)

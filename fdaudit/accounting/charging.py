@@ -59,7 +59,7 @@ class Bill:
     charges: Mapping[Charge, int]
     epsilon: Epsilon
 
-    def contributions(self, graph: MessageGraph, delta: float) -> tuple[Contribution, ...]:
+    def contributions(self, graph: MessageGraph, delta: float, pld: bool) -> tuple[Contribution, ...]:
         """What is charged, by kind of message and mechanism, in the order of first use."""
         by_kind = defaultdict[tuple[str, str, str], Counter[Charge]](Counter)
         for seq in sorted(self.charged):
@@ -74,7 +74,7 @@ class Bill:
                 sender=sender,
                 mechanism=mechanism,
                 charges=sum(n * part.count for part, n in parts.items() if not isinstance(part, Drawn)),
-                epsilon=epsilon(parts, delta, pld=False).value,
+                epsilon=epsilon(parts, delta, pld=pld).value,
             )
             for (kind, sender, mechanism), parts in by_kind.items()
         )

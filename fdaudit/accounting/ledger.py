@@ -162,7 +162,7 @@ class Books:
             epsilon=bill.epsilon.value,
             accountant=bill.epsilon.accountant,
             victim=victim,
-            contributions=bill.contributions(self._graph, delta),
+            contributions=bill.contributions(self._graph, delta, pld),
             sampling=sampling(bill.charged, self._graph, entry),
         )
 
