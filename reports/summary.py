@@ -175,9 +175,9 @@ def _exposure_reasons(result: Result) -> Iterator[Reason]:
     if bounded:
         worst = max(bounded.values(), key=lambda e: e.epsilon or 0.0)
         stated = f"one {clip(worst.unit, 40)} of a client, {clip(worst.relation, 40)}"
+        figure = f"{amount(worst.epsilon or 0.0)} at δ = {amount(worst.delta or 0.0)}"
         yield Reason(
-            text=f"ε is at most {amount(worst.epsilon or 0.0)} at δ = {amount(worst.delta or 0.0)} for {stated}: in the view of "
-            f"{joined(party(a) for a in bounded)}.",
+            text=f"ε is at most {figure} for {stated}: in the view of {joined(party(a) for a in bounded)}.",
             because="It bounds what any attack can tell about a single one, within the ledger's assumptions.",
         )
     bare: dict[str, list[str]] = {}
