@@ -47,6 +47,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedkd", {"distill_rounds": 3, "temperature": 3.0, "weights": "uniform", "grid": "eq3", "levels": 6}),
     ("fedkd", {"levels": None, "noise_at": "client", "clip": 5.0, "distill_optimizer": "sgd"}),
     ("fedkd", {"z_max": 4.0, "gamma": None, "local_steps": 3, "final_lr": 0.01}),
+    ("fedkd", {"ensemble": "votes", "temperature": 2.0, "distill_optimizer": "sgd", **FAST}),
     ("ds-fl", {"aggregation": "sa", "share": "hard_labels", "public_batch": 4, **FAST}),
     ("feddf", {"fraction": 0.67, "distill_batch_size": 3, "temperature": 2.0}),
     ("feded", {"share": "hard_labels", "distill_batch_size": 2, "distill_lr": 0.05, **FAST}),
@@ -244,7 +245,7 @@ def run(
     cls = cls or REGISTRY.load(name)
     config = configured(name, params or {}, rounds)
     clients = dict(clients or records())
-    parties = parties_of(cls, len(clients))
+    parties = parties_of(cls, config, len(clients))
     attached = own_defenses(config)
     for key, given in (defenses or {}).items():
         attached[key] = (*given, *attached.get(key, ()))
