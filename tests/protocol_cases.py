@@ -44,6 +44,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"upload": "model_parameters", "local_epochs": 1, "mu": 0.1}),
     ("fedavg", {"fraction": 0.34, "local_steps": 1}),
     ("fedavg", {"server_momentum": 0.9, "weighting": "uniform", "fraction": 0.67}),
+    ("fedavg", {"aggregation": "secure", "weighting": "uniform", "fraction": 0.67, "momentum": 0.5}),
+    ("fedavg", {"aggregation": "secure", "weighting": "uniform", "server_momentum": 0.5}),
     ("fedkd", {"distill_rounds": 3, "temperature": 3.0, "weights": "uniform", "grid": "eq3", "levels": 6}),
     ("fedkd", {"levels": None, "noise_at": "client", "clip": 5.0, "distill_optimizer": "sgd"}),
     ("fedkd", {"z_max": 4.0, "gamma": None, "local_steps": 3, "final_lr": 0.01}),
