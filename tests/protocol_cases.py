@@ -64,6 +64,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("selective-fd", {"selector": "confidence", "local_steps": 0, "tau_client": 0.1}),
     ("selective-fd", {"selector": "energy", "labels": "soft", "warm_up_steps": 0}),
     ("selective-fd", {"selector": "none", "order": "local-first"}),
+    ("selective-fd", {"ensemble": "votes", "selector": "confidence", "tau_client": 0.1}),
+    ("selective-fd", {"ensemble": "votes", "aggregator": "secure", "selector": "none", "public_batch": 5}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
     ("dafkd", {"upload_discriminator": False, "fraction": 0.67, "weighting": "samples"}),
