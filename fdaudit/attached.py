@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import torch
 from fdaudit import defenses
 from fdaudit.config import validate
 from fdaudit.errors import SpecError, nearest
+from fdaudit.federation import applies
 from fdaudit.guard import unfit
 from fdaudit.types import DefenseSpec, GradientRule, Trained
 
@@ -71,23 +72,30 @@ def attach(spec: Spec, protocol: Any, config: Config) -> Attached:
 def _on_messages(
     where: str, entry: DefenseSpec, protocol: Any, config: Config, cls: Any
 ) -> tuple[tuple[str, str], Any]:
-    sent = sorted({m["kind"] for m in protocol.messages if m["from"] == entry.sender and _sent(m, config)})
+    sends = [m for m in protocol.messages if m["from"] == entry.sender and applies(m.get("when", {}), config)]
+    sent = sorted({m["kind"] for m in sends if "made_of" not in m})
     if entry.kind is None or entry.kind not in sent:
         # A defence on a message that is never sent would protect nothing, and nobody would be told.
         problem = f"is never sent by a {entry.sender} in {protocol.name} with these settings"
         raise SpecError(f"{where}.kind", entry.kind, problem, nearest(str(entry.kind), sent or ["nothing"]))
-    _refuse_unfit(where, entry.kind, entry, cls, protocol)
+    # Messages that one setting chooses between stand in for each other.
+    settings = [m.get("when", {}).keys() for m in sends if m["kind"] == entry.kind]
+    read = [m for m in protocol.messages if m["from"] == entry.sender]
+    read = [m for m in read if m in sends or m.get("when", {}).keys() in settings]
+    _refuse_unfit(where, entry.kind, entry, cls, protocol, {m["kind"] for m in read})
     return (entry.kind, entry.sender), cls(validate(cls.Config, entry.params, f"{where}.params"))
 
 
-def _refuse_unfit(where: str, kind: str, entry: DefenseSpec, cls: Any, protocol: Any) -> None:
+def _refuse_unfit(
+    where: str, kind: str, entry: DefenseSpec, cls: Any, protocol: Any, read: Collection[str]
+) -> None:
     """A defence may treat some kinds only, and may make a message of another kind, which has to be read."""
     accepts = getattr(cls, "accepts", (kind,))
     if kind not in accepts:
         problem = f"is no kind that {entry.name} can treat"
         raise SpecError(f"{where}.kind", kind, problem, f"It treats: {', '.join(accepts)}.")
     made = getattr(cls, "makes", kind)
-    if made not in {m["kind"] for m in protocol.messages if m["from"] == entry.sender}:
+    if made not in read:
         problem = f"makes {made} of {kind}, which {protocol.name} cannot read from a {entry.sender}"
         raise SpecError(f"{where}.name", entry.name, problem, "Choose another defence.")
 
@@ -104,11 +112,6 @@ def _in_training(
         validate(cls.Config, entry.params, f"{where}.params"), getattr(config, trains[of])
     )
     return built
-
-
-def _sent(message: Mapping[str, Any], config: Config) -> bool:
-    """Whether a declared message is sent under these settings: `when` names the ones that it depends on."""
-    return all(getattr(config, field) == value for field, value in message.get("when", {}).items())
 
 
 def refuse_untrainable(attached: Attached, spec: Spec, networks: Networks) -> None:

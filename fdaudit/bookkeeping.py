@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fdaudit.accounting.ledger import Books, Ledger
+from fdaudit.federation import applies
 from fdaudit.messages import ALL, Message, role
 from fdaudit.storage import load_json
 from fdaudit.transcript import read_messages
@@ -25,7 +26,8 @@ def books_of(plan: Plan, run: Path) -> Books:
     """
     messages = list(read_messages(run / "transcript"))
     messages += list(_answers(messages, run))
-    reveals = {(m["kind"], m["from"]): m["reveals"] for m in plan.protocol.messages if "reveals" in m}
+    sent = [m for m in plan.protocol.messages if applies(m.get("when", {}), plan.protocol_config)]
+    reveals = {(m["kind"], m["from"]): m["reveals"] for m in sent if "reveals" in m}
     return Books(
         messages,
         plan.parties,

@@ -9,6 +9,7 @@ from fdaudit.bookkeeping import books_of, views_of
 from fdaudit.cells import Stage
 from fdaudit.manifest import read_manifest
 from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson
+from fdaudit.rehearsal import roles_of
 from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
 from fdaudit.storage import load_json, save_json
 from fdaudit.transcript import read_messages
@@ -39,7 +40,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
             "profile": spec.profile,
             "protocol": card.name,
             "protocol_summary": (card.__doc__ or "").strip().split("\n")[0],
-            "roles": list(card.roles),
+            "roles": list(roles_of(card, plan.protocol_config)),
             "deviations": list(card.deviations),
             "dataset": spec.dataset.name,
             "dataset_provenance": plan.dataset.provenance,

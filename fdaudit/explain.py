@@ -116,7 +116,7 @@ def sections(found: Mapping[str, Any], mark: str = "") -> tuple[Section, ...]:
     return tuple(
         section
         for section in (
-            Section(title="Roles", items=tuple(found["roles"])),
+            Section(title="Roles", items=tuple(_role(r, found, mark) for r in found["roles"])),
             Section(title="Needs", items=tuple(_needs(found))),
             Section(title="Who sees what", items=tuple(_sight(s, mark) for s in sights(found))),
             Section(title="Trust assumptions", items=tuple(found["trust"])),
@@ -151,6 +151,11 @@ def _combination(private: Mapping[str, Any], mark: str) -> Iterator[str]:
         yield f"{mark}{name}: {json.dumps(value)}{mark}"
     if private["withhold"]:
         yield f"withheld: {', '.join(f'{mark}{kind}{mark}' for kind in private['withhold'])}"
+
+
+def _role(role: str, found: Mapping[str, Any], mark: str) -> str:
+    only = when({"when": found.get("roles_when", {}).get(role, {})}, mark)
+    return f"{role}, only with {only}" if only else role
 
 
 def _needs(found: Mapping[str, Any]) -> Iterator[str]:
@@ -212,14 +217,17 @@ def _message(message: Mapping[str, Any]) -> str:
     if not message:
         return "  none"
     head = f"  {message['from']} -> {message['to']}: {message['kind']} ({message['what']})"
-    only = f"\n      only with {when(message)}" if message.get("when") else ""
+    only = f"\n      only with {when(message)}" if when(message) else ""
     return f"{head}\n      {KINDS[message['kind']]}{only}"
 
 
 def when(message: Mapping[str, Any], mark: str = "") -> str:
-    """The settings under which a declared message is sent; empty where it always is."""
+    """The settings, and the defence, with which a declared message is sent; empty where it always is."""
     settings = message.get("when", {})
-    return ", ".join(f"{mark}{name}: {json.dumps(value)}{mark}" for name, value in settings.items())
+    conditions = [f"{mark}{name}: {json.dumps(value)}{mark}" for name, value in settings.items()]
+    if "made_of" in message:
+        conditions.append(f"a defence that makes it of {mark}{message['made_of']}{mark}")
+    return ", ".join(conditions)
 
 
 def _plain(value: Any) -> list[str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fdaudit.types import DefenseSpec, Trained
     from fdaudit.wire import Wire
 
-__all__ = ["Common", "FederatedProtocol", "PartyData", "ProtocolConfig", "Round", "Setting"]
+__all__ = ["Common", "FederatedProtocol", "PartyData", "ProtocolConfig", "Round", "Setting", "applies"]
 
 
 class ProtocolConfig(Config):
@@ -36,6 +36,11 @@ class ProtocolConfig(Config):
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
         """The length, in `steps` or `epochs`, of each training of a client on its own records in a run, at most."""
         return ()
+
+
+def applies(when: Mapping[str, Any], config: Any) -> bool:
+    """Whether what a protocol declares for some settings, by name with the value of each, holds with these."""
+    return all(getattr(config, name) == value for name, value in when.items())
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,14 +145,18 @@ class FederatedProtocol(Protocol):
 
     The class attributes are plain literals, so that `list` and `explain` can read them without running code.
     An entry of `messages` has `kind`, `from`, `to`, `what` and, where a setting decides whether it is sent,
-    `when`: the settings by name with the value that each must have; where part of it is raw data whatever noise its
-    values bear, `reveals` says which. `heterogeneous` says whether clients may train different networks; `privacy`
-    what the paper claims, by view the kind of the first message that leaves no ε to claim with the default settings,
-    and the combination that does; `needs_public` whether the protocol works on the public samples, `many_messages`
-    whether payloads of a round share one file, `tasks` which tasks it can run (left out: single-label only). `trains`
-    names what clients train on their own records through `Setting.local`, each with the setting that says how
-    many records a step has (left out: nothing that a training defence could act on). An oracle named `released-model`
-    answers by `released()`.
+    `when`: the settings by name with the value that each must have; where part of it is raw data whatever the values
+    are noised with, `reveals` says which; one that only a defence makes, of a message of another kind, names that
+    kind in `made_of`. Messages of one sender whose `when` names the same settings stand in for each other: whoever
+    reads one reads the other, which a defence may make of it. `roles_when` names the roles that take part with some
+    settings only, each with these (left out: all always do).
+
+    `heterogeneous` says whether clients may train different networks; `privacy` what the paper claims, by view the
+    kind of the first message that leaves no ε to claim with the default settings, and the combination that does;
+    `needs_public` whether the protocol works on the public samples, `many_messages` whether payloads of a round share
+    one file, `tasks` which tasks it can run (left out: single-label only). `trains` names what clients train on their
+    own records through `Setting.local`, each with the setting that says how many records a step has (left out:
+    nothing that a training defence could act on). An oracle named `released-model` answers by `released()`.
 
     Guarantees every protocol must keep:
       * it talks only through the wire, in the kinds that it declares;
@@ -161,6 +170,7 @@ class FederatedProtocol(Protocol):
     name: ClassVar[str]
     source: ClassVar[str]
     roles: ClassVar[tuple[str, ...]]
+    roles_when: ClassVar[dict[str, dict[str, Any]]]
     messages: ClassVar[tuple[dict[str, Any], ...]]
     trust: ClassVar[tuple[str, ...]]
     oracles: ClassVar[tuple[dict[str, Any], ...]]

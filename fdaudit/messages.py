@@ -11,13 +11,27 @@ from typing import Any, Literal
 from fdaudit.errors import IntegrityError
 from fdaudit.events import Event, event_from_json, event_to_json
 
-__all__ = ["ALL", "DATA", "GENESIS", "KINDS", "Inputs", "Message", "TensorInfo", "canonical", "role"]
+__all__ = [
+    "ALL",
+    "DATA",
+    "GENESIS",
+    "KINDS",
+    "SUM",
+    "Inputs",
+    "Message",
+    "TensorInfo",
+    "canonical",
+    "role",
+]
 
 DATA = "data"
 """The input that stands for the sender's raw private data."""
 
 ALL: Literal["all"] = "all"
 """`inputs` left undeclared: everything the sender held when it sent, which is always sound."""
+
+SUM = "exact_sum"
+"""The field that marks a message as the exact sum of the messages among its inputs."""
 
 GENESIS = "0" * 64
 """`previous` of the first line."""

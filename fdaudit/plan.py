@@ -87,7 +87,7 @@ class Plan:
     @property
     def parties(self) -> tuple[str, ...]:
         """Every party, in the order roles are declared, and `world` last."""
-        return parties_of(self.protocol, self.spec.clients)
+        return parties_of(self.protocol, self.protocol_config, self.spec.clients)
 
     @cached_property
     def test(self) -> tuple[Tensor, Tensor]:
@@ -166,7 +166,7 @@ def make_plan(spec: Spec, seed: int) -> Plan:
     config = validate(protocol.Config, spec.protocol.params, "protocol.params")
     attack_plans = _attacks(spec)
     attached = attach(spec, protocol, config)
-    _refuse_strangers(spec, protocol)
+    _refuse_strangers(spec, protocol, config)
     _refuse_rounds_beyond(spec, config)
     for number, kind in enumerate(spec.withhold):
         if kind not in protocol.withholdable:
@@ -316,15 +316,15 @@ def plan_attack(
     return AttackPlan(name, attacks.REGISTRY.describe(name), cls, config, adversaries)
 
 
-def _refuse_strangers(spec: Spec, protocol: Any) -> None:
-    """An adversary must be a party of this protocol, which only the protocol knows."""
+def _refuse_strangers(spec: Spec, protocol: Any, config: Config) -> None:
+    """An adversary must be a party of this protocol with these settings, which only the protocol knows."""
     asked = [("adversaries", spec.adversaries)]
     for number, entry in enumerate(() if spec.attacks == "all" else spec.attacks):
         asked.append((f"attacks.{number}.adversaries", entry.adversaries or ()))
     for field, names in asked:
         for name in names:
             try:
-                members_of(name, parties_of(protocol, spec.clients))
+                members_of(name, parties_of(protocol, config, spec.clients))
             except SpecError as error:
                 raise SpecError(field, name, f"{error.problem} of {protocol.name}", error.remedy) from None
 

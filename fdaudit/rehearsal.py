@@ -11,7 +11,7 @@ import torch
 
 from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
-from fdaudit.federation import Common, PartyData, Setting
+from fdaudit.federation import Common, PartyData, Setting, applies
 from fdaudit.rng import SecretStream, child_seed
 from fdaudit.trainers import Networks
 from fdaudit.transcript import Transcript
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fdaudit.types import GradientRule, Trained
 
-__all__ = ["NoWire", "kinds_of", "networks_of", "parties_of", "rehearse", "set_up", "setting_of"]
+__all__ = ["NoWire", "kinds_of", "networks_of", "parties_of", "rehearse", "roles_of", "set_up", "setting_of"]
 
 
 class NoWire:
@@ -44,9 +44,15 @@ def kinds_of(protocol: Any) -> list[str]:
     return sorted({m["kind"] for m in protocol.messages} | {"silence", "release"})
 
 
-def parties_of(protocol: Any, clients: int) -> tuple[str, ...]:
-    """Every party, in the order in which roles are declared, and `world` last."""
-    others = tuple(r for r in protocol.roles if r != "client")
+def roles_of(protocol: Any, config: Config) -> tuple[str, ...]:
+    """The roles that take part with these settings, in the order in which they are declared."""
+    conditions = getattr(protocol, "roles_when", {})
+    return tuple(r for r in protocol.roles if applies(conditions.get(r, {}), config))
+
+
+def parties_of(protocol: Any, config: Config, clients: int) -> tuple[str, ...]:
+    """Every party that takes part with these settings, in the order in which roles are declared, and `world` last."""
+    others = tuple(r for r in roles_of(protocol, config) if r != "client")
     return (*others, *(f"client/{k}" for k in range(clients)), "world")
 
 
@@ -109,7 +115,7 @@ def rehearse(
     secret = SecretStream(child_seed(seed, "rehearsal", "secret").to_bytes(8, "big") * 2, "rehearsal").bytes(
         32
     )
-    parties = parties_of(protocol, len(data))
+    parties = parties_of(protocol, config, len(data))
     records = {f"client/{k}": PartyData(x, y) for k, (x, y) in enumerate(data)}
     with Transcript(folder, secret=secret, shards=protocol.many_messages) as transcript:
         wire = Wire(

@@ -12,7 +12,7 @@ from torch import Tensor
 from fdaudit.errors import ProtocolError
 from fdaudit.federation import PartyData, Round, Setting
 from fdaudit.local import joined
-from fdaudit.messages import ALL, DATA
+from fdaudit.messages import ALL, DATA, SUM
 from fdaudit.rng import child, child_seed
 from fdaudit.training import Job, Parameters, draw_batches
 from fdaudit.wire import Delivery
@@ -33,6 +33,10 @@ class FedAvgConfig(LocalTraining):
     weighting: Literal["samples", "public", "uniform"] = "samples"
     """Average weighted by `sample_count`; by the same numbers where they are public by agreement; or plainly. Of the
     last two no count is sent."""
+    aggregation: Literal["plain", "secure"] = "plain"
+    """Who averages: the server, which then sees every upload; or secure aggregation, which hands it their sum alone.
+    Of the latter clients send updates, each multiplied by its weight (1/m, or n_k/n where numbers are public) and
+    clipped, where a defence clips, after that."""
     mu: float = Field(0.0, ge=0)
     """FedProx's μ (Li et al. 2020); 0 is FedAvg."""
     server_momentum: float = Field(0.0, ge=0, lt=1)
@@ -61,6 +65,20 @@ class FedAvgConfig(LocalTraining):
             )
         return self
 
+    @model_validator(mode="after")
+    def _sums_of_weighted_updates(self) -> Self:
+        if self.aggregation == "secure" and self.upload != "model_update":
+            raise ValueError(
+                f"aggregation = 'secure' adds up model updates; upload = {self.upload!r} is none. "
+                "Set upload to 'model_update'."
+            )
+        if self.aggregation == "secure" and self.weighting == "samples":
+            raise ValueError(
+                "aggregation = 'secure' needs weights that clients know beforehand; weighting = 'samples' sends "
+                "counts. Set weighting to 'uniform' or 'public'."
+            )
+        return self
+
 
 class FedAvg:
     """Federated averaging: the server averages what clients learn from its model on their own data.
@@ -69,11 +87,15 @@ class FedAvg:
     steps and sends back a gradient, an update or its parameters; the server averages them, weighted by
     sample counts. The final model is published to everybody and to `world`. The reference that federated distillation
     is compared with, and the protocol whose messages carry the most about single records.
+
+    With `aggregation: secure` a party `aggregator` stands for secure aggregation (Bonawitz et al. 2017): clients send
+    it their weighted updates, and it sends the server their sum and how much weight is in it.
     """
 
     name: ClassVar[str] = "fedavg"
     source: ClassVar[str] = "McMahan, Moore, Ramage, Hampson & Agüera y Arcas 2017, Algorithm 1"
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
+    roles: ClassVar[tuple[str, ...]] = ("server", "aggregator", "client")
+    roles_when: ClassVar[dict[str, dict[str, Any]]] = {"aggregator": {"aggregation": "secure"}}
     messages: ClassVar[tuple[dict[str, Any], ...]] = (
         {
             "kind": "sample_count",
@@ -95,7 +117,21 @@ class FedAvg:
             "from": "client",
             "to": "server",
             "what": "w_k - w_t (upload: model_update)",
-            "when": {"upload": "model_update"},
+            "when": {"upload": "model_update", "aggregation": "plain"},
+        },
+        {
+            "kind": "model_update",
+            "from": "client",
+            "to": "aggregator",
+            "what": "p_k (w_k - w_t), weighted by p_k = 1/m or n_k/n of the m clients that were asked",
+            "when": {"aggregation": "secure"},
+        },
+        {
+            "kind": "model_update",
+            "from": "aggregator",
+            "to": "server",
+            "what": "the sum of the updates that arrived; the field `weight` says what their weights add up to",
+            "when": {"aggregation": "secure"},
         },
         {
             "kind": "model_parameters",
@@ -107,7 +143,12 @@ class FedAvg:
         {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final model"},
     )
     trust: ClassVar[tuple[str, ...]] = (
-        "The server sees every client's upload by itself; no secure aggregation is assumed.",
+        "The server sees every client's upload by itself, but for `aggregation: secure`.",
+        (
+            "With `aggregation: secure` the party `aggregator` stands for a cryptographic protocol that keeps its "
+            "promise: nobody, the server included, sees a single update, and the server gets the exact sum of what "
+            "arrived. What the adversary `aggregator` sees is what leaks where that promise is broken."
+        ),
         "With `weighting: public` everybody knows how many records each client has; nothing is claimed to hide it.",
         "Parties follow the protocol and are curious (honest-but-curious).",
     )
@@ -158,7 +199,10 @@ class FedAvg:
             S = self._sample(t)  # S_t <- random set of m = max(C·K, 1) clients
             w_t = self._send_model(S)
             uploads, batches, losses, models = self._client_updates(t, w_t, S)
-            w = self._aggregate(w_t, uploads)  # w_{t+1} <- sum n_k / n w_k
+            weights = self._weights(list(uploads))
+            if self.config.aggregation == "secure" and uploads:
+                uploads, weights = self._sum(uploads, S)
+            w = self._aggregate(w_t, uploads, weights)  # w_{t+1} <- sum n_k / n w_k
             if t == self.config.rounds - 1:
                 self._send_model([*self._clients, "world"])
             yield Round(index=t, models={"server": w, **models}, batches=batches, losses=losses)
@@ -183,7 +227,9 @@ class FedAvg:
             raise ProtocolError("fedavg: the server's model did not arrive. Only clients may go silent.")
         return sent
 
-    def _aggregate(self, w_t: Delivery, uploads: Mapping[str, Delivery]) -> Parameters:
+    def _aggregate(
+        self, w_t: Delivery, uploads: Mapping[str, Delivery], weights: Sequence[float]
+    ) -> Parameters:
         """Line 8: the weighted average, from the model as it was sent (a defence may have changed it).
 
         FedAvgM (Hsu et al. 2019) keeps a velocity v <- βv + Δ of the change Δ and adds v instead of Δ.
@@ -192,7 +238,6 @@ class FedAvg:
         """
         if not uploads:
             return self.released()
-        weights = self._weights(list(uploads))
         scale = {"gradient": -self.config.lr, "model_update": 1.0, "model_parameters": 1.0}[
             self.config.upload
         ]
@@ -225,6 +270,32 @@ class FedAvg:
     def _count_seqs(self, senders: Mapping[str, Delivery]) -> list[int]:
         return [int(self.state[f"server/n_seq/{k}"]) for k in senders if f"server/n_seq/{k}" in self.state]
 
+    # -- secure aggregation -----------------------------------------------------------------------------------
+
+    def _sum(
+        self, uploads: Mapping[str, Delivery], S: Sequence[str]
+    ) -> tuple[dict[str, Delivery], list[float]]:
+        """Σ p_k Δ_k over the clients that answered, all that the server gets of them, and 1 / Σ p_k.
+
+        Who answered is no secret: without the weight of those that are missing the sum would fall short.
+        """
+        p = self._shares(S)
+        weight = sum(p[k] for k in uploads)
+        first = next(iter(uploads.values()))
+        total = {
+            n: torch.stack([u[n].cpu().double() for u in uploads.values()]).sum(0).to(first[n].dtype)
+            for n in first
+        }
+        inputs, fields = [u.seq for u in uploads.values()], {SUM: True, "weight": weight}
+        sent = self._wire.send("aggregator", ["server"], "model_update", total, inputs=inputs, fields=fields)
+        if sent is None:
+            raise ProtocolError("fedavg: the sum of the updates did not arrive. Only clients may go silent.")
+        return {"aggregator": sent}, [1 / weight]
+
+    def _shares(self, S: Sequence[str]) -> dict[str, float]:
+        """p_k of the clients that were asked, which each knows beforehand: public numbers of records, or 1/m."""
+        return dict(zip(S, self._weights(S), strict=True))
+
     # -- the clients ----------------------------------------------------------------------------------------
 
     def _announce_counts(self) -> None:
@@ -247,12 +318,16 @@ class FedAvg:
             fitted, basis = self._local.gradients(jobs, fit, inputs=inputs)
         else:  # w <- w - eta grad, for each local step
             fitted, basis = self._local.fit(jobs, fit, length=cfg.steps, inputs=inputs)
+        secure, shares = cfg.aggregation == "secure", self._shares(selected)
+        receiver = "aggregator" if secure else "server"
         uploads, batches, losses, models = {}, {}, {}, {}
         for job, result in zip(jobs, fitted, strict=True):
             tensors, behind = result.parameters, basis[job.party]
             if cfg.upload == "model_update":
                 tensors, behind = {n: p - w_t[n] for n, p in tensors.items()}, joined(behind, (w_t.seq,))
-            upload = self._wire.send(job.party, ["server"], cfg.upload, tensors, inputs=behind)
+            if secure:
+                tensors = {n: shares[job.party] * delta for n, delta in tensors.items()}
+            upload = self._wire.send(job.party, [receiver], cfg.upload, tensors, inputs=behind)
             if upload is not None:  # otherwise the client went silent: the round goes on without it
                 uploads[job.party] = upload
                 batches[upload.seq] = torch.cat(list(result.batches))

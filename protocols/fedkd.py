@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from fdaudit.data import class_counts
-from fdaudit.errors import ProtocolError
+from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation import Round, Setting
 from fdaudit.local import joined
 from fdaudit.messages import DATA
-from fdaudit.objectives import Objective
 from fdaudit.rng import child, child_seed
-from fdaudit.training import Fit, Job, Parameters, draw_batches
-from fdaudit.types import DefenseSpec, Task, Trained
+from fdaudit.training import Job, Parameters, draw_batches
 from fdaudit.wire import Delivery
 
-from ._local import LocalSteps
+from ._fedkd_settings import FedKDConfig
 from ._state import basis_of, keep_basis, put, take
+from ._votes import ballot, count, targets
 
 __all__ = ["FedKD", "FedKDConfig", "class_weights", "ensemble"]
 
@@ -45,92 +43,6 @@ def ensemble(logits: Sequence[Tensor], weights: Tensor) -> Tensor:
     return z.float()
 
 
-class FedKDConfig(LocalSteps):
-    """FedKD's settings; symbols follow Gong et al. 2022."""
-
-    local_epochs: int | None = Field(50, ge=1)
-    """Passes over a client's data, in one go, before anything is sent; `local_steps` may be given in its place."""
-    weights: Literal["class-counts", "uniform"] = "class-counts"
-    """ω: each client's share of a class's records (Eq. 1), or 1/K; then no counts are sent."""
-    levels: int | None = Field(200, ge=2, le=2**16 - 1)
-    """S: quantisation levels of the logits; null sends them as they are."""
-    grid: Literal["eq3", "eq4"] = "eq4"
-    """The quantiser's grid: that of Eq. 4, or the other one that Eq. 3 describes."""
-    z_max: float | None = Field(None, gt=0)
-    """A public bound to which logits are clipped. None: the largest absolute logit of all clients (Eq. 3), on which
-    they have to agree through the aggregator."""
-    noise_at: Literal["aggregator", "client", "none"] = "aggregator"
-    """Who adds the Laplace noise: the aggregator, once, to the ensemble (Eq. 2), or each client to its own logits."""
-    gamma: float | None = Field(1.0, gt=0)
-    """γ: the noise has scale 1/γ, in logits; null adds none."""
-    clip: float | None = Field(None, gt=0)
-    """B: a public bound to which what is noised is clipped first. The paper has none, and so nothing to claim. Before
-    a plain average the aggregator clips each client's logits: one client then moves it by its share at most."""
-    temperature: float | None = Field(None, gt=0)
-    """τ of the distillation (Eq. 5 and 6); null is the paper's τ = ∞: squared error on logits (Eq. 7)."""
-    distill_rounds: int = Field(5, ge=1)
-    """Into how many rounds the distillation is split, after each of which it is evaluated and can be resumed."""
-    distill_steps: int = Field(200, ge=1)
-    """Distillation steps a round; T in all is `distill_rounds` times as many."""
-    distill_batch_size: int = Field(512, ge=1)
-    """B: public samples a distillation step."""
-    distill_lr: float = Field(1e-3, gt=0)
-    """Learning rate of the distillation."""
-    distill_optimizer: Literal["adam", "sgd"] = "adam"
-    """Optimiser of the distillation."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _steps_take_the_place_of_epochs(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("local_steps") is not None:
-            return {"local_epochs": None} | values
-        return values
-
-    @property
-    def rounds(self) -> int:
-        """The phases: local training, the ensemble, and the parts of the distillation."""
-        return 2 + self.distill_rounds
-
-    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """One, before anything is sent."""
-        return (self.steps,) if of == "model" else ()
-
-    @property
-    def ranged(self) -> bool:
-        """Whether clients have to agree on z_max."""
-        return self.levels is not None and self.z_max is None
-
-    @property
-    def bounded(self) -> float | None:
-        """B, where the aggregator clips each client's logits to it: then one client moves the ensemble by its share."""
-        return self.clip if self.noise_at == "aggregator" else None
-
-    def defenses(self) -> tuple[DefenseSpec, ...]:
-        """Q(z; S) on each client's logits and Lap(1/γ) where it is asked for: Eq. 2."""
-        found = []
-        if self.levels is not None:
-            params: dict[str, Any] = {"levels": self.levels, "grid": self.grid, "z_max": self.z_max}
-            name = "uniform-quantization"
-            found.append(DefenseSpec(kind="logits", sender="client", name=name, params=params))
-        if self.gamma is not None and self.noise_at != "none":
-            kind = "logits" if self.noise_at == "client" else "ensemble_labels"
-            # Every public sample is answered, whatever the data.
-            params = {"gamma": self.gamma, "clip": self.clip, "public_index": True}
-            found.append(DefenseSpec(kind=kind, sender=self.noise_at, name="laplace-noise", params=params))
-        return tuple(found)
-
-    def distillation(self, task: Task = "single-label") -> Fit:
-        """The training core's settings for the central model."""
-        tau = self.temperature
-        divergence: Objective = "binary-kl" if task == "multi-label" else "kl"
-        return Fit(
-            lr=self.distill_lr,
-            optimizer=self.distill_optimizer,
-            objective="l2" if tau is None else divergence,
-            temperature=tau or 1.0,
-        )
-
-
 class FedKD:
     """One-shot, one-way distillation: clients answer once on public samples, a central model learns from the ensemble.
 
@@ -139,6 +51,10 @@ class FedKD:
     records of the class each client has, adds Laplace noise and hands the ensemble to the server, which distils
     its central model from it. No model and no gradient leaves a client. The aggregator, by contrast, sees class
     counts and the clean quantised logits of every client.
+
+    With `ensemble: votes` clients answer with their predicted classes instead, and the aggregator counts one vote a
+    client. A PATE aggregator attached to the counts then publishes noisy labels in their place, and the server
+    distils from whichever reaches it.
 
     Of the multi-label task, local models are fitted by binary cross-entropy on the labels that are known, and a
     client's count of a class is of the records in which it occurs.
@@ -176,12 +92,37 @@ class FedKD:
             "from": "client",
             "to": "aggregator",
             "what": "index (n,), Q(z_k; S) (n, C) for every public sample, once",
+            "when": {"ensemble": "logits"},
         },
         {
             "kind": "ensemble_labels",
             "from": "aggregator",
             "to": "server",
             "what": "index (n,), ẑ (n, C) of Eq. 2: weighted logits and noise",
+            "when": {"ensemble": "logits"},
+        },
+        {
+            "kind": "hard_labels",
+            "from": "client",
+            "to": "aggregator",
+            "what": "index (n,), values (n,): one vote for every public sample, once",
+            # Not logits in another form: whoever averages logits cannot read votes.
+            "when": {"ensemble": "votes", "weights": "uniform"},
+        },
+        {
+            "kind": "vote_counts",
+            "from": "aggregator",
+            "to": "server",
+            "what": "index (n,), counts (n, C): votes of all clients on every public sample",
+            "when": {"ensemble": "votes"},
+        },
+        {
+            "kind": "hard_labels",
+            "from": "aggregator",
+            "to": "server",
+            "what": "index (m,), values (m,): noisy plurality of the votes on the samples that are answered, m ≤ n",
+            "when": {"ensemble": "votes"},
+            "made_of": "vote_counts",
         },
         {"kind": "model_parameters", "from": "server", "to": "world", "what": "the final central model"},
     )
@@ -190,6 +131,10 @@ class FedKD:
             "The aggregator is trusted: it sees every client's class counts and clean quantised logits, and adds the "
             "noise once, after aggregation, as in Eq. 2. It does not collude with the server. With `noise_at: client` "
             "it need not be trusted with more than noised logits, the ranges and the counts."
+        ),
+        (
+            "With `ensemble: votes` the aggregator sees every client's vote on every sample, and the server sees how "
+            "many clients agree, unless a PATE aggregator puts noisy labels in the place of the counts."
         ),
         "All parties hold the same public samples before the first round; nothing private is in them.",
         "The final model is published: clients get it from `world` like anybody else.",
@@ -213,6 +158,10 @@ class FedKD:
             "that was fixed beforehand. `z_max`, `clip` and `withhold: [class_counts]` are ours, for whoever wants one."
         ),
         "`noise_at: client` is ours too: noise after quantisation, of scale 1/γ on each client's every logit.",
+        (
+            "`ensemble: votes` is ours too: it makes FedKD an ensemble to which PATE (Papernot et al. 2018) applies. "
+            "The central model learns from noisy labels, or without noise from the shares of the votes."
+        ),
         "Eq. 7 prints a norm; the limit that it is taken from (Hinton et al. 2015) is of its square, which is used.",
         "A class that nobody has, of which Eq. 1 says nothing, is averaged plainly.",
         "The algorithm box's step is plain gradient descent; the experiments use Adam, which is the default.",
@@ -243,6 +192,9 @@ class FedKD:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
         self._trainers, self._local, self._clients = setting.trainers, setting.local, dict(setting.clients)
         self._public, self._classes, self._task = setting.public, setting.classes, setting.task
+        if config.ensemble == "votes" and self._task == "multi-label":
+            problem = "needs one class a record: a vote names one"
+            raise SpecError("protocol.params.ensemble", "votes", problem, "Set ensemble to 'logits'.")
         self.state: dict[str, Tensor] = {}
         for party in ("server", *self._clients):
             put(self.state, f"{party}/w/", {n: t.clone() for n, t in setting.initial[party].items()})
@@ -254,9 +206,9 @@ class FedKD:
             if t == 0:  # Local Training: train each local model θ^k with D^k
                 yield Round(index=t, losses=self._train_locally(), models=self._models())
             elif t == 1:  # Logits Ensemble: ẑ_i <- aggregate {z_i^k; S, γ}, Eq. 2
-                logits, counts = self._answer()
-                self._receive(self._aggregate(logits, counts))
-                batches = {z_k.seq: torch.arange(len(self._clients[k])) for k, z_k in logits.items()}
+                answers, z = self._vote() if self.config.ensemble == "votes" else self._average()
+                self._receive(z)
+                batches = {z_k.seq: torch.arange(len(self._clients[k])) for k, z_k in answers.items()}
                 yield Round(index=t, models={"server": self.released()}, batches=batches)
             else:  # Distillation: steps t = 1, ..., T on θ^s
                 losses = self._distill(t)
@@ -269,6 +221,16 @@ class FedKD:
     def released(self) -> Parameters:
         """The central model θ^s."""
         return take(self.state, "server/w/")
+
+    def _average(self) -> tuple[dict[str, Delivery], Delivery | None]:
+        """What clients answered, and their ensemble where anybody did."""
+        logits, counts = self._answer()
+        return logits, self._aggregate(logits, counts)
+
+    def _vote(self) -> tuple[dict[str, Delivery], Delivery | None]:
+        """What clients voted, and what the aggregator says of it where anybody did."""
+        ballots = self._cast()
+        return ballots, self._count(ballots)
 
     # -- the clients ----------------------------------------------------------------------------------------
 
@@ -313,6 +275,15 @@ class FedKD:
             if sent is not None:
                 logits[k] = sent
         return logits, counts
+
+    def _cast(self) -> dict[str, Delivery]:
+        """Each client's predicted class of every public sample."""
+        sent = {}
+        for k, z_k in self._trainers.predict(self._models(), self._public).items():
+            tensors = {"index": torch.arange(len(z_k), dtype=torch.int32), "values": ballot(z_k)}
+            inputs = basis_of(self.state, k)
+            sent[k] = self._wire.send(k, ["aggregator"], "hard_labels", tensors, inputs=inputs)
+        return {k: delivery for k, delivery in sent.items() if delivery is not None}
 
     def _send_counts(self) -> dict[str, Delivery]:
         sent = {}
@@ -362,28 +333,45 @@ class FedKD:
             sent |= {n: torch.tensor(v, dtype=torch.float64) for n, v in says.items()}
         return self._wire.send("aggregator", ["server"], "ensemble_labels", sent, inputs=inputs)
 
+    def _count(self, ballots: Mapping[str, Delivery]) -> Delivery | None:
+        """The votes on every public sample, those on which nobody voted included: which they are follows from data."""
+        if not ballots:
+            return None
+        index = torch.arange(len(self._public), dtype=torch.int32)
+        sent = {"index": index, "counts": count(ballots.values(), index, self._classes)}
+        inputs = [cast.seq for cast in ballots.values()]
+        return self._wire.send("aggregator", ["server"], "vote_counts", sent, inputs=inputs)
+
     # -- the server -----------------------------------------------------------------------------------------
 
     def _receive(self, z: Delivery | None) -> None:
-        if z is not None:
-            put(self.state, "server/z/", {"index": z["index"].cpu(), "values": z["values"].cpu()})
-            self.state["server/basis"] = torch.tensor([z.seq])
+        if z is None:
+            return
+        if self.config.ensemble == "votes":
+            known = targets(z, len(self._public), self._classes)
+        else:
+            known = {"index": z["index"].cpu(), "values": z["values"].cpu()}
+        if len(known["index"]):
+            put(self.state, "server/z/", known)
+        self.state["server/basis"] = torch.tensor([z.seq])
 
     def _distill(self, t: int) -> dict[str, float]:
         """Steps of ∇L on θ^s, Eq. 7 or Eq. 5; the optimiser goes on where the round before left it.
 
-        Without an ensemble the central model stays as it is.
+        Shares of votes are probabilities as they are. Without an ensemble the central model stays as it is.
         """
         known = take(self.state, "server/z/")
         if not known:
             return {}
         tau, x = self.config.temperature, self._public[known["index"].long()]
-        targets = known["values"] if tau is None else self._activated(known["values"] / tau)
+        wanted = known["values"]
+        if tau is not None and self.config.ensemble == "logits":
+            wanted = self._activated(wanted / tau)
         job = Job(
             party="server",
             parameters=self.released(),
             x=x,
-            targets=targets,
+            targets=wanted,
             batches=draw_batches(
                 len(x),
                 self.config.distill_batch_size,

@@ -44,9 +44,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"upload": "model_parameters", "local_epochs": 1, "mu": 0.1}),
     ("fedavg", {"fraction": 0.34, "local_steps": 1}),
     ("fedavg", {"server_momentum": 0.9, "weighting": "uniform", "fraction": 0.67}),
+    ("fedavg", {"aggregation": "secure", "weighting": "uniform", "fraction": 0.67, "momentum": 0.5}),
+    ("fedavg", {"aggregation": "secure", "weighting": "uniform", "server_momentum": 0.5}),
     ("fedkd", {"distill_rounds": 3, "temperature": 3.0, "weights": "uniform", "grid": "eq3", "levels": 6}),
     ("fedkd", {"levels": None, "noise_at": "client", "clip": 5.0, "distill_optimizer": "sgd"}),
     ("fedkd", {"z_max": 4.0, "gamma": None, "local_steps": 3, "final_lr": 0.01}),
+    ("fedkd", {"ensemble": "votes", "temperature": 2.0, "distill_optimizer": "sgd", **FAST}),
     ("ds-fl", {"aggregation": "sa", "share": "hard_labels", "public_batch": 4, **FAST}),
     ("feddf", {"fraction": 0.67, "distill_batch_size": 3, "temperature": 2.0}),
     ("feded", {"share": "hard_labels", "distill_batch_size": 2, "distill_lr": 0.05, **FAST}),
@@ -61,6 +64,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("selective-fd", {"selector": "confidence", "local_steps": 0, "tau_client": 0.1}),
     ("selective-fd", {"selector": "energy", "labels": "soft", "warm_up_steps": 0}),
     ("selective-fd", {"selector": "none", "order": "local-first"}),
+    ("selective-fd", {"ensemble": "votes", "selector": "confidence", "tau_client": 0.1}),
+    ("selective-fd", {"ensemble": "votes", "aggregator": "secure", "selector": "none", "public_batch": 5}),
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
     ("dafkd", {"upload_discriminator": False, "fraction": 0.67, "weighting": "samples"}),
@@ -244,7 +249,7 @@ def run(
     cls = cls or REGISTRY.load(name)
     config = configured(name, params or {}, rounds)
     clients = dict(clients or records())
-    parties = parties_of(cls, len(clients))
+    parties = parties_of(cls, config, len(clients))
     attached = own_defenses(config)
     for key, given in (defenses or {}).items():
         attached[key] = (*given, *attached.get(key, ()))

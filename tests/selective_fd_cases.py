@@ -65,17 +65,18 @@ def accuracy_after(
     clients, public, _ = divided(seed, per_class=per_class, classes=classes, proxy=6000)
     cls = REGISTRY.load(name)
     common = Common(networks=Networks(network()), execution=execution(), public=public)
+    config = validate(cls.Config, params)
     with Transcript(folder, secret=SECRET) as transcript:
         wire = Wire(
             transcript,
-            parties=parties_of(cls, CLIENTS),
+            parties=parties_of(cls, config, CLIENTS),
             kinds=kinds_of(cls),
             device=torch.device("cpu"),
             secret=SECRET,
             withholdable=cls.withholdable,
         )
         setting = setting_of(cls, common, clients, wire, seed)
-        protocol = cls(validate(cls.Config, params), setting)
+        protocol = cls(config, setting)
         models: dict[str, Any] = {}
         for done in protocol.rounds(0):
             models |= {k: m for k, m in done.models.items() if k in clients}

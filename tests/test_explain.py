@@ -54,6 +54,7 @@ def test_who_sees_what_of_fedavg() -> None:
     uploads = {"sample_count", "gradient", "model_update", "model_parameters"}
     assert sees(card("fedavg")) == {
         "server": (uploads, {"model_parameters"}, set()),
+        "aggregator": ({"model_update"}, {"model_update"}, set()),
         "each client": ({"model_parameters"}, uploads, set()),
         "eavesdropper": (uploads, set(), set()),
         "world": ({"model_parameters"}, set(), {"released-model"}),

@@ -61,10 +61,13 @@ def test_the_declaration_is_complete_and_literal(name):
     assert card["source"].strip()
     roles = {*card["roles"], "world"}
     for message in card["messages"]:
-        assert set(message) - {"when", "reveals"} == {"kind", "from", "to", "what"}
+        assert set(message) - {"when", "reveals", "made_of"} == {"kind", "from", "to", "what"}
         assert message["kind"] in KINDS
         assert message["from"] in card["roles"]
         assert {r.strip() for r in message["to"].split(",")} <= roles
+        for name in message.get("when", {}):
+            assert hasattr(cls.Config(), name)
+    assert set(card.get("roles_when", {})) <= set(card["roles"])
     assert set(card["withholdable"]) <= {m["kind"] for m in card["messages"]}
     for oracle in card["oracles"]:
         assert set(oracle["available_to"]) <= {*roles, "client"}

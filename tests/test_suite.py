@@ -72,7 +72,7 @@ def test_the_quickstart_s_specs_make_a_plan(name: str) -> None:
     assert plan.spec.profile == "quick"
     assert [a.name for a in plan.attacks if a.config is not None] == attacks.REGISTRY.names()
     assert set(plan.spec.adversaries) == {"server", "client/0", "eavesdropper", "world"} | (
-        {"aggregator"} & set(plan.protocol.roles)
+        {"aggregator"} & set(plan.parties)
     )
 
 

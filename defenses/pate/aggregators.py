@@ -75,6 +75,8 @@ class _Aggregator:
     """What every aggregator has in common: what it takes, what it sends, and when nothing can be claimed."""
 
     name: ClassVar[str]
+    accepts: ClassVar[tuple[str, ...]] = ("vote_counts",)
+    makes: ClassVar[str] = "hard_labels"
     config: _PateConfig
 
     def describe(self) -> Mapping[str, Any]:

@@ -14,12 +14,9 @@ import numpy as np
 from fdaudit.accounting.costs import ORDERS, Charge, Drawn, Epsilon, converted, curve, epsilon, parts_of
 from fdaudit.accounting.graph import Guarantees, Leak, MessageGraph, Unchanged
 from fdaudit.events import Gaussian, Mechanism, NoGuarantee, Relation, Release, SampledGaussian, Unit
-from fdaudit.messages import ALL, DATA, Message, role
+from fdaudit.messages import ALL, DATA, SUM, Message, role
 
-__all__ = ["SUM", "Bill", "Contribution", "Entry", "mechanisms", "sampling"]
-
-SUM = "exact_sum"
-"""The field that marks a message as the exact sum of the messages among its inputs."""
+__all__ = ["Bill", "Contribution", "Entry", "mechanisms", "sampling"]
 
 _TRIED = (1.5, 2, 4, 8, 16, 64, 1024)
 """Orders at which a cheaper way of charging is sought."""

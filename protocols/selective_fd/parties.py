@@ -19,6 +19,7 @@ from fdaudit.messages import ALL
 from fdaudit.rng import child, child_seed
 from fdaudit.training import Job, Parameters, draw_batches
 
+from .._votes import ballot, count
 from .selectors import Box, Selection, confidence, energy, fit_density, threshold
 
 __all__ = ["Client", "Server"]
@@ -84,17 +85,20 @@ class Client:
         batches = draw_batches(len(self._data), batch_size, steps=steps, generator=generator)
         return self._job(stage, t, self._data.x, self._data.y, batches)
 
-    def answer(self, index: Tensor, predict: Predict, labels: str) -> dict[str, Tensor]:
+    def answer(self, index: Tensor, predict: Predict, form: str) -> dict[str, Tensor]:
         """Line 12: predictions of the proxy samples asked for that the selector accepts.
 
         Returns:
-            `index` (n,) int32 and `values` (n, C) probabilities or (n,) classes; n may be 0.
+            `index` (n,) int32 and `values` (n, C) probabilities or (n,) classes; n may be 0. Of votes `index` is all
+            that was asked for, and the class -1 where the selector declines.
         """
         index = _known(index, len(self._public))
         logits = predict(self._public[index])
         accepted = self._accepted(index, logits, predict)
+        if form == "votes":
+            return {"index": index.int(), "values": ballot(logits, accepted)}
         values = logits[accepted].softmax(1)
-        if labels == "hard":
+        if form == "hard":
             values = values.argmax(1).to(_smallest_integer(self._classes))
         return {"index": index[accepted].int(), "values": values.contiguous()}
 
@@ -150,6 +154,15 @@ class Server:
         """Line 10: indices (min(n, samples),) of proxy samples drawn at random, int32."""
         generator = child(self.seed, "selective-fd", "proxy", t)
         return torch.randperm(self.samples, generator=generator)[:n].int()
+
+    def count(self, asked: Tensor, ballots: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """In place of line 14: how many clients voted for each class of each sample that was asked about.
+
+        Returns:
+            `index` (n,) int32, in the order asked, and `counts` (n, C) int64.
+        """
+        asked = _known(asked, self.samples)
+        return {"index": asked.int(), "counts": count(ballots, asked, self.classes)}
 
     def aggregate(self, asked: Tensor, answers: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Line 14: the mean over the clients that answered, without what nobody answered or is ambiguous.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fdaudit.errors import ProtocolError, SpecError
@@ -15,49 +13,15 @@ from fdaudit.federation import Round, Setting
 from fdaudit.local import joined
 from fdaudit.messages import ALL
 from fdaudit.training import Fit, Fitted, Job, Parameters
-from fdaudit.types import Trained
 from fdaudit.wire import Delivery
 
 from .._state import basis_of, keep_basis, put, take
+from .._votes import targets
 from .parties import Client, Server
-from .selectors import Box, Selection
+from .selectors import Box
+from .settings import SelectiveFDConfig
 
 __all__ = ["SelectiveFD", "SelectiveFDConfig"]
-
-
-class SelectiveFDConfig(Selection):
-    """Selective-FD's settings; defaults are the paper's for MNIST where it says, non-IID."""
-
-    rounds: int = Field(150, ge=1)
-    """T: communication rounds."""
-    warm_up_steps: int = Field(200, ge=0)
-    """SGD steps on its own records that a client takes before the first round."""
-    local_steps: int = Field(1, ge=0)
-    """SGD steps on its own records a round (the paper: 1, and 5 when IID)."""
-    distill_steps: int = Field(10, ge=1)
-    """SGD steps on the round's ensemble predictions (the paper: 10, and 6 when IID)."""
-    batch_size: int = Field(64, ge=1)
-    """Records a local step."""
-    public_batch: int = Field(512, ge=1)
-    """Proxy samples that the server asks about in a round; every distillation step takes all that came back."""
-    lr: float = Field(0.1, gt=0)
-    """Learning rate of SGD."""
-    order: Literal["local-first", "predict-first"] = "predict-first"
-    """Whether a round's local steps come after its predictions (Algorithm 1) or before (the authors' code)."""
-    labels: Literal["hard", "soft"] = "hard"
-    """What a client answers: its predicted class, or its class probabilities."""
-    tau_server: float = Field(2.0, gt=0, le=2)
-    """τ_server: the largest ℓ1 distance of an ensemble prediction from its one-hot prediction; 2 keeps them all."""
-
-    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """The warm-up and each round's local steps."""
-        lengths = (self.warm_up_steps, *(self.local_steps,) * self.rounds)
-        return tuple({"steps": n} for n in lengths if n and of == "model")
-
-    def alone(self) -> dict[str, Any]:
-        """As many SGD steps as a client takes here, spread evenly over the rounds."""
-        steps = math.ceil(self.warm_up_steps / self.rounds) + self.local_steps + self.distill_steps
-        return {"rounds": self.rounds, "local_steps": steps, "batch_size": self.batch_size, "lr": self.lr}
 
 
 class SelectiveFD:
@@ -69,13 +33,17 @@ class SelectiveFD:
     average is ambiguous, and returns the rest, on which every client distils. Models never leave a client and may
     differ. What a client declines is on the wire with what it answers, and tells which classes it holds.
 
+    With `ensemble: votes` the answers are counted, and clients learn from the counts. A PATE aggregator attached to
+    these publishes noisy labels in their place.
+
     A class that no client holds is answered by nobody, but for mistakes of the selectors: its samples are dropped,
     and no model learns it.
     """
 
     name: ClassVar[str] = "selective-fd"
     source: ClassVar[str] = "Shao, Wu & Zhang 2023 (Nature Communications 15:349), Algorithm 1 and Eq. 1"
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
+    roles: ClassVar[tuple[str, ...]] = ("server", "aggregator", "client")
+    roles_when: ClassVar[dict[str, dict[str, Any]]] = {"aggregator": {"aggregator": "secure"}}
     messages: ClassVar[tuple[dict[str, Any], ...]] = (
         {
             "kind": "proxy_indices",
@@ -84,11 +52,18 @@ class SelectiveFD:
             "what": "index (b,): the public samples of the round, drawn at random",
         },
         {
+            "kind": "proxy_indices",
+            "from": "server",
+            "to": "aggregator",
+            "what": "the same",
+            "when": {"aggregator": "secure"},
+        },
+        {
             "kind": "soft_labels",
             "from": "client",
             "to": "server",
             "what": "index (n,), values (n, C): probabilities of the samples that the client accepts, n ≤ b",
-            "when": {"labels": "soft"},
+            "when": {"labels": "soft", "ensemble": "mean"},
             "reveals": "its index says which samples the selectors, fitted to its records, declined",
         },
         {
@@ -96,7 +71,7 @@ class SelectiveFD:
             "from": "client",
             "to": "server",
             "what": "index (n,), values (n,): classes of the samples that the client accepts, n ≤ b",
-            "when": {"labels": "hard"},
+            "when": {"labels": "hard", "ensemble": "mean"},
             "reveals": "its index says which samples the selectors, fitted to its records, declined",
         },
         {
@@ -104,10 +79,60 @@ class SelectiveFD:
             "from": "server",
             "to": "client",
             "what": "index (n,), values (n, C): the mean over the clients that answered, of the samples that are kept",
+            "when": {"ensemble": "mean"},
+        },
+        {
+            "kind": "hard_labels",
+            "from": "client",
+            "to": "server",
+            "what": "index (b,), values (b,): a vote on each sample asked about, -1 where the client declines",
+            "when": {"ensemble": "votes", "aggregator": "server"},
+        },
+        {
+            "kind": "vote_counts",
+            "from": "server",
+            "to": "client",
+            "what": "index (b,), counts (b, C): votes of all clients",
+            "when": {"ensemble": "votes", "aggregator": "server"},
+        },
+        {
+            "kind": "hard_labels",
+            "from": "server",
+            "to": "client",
+            "what": "index (n,), values (n,): noisy plurality of the votes on the samples that are answered, n ≤ b",
+            "when": {"ensemble": "votes", "aggregator": "server"},
+            "made_of": "vote_counts",
+        },
+        {
+            "kind": "hard_labels",
+            "from": "client",
+            "to": "aggregator",
+            "what": "index (b,), values (b,): a vote on each sample asked about, -1 where the client declines",
+            "when": {"ensemble": "votes", "aggregator": "secure"},
+        },
+        {
+            "kind": "vote_counts",
+            "from": "aggregator",
+            "to": "server, client",
+            "what": "index (b,), counts (b, C): votes of all clients",
+            "when": {"ensemble": "votes", "aggregator": "secure"},
+        },
+        {
+            "kind": "hard_labels",
+            "from": "aggregator",
+            "to": "server, client",
+            "what": "index (n,), values (n,): noisy plurality of the votes on the samples that are answered, n ≤ b",
+            "when": {"ensemble": "votes", "aggregator": "secure"},
+            "made_of": "vote_counts",
         },
     )
     trust: ClassVar[tuple[str, ...]] = (
-        "The server sees every client's answers by itself, and which samples it declined.",
+        "The server sees every client's answers by itself, and what it declined, but for `aggregator: secure`.",
+        (
+            "With `aggregator: secure` the party `aggregator` stands for a cryptographic protocol that keeps its "
+            "promise: it counts the votes and adds the noise of a PATE aggregator, where one is attached, and nobody "
+            "sees a ballot. What the adversary `aggregator` sees is what leaks where that promise is broken."
+        ),
         "Every client sees the ensemble predictions, which are one client's own wherever only one answered.",
         "The public samples are known to everybody and contain nothing private.",
         "Parties follow the protocol and are curious (honest-but-curious).",
@@ -137,6 +162,10 @@ class SelectiveFD:
         (
             "Hard labels are averaged and sent back as shares of the answers, as in the authors' code, which also "
             "divides them by the number of clients; we do not."
+        ),
+        (
+            "`ensemble: votes` and `aggregator: secure` are ours: they make of the answers an ensemble to which PATE "
+            "(Papernot et al. 2018) applies. Clients learn from noisy labels, or else from the shares of the votes."
         ),
         (
             "The energy selector is the classifier's free energy (Liu et al. 2020); the paper does not say how its "
@@ -233,25 +262,30 @@ class SelectiveFD:
     def _ensemble_predictions(self, t: int) -> Delivery:
         """GenerateEnsemblePredictions(), lines 10-14."""
         everybody = list(self._clients)
+        secure = ["aggregator"] if self.config.aggregator == "secure" else []
         asked = self._sent(  # line 10
             "server",
-            everybody,
+            [*everybody, *secure],
             "proxy_indices",
             {"index": self._server.choose(t, self.config.public_batch)},
             (),
         )
         kind, answers = f"{self.config.labels}_labels", list[Delivery]()
         for k, client in self._clients.items():  # lines 11-13
-            answer = client.answer(asked["index"], self._predictor(k), self.config.labels)
+            answer = client.answer(asked["index"], self._predictor(k), self.config.form)
             # With a selector an answer depends on all that the client holds, its records among it.
-            inputs = joined(client.basis, (asked.seq,)) if self.config.selector == "none" else ALL
-            delivery = self._wire.send(k, ["server"], kind, answer, inputs=inputs)
+            basis = joined(client.basis, (asked.seq,)) if self.config.selector == "none" else ALL
+            delivery = self._wire.send(k, [self.config.counter], kind, answer, inputs=basis)
             if delivery is not None:
                 answers.append(delivery)
+        inputs = (asked.seq, *(a.seq for a in answers))
+        if self.config.ensemble == "votes":
+            # Samples that nobody voted on are among them: which they are follows from data.
+            counts = self._server.count(asked["index"], list(answers))
+            receivers = ["server", *everybody] if secure else everybody
+            return self._sent(self.config.counter, receivers, "vote_counts", counts, inputs)
         ensemble = self._server.aggregate(asked["index"], list(answers))  # line 14
-        return self._sent(
-            "server", everybody, "ensemble_labels", ensemble, (asked.seq, *(a.seq for a in answers))
-        )
+        return self._sent("server", everybody, "ensemble_labels", ensemble, inputs)
 
     def _sent(
         self,
@@ -285,10 +319,12 @@ class SelectiveFD:
 
     def _distil(self, t: int, ensemble: Delivery) -> dict[str, float]:
         """All clients learn from the ensemble together."""
-        distil = (c.distil_job(t, ensemble, self.config.distill_steps) for c in self._clients.values())
+        learnt: Mapping[str, Tensor] = ensemble
+        if self.config.ensemble == "votes":
+            learnt = targets(ensemble, self._server.samples, self._server.classes)
+        distil = (c.distil_job(t, learnt, self.config.distill_steps) for c in self._clients.values())
         jobs = [job for job in distil if job is not None]
-        for job in jobs:
-            client = self._clients[job.party]
+        for client in self._clients.values():  # that there is nothing to learn from shows as well
             client.basis = joined(client.basis, (ensemble.seq,))
         return self._adopted(jobs, self._trainers.fit(jobs, Fit(lr=self.config.lr)))
 
