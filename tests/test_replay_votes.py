@@ -1,4 +1,4 @@
-"""Acceptance: the record alone, by `json` and `safetensors`, gives back every count of votes and every secure sum.
+"""Acceptance: the record alone, by `json` and `safetensors`, gives back every count of votes.
 
 Nothing of fdaudit takes part in the reading. A record with one message taken away no longer gives them back.
 """
