@@ -123,7 +123,7 @@ class FedAvg:
             "kind": "model_update",
             "from": "client",
             "to": "aggregator",
-            "what": "p_k (w_k - w_t), weighted by p_k = 1/m or n_k/n of the m clients that were asked",
+            "what": "p_k (w_k - w_t); the field `weight` is p_k = 1/m or n_k/n among the m clients that were asked",
             "when": {"aggregation": "secure"},
         },
         {
@@ -327,7 +327,8 @@ class FedAvg:
                 tensors, behind = {n: p - w_t[n] for n, p in tensors.items()}, joined(behind, (w_t.seq,))
             if secure:
                 tensors = {n: shares[job.party] * delta for n, delta in tensors.items()}
-            upload = self._wire.send(job.party, [receiver], cfg.upload, tensors, inputs=behind)
+            fields = {"weight": shares[job.party]} if secure else {}
+            upload = self._wire.send(job.party, [receiver], cfg.upload, tensors, inputs=behind, fields=fields)
             if upload is not None:  # otherwise the client went silent: the round goes on without it
                 uploads[job.party] = upload
                 batches[upload.seq] = torch.cat(list(result.batches))

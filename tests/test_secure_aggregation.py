@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fdaudit.attacks.gradient_inversion.uploads import Upload, find_upload
 from fdaudit.defenses import REGISTRY as DEFENSES
 from fdaudit.protocols import REGISTRY
 
@@ -19,6 +20,7 @@ from fdaudit.messages import SUM, role
 from fdaudit.plan import make_plan
 from fdaudit.rehearsal import parties_of
 from fdaudit.spec import load_spec
+from fdaudit.view import view_of
 from fdaudit.wire import Outage
 
 from .ledger_cases import Log
@@ -111,6 +113,25 @@ def test_of_a_client_that_is_silent_neither_update_nor_weight_is_in_the_sum(weig
     nobody = run(tmp_path / "c", "fedavg", params, outages=everybody)
     assert encode(nobody.protocol.released()) == encode(initial())
     assert not [m for m in nobody.messages if m.sender == "aggregator"]
+
+
+def test_where_the_promise_is_broken_an_attack_gets_the_update_that_a_plain_run_sends(tmp_path) -> None:
+    """Server and aggregator together undo the weight, which is public; the server alone has nothing to invert."""
+    found = []
+    for aggregation, adversary in (("secure", "server+aggregator"), ("plain", "server")):
+        params = {**SECURE, "weighting": "public", "aggregation": aggregation}
+        ran = run(tmp_path / aggregation, "fedavg", params)
+        hyperparameters = configured("fedavg", params).model_dump(mode="json")
+        view = view_of(ran.folder, adversary, parties=ran.parties, hyperparameters=hyperparameters)
+        found.append(find_upload(view, "client/1", 0, 99))
+        if aggregation == "secure":
+            alone = view_of(ran.folder, "server", parties=ran.parties, hyperparameters=hyperparameters)
+            assert "in view" in str(find_upload(alone, "client/1", 0, 99))
+    for upload in found:
+        assert isinstance(upload, Upload)
+        assert upload.update is not None
+    for name, value in found[1].update.items():
+        torch.testing.assert_close(found[0].update[name], value, rtol=1e-5, atol=1e-7)
 
 
 # -- the ledger -----------------------------------------------------------------------------------------------------

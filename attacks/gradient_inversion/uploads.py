@@ -108,7 +108,8 @@ def _upload(view: View, message: Message, origin: Message, target: str, training
         gradient = sent
     else:
         absolute = message.kind == "model_parameters"
-        update = {name: value - start[name] if absolute else value for name, value in sent.items()}
+        weight = float(message.fields.get("weight", 1.0))  # of an update that was weighted before it was sent
+        update = {name: value - start[name] if absolute else value / weight for name, value in sent.items()}
         gradient = gradient_of_update(update, start, training)
         if len(training.batches) == 1:
             update = None
