@@ -57,7 +57,7 @@ def attach(spec: Spec, protocol: Any, config: Config) -> Attached:
                 f"{where}.name", entry.name, problem, f"Set at to {belongs!r}, or choose another."
             )
         if entry.at == "message":
-            key, built = _on_messages(where, entry, protocol, config, cls)
+            key, built = _on_messages(where, entry, protocol, config, cls, spec.clients)
             messages[key] = (*messages.get(key, ()), built)
             continue
         of: Trained = entry.of or "model"
@@ -69,7 +69,7 @@ def attach(spec: Spec, protocol: Any, config: Config) -> Attached:
 
 
 def _on_messages(
-    where: str, entry: DefenseSpec, protocol: Any, config: Config, cls: Any
+    where: str, entry: DefenseSpec, protocol: Any, config: Config, cls: Any, clients: int
 ) -> tuple[tuple[str, str], Any]:
     sent = sorted({m["kind"] for m in protocol.messages if m["from"] == entry.sender and _sent(m, config)})
     if entry.kind is None or entry.kind not in sent:
@@ -77,7 +77,19 @@ def _on_messages(
         problem = f"is never sent by a {entry.sender} in {protocol.name} with these settings"
         raise SpecError(f"{where}.kind", entry.kind, problem, nearest(str(entry.kind), sent or ["nothing"]))
     _refuse_unfit(where, entry.kind, entry, cls, protocol)
-    return (entry.kind, entry.sender), cls(validate(cls.Config, entry.params, f"{where}.params"))
+    params = validate(cls.Config, entry.params, f"{where}.params")
+    _refuse_unfounded(where, params, clients, config)
+    return (entry.kind, entry.sender), cls(params)
+
+
+def _refuse_unfounded(where: str, params: Config, clients: int, config: Config) -> None:
+    """A defence that counts on one of many clients being drawn must say of how many the protocol draws."""
+    claimed, drawn = getattr(params, "drawn_from", 1), config.drawn_from(clients)  # type: ignore[attr-defined]
+    if claimed not in (1, drawn):
+        done = f"one of {drawn} clients is" if drawn > 1 else "every client is"
+        problem = f"is not what these settings do: {done} asked a step"
+        allowed = f"{drawn} or 1" if drawn > 1 else "1"
+        raise SpecError(f"{where}.params.drawn_from", claimed, problem, f"Set it to {allowed}.")
 
 
 def _refuse_unfit(where: str, kind: str, entry: DefenseSpec, cls: Any, protocol: Any) -> None:
@@ -107,8 +119,10 @@ def _in_training(
 
 
 def _sent(message: Mapping[str, Any], config: Config) -> bool:
-    """Whether a declared message is sent under these settings: `when` names the ones that it depends on."""
-    return all(getattr(config, field) == value for field, value in message.get("when", {}).items())
+    """Whether somebody sends a declared message under these settings: `when` names the ones that it depends on."""
+    return "made_by" not in message and all(
+        getattr(config, field) == value for field, value in message.get("when", {}).items()
+    )
 
 
 def refuse_untrainable(attached: Attached, spec: Spec, networks: Networks) -> None:

@@ -33,6 +33,10 @@ class ProtocolConfig(Config):
         """The protocol's own defences, as data; they act after those of the spec."""
         return ()
 
+    def drawn_from(self, clients: int) -> int:
+        """Of how many clients one is drawn uniformly at random, whatever the data, for each step's noisy answers."""
+        return 1
+
 
 @dataclass(frozen=True, eq=False)
 class PartyData:
@@ -137,7 +141,8 @@ class FederatedProtocol(Protocol):
     The class attributes are plain literals, so that `list` and `explain` can read them without running code.
     An entry of `messages` has `kind`, `from`, `to`, `what` and, where a setting decides whether it is sent,
     `when`: the settings by name with the value that each must have; where part of it is raw data whatever the values
-    are noised with, `reveals` says which. `heterogeneous` says whether clients may
+    are noised with, `reveals` says which; one that nobody sends, but that a defence makes of another, is
+    `made_by` a defence. `heterogeneous` says whether clients may
     train different networks, `needs_public` whether the protocol works on the public samples, `many_messages`
     whether payloads of a round share one file, `tasks` which tasks it can run (left out: single-label only). `trains`
     names what clients train on their own records through `Setting.local`, each with the setting that says how

@@ -75,6 +75,8 @@ class _Aggregator:
     """What every aggregator has in common: what it takes, what it sends, and when nothing can be claimed."""
 
     name: ClassVar[str]
+    accepts: ClassVar[tuple[str, ...]] = ("vote_counts",)
+    makes: ClassVar[str] = "hard_labels"
     config: _PateConfig
 
     def describe(self) -> Mapping[str, Any]:
@@ -90,7 +92,7 @@ class _Aggregator:
         index, counts = self._votes(kind, tensors)
         answered, values = self._answers(counts, noise)
         labels = {"index": index[answered], "values": values[answered].to(index.device)}
-        return Released(kind="hard_labels", tensors=labels, event=self._event(len(counts)))
+        return Released(kind=self.makes, tensors=labels, event=self._event(len(counts)))
 
     @abstractmethod
     def _answers(self, counts: Tensor, noise: SecretStream) -> tuple[Tensor, Tensor]:
