@@ -306,8 +306,7 @@ class FedIOD:
     ) -> dict[str, Tensor]:
         """Tells clients what is wanted of them; returns the gradients that came back."""
         if self.config.gradients_from == "one":
-            drawn = child(self._seed, "fediod", "asked", t)
-            asked = list(self._clients)[int(torch.randint(len(self._clients), (), generator=drawn))]
+            asked = self._drawn(t)
             wanted = {k: tensors for k, tensors in wanted.items() if k == asked}
         told = {k: self._sent("server", [k], "logit_cotangents", tensors) for k, tensors in wanted.items()}
         pulled = self._each(told, lambda k: self._clients[k].pull_back(**told[k]))
@@ -318,6 +317,11 @@ class FedIOD:
             if back is not None:
                 gradients[k] = back["values"]
         return gradients
+
+    def _drawn(self, t: int) -> str:
+        """The client that is asked for its gradients in step t: each as likely as any other, whatever went before."""
+        drawn = child(self._seed, "fediod", "asked", t)
+        return list(self._clients)[int(torch.randint(len(self._clients), (), generator=drawn))]
 
     def _sent(self, sender: str, receivers: list[str], kind: str, tensors: Mapping[str, Tensor]) -> Delivery:
         """A message of the server's, which the wire either delivers or refuses to withhold."""
