@@ -122,7 +122,7 @@ def test_whoever_sees_the_votes_themselves_can_be_promised_nothing(noised: fdaud
     ids=["votes bare", "gradients bare", "index not public"],
 )
 def test_half_of_it_is_worth_nothing(defences: list[dict[str, Any]], tmp_path: Path) -> None:
-    """A bare gradient may have been made of all that its client holds, so that its votes are the first cause there too."""
+    """A bare gradient may have been made of all that its client holds, which has its votes as first cause."""
     found = ran(tmp_path, {**VOTES, "rounds": 2}, defences).ledger("server")
     assert (found.epsilon, found.kind) == (math.inf, "hard_labels")
     assert "which reaches the view through what was computed from it" in found.cause
