@@ -58,7 +58,7 @@ def attach(spec: Spec, protocol: Any, config: Config) -> Attached:
                 f"{where}.name", entry.name, problem, f"Set at to {belongs!r}, or choose another."
             )
         if entry.at == "message":
-            key, built = _on_messages(where, entry, protocol, config, cls)
+            key, built = _on_messages(where, entry, protocol, config, cls, spec.clients)
             messages[key] = (*messages.get(key, ()), built)
             continue
         of: Trained = entry.of or "model"
@@ -70,7 +70,7 @@ def attach(spec: Spec, protocol: Any, config: Config) -> Attached:
 
 
 def _on_messages(
-    where: str, entry: DefenseSpec, protocol: Any, config: Config, cls: Any
+    where: str, entry: DefenseSpec, protocol: Any, config: Config, cls: Any, clients: int
 ) -> tuple[tuple[str, str], Any]:
     sends = [m for m in protocol.messages if m["from"] == entry.sender and applies(m.get("when", {}), config)]
     sent = sorted({m["kind"] for m in sends if "made_of" not in m})
@@ -83,7 +83,19 @@ def _on_messages(
     read = [m for m in protocol.messages if m["from"] == entry.sender]
     read = [m for m in read if m in sends or m.get("when", {}).keys() in settings]
     _refuse_unfit(where, entry.kind, entry, cls, protocol, {m["kind"] for m in read})
-    return (entry.kind, entry.sender), cls(validate(cls.Config, entry.params, f"{where}.params"))
+    params = validate(cls.Config, entry.params, f"{where}.params")
+    _refuse_unfounded(where, params, clients, config)
+    return (entry.kind, entry.sender), cls(params)
+
+
+def _refuse_unfounded(where: str, params: Config, clients: int, config: Config) -> None:
+    """A defence that counts on one of many clients being drawn must say of how many the protocol draws."""
+    claimed, drawn = getattr(params, "drawn_from", 1), config.drawn_from(clients)  # type: ignore[attr-defined]
+    if claimed not in (1, drawn):
+        done = f"one of {drawn} clients is" if drawn > 1 else "every client is"
+        problem = f"is not what these settings do: {done} asked a step"
+        allowed = f"{drawn} or 1" if drawn > 1 else "1"
+        raise SpecError(f"{where}.params.drawn_from", claimed, problem, f"Set it to {allowed}.")
 
 
 def _refuse_unfit(

@@ -37,6 +37,10 @@ class ProtocolConfig(Config):
         """The length, in `steps` or `epochs`, of each training of a client on its own records in a run, at most."""
         return ()
 
+    def drawn_from(self, clients: int) -> int:
+        """Of how many clients one is drawn uniformly at random, whatever the data, for each step's noisy answers."""
+        return 1
+
 
 def applies(when: Mapping[str, Any], config: Any) -> bool:
     """Whether what a protocol declares for some settings, by name with the value of each, holds with these."""

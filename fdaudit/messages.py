@@ -52,7 +52,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "proxy_indices": "index (n,)",
         "ensemble_labels": "index (n,), values (n, C) or (n,)",
         "generated_samples": "samples (n, c, h, w)",
-        "logit_cotangents": "values (n, C), gan_weight () where a discriminator has a gradient of its own to add",
+        "logit_cotangents": "values (n, C) where logits were sent, gan_weight () where a discriminator adds its own",
         "sample_gradients": "values (n, c, h, w)",
         "discriminator_scores": "values (n,)",
         "generator_parameters": "named parameters of a generator",

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["aggregate", "confidence_loss", "divergence", "entropy", "importance", "mimic_loss", "unique_loss"]
+__all__ = [
+    "aggregate",
+    "confidence_loss",
+    "divergence",
+    "entropy",
+    "importance",
+    "label_loss",
+    "mimic_loss",
+    "unique_loss",
+]
 
 
 def entropy(log_q: Tensor) -> Tensor:
@@ -70,3 +79,8 @@ def mimic_loss(student: Tensor, target: Tensor, temperature: float | None = None
         return (student - target).square().sum(1).mean()
     log_p, log_q = (F.log_softmax(v / temperature, 1) for v in (target, student))
     return temperature**2 * F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+
+
+def label_loss(student: Tensor, target: Tensor) -> Tensor:
+    """L_mimic () where labels stand in for logits: cross-entropy of the student's logits (n, C) with shares (n, C)."""
+    return -(target * F.log_softmax(student, 1)).sum(1).mean()

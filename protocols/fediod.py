@@ -3,102 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation import Round, Setting
-from fdaudit.local import joined
+from fdaudit.local import Basis, joined
 from fdaudit.messages import DATA
-from fdaudit.optimizers import annealed
 from fdaudit.parallel import side_by_side
+from fdaudit.rng import child
 from fdaudit.training import Parameters
-from fdaudit.types import Trained
 from fdaudit.wire import Delivery
 
-from ._fediod_parties import Answer, Client, Server
-from ._local import LocalSteps
+from ._fediod_config import FedIODConfig
+from ._fediod_parties import Answer, Client
+from ._fediod_server import Server
+from ._fediod_votes import count_votes, shares_of
 from ._state import take
 
 __all__ = ["FedIOD", "FedIODConfig"]
 
 Result = TypeVar("Result")
-
-
-class FedIODConfig(LocalSteps):
-    """FedIOD's settings; symbols follow Gong et al. 2023."""
-
-    rounds: int = Field(11, ge=2)
-    """Round 0 is stage 1, local training; each later round is `steps_per_round` steps of stage 2."""
-    local_steps: int | None = Field(None, ge=1)
-    """SGD steps of stage 1; give this or `local_epochs`. Neither means 50 epochs."""
-    local_epochs: int | None = Field(None, ge=1)
-    """Passes over a client's data in stage 1."""
-    batch_size: int = Field(16, ge=1)
-    """Records a step of stage 1."""
-    lr: float = Field(0.05, gt=0)
-    """Learning rate of stage 1's SGD."""
-    steps_per_round: int = Field(40, ge=1)
-    """Distillation steps a round: each is five kinds of messages."""
-    samples: int = Field(32, ge=1)
-    """Generated samples a step, and real records that each discriminator sees beside them."""
-    adam_lr: float = Field(0.001, gt=0)
-    """Adam's learning rate for G, D_k and S, annealed to 0 along a cosine."""
-    latent: int = Field(64, ge=1)
-    """Length of the noise w."""
-    generator_width: int = Field(16, ge=1)
-    """Channels of the generator's last stage; earlier ones have up to eight times as many."""
-    discriminator_width: int = Field(16, ge=1)
-    """Channels of the discriminator's first convolution; the second has twice as many."""
-    gan: float = Field(1.0, ge=0)
-    """Weight of L_gan in what the generator descends; 0 leaves it out. The paper adds all terms up unweighted."""
-    conf: float = Field(0.1, ge=0)
-    """Weight of L_conf; 0 leaves it out."""
-    unique: float = Field(0.1, ge=0)
-    """Weight of L_unique; 0 leaves it out."""
-    mimic: float = Field(0.01, ge=0)
-    """Weight of L_mimic in what the generator climbs; 0 leaves it out. The student always descends it."""
-    temperature: float | None = Field(None, gt=0)
-    """τ of L_mimic: KL at this temperature; none is τ → ∞, squared distance of logits."""
-    weights: Literal["eq8", "samples", "uniform"] = "eq8"
-    """How clients are weighed in the ensemble: by class and sample (Eq. 8), by their records, or all alike."""
-    shares: Literal["samples", "uniform"] = "samples"
-    """π_k of Eq. 2-4: by the clients' numbers of records, or all alike."""
-    student_steps: int = Field(5, ge=1)
-    """Steps of the student for each of the generator's; those after the first are on replayed samples."""
-    replay: int = Field(100, ge=0)
-    """Batches kept for that; 0: further steps are on the current batch again."""
-
-    @model_validator(mode="after")
-    def _generator_learns(self) -> Self:
-        if not (self.gan or self.conf or self.unique or self.mimic):
-            raise ValueError(
-                "leaves the generator nothing to learn: gan, conf, unique and mimic are 0. Raise one."
-            )
-        return self
-
-    @property
-    def steps(self) -> dict[str, int | None]:
-        """`steps` and `epochs` as the training core takes them."""
-        return {"steps": self.local_steps, "epochs": self.local_epochs or (None if self.local_steps else 50)}
-
-    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """Stage 1; and one step of each discriminator for each of the generator's."""
-        if of == "discriminator":
-            return ({"steps": 1},) * ((self.rounds - 1) * self.steps_per_round)
-        return (self.steps,)
-
-    def rate(self, t: int) -> float:
-        """Adam's learning rate at step t, annealed from `adam_lr` to 0 along a cosine."""
-        return annealed(self.adam_lr, 0.0, t, (self.rounds - 1) * self.steps_per_round)
-
-    def alone(self) -> dict[str, Any]:
-        """Stage 1 by itself."""
-        length = {"local_steps": self.steps["steps"], "local_epochs": self.steps["epochs"]}
-        return {**super().alone(), **length}
 
 
 class FedIOD:
@@ -109,13 +36,19 @@ class FedIOD:
     with the gradient at the samples, from which the generator learns; a student learns the weighted ensemble
     of the logits. Parameters stay where they are, but what crosses is a dialogue: the server chooses every sample
     that the private models and discriminators answer to, and receives their gradients at it.
+
+    With `outputs: votes` no logits are sent. Each client names the class that it predicts to an aggregator, which
+    counts one vote a client and hands the counts to the server, or what a PATE defence makes of them; the student
+    learns these labels. Of the generator's terms the server works out the student's by itself, and clients add L_gan's
+    gradient alone.
     """
 
     name: ClassVar[str] = "fediod"
     source: ClassVar[str] = (
         "Gong, Li, Bao, Yao, Huang, Wu, Zhang, Zheng & Doermann 2023 (AAAI 2024), Algorithm 1"
     )
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
+    roles: ClassVar[tuple[str, ...]] = ("server", "aggregator", "client")
+    roles_when: ClassVar[dict[str, dict[str, Any]]] = {"aggregator": {"outputs": "votes"}}
     messages: ClassVar[tuple[dict[str, Any], ...]] = (
         {
             "kind": "class_counts",
@@ -144,7 +77,35 @@ class FedIOD:
             "to": "client",
             "what": "x = G(w), every step, one message to all",
         },
-        {"kind": "logits", "from": "client", "to": "server", "what": "z_k = T_k(x), every step"},
+        {
+            "kind": "logits",
+            "from": "client",
+            "to": "server",
+            "what": "z_k = T_k(x), every step",
+            "when": {"outputs": "logits"},
+        },
+        {
+            "kind": "hard_labels",
+            "from": "client",
+            "to": "aggregator",
+            "what": "the class that T_k predicts for each sample, every step",
+            "when": {"outputs": "votes"},
+        },
+        {
+            "kind": "vote_counts",
+            "from": "aggregator",
+            "to": "server",
+            "what": "how many clients voted for each class, every step",
+            "when": {"outputs": "votes"},
+        },
+        {
+            "kind": "hard_labels",
+            "from": "aggregator",
+            "to": "server",
+            "what": "in place of the counts, what a PATE defence on them makes of them",
+            "when": {"outputs": "votes"},
+            "made_of": "vote_counts",
+        },
         {
             "kind": "discriminator_scores",
             "from": "client",
@@ -156,19 +117,30 @@ class FedIOD:
             "kind": "logit_cotangents",
             "from": "server",
             "to": "client",
-            "what": "∂L/∂z_k and the weight of L_gan, every step",
+            "what": "∂L/∂z_k, except with votes, and the weight of L_gan, every step, to who is asked",
+            "when": {"asks": True},
         },
         {
             "kind": "sample_gradients",
             "from": "client",
             "to": "server",
-            "what": "∂L/∂x through T_k plus that of L_gan, every step",
+            "what": "∂L/∂x through T_k, except with votes, plus that of L_gan, every step, of who is asked",
+            "when": {"asks": True},
         },
         {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final student"},
     )
     trust: ClassVar[tuple[str, ...]] = (
         "The server chooses every sample that the clients' models answer to: nothing holds it to its generator.",
         "The server sees each client's logits, scores and gradients by themselves; no secure aggregation is assumed.",
+        (
+            "With `outputs: votes` the aggregator is trusted: it sees which class each client predicts for every "
+            "sample, counts one vote a client, adds the noise of a defence on the counts, and does not collude with "
+            "the server."
+        ),
+        (
+            "With `gradients_from: one` who is asked is drawn uniformly from the run's seed, without data; the server, "
+            "the clients and whoever overhears them know it, whoever sees the published student alone does not."
+        ),
         "Parties follow the protocol and are curious (honest-but-curious).",
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -188,6 +160,11 @@ class FedIOD:
         "The student also learns from replayed samples; student_steps: 1 is the paper's box.",
         "Generator and discriminators do without BatchNorm, whose statistics would couple the samples of a batch.",
         "A client whose counts or scores did not arrive counts as the mean of the others; without any, as all alike.",
+        (
+            "`outputs: votes` is ours: uniform weights, L_mimic is the student's cross-entropy with the labels, L_conf "
+            "and L_unique are left out, and clients send L_gan's gradient alone. Samples without a label teach nothing."
+        ),
+        "`gradients_from: one` is GS-WGAN's (Chen 2020): K times one client's gradient stands for the sum of all K.",
         "Under DP-SGD of discriminators, noise covers L_gan's real half; that on generated samples is public given x.",
     )
     withholdable: ClassVar[tuple[str, ...]] = ("class_counts", "discriminator_scores")
@@ -212,7 +189,7 @@ class FedIOD:
 
     def __init__(self, config: FedIODConfig, setting: Setting) -> None:
         self.config, self._wire, self._trainers = config, setting.wire, setting.trainers
-        self._local = setting.local
+        self._local, self._seed = setting.local, setting.seed
         self._classes = setting.classes
         self._clients = {k: Client(k, data, config, setting) for k, data in setting.clients.items()}
         self._server = Server(config, setting)
@@ -272,37 +249,37 @@ class FedIOD:
         x = self._sent(
             "server", list(self._clients), "generated_samples", {"samples": self._server.generate(t)}
         )
+        behind = {k: client.made_from() for k, client in self._clients.items()}
+        answers = self._answers(t, x)
+        losses = {k: answer.loss for k, answer in answers.items()}
+        if self.config.outputs == "votes":
+            wanted = self._hear_votes(t, x, answers)
+        else:
+            wanted = self._hear_logits(t, x, answers, batches)
+        if wanted is None:  # nobody answered: everything stays as it is
+            return losses
+        gradients = self._gradients(t, x, wanted, behind)
+        loss = self._server.update(t, gradients)
+        return losses if loss is None else losses | {"server": loss}
+
+    def _answers(self, t: int, x: Delivery) -> dict[str, Answer]:
+        """Each client's answer to the samples; what a defence made of D_k's step is put on record."""
         guards = {k: self._local.guard(k, {"steps": 1}, "discriminator") for k in self._clients}
         answers = self._each(self._clients, lambda k: self._clients[k].answer(t, x["samples"], guards[k]))
-        losses = {k: answer.loss for k, answer in answers.items()}
-        behind = {k: self._clients[k].made_from() for k in answers}
         for k, guard in guards.items():
             if guard is not None:
                 inputs = joined(self._clients[k].D_basis, (x.seq,))
                 made = self._local.release(k, guard, inputs=inputs, of="discriminator")
                 self._clients[k].D_basis = made
-        logits, scores = self._collect(x, answers, batches)
-        if not logits:  # nobody answered: everything stays as it is
-            return losses
-        wanted = self._server.judge(t, x["samples"], logits, scores)
-        told = {k: self._sent("server", [k], "logit_cotangents", tensors) for k, tensors in wanted.items()}
-        pulled = self._each(told, lambda k: self._clients[k].pull_back(**told[k]))
-        gradients = {}
-        for k, values in pulled.items():
-            inputs = joined(behind[k], (x.seq, told[k].seq))
-            back = self._wire.send(k, ["server"], "sample_gradients", {"values": values}, inputs=inputs)
-            if back is not None:
-                gradients[k] = back["values"]
-        return losses | {"server": self._server.update(t, gradients)}
+        return answers
 
-    def _collect(
-        self, x: Delivery, answers: Mapping[str, Answer], batches: dict[int, Tensor]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Sends the clients' logits and scores; returns what of each arrived."""
+    def _hear_logits(
+        self, t: int, x: Delivery, answers: Mapping[str, Answer], batches: dict[int, Tensor]
+    ) -> dict[str, dict[str, Tensor]] | None:
+        """Sends the clients' logits and scores; returns what the server wants of each client that it heard."""
         logits, scores = {}, {}
         for k, answer in answers.items():
-            index = torch.arange(len(answer.logits))
-            tensors = {"index": index, "values": answer.logits}
+            tensors = {"index": torch.arange(len(answer.logits)), "values": answer.logits}
             inputs = joined(self._clients[k].T_basis, (x.seq,))
             z_k = self._wire.send(k, ["server"], "logits", tensors, inputs=inputs)
             if z_k is not None:
@@ -312,7 +289,52 @@ class FedIOD:
                 if told is not None:
                     scores[k] = told["values"]
                     batches[told.seq] = answer.batch
-        return logits, scores
+        return self._server.judge(t, x["samples"], logits, scores) if logits else None
+
+    def _hear_votes(
+        self, t: int, x: Delivery, answers: Mapping[str, Answer]
+    ) -> dict[str, dict[str, Tensor]] | None:
+        """Sends each client's predicted classes, then the aggregator's counts; returns what the server wants."""
+        index = torch.arange(len(x["samples"]))
+        ballots = []
+        for k, answer in answers.items():
+            tensors = {"index": index, "values": answer.logits.argmax(1)}
+            inputs = joined(self._clients[k].T_basis, (x.seq,))
+            sent = self._wire.send(k, ["aggregator"], "hard_labels", tensors, inputs=inputs)
+            if sent is not None:
+                ballots.append(sent)
+        if not ballots:
+            return None
+        counts = {"index": index, "counts": count_votes(ballots, len(index), self._classes)}
+        behind = [sent.seq for sent in ballots]
+        told = self._wire.send("aggregator", ["server"], "vote_counts", counts, inputs=behind)
+        if told is None:
+            return None
+        target = shares_of(told, len(index), self._classes).to(x["samples"].device)
+        wanted = self._server.hear_labels(t, x["samples"], target)
+        return dict.fromkeys(self._clients, wanted) if self.config.asks else {}
+
+    def _gradients(
+        self, t: int, x: Delivery, wanted: Mapping[str, dict[str, Tensor]], behind: Mapping[str, Basis]
+    ) -> dict[str, Tensor]:
+        """Tells clients what is wanted of them; returns the gradients that came back."""
+        if self.config.gradients_from == "one":
+            asked = self._drawn(t)
+            wanted = {k: tensors for k, tensors in wanted.items() if k == asked}
+        told = {k: self._sent("server", [k], "logit_cotangents", tensors) for k, tensors in wanted.items()}
+        pulled = self._each(told, lambda k: self._clients[k].pull_back(**told[k]))
+        gradients = {}
+        for k, values in pulled.items():
+            inputs = joined(behind[k], (x.seq, told[k].seq))
+            back = self._wire.send(k, ["server"], "sample_gradients", {"values": values}, inputs=inputs)
+            if back is not None:
+                gradients[k] = back["values"]
+        return gradients
+
+    def _drawn(self, t: int) -> str:
+        """The client that is asked for its gradients in step t: each as likely as any other, whatever went before."""
+        drawn = child(self._seed, "fediod", "asked", t)
+        return list(self._clients)[int(torch.randint(len(self._clients), (), generator=drawn))]
 
     def _sent(self, sender: str, receivers: list[str], kind: str, tensors: Mapping[str, Tensor]) -> Delivery:
         """A message of the server's, which the wire either delivers or refuses to withhold."""

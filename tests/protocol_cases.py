@@ -38,6 +38,9 @@ SHAPE = (1, 8, 8)
 FAST = {"lr": 1.0, "local_steps": 12}
 """Makes a few records enough to change a predicted class."""
 
+VOTES = {"outputs": "votes", "weights": "uniform", "shares": "uniform"}
+"""FedIOD with labels in place of logits."""
+
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"upload": "gradient"}),
     ("fedavg", {"upload": "model_update", "local_steps": 2, "momentum": 0.5}),
@@ -75,6 +78,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("fediod", {"weights": "samples", "mimic": 0.5, "student_steps": 1, "replay": 0}),
     ("fediod", {"weights": "uniform", "shares": "uniform", "temperature": 2.0, "local_steps": 3}),
+    ("fediod", {"gradients_from": "one"}),
+    ("fediod", {**VOTES, "gradients_from": "one", **FAST}),
+    ("fediod", {**VOTES, "gan": 0.0, "student_steps": 2, "replay": 0, **FAST}),
 ]
 """Protocols with settings; `every_case` adds each registered protocol with its defaults."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fdaudit.protocols._fediod_parties import _Replay
+from fdaudit.protocols._fediod_server import Replay
 from fdaudit.protocols.fediod import FedIOD, FedIODConfig
 from torch.nn import functional as F
 
@@ -235,7 +235,7 @@ def test_the_student_comes_to_say_what_the_clients_say(replay):
 
 
 def test_further_student_steps_are_on_what_was_kept():
-    kept = _Replay(3, 2, SHAPE, CLASSES, torch.device("cpu"))
+    kept = Replay(3, 2, SHAPE, CLASSES, torch.device("cpu"))
     for b in range(5):
         kept.keep(torch.full((2, *SHAPE), float(b)), torch.full((2, CLASSES), 10.0 * b))
         x, target = kept.draw(child(0, "draw", b))
@@ -244,7 +244,7 @@ def test_further_student_steps_are_on_what_was_kept():
         assert torch.equal(target[:, 0], 10 * x[:, 0, 0, 0])
     found = torch.cat([kept.draw(child(1, "draw", s))[0] for s in range(30)])
     assert set(found.unique().tolist()) == {2.0, 3.0, 4.0}
-    other = _Replay(3, 2, SHAPE, CLASSES, torch.device("cpu"))
+    other = Replay(3, 2, SHAPE, CLASSES, torch.device("cpu"))
     other.restore(kept.state())
     pairs = zip(kept.draw(child(2, "draw")), other.draw(child(2, "draw")), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)

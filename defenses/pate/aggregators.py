@@ -92,7 +92,7 @@ class _Aggregator:
         index, counts = self._votes(kind, tensors)
         answered, values = self._answers(counts, noise)
         labels = {"index": index[answered], "values": values[answered].to(index.device)}
-        return Released(kind="hard_labels", tensors=labels, event=self._event(len(counts)))
+        return Released(kind=self.makes, tensors=labels, event=self._event(len(counts)))
 
     @abstractmethod
     def _answers(self, counts: Tensor, noise: SecretStream) -> tuple[Tensor, Tensor]:
