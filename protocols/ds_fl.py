@@ -31,6 +31,13 @@ class DSFLConfig(PublicTraining):
     warm_up_steps: int = Field(0, ge=0)
     """SGD steps on private records before the first round; the paper has none."""
 
+    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
+        """The warm-up, then one a round."""
+        first: tuple[Mapping[str, int | None], ...] = (
+            ({"steps": self.warm_up_steps},) if self.warm_up_steps else ()
+        )
+        return (*first, *super().trainings()) if of == "model" else ()
+
 
 def sharpen(probabilities: Tensor, temperature: float) -> Tensor:
     """Entropy reduction: the softmax of probabilities (n, C) divided by T (Itahara et al. 2021, §3.2).
@@ -39,13 +46,6 @@ def sharpen(probabilities: Tensor, temperature: float) -> Tensor:
     majority; without one it may lie above, as a softmax makes no zeros.
     """
     return (probabilities / temperature).softmax(1)
-
-    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """The warm-up, then one a round."""
-        first: tuple[Mapping[str, int | None], ...] = (
-            ({"steps": self.warm_up_steps},) if self.warm_up_steps else ()
-        )
-        return (*first, *super().trainings()) if of == "model" else ()
 
 
 class DSFL(PublicDistillation):
