@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import Field
+from scipy.optimize import brentq
 
 from fdaudit.accounting.costs import Charge, Charges, Drawn, epsilon
 from fdaudit.config import Config
@@ -18,6 +19,7 @@ __all__ = ["SHAPES", "Shape", "calibrate", "noise_for", "written"]
 _LEAST, _MOST = 1e-3, 1e7
 _CLOSE = 1e-3
 """How near, in relative terms, the noise comes to the least that there is."""
+_TINY = 1e-12
 
 
 class Shape(Config):
@@ -108,13 +110,16 @@ def calibrate(cost: Callable[[float], float], target: float, *, most: float = _M
             problem,
             "Ask for more, use the data less often, or defend what else it counts.",
         )
-    low, high = _LEAST, most
-    if cost(low) <= target:
-        return low
-    while high / low > 1 + _CLOSE:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if cost(middle) <= target else (middle, high)
-    return high
+    if cost(_LEAST) <= target:
+        return _LEAST
+
+    def beyond(log_noise: float) -> float:
+        return math.log(min(max(cost(math.exp(log_noise)), _TINY), 1 / _TINY) / target)
+
+    found = math.exp(brentq(beyond, math.log(_LEAST), math.log(most), xtol=_CLOSE / 4))
+    while cost(found) > target:
+        found *= 1 + _CLOSE / 4
+    return found
 
 
 def written(noise: float) -> float:
