@@ -124,10 +124,46 @@ FEDIOD = Private(
     defenses=_fediod_defenses,
 )
 
+# -- FedKD: GNMax on the votes, once --------------------------------------------------------------------------------
+
+PUBLIC = 100
+"""Public images that clients vote on: each costs as much as any other, and a student learns from few good labels."""
+
+
+def _fedkd_charges(noise: float) -> Charges:
+    return SHAPES["gnmax"][1](Shape(releases=PUBLIC), noise)
+
+
+def _fedkd_defenses(noise: float) -> list[dict[str, Any]]:
+    params = {"sigma": noise, "public_index": True}
+    return [{"kind": "vote_counts", "sender": "aggregator", "name": "gnmax", "params": params}]
+
+
+FEDKD = Private(
+    clients=100,
+    params={
+        "ensemble": "votes",
+        "local_epochs": 30,
+        "batch_size": 16,
+        "lr": 0.05,
+        "momentum": 0.9,
+        "distill_rounds": 2,
+        "distill_steps": 150,
+        "distill_batch_size": 50,
+    },
+    charges=_fedkd_charges,
+    defenses=_fedkd_defenses,
+    changes={
+        "dataset": {"name": "mnist", "limit": 5000},
+        "splits": {"proxy": PUBLIC / 5000, "auxiliary": 0.0, "candidates": 0},
+    },
+)
+
 # -- the table: a line for each protocol --------------------------------------------------------------------------
 
 PROTOCOLS: dict[str, Private] = {
     "fediod": FEDIOD,
+    "fedkd": FEDKD,
 }
 
 
