@@ -150,8 +150,9 @@ class _Lying(FEDAVG):
         class Told:
             begin = honest.begin
 
-            def send(self, sender, receivers, kind, tensors, *, inputs):
-                return honest.send(sender, receivers, kind, tensors, inputs=outer.tell(sender, kind, inputs))
+            def send(self, sender, receivers, kind, tensors, *, inputs, **more):
+                told = outer.tell(sender, kind, inputs)
+                return honest.send(sender, receivers, kind, tensors, inputs=told, **more)
 
         self._wire = Told()  # type: ignore[assignment]
 
@@ -191,10 +192,10 @@ class _Overhears(FEDAVG):
         wire, heard = self._wire, {}
 
         class Shared:
-            def send(self, sender, receivers, kind, tensors, *, inputs):
+            def send(self, sender, receivers, kind, tensors, *, inputs, **more):
                 if sender == "client/1":
                     tensors = {n: v + heard["client/0"][n] for n, v in tensors.items()}
-                heard[sender] = wire.send(sender, receivers, kind, tensors, inputs=inputs)
+                heard[sender] = wire.send(sender, receivers, kind, tensors, inputs=inputs, **more)
                 return heard[sender]
 
         self._wire = Shared()
