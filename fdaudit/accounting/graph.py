@@ -13,6 +13,7 @@ Guarantees:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,7 @@ class MessageGraph:
         self.messages = tuple(messages)
         self._held: dict[str, list[int]] = {}
         self._before: list[int] = []
+        self._marks: dict[str, list[int]] = {}
         for seq, message in enumerate(self.messages):
             later = [i for i in message.inputs if isinstance(i, int) and not 0 <= i < seq]
             if message.seq != seq or later:
@@ -75,17 +77,23 @@ class MessageGraph:
                 )
             held = self._held.setdefault(message.sender, [])
             self._before.append(len(held))
+            marks = self._marks.setdefault(message.sender, [])
+            if message.inputs == ALL and len(held) > (marks[-1] if marks else 0):
+                marks.append(len(held))  # later ones count from here on
             for party in {message.sender, *message.receivers}:
                 self._held.setdefault(party, []).append(message.seq)
 
     def inputs(self, state: State) -> Iterator[State]:
         """What a node was computed from."""
         (what, party, number), only = state
-        if what == "held" and number:
-            seq = self._held[party][number - 1]
-            if only is None or only[0] == (self.messages[seq].sender == only[1]):
-                yield ("message", "", seq), None
-            yield ("held", party, number - 1), only
+        if what == "held":
+            marks = self._marks[party]
+            before = marks[at - 1] if (at := bisect_left(marks, number)) else 0
+            for seq in self._held[party][before:number]:
+                if only is None or only[0] == (self.messages[seq].sender == only[1]):
+                    yield ("message", "", seq), None
+            if before:
+                yield ("held", party, before), only
         elif what == "message":
             message = self.messages[number]
             if message.inputs == ALL:
