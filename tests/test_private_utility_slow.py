@@ -143,7 +143,7 @@ FEDKD = Private(
     clients=100,
     params={
         "ensemble": "votes",
-        "local_epochs": 30,
+        "local_epochs": 12,
         "batch_size": 16,
         "lr": 0.05,
         "momentum": 0.9,
