@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fdaudit.errors import FdauditError, IntegrityError, UsageError, nearest
-from fdaudit.events import Relation, Unit
+from fdaudit.errors import FdauditError, IntegrityError, UsageError
+from fdaudit.privacy_commands import calibrate, ledger
+from fdaudit.terminal import AsJson, RunPath, progress, say, show
 
 if TYPE_CHECKING:
-    from fdaudit.audit import Tick
     from fdaudit.runs import Run
 
 __all__ = ["main"]
@@ -32,9 +31,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 a gate of the spec or a cell failed, 2 bad input, 3 the record was changed.",
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
-
 
 def main() -> None:
     """Entry point: every refusal is one line on standard error and its exit code."""
@@ -48,55 +44,14 @@ def main() -> None:
         sys.exit(error.exit_code)
     except OSError as error:
         # A full disk, a directory that may not be written: nothing that a traceback would explain better.
-        _say(f"{error.strerror or type(error).__name__}: {error.filename or 'no file named'}")
+        say(f"{error.strerror or type(error).__name__}: {error.filename or 'no file named'}")
         sys.exit(1)
 
 
 def _say_error(error: FdauditError) -> None:
     lines = error.findings if isinstance(error, IntegrityError) else (str(error),)
     for line in lines:
-        _say(line)
-
-
-def _say(line: str) -> None:
-    print(f"fdaudit: {_visible(line)}", file=sys.stderr)  # noqa: T201
-
-
-def _visible(text: str) -> str:
-    """Text with control characters and directional marks written out: it may come from a stranger's file."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-def _print(*lines: str) -> None:
-    """Prints lines; a line break inside one is written out, so that no name can pass for a line of ours."""
-    print("\n".join(_visible(line) for line in lines))  # noqa: T201
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Tick]:
-    """One bar for what is under way, on standard error, where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
-        bar = progress.add_task("preparing", total=None)
-
-        def tick(what: str, done: int, total: int) -> None:
-            progress.update(bar, description=what, completed=done, total=total)
-
-        try:
-            yield tick
-        except KeyboardInterrupt:
-            progress.stop()
-            _say("interrupted; go on with --resume")
-            raise typer.Exit(130) from None
+        say(line)
 
 
 @app.command()
@@ -109,16 +64,16 @@ def quickstart(
     from fdaudit import suite
     from fdaudit.storage import load_json
 
-    with _progress(quiet=as_json) as tick:
+    with progress(quiet=as_json) as tick:
         finished, page = suite.quickstart(out, resume=resume, tick=tick)
     if as_json:
         made = [
             {"run": str(r.directory), "report": str(r.directory / "report" / "index.html")} for r in finished
         ]
         comparison = load_json(page.with_name("comparison.json"))
-        _print(json.dumps({"runs": made, "page": str(page), "comparison": comparison}))
+        show(json.dumps({"runs": made, "page": str(page), "comparison": comparison}))
     else:
-        _print(*suite.table(page), "", *(f"run     {r.directory}" for r in finished), f"page    {page}")
+        show(*suite.table(page), "", *(f"run     {r.directory}" for r in finished), f"page    {page}")
     _end({r.directory.name: r.result for r in finished})
 
 
@@ -150,7 +105,7 @@ def _run(
 ) -> None:
     from fdaudit import runs
 
-    with _progress(quiet=as_json) as tick:
+    with progress(quiet=as_json) as tick:
         finished = runs.run(spec, out, resume=resume, seed_from=seed_from, tick=tick)
     path = runs.report(finished) if then_report else None
     _conclude(finished, path, as_json)
@@ -164,11 +119,11 @@ def _conclude(finished: Run, path: Path | None, as_json: bool) -> None:
             "report": None if path is None else str(path),
             "result": result,
         }
-        _print(json.dumps(value))
+        show(json.dumps(value))
     else:
-        _print(*_summary(result), "", f"run     {finished.directory}")
+        show(*_summary(result), "", f"run     {finished.directory}")
         if path is not None:
-            _print(f"report  {path}")
+            show(f"report  {path}")
     _end({"": result})
 
 
@@ -186,7 +141,7 @@ def _end(results: Mapping[str, dict[str, Any]]) -> None:
             if not g["passed"]
         ]
     for line in failed:
-        _say(line)
+        say(line)
     if failed:
         raise typer.Exit(1)
 
@@ -236,15 +191,15 @@ def attack(
         problem = "and --all exclude each other" if every else "is missing"
         raise UsageError("ATTACK", name, problem, "Name one attack, or give --all.")
     loaded, settings = runs.load(run), dict(_setting(p) for p in param or [])
-    with _progress(quiet=as_json) as tick:
+    with progress(quiet=as_json) as tick:
         if name is None:
             cells = runs.attack_all(loaded, tick)
         else:
             cells = [runs.attack(name, loaded, adversary, tick, **settings)]
     if as_json:
-        _print(json.dumps([c.to_json() for c in cells]))
+        show(json.dumps([c.to_json() for c in cells]))
     else:
-        _print(*_summary({"utility": {"final": []}, "cells": [c.to_json() for c in cells]}))
+        show(*_summary({"utility": {"final": []}, "cells": [c.to_json() for c in cells]}))
     if any(c.status == "failed" for c in cells):
         raise typer.Exit(1)
 
@@ -271,7 +226,7 @@ def report(
     from fdaudit import runs
 
     path = runs.report(runs.load(run), out)
-    _print(json.dumps({"report": str(path)}) if as_json else str(path))
+    show(json.dumps({"report": str(path)}) if as_json else str(path))
 
 
 @app.command()
@@ -284,7 +239,7 @@ def compare(
     from fdaudit import runs
 
     path = runs.compare([runs.load(p) for p in paths], out)
-    _print(json.dumps({"page": str(path)}) if as_json else str(path))
+    show(json.dumps({"page": str(path)}) if as_json else str(path))
 
 
 @app.command()
@@ -294,93 +249,15 @@ def verify(run: RunPath, as_json: AsJson = False) -> None:
 
     findings = check(run)
     if as_json:
-        _print(json.dumps({"run": str(run), "intact": not findings, "findings": findings}))
+        show(json.dumps({"run": str(run), "intact": not findings, "findings": findings}))
     elif not findings:
-        _print("intact: every line chains, every payload matches its digest, nothing else lies there")
+        show("intact: every line chains, every payload matches its digest, nothing else lies there")
     if findings:
         raise typer.Exit(3) if as_json else IntegrityError(findings)
 
 
-@app.command()
-def ledger(
-    run: RunPath,
-    adversary: Annotated[
-        list[str] | None,
-        typer.Option(help="Whose view; repeat for several. Default: the spec's and every server."),
-    ] = None,
-    delta: Annotated[float | None, typer.Option(help="δ; default: the spec's.")] = None,
-    unit: Annotated[str | None, typer.Option(help="record or client; default: the spec's.")] = None,
-    relation: Annotated[
-        str | None, typer.Option(help="add-or-remove or replace-one; default: what the run's events suit.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Say what ε each adversary's view costs the worst client, or why none can be claimed."""
-    from fdaudit.bookkeeping import table, views_of
-    from fdaudit.runs import load
-
-    opened = load(run)
-    found = [
-        opened.ledger(
-            view,
-            delta=delta,
-            unit=_one_of("unit", unit, Unit),
-            relation=_one_of("relation", relation, Relation),
-        )
-        for view in adversary or views_of(opened.plan)
-    ]
-    if as_json:
-        _print(json.dumps([entry.to_json() for entry in found]))
-        return
-    _print(*table(found))
-    for warning in dict.fromkeys(w for entry in found for w in entry.warnings):
-        _say(f"warning: {warning}")
-
-
-@app.command()
-def calibrate(
-    defence: Annotated[
-        str, typer.Argument(help="dp-sgd, gnmax, sanitized-gradients, …; see --help of the options.")
-    ],
-    epsilon: Annotated[float, typer.Option(help="ε to keep to.")],
-    delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
-    releases: Annotated[int, typer.Option(help="Messages, or PATE queries, that are noised.")] = 1,
-    steps: Annotated[int, typer.Option(help="Steps of DP-SGD, or of FedIOD's generator, in the run.")] = 1,
-    samples: Annotated[int, typer.Option(help="Generated samples a step.")] = 1,
-    sample_rate: Annotated[float, typer.Option(help="q of DP-SGD.")] = 1.0,
-    sensitivity: Annotated[float, typer.Option(help="Of noise on a message: twice its clip.")] = 1.0,
-    answered: Annotated[int | None, typer.Option(help="Confident-GNMax: the cap on answers.")] = None,
-    threshold_noise: Annotated[float, typer.Option(help="Confident-GNMax: σ1 over σ.")] = 2.0,
-    drawn_from: Annotated[int, typer.Option(help="Of how many clients one is drawn a step.")] = 1,
-    as_json: AsJson = False,
-) -> None:
-    """Find the least noise with which a defence, used so often, keeps to an ε."""
-    from fdaudit.accounting.calibration import SHAPES, Shape, noise_for
-    from fdaudit.config import validate
-
-    if not 0 < delta < 1:
-        raise UsageError("--delta", delta, "is no probability of failure", "Give a δ between 0 and 1.")
-    given = {
-        "releases": releases, "steps": steps, "samples": samples, "sample_rate": sample_rate,
-        "sensitivity": sensitivity, "answered": answered, "threshold_noise": threshold_noise, "drawn_from": drawn_from,
-    }  # fmt: skip
-    noise, reached = noise_for(defence, validate(Shape, given), epsilon, delta)
-    setting = SHAPES[defence][0]
-    if as_json:
-        found = {"defence": defence, "setting": setting, "value": noise, "epsilon": reached, "delta": delta}
-        _print(json.dumps(found))
-        return
-    # Noise is rounded up, so of its inverse more digits are shown than could round it up in turn.
-    name, value = (setting[2:], f"{1 / noise:.8g}") if setting.startswith("1/") else (setting, f"{noise:.5g}")
-    _print(f"{defence}: {name} = {value}, ε = {reached:.4g} at δ = {delta:g}")
-
-
-def _one_of(field: str, value: str | None, names: Any) -> Any:
-    """A word of a closed list, or None."""
-    known = get_args(names)
-    if value is not None and value not in known:
-        raise UsageError(field, value, "is not known", nearest(value, known))
-    return value
+app.command()(ledger)
+app.command()(calibrate)
 
 
 @app.command(name="list")
@@ -391,13 +268,13 @@ def list_(as_json: AsJson = False) -> None:
     rooms = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defences": defenses.REGISTRY}
     found = {room: {n: _first_line(r.describe(n)["doc"]) for n in r.names()} for room, r in rooms.items()}
     if as_json:
-        _print(json.dumps(found))
+        show(json.dumps(found))
         return
     for room, entries in found.items():
-        _print(room)
+        show(room)
         for name, line in entries.items():
-            _print(f"  {name:<20} {line}")
-    _print("", "`fdaudit explain NAME` says more.")
+            show(f"  {name:<20} {line}")
+    show("", "`fdaudit explain NAME` says more.")
 
 
 def _first_line(doc: str) -> str:
@@ -412,4 +289,4 @@ def explain(
     from fdaudit.explain import card, text
 
     found = card(name)
-    _print(*([json.dumps(found)] if as_json else text(found).split("\n")))
+    show(*([json.dumps(found)] if as_json else text(found).split("\n")))

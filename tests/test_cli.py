@@ -17,8 +17,8 @@ import pytest
 
 import fdaudit
 from fdaudit import attacks, defenses, protocols
-from fdaudit.cli import _visible
 from fdaudit.errors import FdauditError
+from fdaudit.terminal import _visible
 
 from .run_cases import cli, finished, tiny, tree, write_spec
 

@@ -77,6 +77,8 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "runs",
     "suite",
     "explain",
+    "terminal",
+    "privacy_commands",
     "cli",
 )
 ROOMS = ("attacks", "defenses", "protocols", "reports")

@@ -229,10 +229,8 @@ def test_what_is_not_listed_is_underscored(module: str, path: Path) -> None:
     allowed = {
         "fdaudit.cli": {
             "attack",
-            "calibrate",
             "compare",
             "explain",
-            "ledger",
             "list_",
             "quickstart",
             "report",
