@@ -232,8 +232,11 @@ class Wire:
         )
         return self._record(draft, {})[0].seq
 
-    def coins(self, of: Trained, party: str) -> SecretStream:
-        """Secret randomness for a training inside a party, new after each message or release on record."""
+    def coins(self, of: str, party: str) -> SecretStream:
+        """Secret randomness inside a party, for what is named, new after each message or release on record.
+
+        A chance that a guarantee counts on must come from here: whoever knows the run's seed knows all else.
+        """
         return SecretStream(self._secret, "training", of, self._transcript.position.seq, party)
 
     def _defend(

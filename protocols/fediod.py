@@ -13,7 +13,7 @@ from fdaudit.federation import Round, Setting
 from fdaudit.local import Basis, joined
 from fdaudit.messages import DATA
 from fdaudit.parallel import side_by_side
-from fdaudit.rng import child
+from fdaudit.rng import SecretStream
 from fdaudit.training import Parameters
 from fdaudit.wire import Delivery
 
@@ -138,7 +138,7 @@ class FedIOD:
             "the server."
         ),
         (
-            "With `gradients_from: one` who is asked is drawn uniformly from the run's seed, without data; the server, "
+            "With `gradients_from: one` who is asked is drawn uniformly by secret coins, without data; the server, "
             "the clients and whoever overhears them know it, whoever sees the published student alone does not."
         ),
         "Parties follow the protocol and are curious (honest-but-curious).",
@@ -258,7 +258,7 @@ class FedIOD:
             wanted = self._hear_logits(t, x, answers, batches)
         if wanted is None:  # nobody answered: everything stays as it is
             return losses
-        gradients = self._gradients(t, x, wanted, behind)
+        gradients = self._gradients(x, wanted, behind)
         loss = self._server.update(t, gradients)
         return losses if loss is None else losses | {"server": loss}
 
@@ -315,11 +315,11 @@ class FedIOD:
         return dict.fromkeys(self._clients, wanted) if self.config.asks else {}
 
     def _gradients(
-        self, t: int, x: Delivery, wanted: Mapping[str, dict[str, Tensor]], behind: Mapping[str, Basis]
+        self, x: Delivery, wanted: Mapping[str, dict[str, Tensor]], behind: Mapping[str, Basis]
     ) -> dict[str, Tensor]:
         """Tells clients what is wanted of them; returns the gradients that came back."""
         if self.config.gradients_from == "one":
-            asked = self._drawn(t)
+            asked = self._drawn(self._wire.coins("asked", "server"))
             wanted = {k: tensors for k, tensors in wanted.items() if k == asked}
         told = {k: self._sent("server", [k], "logit_cotangents", tensors) for k, tensors in wanted.items()}
         pulled = self._each(told, lambda k: self._clients[k].pull_back(**told[k]))
@@ -331,10 +331,9 @@ class FedIOD:
                 gradients[k] = back["values"]
         return gradients
 
-    def _drawn(self, t: int) -> str:
-        """The client that is asked for its gradients in step t: each as likely as any other, whatever went before."""
-        drawn = child(self._seed, "fediod", "asked", t)
-        return list(self._clients)[int(torch.randint(len(self._clients), (), generator=drawn))]
+    def _drawn(self, coins: SecretStream) -> str:
+        """The client that is asked for its gradients in a step: each as likely as any other, whatever went before."""
+        return list(self._clients)[int(float(coins.uniform(1)[0]) * len(self._clients))]
 
     def _sent(self, sender: str, receivers: list[str], kind: str, tensors: Mapping[str, Tensor]) -> Delivery:
         """A message of the server's, which the wire either delivers or refuses to withhold."""

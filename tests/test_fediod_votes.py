@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+import fdaudit
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.messages import ALL, DATA, role
 from fdaudit.plan import make_plan
 from fdaudit.rehearsal import NoWire, setting_of
-from fdaudit.rng import child
+from fdaudit.rng import SecretStream, child
 from fdaudit.spec import load_spec
 from fdaudit.storage import encode
 from fdaudit.wire import Outage
@@ -331,9 +332,31 @@ def test_one_client_a_step_is_told_what_is_wanted_and_sends_its_gradient(params,
     assert asked == [m.sender for m in again.messages if m.kind == "sample_gradients"], "whatever the data"
 
 
+def test_who_is_asked_follows_from_the_secret_and_not_from_the_seed(tmp_path) -> None:
+    """Whoever knew the seed could tell who was asked, and the chance that the ledger counts would be none."""
+    spec = {
+        "seed": 4,
+        "device": "cpu",
+        "threads": 1,
+        "clients": 3,
+        "dataset": {"name": "digits", "limit": 120},
+        "model": {"name": "mlp", "params": {"widths": [8]}},
+        "protocol": {"name": "fediod", "params": {**FAST, "gradients_from": "one", "rounds": 2, "steps_per_round": 40}},
+        "references": [],
+        "attacks": [],
+        "adversaries": ["server"],
+    }  # fmt: skip
+    asked = []
+    for name in ("a", "b"):
+        view = fdaudit.run(spec, tmp_path / name).view("server")
+        asked.append([m.sender for m in view.select("sample_gradients")])
+    assert len(asked[0]) == len(asked[1]) == 40
+    assert asked[0] != asked[1]
+
+
 def test_each_client_is_as_likely_to_be_asked_in_every_step() -> None:
     protocol = made({"gradients_from": "one"})
-    draws = Counter((t % 2, protocol._drawn(t)) for t in range(3000))
+    draws = Counter((t % 2, protocol._drawn(SecretStream(b"sixteen bytes and more", t))) for t in range(3000))
     for half in (0, 1):
         found = [draws[half, k] for k in CLIENTS]
         assert sum((n - 500) ** 2 / 500 for n in found) < 13.8, "χ² of two degrees of freedom at 0.1 %"

@@ -284,6 +284,19 @@ def test_noise_inside_an_exact_sum_adds_up_and_a_member_of_the_coalition_adds_no
     )
 
 
+def test_noise_that_was_rounded_before_the_sum_lends_nothing_to_others() -> None:
+    from dataclasses import replace
+
+    rounded = ({"name": "dp-fedavg"}, {"name": "rounding"})
+    log = secure_sum(1.5)
+    log[2] = replace(log[2], defenses=rounded)
+    two = Gaussian(sensitivity=2.0, scale=1.5 * math.sqrt(2), **{**CLIENT, "unit": "record"})
+    alone = Gaussian(sensitivity=2.0, scale=1.5, **{**CLIENT, "unit": "record"})
+    assert books(log).ledger("server+client/2").epsilon == pytest.approx(epsilon({two: 1}, 1e-5).value)
+    worst = books(log).ledger("server")
+    assert (worst.victim, worst.epsilon) == ("client/2", pytest.approx(epsilon({alone: 1}, 1e-5).value))
+
+
 def test_an_exact_sum_without_noise_has_no_epsilon() -> None:
     assert books(secure_sum(0)).ledger("server").epsilon == INF
 

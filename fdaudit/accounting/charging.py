@@ -120,18 +120,17 @@ class Entry:
         """Exact sums of messages with Gaussian noise in each: the honest senders' noise adds up.
 
         Only the sum is known to whoever receives it, so what the victim's message adds is hidden by the noise of all
-        senders that are no members of the adversary.
+        senders that are no members of the adversary. That holds of noise that enters the sum as it was drawn: where
+        another defence stands beside it (rounding, say), a message keeps its own guarantee and lends none.
         """
         found = dict[int, Release | Unchanged | NoGuarantee]()
         for m in self._sum_messages:
-            shares = (
-                {int(i): self._common.get(int(i)) for i in m.inputs if i != DATA} if m.inputs != ALL else {}
-            )
-            own = [e for i, e in shares.items() if self.graph.messages[i].sender == victim]
-            noises = [e.scale**2 for i, e in shares.items() if isinstance(e, Gaussian) and self._honest(i)]
-            if len(own) == 1 and isinstance(own[0], Gaussian) and own[0].count == 1:
+            parts = [] if m.inputs == ALL else [int(i) for i in m.inputs if i != DATA]
+            shares = {self.graph.messages[i].sender: e for i in parts if (e := self._share(i)) is not None}
+            noises = [e.scale**2 for sender, e in shares.items() if sender not in self.members]
+            if victim in shares and len({self.graph.messages[i].sender for i in parts}) == len(parts):
                 found[m.seq] = Gaussian(
-                    sensitivity=own[0].sensitivity,
+                    sensitivity=shares[victim].sensitivity,
                     scale=math.sqrt(sum(noises)),
                     unit=self.unit,
                     relation=self.relation,
@@ -139,8 +138,11 @@ class Entry:
                 )
         return found
 
-    def _honest(self, seq: int) -> bool:
-        return self.graph.messages[seq].sender not in self.members
+    def _share(self, seq: int) -> Gaussian | None:
+        """The noise of a message that enters a sum as it was drawn."""
+        event = self._common.get(seq)
+        alone = len(self.graph.messages[seq].defenses) <= 1
+        return event if isinstance(event, Gaussian) and event.count == 1 and alone else None
 
     def _costs(self, gates: Collection[int], victim: str) -> list[dict[int, float]]:
         """By order, what each message that may be charged costs."""
