@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fdaudit.reports.document import json_schema as report_json_schema
 
 from fdaudit import attacks, defenses, protocols
 from fdaudit.config import Config
@@ -29,7 +30,15 @@ from fdaudit.registry import Registry
 from fdaudit.spec import ModelSpec, Spec
 from fdaudit.types import DefenseSpec
 
-__all__ = ["PAGES", "guesses_schema", "protocols_page", "reference_page", "settings_table", "spec_page"]
+__all__ = [
+    "PAGES",
+    "guesses_schema",
+    "protocols_page",
+    "reference_page",
+    "report_schema",
+    "settings_table",
+    "spec_page",
+]
 
 _NOTE = "<!-- Written by docs/generate.py. Change the code's docstrings, then run it again. -->"
 _HERE = Path(__file__).parent
@@ -382,10 +391,16 @@ def guesses_schema() -> str:
     return json.dumps(schema(), indent=1, sort_keys=True) + "\n"
 
 
+def report_schema() -> str:
+    """The JSON schema of a report."""
+    return json.dumps(report_json_schema(), indent=1, sort_keys=True) + "\n"
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "guesses.schema.json": guesses_schema,
     "protocols.md": protocols_page,
     "reference.md": reference_page,
+    "report.schema.json": report_schema,
     "spec.md": spec_page,
 }
 """The generated pages, by file name."""

@@ -232,15 +232,19 @@ def _setting(text: str) -> tuple[str, Any]:
 def report(
     run: RunPath,
     out: Annotated[
-        Path | None, typer.Option(help="HTML file; default: report/index.html in the run.")
+        Path | None, typer.Option(help="HTML file; default: report/index.html or public.html in the run.")
     ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Leave out images, class counts and class shares.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the security report of a run: one HTML file, nothing else needed to read it."""
+    """Write the security report of a run: one HTML file, nothing else needed to read it, and JSON beside it."""
     from fdaudit import runs
 
-    path = runs.report(runs.load(run), out)
-    show(json.dumps({"report": str(path)}) if as_json else str(path))
+    path = runs.report(runs.load(run), out, public=public)
+    made = {"report": str(path), "json": str(path.with_suffix(".json"))}
+    show(json.dumps(made) if as_json else str(path))
 
 
 @app.command()

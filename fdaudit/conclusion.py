@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,35 @@ if TYPE_CHECKING:
     from fdaudit.accounting.ledger import Ledger
     from fdaudit.plan import Plan
 
-__all__ = ["conclude"]
+__all__ = ["OUT_OF_SCOPE", "conclude"]
+
+OUT_OF_SCOPE: tuple[Mapping[str, str], ...] = (
+    {
+        "name": "property inference",
+        "what": "properties of a client's records other than their class shares (Ateniese 2015)",
+    },
+    {"name": "attribute inference", "what": "a missing attribute of a known record (Fredrikson 2014)"},
+    {"name": "model extraction", "what": "a copy of a model's function by queries (Tramèr 2016)"},
+    {
+        "name": "linkage of clients over rounds",
+        "what": "which anonymous messages come from one client, or one client's device or site",
+    },
+    {
+        "name": "active servers",
+        "what": "parameters or samples made to single records out (Boenisch 2023); only samples that a protocol lets "
+        "the server choose are chosen here",
+    },
+    {
+        "name": "poisoning and backdoors",
+        "what": "clients that harm the model (Bagdasaryan 2020): its integrity",
+    },
+    {"name": "evasion", "what": "inputs made to be misclassified: its integrity"},
+    {
+        "name": "side channels",
+        "what": "time, energy, sizes of compressed messages, memory of a client's machine",
+    },
+)
+"""Attacks that no run tries, each with what it is after: the coverage table cannot name what is not registered."""
 
 
 def conclude(plan: Plan, run: Path) -> dict[str, Any]:
@@ -37,35 +67,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
     value = {
         "schema": SCHEMA,
         "auditor_only": True,
-        "run": {
-            "name": spec.name,
-            "status": manifest["status"],
-            "profile": spec.profile,
-            "protocol": card.name,
-            "protocol_summary": (card.__doc__ or "").strip().split("\n")[0],
-            "roles": list(roles_of(card, plan.protocol_config)),
-            "deviations": list(card.deviations),
-            "dataset": spec.dataset.name,
-            "dataset_provenance": plan.dataset.provenance,
-            "task": plan.dataset.task,
-            "clients": spec.clients,
-            "rounds": _rounds_run(plan, run),
-            "model": spec.model.name,
-            "client_models": [m.name for m in spec.client_models],
-            "silences": silences,
-            "parameters": sum(t.numel() for t in plan.initial().values()),
-            "head": manifest["head"],
-            "messages": manifest["messages"],
-            "record": spec.record if isinstance(spec.record, str) else f"rounds {list(spec.record.rounds)}",
-            "transport": spec.transport,
-            "spec": spec.public(manifest["commitments"]["seed"]),
-            "spec_sha256": manifest["spec_sha256"],
-            "versions": manifest["versions"],
-            "device": plan.execution.device,
-            "threads": plan.execution.threads,
-            "strategy": plan.execution.strategy,
-            "seed_commitment": manifest["commitments"]["seed"],
-        },
+        "run": _run_card(plan, run, manifest, silences),
         "class_table": plan.splits.class_table.tolist(),
         "utility": _utility(run, plan.dataset.task, plan.dataset.classes),
         "exposure": [row for p in seen for row in exposure(stage.view(p).messages, p, private)],
@@ -82,11 +84,73 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
         "checks": [check.to_json() for check in check_claims(plan, run, ledgers)],
         "cells": cells,
         "gates": gates(spec.gates.model_dump(), cells),
+        "out_of_scope": [dict(attack) for attack in OUT_OF_SCOPE],
         "limits": [*_limits(plan), *_went_silent(silences), *_stopped(plan, run)],
         "reproduce": _reproduce(),
     }
     save_json(run / "result.json", value, indent=1)
     return value
+
+
+def _run_card(
+    plan: Plan, run: Path, manifest: dict[str, Any], silences: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What was run, with which code and on what: the system card."""
+    spec, card = plan.spec, plan.protocol
+    return {
+        "name": spec.name,
+        "status": manifest["status"],
+        "profile": spec.profile,
+        "protocol": card.name,
+        "protocol_summary": (card.__doc__ or "").strip().split("\n")[0],
+        "roles": list(roles_of(card, plan.protocol_config)),
+        "deviations": list(card.deviations),
+        "dataset": spec.dataset.name,
+        "dataset_provenance": plan.dataset.provenance,
+        "task": plan.dataset.task,
+        "clients": spec.clients,
+        "rounds": _rounds_run(plan, run),
+        "model": spec.model.name,
+        "client_models": [m.name for m in spec.client_models],
+        "silences": silences,
+        "parameters": sum(t.numel() for t in plan.initial().values()),
+        "head": manifest["head"],
+        "messages": manifest["messages"],
+        "record": spec.record if isinstance(spec.record, str) else f"rounds {list(spec.record.rounds)}",
+        "transport": spec.transport,
+        "spec": spec.public(manifest["commitments"]["seed"]),
+        "spec_sha256": manifest["spec_sha256"],
+        "versions": manifest["versions"],
+        "device": plan.execution.device,
+        "threads": plan.execution.threads,
+        "strategy": plan.execution.strategy,
+        "seed_commitment": manifest["commitments"]["seed"],
+        "release": spec.release,
+        "data_commitment": manifest["commitments"].get("data", ""),
+        "model_hashes": _model_hashes(run),
+    }
+
+
+def _model_hashes(run: Path) -> list[dict[str, str]]:
+    """SHA-256 of each final model that a party held, as its safetensors bytes lie in the vault."""
+    vault = Vault(run / "vault")
+    return [
+        {
+            "party": _party(name.removeprefix("models/")),
+            "sha256": _sha256(vault.directory / f"{name}.safetensors"),
+        }
+        for name in vault.names("models")
+    ]
+
+
+def _party(file: str) -> str:
+    """The party whose model a file holds: `client-3` is client/3."""
+    role_, _, number = file.rpartition("-")
+    return f"{role_}/{number}" if number.isdecimal() else file
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _ledgers(plan: Plan, run: Path) -> list[Ledger]:

@@ -228,15 +228,26 @@ def every_adversary(run: Run) -> tuple[str, ...]:
     )
 
 
-def report(run: Run, path: Path | str | None = None) -> Path:
-    """Writes the security report of a run as one HTML file; by default `report/index.html` in the run."""
+def report(run: Run, path: Path | str | None = None, *, public: bool = False) -> Path:
+    """Writes the security report of a run as one HTML file, and the same as JSON beside it.
+
+    Args:
+        run: the run.
+        path: the HTML file; by default `report/index.html` in the run, or `report/public.html`.
+        public: leave out what itself leaks: images, class counts and class shares.
+
+    Returns:
+        The HTML file; the JSON has its name and the ending `.json`.
+    """
     from fdaudit.reports.security import write_report
 
-    target = Path(path) if path is not None else _report_of(run)
-    if target.is_dir():
-        raise RunError("out", str(target), "is a directory", "Give the path of an HTML file.")
+    usual = _report_of(run).with_name("public.html") if public else _report_of(run)
+    target = usual if path is None else Path(path)
+    if target.is_dir() or target.suffix == ".json":
+        problem = "is a directory" if target.is_dir() else "is the name of the JSON beside the page"
+        raise RunError("out", str(target), problem, "Give the path of an HTML file.")
     _make(target.parent, target)
-    write_report(run.result, run.directory, target, run.timings)
+    write_report(run.result, run.directory, target, run.timings, public=public)
     return target
 
 

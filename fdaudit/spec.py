@@ -264,6 +264,8 @@ class Spec(Config):
     """`all`, or a list; every attack not listed is shown as not requested."""
     gates: GateSpec = GateSpec()
     """Thresholds that make a run fail."""
+    release: Literal["internal", "api", "public-weights"] | None = None
+    """Where the trained model goes: it stays with the parties, answers others through an API, or is published."""
     privacy: PrivacySpec = PrivacySpec()
     """What ε is stated for."""
 

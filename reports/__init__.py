@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .compare_page import render_comparison, write_comparison
-    from .security import render_report, write_report
+    from .security import render_report, report_json, write_report
 
-__all__ = ["render_comparison", "render_report", "write_comparison", "write_report"]
+__all__ = ["render_comparison", "render_report", "report_json", "write_comparison", "write_report"]
 
 _PUBLIC: Mapping[str, str] = MappingProxyType(
     {
         "render_comparison": "compare_page",
         "render_report": "security",
+        "report_json": "security",
         "write_comparison": "compare_page",
         "write_report": "security",
     }

@@ -13,14 +13,16 @@ from markupsafe import Markup
 from fdaudit.messages import KINDS, role
 from fdaudit.types import Figure
 
+from .annex import Document, Item, annex
 from .diagram import diagram
 from .figures import ForestRow, forest_chart, roc_chart, shares_chart, utility_chart
 from .images import data_uri
+from .matrix import attack_matrix
 from .rules import RULES, by_name
 from .schema import Exposure, Image, Result, Target
 from .summary import summarise
 from .text import amount, clip, joined, label
-from .verdict import Finding, judge_all
+from .verdict import LEVELS, Finding, judge_all
 
 __all__ = [
     "IMAGES_SHOWN",
@@ -94,6 +96,14 @@ class CellView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Release:
+    """Where the model goes, and what the audit left open about that."""
+
+    stated: str
+    caution: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExposureRow:
     """An exposure row, and every party whose row is the same."""
 
@@ -110,6 +120,7 @@ def build(result: Result, directory: Path, timings: Mapping[str, float]) -> dict
     """
     findings = judge_all(result)
     cells = [_cell(f, directory) for f in findings if f.cell.status == "run" or f.cell.targets]
+    pictures = {c.finding.number: c.victims[0].pictures[0] for c in cells if c.victims}
     ids = {cell.id for cell in result.cells}
     return {
         "result": result,
@@ -117,6 +128,11 @@ def build(result: Result, directory: Path, timings: Mapping[str, float]) -> dict
         "findings": findings,
         "summary": summarise(result, findings),
         "rules": RULES,
+        "release": _release(result),
+        "matrix": attack_matrix(findings),
+        "thumbnails": pictures,
+        "places": {level: place for place, level in enumerate(LEVELS)},
+        "annex": _by_document(annex(result)),
         "cells": cells,
         "diagram": diagram(result.exposure, result.run.clients),
         "exposure": _exposure(result.exposure),
@@ -130,6 +146,32 @@ def build(result: Result, directory: Path, timings: Mapping[str, float]) -> dict
         "stages": {name: seconds for name, seconds in timings.items() if name not in ids},
         "spec_text": yaml.safe_dump(result.run.spec, sort_keys=False, allow_unicode=True, width=96),
     }
+
+
+_RELEASES = {
+    "internal": "Internal: the trained models stay with the parties.",
+    "api": "API: others may ask a trained model, and not hold it.",
+    "public-weights": "Public weights: anyone may hold the trained model.",
+}
+
+
+def _release(result: Result) -> Release:
+    """The release that the spec states, held against the adversaries whose views were attacked."""
+    stated = result.run.release
+    if stated is None:
+        return Release(stated="Not stated in the spec.", caution="Read the verdict for the widest release.")
+    audited = any(c.adversary == "world" and c.status == "run" for c in result.cells)
+    caution = (
+        "" if stated == "internal" or audited else "No attack ran on what such a release shows to the world."
+    )
+    return Release(stated=_RELEASES[stated], caution=caution)
+
+
+def _by_document(items: Sequence[Item]) -> dict[Document, list[Item]]:
+    found: dict[Document, list[Item]] = {}
+    for item in items:
+        found.setdefault(item.document, []).append(item)
+    return found
 
 
 def _cell(finding: Finding, directory: Path) -> CellView:

@@ -29,7 +29,9 @@ __all__ = [
     "Gate",
     "Image",
     "LedgerEntry",
+    "ModelHash",
     "Oracle",
+    "OutOfScope",
     "Queries",
     "Reproduce",
     "Result",
@@ -55,6 +57,13 @@ class Silence(_Part):
 
     party: str
     rounds: tuple[int, ...] = Field(min_length=1)
+
+
+class ModelHash(_Part):
+    """SHA-256 of the final model that a party held."""
+
+    party: str
+    sha256: str
 
 
 class Run(_Part):
@@ -87,6 +96,10 @@ class Run(_Part):
     threads: int
     strategy: str
     seed_commitment: str
+    data_commitment: str = ""
+    """Salted: without the vault's secret it tells nothing about the data."""
+    model_hashes: tuple[ModelHash, ...] = ()
+    release: Literal["internal", "api", "public-weights"] | None = None
 
 
 class CurvePoint(_Part):
@@ -321,6 +334,13 @@ class Check(_Part):
     evidence: tuple[Evidence, ...] = ()
 
 
+class OutOfScope(_Part):
+    """An attack that was not tried because the tool has none of its kind."""
+
+    name: str
+    what: str
+
+
 class Reproduce(_Part):
     """How to make the result again."""
 
@@ -343,6 +363,9 @@ class Result(_Part):
     cells: tuple[Cell, ...]
     gates: tuple[Gate, ...] = ()
     limits: tuple[str, ...] = ()
+    out_of_scope: tuple[OutOfScope, ...] = ()
+    withheld: tuple[str, ...] = ()
+    """What a public variant leaves out."""
     ledger: tuple[LedgerEntry, ...] | None = None
     checks: tuple[Check, ...] = ()
     reproduce: Reproduce

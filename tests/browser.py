@@ -99,3 +99,14 @@ def chromium(profile: Path) -> Iterator[Browser]:
         yield Browser(driver)
     finally:
         driver.quit()
+
+
+def axe(browser: Browser) -> list[dict[str, Any]]:
+    """What axe-core finds wrong with the open page: `id`, `impact` and the first `nodes`; drawings are left out."""
+    package = pytest.importorskip("axe_playwright_python")
+    browser.run((Path(package.__file__).parent / "axe.min.js").read_text("utf-8"))
+    found: list[dict[str, Any]] = browser.driver.execute_async_script(
+        "const done = arguments[0]; axe.run({exclude: [['svg']]}, {resultTypes: ['violations']}).then("
+        "r => done(r.violations.map(v => ({id: v.id, impact: v.impact, nodes: v.nodes.slice(0, 3).map(n => n.html)}))))"
+    )
+    return found

@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import Any
 
 FIXTURES = Path(__file__).parent / "fixtures"
-SECTIONS = ("summary", "exposure", "utility", "attacks", "ledger", "coverage", "threats", "reproduce")
+SECTIONS = (
+    "summary",
+    "system",
+    "exposure",
+    "utility",
+    "attacks",
+    "ledger",
+    "coverage",
+    "threats",
+    "annex",
+    "reproduce",
+)
 TIMINGS = {"run": 12.34, "server/dlg": 41.2, "world/boundary-distance": 66.0}
 
 
@@ -68,7 +79,7 @@ class Document(HTMLParser):
         if tag == "data":
             self._data = float(str(attributes["value"]))
             self.marked.append((self._data, ""))
-        if tag == "style":
+        if tag in ("style", "script"):
             self._skip = tag
 
     def handle_endtag(self, tag: str) -> None:

@@ -267,7 +267,7 @@ def test_attack_all_runs_every_attack_against_the_spec_s_adversaries(shell: Shel
 
 def test_report(shell: Shell, done: Path) -> None:
     assert shell("report", done) == (0, f"{done}/report/index.html\n", "")
-    assert shell.json("report", done, "--out", "page.html") == {"report": "page.html"}
+    assert shell.json("report", done, "--out", "page.html") == {"report": "page.html", "json": "page.json"}
     page = (shell.home / "page.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert "A run" in page

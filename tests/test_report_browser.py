@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fdaudit.reports import write_comparison, write_report
 
-from .browser import Browser, chromium
+from .browser import Browser, axe, chromium
 from .report_cases import FIXTURES, SECTIONS, TIMINGS, load
 from .test_comparison import distilled, entries
 from .test_report import HOSTILE, poison
@@ -64,12 +64,14 @@ def test_opens_from_a_file_without_errors_requests_or_overflow(
     heights = browser.run("return [...document.querySelectorAll('section')].map(s => s.offsetHeight)")
     assert min(heights) > 100
     assert browser.run("return document.documentElement.scrollWidth") <= width
-    assert browser.run("return document.scripts.length") == 0
+    assert browser.run("return document.scripts.length") == 1
 
 
 def test_all_pictures_are_drawn(browser: Browser, report: Path) -> None:
     browser.open(report)
-    sizes = browser.run("return [...document.images].map(i => [i.complete, i.naturalWidth, i.clientWidth])")
+    sizes = browser.run(
+        "return [...document.querySelectorAll('.trio img')].map(i => [i.complete, i.naturalWidth, i.clientWidth])"
+    )
     assert len(sizes) == 48
     assert all(complete and natural == 8 and shown > 40 for complete, natural, shown in sizes)
     charts = browser.run(
@@ -101,7 +103,7 @@ def test_hostile_text_runs_nothing(browser: Browser, tmp_path: Path, payload: st
     assert page.errors == ()
     assert page.requests == (page.url,)
     assert browser.run("return document.title").startswith("Security report: ")
-    assert browser.run("return document.scripts.length") == 0
+    assert browser.run("return document.scripts.length") == 1
     assert browser.run("return document.documentElement.scrollWidth") <= 390
 
 
@@ -163,3 +165,122 @@ def test_the_comparison_prints(browser: Browser, comparison: Path) -> None:
     browser.open(comparison)
     made = browser.driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
     assert base64.b64decode(made["data"]).startswith(b"%PDF-")
+
+
+# -- with the script ----------------------------------------------------------------------------------------------
+
+COLUMN = """
+const table = document.querySelector(arguments[0]);
+return [...table.tBodies[0].rows].filter(r => !r.hidden).map(r => {
+  const cell = r.cells[arguments[1]]; const data = cell.querySelector('data');
+  return data ? Number(data.value) : cell.textContent.trim(); });
+"""
+
+
+@pytest.fixture
+def long_report(tmp_path: Path) -> Path:
+    """The fixture with its cells many times over, so that tables are long enough to be filtered."""
+    raw = load()
+    cells = [
+        {**cell, "id": f"{cell['id']}-{k}", "attack": f"{cell['attack']}-{k}"}
+        for k in range(3)
+        for cell in raw["cells"]
+    ]
+    path = tmp_path / "long.html"
+    write_report(raw | {"cells": cells}, FIXTURES, path, TIMINGS)
+    return path
+
+
+def test_tables_sort_by_value_and_say_so(browser: Browser, long_report: Path) -> None:
+    browser.open(long_report)
+    before = browser.run(COLUMN, "#attack-matrix", 3)
+    press = "document.querySelector('#attack-matrix thead th:nth-child(4) button').click();"
+    browser.run(press)
+    once = browser.run(COLUMN, "#attack-matrix", 3)
+    assert once == sorted(before)
+    assert once != before
+    state = "return document.querySelector('#attack-matrix thead th:nth-child(4)').getAttribute('aria-sort')"
+    assert browser.run(state) == "ascending"
+    browser.run(press)
+    assert browser.run(COLUMN, "#attack-matrix", 3) == sorted(before, reverse=True)
+    assert browser.run(state) == "descending"
+
+
+def test_a_sort_button_works_by_keyboard(browser: Browser, long_report: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(long_report)
+    browser.run("document.querySelector('#attack-matrix thead button').focus()")
+    browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    names = browser.run(COLUMN, "#attack-matrix", 0)
+    assert names == sorted(names)
+
+
+def test_long_tables_filter(browser: Browser, long_report: Path) -> None:
+    browser.open(long_report)
+    assert browser.run("return document.querySelectorAll('.filter').length") >= 2
+    total = len(browser.run(COLUMN, "#attack-matrix", 0))
+    browser.run(
+        "const f = document.querySelector('#attacks .filter input'); f.value = 'DLG-1';"
+        "f.dispatchEvent(new Event('input'));"
+    )
+    left = browser.run(COLUMN, "#attack-matrix", 0)
+    assert 0 < len(left) < total
+    assert all("dlg-1" in name for name in left)
+    said = browser.run("return document.querySelector('#attacks .filter output').textContent")
+    assert said == f"{len(left)} of {total}"
+
+
+def test_pictures_enlarge_and_close_by_escape(browser: Browser, report: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(report)
+    browser.run("document.querySelector('.gallery .enlarge').focus()")
+    browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    assert browser.run("return document.querySelector('dialog.viewer').open")
+    assert browser.run("return document.querySelector('dialog.viewer img').clientWidth") > 300
+    shown = browser.run("return document.querySelector('dialog.viewer p').textContent")
+    assert shown.startswith("True image 1 of ")
+    browser.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert not browser.run("return document.querySelector('dialog.viewer').open")
+
+
+def test_a_script_that_is_not_the_page_s_own_does_not_run(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "injected.html"
+    write_report(load(), FIXTURES, path, TIMINGS)
+    page = path.read_text("utf-8").replace("</main>", "<script>document.title = 'owned'</script></main>")
+    path.write_text(page, "utf-8")
+    opened = browser.open(path)
+    assert any("Content Security Policy" in error for error in opened.errors)
+    assert browser.run("return document.title").startswith("Security report")
+
+
+def test_everything_is_there_without_the_script(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "plain.html"
+    write_report(load(), FIXTURES, path, TIMINGS)
+    whole = path.read_text("utf-8")
+    path.write_text(re.sub(r"<script>.*?</script>", "", whole, flags=re.DOTALL), "utf-8")
+    browser.open(path)
+    hidden = "return [...document.querySelectorAll('main *')].filter(e => e.hidden).length"
+    assert browser.run(hidden) == 0
+    heights = browser.run("return [...document.querySelectorAll('section')].map(s => s.offsetHeight)")
+    assert len(heights) == len(SECTIONS)
+    assert min(heights) > 100
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("which", ["report", "comparison"])
+def test_axe_finds_nothing_serious(
+    browser: Browser, request: pytest.FixtureRequest, which: str, width: int
+) -> None:
+    browser.open(request.getfixturevalue(which), width)
+    found = axe(browser)
+    assert [v for v in found if v["impact"] in ("serious", "critical")] == []
+
+
+def test_axe_would_find_something_serious(browser: Browser, report: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.html"
+    page = report.read_text("utf-8").replace("--muted: #56626f", "--muted: #c9c9c9").replace(' lang="en"', "")
+    broken.write_text(page, "utf-8")
+    browser.open(broken)
+    assert {"color-contrast", "html-has-lang"} <= {v["id"] for v in axe(browser)}

@@ -1,0 +1,296 @@
+"""The annex for compliance: which evidence that four documents ask for a run provides, where, and which it does not.
+
+The items are ours, in our words, under the documents' own headings; see `docs/compliance.md` for what each is taken
+from. Nothing here certifies anything.
+
+Guarantees:
+  * an item is provided only because of something in the result, which its text names;
+  * what a run cannot provide is listed too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .schema import Cell, LedgerEntry, Result
+from .text import clip, joined
+
+__all__ = ["DOCUMENTS", "Document", "Item", "annex"]
+
+Provided = Literal["yes", "in part", "no"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A document that asks for evidence: its short name, and its title with the date and where to find it."""
+
+    name: str
+    title: str
+
+
+EDPB = Document(
+    name="EDPB Opinion 28/2024",
+    title="European Data Protection Board, Opinion 28/2024 on certain data protection aspects related to "
+    "the processing of personal data in the context of AI models, adopted on 17 December 2024",
+)
+DP = Document(
+    name="NIST SP 800-226",
+    title="National Institute of Standards and Technology, Guidelines for Evaluating Differential Privacy Guarantees, "
+    "March 2025, doi:10.6028/NIST.SP.800-226",
+)
+AML = Document(
+    name="NIST AI 100-2",
+    title="National Institute of Standards and Technology, Adversarial Machine Learning: A Taxonomy and Terminology of "
+    "Attacks and Mitigations; section numbers are those of NIST AI 100-2e2023, doi:10.6028/NIST.AI.100-2e2023",
+)
+ISO = Document(
+    name="ISO/IEC 27559",
+    title="ISO/IEC 27559:2022, Privacy enhancing data de-identification framework; clause numbers are those of its "
+    "table of contents",
+)
+DOCUMENTS = (EDPB, DP, AML, ISO)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One piece of evidence.
+
+    Attributes:
+        document: which document asks for it.
+        asked: what is asked for.
+        provided: whether this run provides it.
+        what: what it provides, or why it does not.
+        where: ids of the report's sections in which it stands.
+    """
+
+    document: Document
+    asked: str
+    provided: Provided
+    what: str
+    where: tuple[str, ...] = ()
+
+
+def annex(result: Result) -> tuple[Item, ...]:
+    """Every item, in the documents' order; pure."""
+    return (*_edpb(result), *_dp(result), *_aml(result), *_iso(result))
+
+
+def _edpb(result: Result) -> Iterator[Item]:
+    release = result.run.release
+    yield Item(
+        document=EDPB,
+        asked="Context in which the model is released",
+        provided="yes" if release else "no",
+        what=f"Stated in the spec: {release}." if release else "The spec leaves `release` out.",
+        where=("system",),
+    )
+    yield _attacked(EDPB, "Membership inference", result, ("membership",))
+    yield Item(
+        document=EDPB,
+        asked="Attribute inference",
+        provided="no",
+        what="Not in scope. Class shares of clients are attacked, which are no attribute of a person.",
+        where=("coverage",),
+    )
+    yield Item(
+        document=EDPB,
+        asked="Exfiltration",
+        provided="in part",
+        what="The exposure table lists every message that left a client. Theft from a party's machine is not in scope.",
+        where=("exposure",),
+    )
+    generated = _ran(result, ("membership", "reconstruction"), "generator")
+    yield Item(
+        document=EDPB,
+        asked="Regurgitation of training data",
+        provided="in part" if generated else "no",
+        what=f"Generators were held against training records by {_named(generated)}."
+        if generated
+        else "No attack on a generator's output ran; classifiers put out no records.",
+        where=("attacks",) if generated else ("coverage",),
+    )
+    yield _attacked(EDPB, "Model inversion and reconstruction", result, ("reconstruction",))
+
+
+def _dp(result: Result) -> Iterator[Item]:
+    entries = result.ledger or ()
+    finite = [e for e in entries if e.epsilon is not None and e.contributions]
+    bounded = joined(clip(e.adversary, 40) for e in finite)
+    where = ("ledger",)
+    yield Item(
+        document=DP,
+        asked="Privacy parameters ε and δ",
+        provided="yes" if finite else "in part" if entries else "no",
+        what=(
+            f"A finite ε with its δ for {bounded}; for every other view ∞, or nothing private in it."
+            if finite
+            else "No view has a finite ε that rests on noise; the ledger says why."
+        )
+        if entries
+        else "The result holds no ledger.",
+        where=where,
+    )
+    stated = [
+        ("Unit of privacy", [e.unit for e in entries if e.unit]),
+        ("Neighbouring data sets (relation)", [e.relation for e in entries if e.relation]),
+        ("Composition", [e.accountant for e in finite if e.accountant]),
+        ("Sampling", [e.sampling for e in finite if e.sampling]),
+    ]
+    for asked, values in stated:
+        distinct = list(dict.fromkeys(clip(v, 160) for v in values))
+        yield Item(
+            document=DP,
+            asked=asked,
+            provided="yes" if distinct else "no",
+            what=f"{'; '.join(distinct)}." if distinct else "No finite ε states one.",
+            where=where,
+        )
+    yield Item(
+        document=DP,
+        asked="Cost of tuning",
+        provided="no",
+        what="A run is charged as it ran. Choices of settings made on private data before it are not in the ledger.",
+        where=where,
+    )
+    yield Item(
+        document=DP,
+        asked="Trust model",
+        provided="yes" if result.assumptions else "in part",
+        what="ε is stated for each adversary's view by itself, beside what the protocol takes for granted.",
+        where=("ledger", "threats"),
+    )
+    yield _randomness(finite)
+    checked = [c for c in result.checks if c.verdict in ("contradicted", "consistent")]
+    yield Item(
+        document=DP,
+        asked="Empirical check of the implementation",
+        provided="yes" if checked else "no",
+        what=f"{len(checked)} claims were held against attacks that could have contradicted them."
+        if checked
+        else "No claim was held against an attack that could have contradicted it.",
+        where=where,
+    )
+
+
+def _randomness(finite: Sequence[LedgerEntry]) -> Item:
+    lines = [
+        line for e in finite for line in e.assumptions if "noise" in line.lower() or "random" in line.lower()
+    ]
+    return Item(
+        document=DP,
+        asked="Source of randomness and arithmetic",
+        provided="yes" if lines else "in part" if finite else "no",
+        what=" ".join(clip(line, 240) for line in dict.fromkeys(lines))
+        if lines
+        else "The mechanisms are named; the ledger says nothing of their randomness."
+        if finite
+        else "No finite ε rests on noise.",
+        where=("ledger",),
+    )
+
+
+def _aml(result: Result) -> Iterator[Item]:
+    cells = [c for c in result.cells if c.status == "run"]
+    yield Item(
+        document=AML,
+        asked="Attacker's goals and objectives (2.1.2)",
+        provided="yes" if cells else "no",
+        what=f"Each attack names its goal: {joined(dict.fromkeys(c.goal.replace('-', ' ') for c in cells))}."
+        if cells
+        else "No attack ran.",
+        where=("attacks",),
+    )
+    yield Item(
+        document=AML,
+        asked="Attacker's capabilities (2.1.3)",
+        provided="yes",
+        what="What each adversary sees and may ask; queries spent by each attack. Adversaries are passive.",
+        where=("exposure", "attacks"),
+    )
+    yield Item(
+        document=AML,
+        asked="Attacker's knowledge (2.1.4)",
+        provided="yes" if cells else "no",
+        what="Each attack lists what it is assumed to know besides its view." if cells else "No attack ran.",
+        where=("attacks",),
+    )
+    yield _attacked(AML, "Data reconstruction (2.4.1)", result, ("reconstruction",))
+    yield _attacked(AML, "Membership inference (2.4.2)", result, ("membership",))
+    for asked in ("Model extraction (2.4.3)", "Property inference (2.4.4)"):
+        shares = asked.startswith("Property") and bool(_ran(result, ("label-distribution",)))
+        yield Item(
+            document=AML,
+            asked=asked,
+            provided="in part" if shares else "no",
+            what="Class shares of clients only; other properties are not in scope."
+            if shares
+            else "Not in scope.",
+            where=("attacks", "coverage") if shares else ("coverage",),
+        )
+
+
+def _iso(result: Result) -> Iterator[Item]:
+    cells = [c for c in result.cells if c.status == "run"]
+    yield Item(
+        document=ISO,
+        asked="Threat modelling (6.2)",
+        provided="in part",
+        what="Adversaries, their views and their knowledge. Motives and security practices are not known to a run.",
+        where=("exposure", "coverage"),
+    )
+    yield Item(
+        document=ISO,
+        asked="Maximum or average risk (7.3.2)",
+        provided="yes" if cells else "no",
+        what="Averages over victims stand beside the worst victim and, where an attack speaks of single ones, the "
+        "worst record."
+        if cells
+        else "No attack ran.",
+        where=("attacks",),
+    )
+    yield Item(
+        document=ISO,
+        asked="Adversarial testing (8.2.3)",
+        provided="yes" if cells else "no",
+        what=f"{len(cells)} attack cells ran, with positive and negative controls; the others give their reasons."
+        if cells
+        else "No attack ran.",
+        where=("attacks", "coverage"),
+    )
+    defended = sorted({d for row in result.exposure for d in row.defenses})
+    yield Item(
+        document=ISO,
+        asked="Mitigation (8.3)",
+        provided="in part" if defended else "no",
+        what=f"Measured with {joined(clip(d, 60) for d in defended)} in place."
+        if defended
+        else "No defence stood on any message.",
+        where=("exposure",),
+    )
+    yield Item(
+        document=ISO,
+        asked="Governance (9)",
+        provided="no",
+        what="Roles, procedures and response to incidents are an organisation's, not a run's.",
+    )
+
+
+def _attacked(document: Document, asked: str, result: Result, goals: tuple[str, ...]) -> Item:
+    ran = _ran(result, goals)
+    return Item(
+        document=document,
+        asked=asked,
+        provided="yes" if ran else "no",
+        what=f"Tried by {_named(ran)}." if ran else "No such attack applied, or none was asked for.",
+        where=("attacks",) if ran else ("coverage",),
+    )
+
+
+def _ran(result: Result, goals: tuple[str, ...], within: str = "") -> list[Cell]:
+    return [c for c in result.cells if c.status == "run" and c.goal in goals and within in c.attack]
+
+
+def _named(cells: Sequence[Cell]) -> str:
+    return joined(dict.fromkeys(clip(c.attack, 40) for c in cells))

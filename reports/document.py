@@ -1,0 +1,182 @@
+"""The report as JSON, schema `fdaudit-report/1`: what the page says, beside the result from which it says it.
+
+Guarantees:
+  * every number of the page stands in it: in the result, or in the times beside it;
+  * the verdict, its reasons and every finding are the page's own, from the same calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from fdaudit.config import Config
+
+from .annex import annex
+from .matrix import MatrixLine, attack_matrix
+from .schema import Result
+from .summary import summarise
+from .verdict import Finding, Level, judge_all
+
+__all__ = ["SCHEMA", "ReportDocument", "document", "json_schema", "to_json"]
+
+SCHEMA: Final = "fdaudit-report/1"
+
+
+class Said(Config):
+    """A sentence of the report with what it rests on; `cell` is the id of a cell of the result, if it rests on one."""
+
+    text: str
+    because: str = ""
+    cautions: tuple[str, ...] = ()
+    cell: str | None = None
+
+
+class Verdict(Config):
+    """The first page: what may be said, why, and what to do."""
+
+    level: Level
+    headline: str
+    standing: str
+    reasons: tuple[Said, ...]
+    actions: tuple[Said, ...]
+
+
+class FindingPart(Config):
+    """What may be said of one cell."""
+
+    cell: str
+    level: Level
+    measured: str
+    because: str
+    cautions: tuple[str, ...] = ()
+    worst_target: str | None = None
+
+
+class WorstRecordPart(Config):
+    """What one record suffers at worst."""
+
+    value: float
+    unit: str
+    what: str
+
+
+class MatrixPart(Config):
+    """A line of the attack matrix: values of the deciding figure, or None where there is none."""
+
+    cell: str
+    figure: str
+    mean: float | None
+    worst: float | None
+    baseline: float | None
+    baseline_name: str
+    worst_record: WorstRecordPart | None
+
+
+class AnnexPart(Config):
+    """One piece of evidence that a document asks for."""
+
+    document: str
+    asked: str
+    provided: Literal["yes", "in part", "no"]
+    what: str
+    where: tuple[str, ...] = ()
+
+
+class ReportDocument(Config):
+    """A security report."""
+
+    schema_name: Literal["fdaudit-report/1"] = Field(alias="schema")
+    verdict: Verdict
+    findings: tuple[FindingPart, ...]
+    matrix: tuple[MatrixPart, ...]
+    annex: tuple[AnnexPart, ...]
+    timings: dict[str, float]
+    result: Result
+
+
+def document(result: Result, timings: Mapping[str, float]) -> ReportDocument:
+    """The report of a result; pure.
+
+    Args:
+        result: the result, or its public variant.
+        timings: seconds by cell id or by stage.
+    """
+    findings = judge_all(result)
+    return ReportDocument.model_construct(
+        schema_name=SCHEMA,
+        verdict=_verdict(result, findings),
+        findings=tuple(_finding(f) for f in findings),
+        matrix=tuple(_line(line) for line in attack_matrix(findings)),
+        annex=tuple(
+            AnnexPart(
+                document=i.document.name, asked=i.asked, provided=i.provided, what=i.what, where=i.where
+            )
+            for i in annex(result)
+        ),
+        timings=dict(timings),
+        result=result,
+    )
+
+
+def to_json(made: ReportDocument) -> str:
+    """The document as JSON text: members sorted, no value that is not finite."""
+    value = made.model_dump(mode="json", by_alias=True)
+    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """The published schema (JSON Schema, draft 2020-12)."""
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"A security report ({SCHEMA})",
+    }
+    return ReportDocument.model_json_schema(by_alias=True, mode="serialization") | head
+
+
+def _verdict(result: Result, findings: tuple[Finding, ...]) -> Verdict:
+    summary = summarise(result, findings)
+    return Verdict(
+        level=summary.level,
+        headline=summary.headline,
+        standing=summary.standing,
+        reasons=tuple(
+            Said(
+                text=r.text,
+                because=r.because,
+                cautions=r.cautions,
+                cell=result.cells[r.number - 1].id if r.number else None,
+            )
+            for r in summary.reasons
+        ),
+        actions=tuple(Said(text=a.do, because=a.why) for a in summary.actions),
+    )
+
+
+def _finding(finding: Finding) -> FindingPart:
+    return FindingPart(
+        cell=finding.cell.id,
+        level=finding.level,
+        measured=finding.measured,
+        because=finding.because,
+        cautions=finding.cautions,
+        worst_target=finding.worst.target if finding.worst else None,
+    )
+
+
+def _line(line: MatrixLine) -> MatrixPart:
+    record = line.record
+    return MatrixPart(
+        cell=line.finding.cell.id,
+        figure=line.figure,
+        mean=line.mean.value if line.mean else None,
+        worst=line.worst.value if line.worst else None,
+        baseline=line.baseline,
+        baseline_name=line.baseline_name,
+        worst_record=None
+        if record is None
+        else WorstRecordPart(value=record.value, unit=record.unit, what=record.what),
+    )

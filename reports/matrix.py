@@ -1,0 +1,105 @@
+"""The attack matrix: every attack that ran as one row, with what all victims, the worst one and the worst record show.
+
+Guarantees:
+  * a mean never stands without the worst victim, nor a figure without what it is to be compared with;
+  * the row's picture is the first one of the worst victim in the result's order, never a choice by quality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fdaudit.types import Figure
+
+from .rules import RULES, by_name
+from .schema import Target
+from .verdict import LEVELS, Finding
+
+__all__ = ["MatrixLine", "WorstRecord", "attack_matrix"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstRecord:
+    """What one record suffers at worst: a figure's value with its unit, and in a few words what it is."""
+
+    value: float
+    unit: str
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixLine:
+    """One attack against one adversary's view.
+
+    Attributes:
+        finding: the cell and its verdict.
+        figure: the name of the deciding figure.
+        mean: the deciding figure over all victims, or None.
+        worst: that of the worst victim, or None.
+        baseline: what the figure is without the attack: chance, or the prior's figure; None where neither is known.
+        baseline_name: "chance" or "prior".
+        record: the worst record, where the attack speaks of single ones.
+    """
+
+    finding: Finding
+    figure: str
+    mean: Figure | None
+    worst: Figure | None
+    baseline: float | None
+    baseline_name: str
+    record: WorstRecord | None
+
+
+def attack_matrix(findings: Sequence[Finding]) -> tuple[MatrixLine, ...]:
+    """A line for each cell that ran and whose goal has a rule, the gravest first, else in the result's order."""
+    order = list(LEVELS)
+    ran = (f for f in findings if f.cell.status == "run" and f.cell.goal in RULES)
+    return tuple(_line(f) for f in sorted(ran, key=lambda f: order.index(f.level)))
+
+
+def _line(finding: Finding) -> MatrixLine:
+    cell, goal = finding.cell, finding.cell.goal
+    shown = "psnr" if goal == "reconstruction" else RULES[goal].figure
+    worst = finding.worst
+    mean = by_name(cell.figures, shown)
+    held = by_name(worst.figures, shown) if worst else None
+    baseline: float | None
+    if goal == "membership":
+        baseline, name = 0.5, "chance"
+    else:
+        prior = by_name(cell.figures, f"{shown}_prior") or _prior(worst, shown)
+        baseline, name = (None if prior is None else prior.value), "prior"
+    return MatrixLine(
+        finding=finding,
+        figure=shown,
+        mean=mean,
+        worst=held,
+        baseline=baseline,
+        baseline_name=name,
+        record=_record(finding),
+    )
+
+
+def _prior(worst: Target | None, figure: str) -> Figure | None:
+    return by_name(worst.figures, f"{figure}_prior") if worst else None
+
+
+def _record(finding: Finding) -> WorstRecord | None:
+    """The most leaked image; or the share of a victim's members whose scores no non-member reaches."""
+    cell = finding.cell
+    if cell.goal == "reconstruction":
+        most = by_name(cell.figures, "psnr_max")
+        if most is None or most.value is None:
+            return None
+        return WorstRecord(value=most.value, unit=most.unit, what="closest image")
+    if cell.goal != "membership":
+        return None
+    clear = [
+        max((t for f, t in zip(target.roc.fpr, target.roc.tpr, strict=True) if f == 0.0), default=0.0)
+        for target in cell.targets
+        if target.roc is not None
+    ]
+    if not clear:
+        return None
+    return WorstRecord(value=max(clear), unit="fraction", what="above every non-member")
