@@ -31,6 +31,7 @@ __all__ = [
     "ExposureRow",
     "FigureRow",
     "Picture",
+    "Release",
     "SharesView",
     "Victim",
     "build",

@@ -21,7 +21,19 @@ from .schema import Result
 from .summary import summarise
 from .verdict import Finding, Level, judge_all
 
-__all__ = ["SCHEMA", "ReportDocument", "document", "json_schema", "to_json"]
+__all__ = [
+    "SCHEMA",
+    "AnnexPart",
+    "FindingPart",
+    "MatrixPart",
+    "ReportDocument",
+    "Said",
+    "Verdict",
+    "WorstRecordPart",
+    "document",
+    "json_schema",
+    "to_json",
+]
 
 SCHEMA: Final = "fdaudit-report/1"
 
