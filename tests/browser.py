@@ -101,12 +101,18 @@ def chromium(profile: Path) -> Iterator[Browser]:
         driver.quit()
 
 
-def axe(browser: Browser) -> list[dict[str, Any]]:
-    """What axe-core finds wrong with the open page: `id`, `impact` and the first `nodes`; drawings are left out."""
+def axe(browser: Browser, part: str = "html") -> list[dict[str, Any]]:
+    """What axe-core finds wrong in a part of the open page (a selector): `id`, `impact` and the first `nodes`.
+
+    Drawings are left out: their contrast is between shapes, which it cannot judge.
+    """
     package = pytest.importorskip("axe_playwright_python")
     browser.run((Path(package.__file__).parent / "axe.min.js").read_text("utf-8"))
+    browser.driver.set_script_timeout(110)
     found: list[dict[str, Any]] = browser.driver.execute_async_script(
-        "const done = arguments[0]; axe.run({exclude: [['svg']]}, {resultTypes: ['violations']}).then("
-        "r => done(r.violations.map(v => ({id: v.id, impact: v.impact, nodes: v.nodes.slice(0, 3).map(n => n.html)}))))"
+        "const [part, done] = arguments; axe.run({include: [[part]], exclude: [['svg']]},"
+        "{resultTypes: ['violations']}).then(r => done(r.violations.map(v => "
+        "({id: v.id, impact: v.impact, nodes: v.nodes.slice(0, 3).map(n => n.html)}))))",
+        part,
     )
     return found

@@ -1,0 +1,44 @@
+"""How long a report takes, and how large it is: `PYTHONPATH=benchmarks python benchmarks/report.py [RUN...]`.
+
+Without arguments it looks for the quickstart's runs below `audit/`. Time is beside that of the drawings alone, which
+matplotlib makes: the rest is ours.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+
+from fdaudit.reports import figures
+from markupsafe import Markup
+
+import fdaudit
+
+
+def main() -> None:
+    runs = [Path(p) for p in sys.argv[1:]] or sorted(p.parent for p in Path("audit").glob("*/result.json"))
+    if not runs:
+        print("no run: name some, or make audit/ with `make audit`")
+        return
+    print(f"{'run':<24}{'cells':>7}{'seconds':>10}{'without drawings':>18}{'MB':>7}")
+    for directory in runs:
+        run = fdaudit.load(directory)
+        cells = sum(c["status"] == "run" for c in run.result["cells"])
+        out = directory / "report" / "benchmark.html"
+        start = time.perf_counter()
+        fdaudit.report(run, out)
+        whole = time.perf_counter() - start
+        size = out.stat().st_size / 1e6
+        with mock.patch.object(figures, "inline_svg", return_value=Markup("")):
+            start = time.perf_counter()
+            fdaudit.report(run, out)
+            bare = time.perf_counter() - start
+        for made in (out, out.with_suffix(".json")):
+            made.unlink()
+        print(f"{directory.name:<24}{cells:>7}{whole:>10.1f}{bare:>18.1f}{size:>7.2f}")
+
+
+if __name__ == "__main__":
+    main()
