@@ -139,11 +139,7 @@ def _end(results: Mapping[str, dict[str, Any]]) -> None:
         failed += [
             f"{head}cell {c['id']} failed: {c['reason']}" for c in result["cells"] if c["status"] == "failed"
         ]
-        failed += [
-            f"{head}gate {g['name']} failed: {g['value']} {'<' if g['at_least'] else '>'} {g['threshold']}"
-            for g in result["gates"]
-            if not g["passed"]
-        ]
+        failed += [f"{head}gate {g['name']} failed: {_broken(g)}" for g in result["gates"] if not g["passed"]]
         failed += [
             f"{head}the ε claimed for {c['adversary']} is contradicted: {c['reason']}"
             for c in result.get("checks", ())
@@ -153,6 +149,13 @@ def _end(results: Mapping[str, dict[str, Any]]) -> None:
         say(line)
     if failed:
         raise typer.Exit(1)
+
+
+def _broken(gate: Mapping[str, Any]) -> str:
+    """In what a gate's figure differs from its threshold, or that there is none."""
+    if gate["value"] is not None:
+        return f"{gate['value']} {'<' if gate['at_least'] else '>'} {gate['threshold']}"
+    return "the ledger leaves no ε to claim" if gate["name"] == "epsilon" else "no cell could measure it"
 
 
 def _summary(result: dict[str, Any]) -> list[str]:

@@ -140,6 +140,7 @@ def test_run_takes_the_seed_of_another_run(shell: Shell, done: Path) -> None:
         ({"membership_auc": 1.0}, 0),
         ({"membership_auc": 0.0}, 1),
         ({"reconstruction_gain_db": 100.0}, 1),  # nothing was measured: nothing is shown to hold
+        ({"epsilon": 1e9}, 1),  # updates without noise: no ε can be claimed
     ],
 )
 def test_a_failing_gate_ends_with_1_and_says_which(gates: dict[str, float], code: int, shell: Shell) -> None:
