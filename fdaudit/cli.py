@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fdaudit.errors import FdauditError, IntegrityError, UsageError
+from fdaudit.evidence_commands import evidence, verify
 from fdaudit.privacy_commands import calibrate, ledger
 from fdaudit.red_team_commands import export_view, score
 from fdaudit.terminal import AsJson, RunPath, progress, say, show
@@ -259,20 +260,8 @@ def compare(
     show(json.dumps({"page": str(path)}) if as_json else str(path))
 
 
-@app.command()
-def verify(run: RunPath, as_json: AsJson = False) -> None:
-    """Check a run's record: every byte of the transcript against the manifest."""
-    from fdaudit.manifest import verify as check
-
-    findings = check(run)
-    if as_json:
-        show(json.dumps({"run": str(run), "intact": not findings, "findings": findings}))
-    elif not findings:
-        show("intact: every line chains, every payload matches its digest, nothing else lies there")
-    if findings:
-        raise typer.Exit(3) if as_json else IntegrityError(findings)
-
-
+app.command()(verify)
+app.command()(evidence)
 app.command()(ledger)
 app.command()(calibrate)
 app.command(name="export-view")(export_view)

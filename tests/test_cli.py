@@ -340,7 +340,7 @@ def test_explain_names_the_nearest(shell: Shell) -> None:
 def test_help_is_there_for_every_command(shell: Shell) -> None:
     code, out, _ = shell("--help")
     assert code == 0
-    commands = ("quickstart", "run", "attack", "report", "compare", "verify", "list", "explain")
+    commands = ("quickstart", "run", "attack", "report", "compare", "evidence", "verify", "list", "explain")
     assert all(f"  {name} " in out for name in commands)
     assert "0 done, 1 a gate of the spec or a cell failed, 2 bad input, 3 the record was changed" in " ".join(
         out.split()
