@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import platform
 import shutil
 import stat
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,12 @@ from fdaudit.reports.verdict import judge_all
 
 import fdaudit
 from fdaudit.attestation.bundle import PARTS
+from fdaudit.attestation.environment import _checked_out, tool
 from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.manifest import read_manifest
 from fdaudit.messages import canonical
 
+from .docs_pages import ROOT
 from .evidence_cases import envelope_of, flip, keypair, payload_of, sha, statement_of
 from .run_cases import cli, finished, tree
 
@@ -119,6 +123,51 @@ def test_the_environment_is_this_one(bundle: Path) -> None:
     text = json.dumps(found)
     assert platform.node() not in text or not platform.node()
     assert str(Path.home()) not in text
+
+
+def test_the_tool_is_named_by_the_digest_of_its_files(bundle: Path) -> None:
+    """Worked out from the source tree: the rooms are installed below the package."""
+    found = {}
+    for room in ("fdaudit", "attacks", "defenses", "protocols", "reports"):
+        for path in (ROOT / room).rglob("*"):
+            if path.is_file() and path.suffix != ".pyc":
+                name = path.relative_to(ROOT).as_posix()
+                found[name if room == "fdaudit" else f"fdaudit/{name}"] = sha(path)
+    stated = statement_of(bundle)["predicate"]["tool"]
+    assert stated["source_sha256"] == hashlib.sha256(canonical(found)).hexdigest()
+    assert stated == tool()
+
+
+def test_the_commit_of_a_checkout_is_what_git_says(tmp_path: Path) -> None:
+    """On a branch, packed, detached, in a second working tree; none where there is no repository."""
+
+    def git(*arguments: str, at: Path) -> str:
+        name = ["-c", "user.name=a", "-c", "user.email=a@example.invalid"]
+        done = subprocess.run(["git", *name, *arguments], cwd=at, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    assert _checked_out(tmp_path) is None
+    root = tmp_path / "root"
+    root.mkdir()
+    git("init", at=root)
+    assert _checked_out(root) is None
+    git("commit", "--allow-empty", "-m", "first", at=root)
+    first = git("rev-parse", "HEAD", at=root)
+    assert _checked_out(root) == first
+    git("pack-refs", "--all", at=root)
+    assert _checked_out(root) == first
+    git("worktree", "add", "../second", at=root)
+    git("commit", "--allow-empty", "-m", "second", at=tmp_path / "second")
+    assert _checked_out(tmp_path / "second") == git("rev-parse", "HEAD", at=tmp_path / "second") != first
+    git("checkout", "--detach", at=root)
+    assert _checked_out(root) == first
+
+
+def test_a_run_that_takes_a_larger_statement_than_is_read_is_refused(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fdaudit.attestation.bundle.MOST_BYTES", 10_000)
+    assert "takes a statement of" in str(refused(run, tmp_path / "made"))
 
 
 def test_the_statement_says_what_the_run_says(original: Path, bundle: Path) -> None:

@@ -407,7 +407,7 @@ def test_attacks_after_the_evidence_add_scores_that_are_not_committed_to(
     made: Made, bundle: Path, tmp_path: Path
 ) -> None:
     run = Path(shutil.copytree(made.run, tmp_path / "run"))
-    attack("calibrated-loss", load(run), adversary="world")
+    attack("loss-threshold", load(run), adversary="server+client/0")
     added = set(files(run / "vault")) - set(files(made.run / "vault"))
     assert any(name.startswith("scores/") for name in added)
     assert check(bundle, made, run / "vault").findings == []

@@ -24,6 +24,7 @@ from .dsse import seal
 from .environment import environment, tool
 from .listing import Entry, digest, is_safe, is_temporary, walk, write_listing
 from .statement import facts, write_statement
+from .strict import MOST_BYTES
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -79,9 +80,6 @@ def evidence(
     key = _key(sign, passphrase)
     _refuse(source, target)
     paths = _paths(source)
-    findings = verify(source)
-    if findings:
-        raise IntegrityError(findings)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -140,6 +138,9 @@ def _fill(bundle: Path, source: Path, paths: list[str], key: Ed25519PrivateKey |
     for path in paths:
         (bundle / RUN / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / path, bundle / RUN / path, follow_symlinks=False)
+    findings = verify(bundle / RUN)  # the copy: the run may change meanwhile
+    if findings:
+        raise IntegrityError(findings)
     save_json(bundle / ENVIRONMENT, environment())
     files = [digest(bundle, name) for name in (ENVIRONMENT, *(f"{RUN}/{path}" for path in paths))]
     write_atomically(bundle / FILES, write_listing(files))
@@ -149,5 +150,8 @@ def _fill(bundle: Path, source: Path, paths: list[str], key: Ed25519PrivateKey |
         "vault": commit_to_vault(source / _VAULT),
         "written": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
-    payload = write_statement(listed, facts(bundle / RUN), own)
-    write_atomically(bundle / STATEMENT, seal(payload, key))
+    envelope = seal(write_statement(listed, facts(bundle / RUN), own), key)
+    if len(envelope) > MOST_BYTES:
+        problem = f"takes a statement of {len(envelope):,} bytes for its {len(listed):,} files"
+        raise RunError("run", str(source), problem, f"At most {MOST_BYTES:,} are ever read again.")
+    write_atomically(bundle / STATEMENT, envelope)

@@ -49,7 +49,7 @@ def tool() -> dict[str, Any]:
     return {
         "name": "fdaudit",
         "version": installed.version,
-        "commit": _installed_commit() or _checked_out(),
+        "commit": _installed_commit() or _checked_out(Path(__file__).resolve().parents[2]),
         "source_sha256": _source_digest(),
     }
 
@@ -76,9 +76,9 @@ def _installed_commit() -> str | None:
     return commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
 
 
-def _checked_out() -> str | None:
-    """What HEAD of the checkout names, read from Git's own files."""
-    git = Path(__file__).resolve().parents[2] / ".git"
+def _checked_out(root: Path) -> str | None:
+    """What HEAD of a checkout names, read from Git's own files."""
+    git = root / ".git"
     try:
         if git.is_file():  # a second working tree: the file says where its own part of the repository lies
             git = git.parent / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
