@@ -278,6 +278,19 @@ def test_a_changed_record_and_a_foreign_result_are_no_evidence(run: Path, tmp_pa
         assert name in str(error)
 
 
+def test_an_outcome_that_the_result_lacks_is_no_evidence_until_the_run_is_concluded(
+    run: Path, tmp_path: Path
+) -> None:
+    """As after an attack that was killed before its result was written."""
+    path = run / "attacks" / "world-loss-threshold.json"
+    cell = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**cell, "reason": "run again"}), encoding="utf-8")
+    assert "does not have the cells that lie in attacks/" in str(refused(run, tmp_path / "made"))
+    fdaudit.run(None, run, resume=True)
+    made = fdaudit.evidence(fdaudit.load(run), tmp_path / "made")
+    assert (made / "run" / "attacks" / path.name).read_bytes() == path.read_bytes()
+
+
 def test_without_the_vault_there_is_nothing_to_commit_to(run: Path, tmp_path: Path) -> None:
     shutil.rmtree(run / "vault")
     assert "vault" in str(refused(run, tmp_path / "made"))

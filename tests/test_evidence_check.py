@@ -188,6 +188,14 @@ def test_a_changed_result_with_all_digests_made_to_fit_contradicts_the_statement
     assert names(check(bundle).findings, "predicate.run.result_sha256")
 
 
+def test_a_changed_outcome_with_all_digests_made_to_fit_contradicts_the_result(bundle: Path) -> None:
+    path = bundle / "run" / "attacks" / "world-loss-threshold.json"
+    cell = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**cell, "status": "failed"}), encoding="utf-8")
+    made_to_fit(bundle)
+    assert names(check(bundle).findings, "the cells that lie in attacks/")
+
+
 # -- the statement --------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +246,9 @@ def test_a_second_signature_is_not_counted_for_the_key(made: Made, other: Made, 
     assert outcome.findings == []
     assert names(outcome.notes, "1 signatures that name other keys were not checked")
     assert check(bundle, other).findings
+    for junk in ("", base64.b64encode(b"short").decode(), base64.b64encode(b"x" * 100_000).decode()):
+        put(bundle, {**envelope, "signatures": [{"sig": junk}]})
+        assert names(check(bundle, made).findings, "no signature is valid")
     put(bundle, {**envelope, "signatures": [ours, ours]})
     assert names(check(bundle, made).findings, "2 signatures name the key")
 

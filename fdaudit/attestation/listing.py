@@ -89,12 +89,15 @@ def survey(directory: Path) -> tuple[dict[str, Entry], set[str], list[str]]:
     """The files of a directory by path, the paths of its folders, and what is neither, one sentence each."""
     files: dict[str, Entry] = {}
     folders: set[str] = set()
-    findings = []
+    findings: list[str] = []
     words = {"link": "is a symbolic link", "other": "is no regular file", "deep": "lies too deep"}
     try:
         for path, kind in walk(directory):
             if kind == "file":
-                files[path] = digest(directory, path)
+                try:
+                    files[path] = digest(directory, path)
+                except IntegrityError as error:
+                    findings += error.findings
             elif kind == "folder":
                 folders.add(path)
             else:

@@ -2,7 +2,7 @@
 
 Guarantees:
   * what it says of the run is read from files that it lists, by `facts`, so whoever has the files can read it again;
-  * a result that is not of the manifest beside it is refused.
+  * a result that is not of the manifest and the attacks' outcomes beside it is refused.
 
 Source: in-toto attestation framework, Statement v1 (github.com/in-toto/attestation).
 """
@@ -71,6 +71,11 @@ def facts(run: Path) -> dict[str, Any]:
         for name in ("head", "messages", "spec_sha256"):
             if result["run"][name] != manifest[name]:
                 raise IntegrityError([f"{_RESULT} and {MANIFEST} differ in {name}: they are not of one run"])
+        outcomes = sorted(path for path in (run / "attacks").glob("*.json") if path.is_file())
+        if result["cells"] != [load_json(path) for path in outcomes]:
+            raise IntegrityError(
+                [f"{_RESULT} does not have the cells that lie in attacks/: conclude the run anew"]
+            )
         value = {
             "auditor_only": result["auditor_only"],
             "run": {
