@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fdaudit.attestation.bundle import evidence
     from fdaudit.errors import FdauditError
     from fdaudit.red_team import export_view, score
     from fdaudit.runs import Run, attack, compare, load, report, run
@@ -20,6 +21,7 @@ __all__ = [
     "Spec",
     "attack",
     "compare",
+    "evidence",
     "export_view",
     "load",
     "load_spec",
@@ -34,6 +36,7 @@ _HOMES = {
     "Spec": "fdaudit.spec",
     "attack": "fdaudit.runs",
     "compare": "fdaudit.runs",
+    "evidence": "fdaudit.attestation.bundle",
     "export_view": "fdaudit.red_team",
     "load": "fdaudit.runs",
     "load_spec": "fdaudit.spec",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fdaudit.errors import FdauditError, IntegrityError, UsageError
+from fdaudit.evidence_commands import evidence, verify
 from fdaudit.privacy_commands import calibrate, ledger
 from fdaudit.red_team_commands import export_view, score
 from fdaudit.terminal import AsJson, RunPath, progress, say, show
@@ -139,11 +140,7 @@ def _end(results: Mapping[str, dict[str, Any]]) -> None:
         failed += [
             f"{head}cell {c['id']} failed: {c['reason']}" for c in result["cells"] if c["status"] == "failed"
         ]
-        failed += [
-            f"{head}gate {g['name']} failed: {g['value']} {'<' if g['at_least'] else '>'} {g['threshold']}"
-            for g in result["gates"]
-            if not g["passed"]
-        ]
+        failed += [f"{head}gate {g['name']} failed: {_broken(g)}" for g in result["gates"] if not g["passed"]]
         failed += [
             f"{head}the ε claimed for {c['adversary']} is contradicted: {c['reason']}"
             for c in result.get("checks", ())
@@ -153,6 +150,13 @@ def _end(results: Mapping[str, dict[str, Any]]) -> None:
         say(line)
     if failed:
         raise typer.Exit(1)
+
+
+def _broken(gate: Mapping[str, Any]) -> str:
+    """In what a gate's figure differs from its threshold, or that there is none."""
+    if gate["value"] is not None:
+        return f"{gate['value']} {'<' if gate['at_least'] else '>'} {gate['threshold']}"
+    return "the ledger leaves no ε to claim" if gate["name"] == "epsilon" else "no cell could measure it"
 
 
 def _summary(result: dict[str, Any]) -> list[str]:
@@ -260,20 +264,8 @@ def compare(
     show(json.dumps({"page": str(path)}) if as_json else str(path))
 
 
-@app.command()
-def verify(run: RunPath, as_json: AsJson = False) -> None:
-    """Check a run's record: every byte of the transcript against the manifest."""
-    from fdaudit.manifest import verify as check
-
-    findings = check(run)
-    if as_json:
-        show(json.dumps({"run": str(run), "intact": not findings, "findings": findings}))
-    elif not findings:
-        show("intact: every line chains, every payload matches its digest, nothing else lies there")
-    if findings:
-        raise typer.Exit(3) if as_json else IntegrityError(findings)
-
-
+app.command()(verify)
+app.command()(evidence)
 app.command()(ledger)
 app.command()(calibrate)
 app.command(name="export-view")(export_view)

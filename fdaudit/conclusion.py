@@ -63,6 +63,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
     card = plan.protocol
     silences = _silences(run)
     ledgers = _ledgers(plan, run)
+    costs = [entry.to_json() for entry in ledgers]
     private = derived_from_data(read_messages(run / "transcript"))
     value = {
         "schema": SCHEMA,
@@ -80,10 +81,10 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
             {"name": o["name"], "available_to": list(o["available_to"]), "answers": ", ".join(o["answers"])}
             for o in card.oracles
         ],
-        "ledger": [entry.to_json() for entry in ledgers],
+        "ledger": costs,
         "checks": [check.to_json() for check in check_claims(plan, run, ledgers)],
         "cells": cells,
-        "gates": gates(spec.gates.model_dump(), cells),
+        "gates": gates(spec.gates.model_dump(), cells, costs),
         "out_of_scope": [dict(attack) for attack in OUT_OF_SCOPE],
         "limits": [*_limits(plan), *_went_silent(silences), *_stopped(plan, run)],
         "reproduce": _reproduce(),

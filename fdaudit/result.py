@@ -230,14 +230,31 @@ _GATES = {
 }
 
 
-def gates(thresholds: Mapping[str, float | None], cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each gate of the spec against the worst value that any cell reports for any victim.
+_EPSILON = "epsilon"
+"""The gate on the ledger; the others are on what attacks measured."""
 
-    A gate that no cell could measure fails: what was not measured has not been shown to hold.
+
+def gates(
+    thresholds: Mapping[str, float | None],
+    cells: Sequence[Mapping[str, Any]],
+    ledger: Sequence[Mapping[str, Any]] = (),
+) -> list[dict[str, Any]]:
+    """Each gate of the spec against the worst value that any cell reports for any victim, or the ledger for any view.
+
+    A gate that no cell could measure fails: what was not measured has not been shown to hold. So does one on an ε that
+    is infinite for some view; its value is then None.
+
+    Args:
+        thresholds: by the gate's name; None where the spec sets none.
+        cells: the run's cells, as JSON objects.
+        ledger: the run's ledgers, as JSON objects; an infinite ε is None.
     """
     rows = []
     for name, threshold in thresholds.items():
         if threshold is None:
+            continue
+        if name == _EPSILON:
+            rows.append(_epsilon_gate(threshold, [entry["epsilon"] for entry in ledger]))
             continue
         bound = _GATES[name]
         values = [
@@ -253,3 +270,10 @@ def gates(thresholds: Mapping[str, float | None], cells: Sequence[Mapping[str, A
         row = {"name": name, "threshold": threshold, "value": worst, "passed": kept}
         rows.append({**row, "at_least": bound.at_least})
     return rows
+
+
+def _epsilon_gate(threshold: float, claimed: Sequence[float | None]) -> dict[str, Any]:
+    finite = [epsilon for epsilon in claimed if epsilon is not None]
+    worst = max(finite) if finite and len(finite) == len(claimed) else None
+    kept = worst is not None and worst <= threshold
+    return {"name": _EPSILON, "threshold": threshold, "value": worst, "passed": kept, "at_least": False}

@@ -199,6 +199,8 @@ class GateSpec(Config):
     """Largest true-positive rate at 1 % false positives tolerated, for any cell and victim."""
     label_tv: float | None = Field(None, ge=0, le=1)
     """Smallest total variation distance tolerated between guessed and true class shares, for any cell and victim."""
+    epsilon: float | None = Field(None, gt=0)
+    """Largest ε tolerated for the view of any adversary in the ledger, at `privacy.delta`; an infinite one fails."""
 
 
 class Spec(Config):

@@ -140,6 +140,7 @@ def test_run_takes_the_seed_of_another_run(shell: Shell, done: Path) -> None:
         ({"membership_auc": 1.0}, 0),
         ({"membership_auc": 0.0}, 1),
         ({"reconstruction_gain_db": 100.0}, 1),  # nothing was measured: nothing is shown to hold
+        ({"epsilon": 1e9}, 1),  # updates without noise: no ε can be claimed
     ],
 )
 def test_a_failing_gate_ends_with_1_and_says_which(gates: dict[str, float], code: int, shell: Shell) -> None:
@@ -339,7 +340,7 @@ def test_explain_names_the_nearest(shell: Shell) -> None:
 def test_help_is_there_for_every_command(shell: Shell) -> None:
     code, out, _ = shell("--help")
     assert code == 0
-    commands = ("quickstart", "run", "attack", "report", "compare", "verify", "list", "explain")
+    commands = ("quickstart", "run", "attack", "report", "compare", "evidence", "verify", "list", "explain")
     assert all(f"  {name} " in out for name in commands)
     assert "0 done, 1 a gate of the spec or a cell failed, 2 bad input, 3 the record was changed" in " ".join(
         out.split()

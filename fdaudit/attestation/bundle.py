@@ -1,0 +1,157 @@
+"""The bundle: a run's files but the vault, their digests, the environment, and the statement over all of them.
+
+Guarantees:
+  * no file of the vault is in it, and nothing that is temporary; what is no part of a run is refused;
+  * a record that was changed, or a run that is unfinished, is refused, and nothing is written;
+  * it appears whole under its name or not at all.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fdaudit.errors import IntegrityError, RunError
+from fdaudit.manifest import read_manifest, verify
+from fdaudit.storage import save_json, write_atomically
+
+from .commitment import commit_to_vault
+from .dsse import seal
+from .environment import environment, tool
+from .listing import Entry, digest, is_safe, is_temporary, walk, write_listing
+from .statement import facts, write_statement
+from .strict import MOST_BYTES
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from fdaudit.runs import Run
+
+__all__ = ["ENVIRONMENT", "FILES", "PARTS", "RUN", "STATEMENT", "evidence"]
+
+STATEMENT, FILES, ENVIRONMENT, RUN = "statement.dsse.json", "files.json", "environment.json", "run"
+PARTS = frozenset(
+    {
+        "attacks",
+        "manifest.json",
+        "report",
+        "result.json",
+        "spec.yaml",
+        "timings.json",
+        "transcript",
+        "utility.csv",
+    }
+)
+"""What lies in a run directory beside the vault."""
+_VAULT = "vault"
+
+
+def evidence(
+    run: Run,
+    out: Path | str,
+    *,
+    sign: Path | str | None = None,
+    passphrase: Callable[[], str | None] = lambda: None,
+) -> Path:
+    """Writes a finished run as evidence: all its files but the vault, their digests, and a statement about them.
+
+    The bundle holds what was built from the truth, private records among it: it is the auditor's, like the run.
+
+    Args:
+        run: a finished run, with its vault.
+        out: a directory that does not exist yet.
+        sign: an Ed25519 private key (PEM, PKCS#8); None leaves the statement unsigned.
+        passphrase: called for the passphrase of an encrypted key where the environment variable
+            `FDAUDIT_KEY_PASSPHRASE` holds none.
+
+    Returns:
+        The directory.
+
+    Raises:
+        UsageError: the run is unfinished or holds what is no part of it, `out` exists or cannot be made, or the key
+            is none; nothing was written.
+        IntegrityError: the run's record was changed; nothing was written.
+    """
+    target, source = Path(out), run.directory
+    key = _key(sign, passphrase)
+    _refuse(source, target)
+    paths = _paths(source)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        problem = f"cannot be made ({error.strerror})"
+        raise RunError("out", str(target), problem, "Choose another directory.") from None
+    try:
+        _fill(scratch, source, paths, key)
+        scratch.replace(target)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    return target
+
+
+def _key(sign: Path | str | None, passphrase: Callable[[], str | None]) -> Ed25519PrivateKey | None:
+    if sign is None:
+        return None
+    from .keys import private_key
+
+    return private_key(Path(sign), passphrase)
+
+
+def _refuse(source: Path, target: Path) -> None:
+    if target.exists() or target.is_symlink():
+        raise RunError("out", str(target), "exists already", "Choose another directory.")
+    if target.resolve().is_relative_to(source.resolve()):
+        raise RunError("out", str(target), "lies in the run itself", "Choose a directory beside it.")
+    read_manifest(source)
+    if not (source / "result.json").is_file():
+        raise RunError(
+            "run", str(source), "has no result yet", "Finish it with `fdaudit run --resume --out`."
+        )
+
+
+def _paths(source: Path) -> list[str]:
+    """The run's files, sorted; whatever is in the way is an error that names it."""
+    found = []
+    for path, kind in walk(source):
+        top, name = path.partition("/")[0], path.rpartition("/")[2]
+        if top == _VAULT or (kind == "file" and is_temporary(name)):
+            continue
+        if top not in PARTS:
+            raise RunError("run", path, "is no part of a run", "Take it out of the run directory.")
+        if kind not in ("file", "folder"):
+            raise RunError("run", path, "is no regular file", "Put the file itself there, or take it away.")
+        if not is_safe(path):
+            problem = "has a name with other characters than letters, digits and . _ + = , @ -"
+            raise RunError("run", path, problem, "Rename it, or take it out of the run directory.")
+        if kind == "file":
+            found.append(path)
+    return sorted(found)
+
+
+def _fill(bundle: Path, source: Path, paths: list[str], key: Ed25519PrivateKey | None) -> None:
+    for path in paths:
+        (bundle / RUN / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / path, bundle / RUN / path, follow_symlinks=False)
+    findings = verify(bundle / RUN)  # the copy: the run may change meanwhile
+    if findings:
+        raise IntegrityError(findings)
+    save_json(bundle / ENVIRONMENT, environment())
+    files = [digest(bundle, name) for name in (ENVIRONMENT, *(f"{RUN}/{path}" for path in paths))]
+    write_atomically(bundle / FILES, write_listing(files))
+    listed: list[Entry] = [*files, digest(bundle, FILES)]
+    own = {
+        "tool": tool(),
+        "vault": commit_to_vault(source / _VAULT),
+        "written": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    envelope = seal(write_statement(listed, facts(bundle / RUN), own), key)
+    if len(envelope) > MOST_BYTES:
+        problem = f"takes a statement of {len(envelope):,} bytes for its {len(listed):,} files"
+        raise RunError("run", str(source), problem, f"At most {MOST_BYTES:,} are ever read again.")
+    write_atomically(bundle / STATEMENT, envelope)

@@ -1,0 +1,191 @@
+"""The check of a bundle: what its statement says against what lies there.
+
+Guarantees:
+  * a file that was changed, added, dropped, swapped or replaced by a link is named, signed or not;
+  * a statement of another run is refused, with the item in which it differs;
+  * with the signer's public key, a statement that was changed in any byte is refused;
+  * nothing in a bundle, however malformed, ends in another way than a finding, and nothing outside it is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.errors import FdauditError, IntegrityError
+from fdaudit.manifest import MANIFEST, read_manifest, verify
+from fdaudit.messages import canonical
+
+from .bundle import FILES, RUN, STATEMENT
+from .commitment import check_vault
+from .dsse import Envelope, open_envelope
+from .environment import tool
+from .listing import Entry, read_listing, survey
+from .statement import Statement, facts, read_statement
+from .strict import read_bounded
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+__all__ = ["Outcome", "is_bundle", "verify_bundle"]
+
+
+@dataclass
+class Outcome:
+    """What a check found.
+
+    Attributes:
+        findings: one sentence for each defect; empty when the bundle is intact.
+        notes: what was not checked, or what an intact bundle does not show, one sentence each.
+        signed_by: the key whose signature was found valid, by its id; None: authorship was not shown.
+    """
+
+    findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    signed_by: str | None = None
+
+
+def is_bundle(directory: Path) -> bool:
+    """Whether a directory is, or was, a bundle and no run directory."""
+    if (directory / STATEMENT).exists() or (directory / STATEMENT).is_symlink():
+        return True
+    return (directory / FILES).exists() and (directory / RUN).is_dir()
+
+
+def verify_bundle(bundle: Path, *, key: Ed25519PublicKey | None = None, vault: Path | None = None) -> Outcome:
+    """Checks a bundle: envelope, signature, files, facts, the run's own record, and a revealed vault.
+
+    Args:
+        bundle: the directory.
+        key: whose signature is asked for; without it authorship is not checked, and the outcome says so.
+        vault: a vault that was revealed, to be held against the commitment.
+    """
+    outcome = Outcome()
+    files, folders, odd = survey(bundle)
+    outcome.findings += odd
+    statement = _statement(bundle, key, outcome)
+    _check_files(bundle, files, folders, statement, outcome)
+    if odd:
+        outcome.notes.append(
+            "What the run's files say was not read: something in the bundle is no regular file."
+        )
+        return outcome
+    _check_run(bundle / RUN, outcome)
+    if statement is not None:
+        _check_facts(bundle / RUN, statement.predicate, outcome)
+    if vault is not None:
+        _check_vault(bundle / RUN, vault, statement, outcome)
+    return outcome
+
+
+# -- the statement --------------------------------------------------------------------------------------------
+
+
+def _statement(bundle: Path, key: Ed25519PublicKey | None, outcome: Outcome) -> Statement | None:
+    try:
+        envelope = open_envelope(read_bounded(bundle / STATEMENT), STATEMENT)
+        _check_signature(envelope, key, outcome)
+        return read_statement(envelope.payload, STATEMENT)
+    except IntegrityError as error:
+        outcome.findings += error.findings
+        return None
+
+
+def _check_signature(envelope: Envelope, key: Ed25519PublicKey | None, outcome: Outcome) -> None:
+    if key is None:
+        said = "Give --key to check who signed it." if envelope.signatures else "It is not signed."
+        outcome.notes.append(f"Authorship was not checked. {said}")
+        return
+    from .keys import key_id
+
+    if not envelope.signatures:
+        outcome.findings.append(f"{STATEMENT} is not signed, though a key was given")
+        return
+    ours = key_id(key)
+    if not envelope.signed_by(key):
+        outcome.findings.append(f"{STATEMENT}: no signature is valid for the key {ours}")
+        return
+    outcome.signed_by = ours
+    named = sum(s.keyid == ours for s in envelope.signatures)
+    if named != 1:
+        outcome.findings.append(f"{STATEMENT}: {named} signatures name the key {ours} by its keyid, not one")
+    others = len(envelope.signatures) - named
+    if others > 0:
+        outcome.notes.append(f"{others} signatures that name other keys were not checked.")
+
+
+# -- files ----------------------------------------------------------------------------------------------------
+
+
+def _check_files(
+    bundle: Path, files: dict[str, Entry], folders: set[str], statement: Statement | None, outcome: Outcome
+) -> None:
+    """The tree against the listing, and against the statement's subjects, which the listing is one of."""
+    try:
+        listing = read_listing(read_bounded(bundle / FILES), FILES)
+        there = {path: entry for path, entry in files.items() if path not in (STATEMENT, FILES)}
+        outcome.findings += _differences(listing, there, FILES)
+        above = {path.rsplit("/", n)[0] for path in listing for n in range(1, path.count("/") + 1)}
+        outcome.findings += [f"{folder}/ holds no listed file" for folder in sorted(folders - above)]
+    except IntegrityError as error:
+        outcome.findings += error.findings
+    if statement is not None:
+        found = {path: entry.sha256 for path, entry in files.items() if path != STATEMENT}
+        outcome.findings += _differences(statement.subjects, found, "the statement")
+
+
+def _differences(due: Any, found: Any, by: str) -> list[str]:
+    named = [f"{path} is missing, though {by} lists it" for path in sorted(due.keys() - found.keys())]
+    named += [f"{path} is not listed by {by}" for path in sorted(found.keys() - due.keys())]
+    return named + [
+        f"{path} is not the file that {by} lists"
+        for path in sorted(due.keys() & found.keys())
+        if due[path] != found[path]
+    ]
+
+
+# -- the run --------------------------------------------------------------------------------------------------
+
+
+def _check_run(run: Path, outcome: Outcome) -> None:
+    try:
+        outcome.findings += [f"{RUN}: {finding}" for finding in verify(run)]
+    except FdauditError as error:
+        outcome.findings.append(f"{RUN}: {error}")
+
+
+def _check_facts(run: Path, predicate: Any, outcome: Outcome) -> None:
+    """What the statement says of a run against what this run's files say."""
+    try:
+        due = facts(run)
+    except FdauditError as error:
+        outcome.findings.append(f"{RUN}: {error}")
+        return
+    stated = dict(predicate)
+    verdicts, judged = stated.pop("verdicts"), due.pop("verdicts")
+    if isinstance(stated["run"], dict):
+        names = due["run"].keys() | stated["run"].keys()
+        due |= {f"run.{name}": due["run"].get(name) for name in names}
+        stated |= {f"run.{name}": stated["run"].get(name) for name in names}
+        del due["run"]
+    for name in sorted(due):
+        if canonical(due[name]) != canonical(stated[name]):
+            said = f"predicate.{name} is not what the bundled run says"
+            outcome.findings.append(f"{STATEMENT}: {said}: it was changed, or is of another run")
+    if canonical(verdicts) != canonical(judged):
+        differ = "predicate.verdicts differs from what this version of fdaudit judges"
+        if stated["tool"] == tool():
+            outcome.findings.append(f"{STATEMENT}: {differ}")
+        else:
+            outcome.notes.append(f"{differ}; another version wrote it.")
+
+
+def _check_vault(run: Path, vault: Path, statement: Statement | None, outcome: Outcome) -> None:
+    if statement is None:
+        outcome.notes.append("The vault was not checked: there is no statement that commits to one.")
+        return
+    try:
+        outcome.findings += check_vault(vault, statement.predicate["vault"], read_manifest(run))
+    except FdauditError as error:
+        outcome.findings.append(f"{RUN}/{MANIFEST}: {error}")

@@ -1,0 +1,90 @@
+"""The commitment to the vault: one digest that shows nothing of it, and by which a vault revealed later is checked.
+
+The digest is SHA-256 of a salt, which follows from the vault's secret of 256 bits, and of the list of all its files
+with their sizes and digests. No digest of a single file is published: whoever guesses a split, a label or a seed could
+try the guess on it.
+
+Guarantees:
+  * nothing but the files' names and the one digest leaves the vault;
+  * a vault with any other byte in a committed file has another digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fdaudit.errors import FdauditError, RunError
+from fdaudit.messages import canonical
+from fdaudit.storage import load_tensors
+from fdaudit.vault import Secrets, Vault
+
+from .listing import Entry, digest, is_temporary, walk
+
+__all__ = ["check_vault", "commit_to_vault"]
+
+_LEFT_OUT = ".gitignore"
+_SPLIT = "split "
+
+
+def commit_to_vault(vault: Path) -> dict[str, Any]:
+    """The commitment to a vault as it is: `commitment`, and `files`, the names of those it covers.
+
+    Raises:
+        RunError: there is no vault, or what lies in it is not of one.
+    """
+    secrets = Vault(vault).secrets
+    names = []
+    for path, kind in walk(vault):
+        if kind == "folder" or path == _LEFT_OUT or is_temporary(path.rsplit("/", 1)[-1]):
+            continue
+        if kind != "file":
+            raise RunError("vault", path, "is no regular file", "A vault holds files alone: take it away.")
+        names.append(path)
+    names.sort()
+    return {"commitment": _digest(secrets, [digest(vault, name) for name in names]), "files": names}
+
+
+def check_vault(vault: Path, stated: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
+    """Checks a revealed vault against its commitment, and its seed and splits against the run's manifest.
+
+    Args:
+        vault: the revealed directory.
+        stated: what `commit_to_vault` returned; names stay inside the vault.
+        manifest: the run's.
+
+    Returns:
+        One sentence for each defect; empty when there is none.
+    """
+    missing = [name for name in stated["files"] if not _is_plain(vault, name)]
+    if missing:
+        return [f"vault: {name} is missing, or no regular file" for name in missing]
+    try:
+        secrets = Vault(vault).secrets
+        found = _digest(secrets, [digest(vault, name) for name in stated["files"]])
+        if found != stated["commitment"]:
+            return ["vault: the files are not those that the statement commits to"]
+        return _against_the_manifest(vault, secrets, manifest["commitments"])
+    except (FdauditError, OverflowError, ValueError) as error:  # a secret too short, a seed of no 64 bits
+        return [f"vault: {error}"]
+
+
+def _digest(secrets: Secrets, entries: list[Entry]) -> str:
+    return secrets.commit("vault", canonical([asdict(entry) for entry in entries]))
+
+
+def _is_plain(vault: Path, name: str) -> bool:
+    path = vault / name
+    above = [path, *path.parents[: len(Path(name).parts) - 1]]
+    return path.is_file() and not any(p.is_symlink() for p in above)
+
+
+def _against_the_manifest(vault: Path, secrets: Secrets, stated: Mapping[str, Any]) -> list[str]:
+    found = {"seed": secrets.commit("seed", secrets.seed.to_bytes(8, "big"))}
+    for name, tensor in load_tensors(vault / "splits.safetensors").items():
+        found[f"{_SPLIT}{name}"] = secrets.commit(f"{_SPLIT}{name}", tensor.numpy().tobytes())
+    due = {name for name in stated if name == "seed" or name.startswith(_SPLIT)}
+    wrong = sorted(name for name in due | found.keys() if stated.get(name) != found.get(name))
+    return [f"vault: its {name} is not the one that the run's manifest commits to" for name in wrong]

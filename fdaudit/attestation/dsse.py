@@ -1,0 +1,127 @@
+"""The envelope: a statement's bytes with signatures over them, as DSSE v1 has it.
+
+What is signed is PAE(type, body) = "DSSEv1" SP LEN(type) SP type SP LEN(body) SP body, lengths in bytes as decimal
+numbers: type and body cannot be shifted against each other, and neither needs a canonical form to be checked.
+
+Source: Dead Simple Signing Envelope, protocol and envelope, version 1.0 (github.com/secure-systems-lab/dsse).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.errors import IntegrityError
+from fdaudit.messages import canonical
+
+from .strict import parse_canonical
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+__all__ = ["MOST_SIGNATURES", "PAYLOAD_TYPE", "Envelope", "Signature", "open_envelope", "pae", "seal"]
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+MOST_SIGNATURES = 16
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One signature.
+
+    Attributes:
+        keyid: a hint at the key; nothing vouches for it.
+        sig: its bytes.
+    """
+
+    keyid: str
+    sig: bytes
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """An opened envelope: the payload's bytes, and the signatures over them, none of which was checked yet."""
+
+    payload: bytes
+    signatures: tuple[Signature, ...]
+
+    def signed_by(self, key: Ed25519PublicKey) -> bool:
+        """Whether one of the signatures is the key's."""
+        from cryptography.exceptions import InvalidSignature
+
+        message = pae(PAYLOAD_TYPE, self.payload)
+        for signature in self.signatures:
+            try:
+                key.verify(signature.sig, message)
+            except InvalidSignature:
+                continue
+            return True
+        return False
+
+
+def pae(payload_type: str, body: bytes) -> bytes:
+    """The bytes that are signed."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(body), body)
+
+
+def seal(payload: bytes, key: Ed25519PrivateKey | None) -> bytes:
+    """The envelope of an in-toto statement, as a canonical JSON line; `signatures` is empty without a key."""
+    signatures = []
+    if key is not None:
+        from .keys import key_id
+
+        sig = key.sign(pae(PAYLOAD_TYPE, payload))
+        signatures.append({"keyid": key_id(key.public_key()), "sig": base64.b64encode(sig).decode()})
+    value = {
+        "payload": base64.b64encode(payload).decode(),
+        "payloadType": PAYLOAD_TYPE,
+        "signatures": signatures,
+    }
+    return canonical(value) + b"\n"
+
+
+def open_envelope(data: bytes, name: str) -> Envelope:
+    """Opens an envelope; whose signatures are valid is another question.
+
+    Args:
+        data: the envelope's bytes, in canonical form.
+        name: the file's, for messages.
+
+    Raises:
+        IntegrityError: it is none, or what it carries is no in-toto statement by its type.
+    """
+    value = parse_canonical(data, name)
+    if not isinstance(value, dict) or value.keys() != {"payload", "payloadType", "signatures"}:
+        raise IntegrityError([f"{name} does not have just payload, payloadType and signatures"])
+    if value["payloadType"] != PAYLOAD_TYPE:
+        raise IntegrityError([f"{name}: payloadType is not {PAYLOAD_TYPE}"])
+    listed = value["signatures"]
+    if not isinstance(listed, list) or len(listed) > MOST_SIGNATURES:
+        raise IntegrityError([f"{name}: signatures is no list of at most {MOST_SIGNATURES}"])
+    signatures = tuple(_signature(entry, f"{name}: signatures.{n}") for n, entry in enumerate(listed))
+    return Envelope(_decoded(value["payload"], f"{name}: payload"), signatures)
+
+
+def _signature(entry: Any, where: str) -> Signature:
+    if not isinstance(entry, dict) or not {"sig"} <= entry.keys() <= {"keyid", "sig"}:
+        raise IntegrityError([f"{where} does not have just sig and keyid"])
+    keyid = entry.get("keyid", "")
+    if not isinstance(keyid, str):
+        raise IntegrityError([f"{where}.keyid is no text"])
+    return Signature(keyid, _decoded(entry["sig"], f"{where}.sig"))
+
+
+def _decoded(text: Any, where: str) -> bytes:
+    """Base64, standard or URL-safe, which the protocol leaves to the signer; in the one spelling of its bytes."""
+    if isinstance(text, str):
+        alphabet = b"-_" if "-" in text or "_" in text else b"+/"
+        try:
+            data = base64.b64decode(text.encode("ascii"), alphabet, validate=True)
+        except (binascii.Error, ValueError):
+            data = None
+        if data is not None and base64.b64encode(data, alphabet).decode() == text:
+            return data
+    raise IntegrityError([f"{where} is not Base64"])

@@ -1,0 +1,100 @@
+"""Where evidence was written: Python, platform, installed packages, and which fdaudit it was.
+
+It is the environment of that moment. The run's own versions stand in its manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import platform
+import re
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, distributions
+from pathlib import Path
+from typing import Any
+
+from fdaudit.messages import canonical
+
+__all__ = ["environment", "tool"]
+
+_PACKAGES = ("fdaudit", "fdaudit.attacks", "fdaudit.defenses", "fdaudit.protocols", "fdaudit.reports")
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+def environment() -> dict[str, Any]:
+    """Python, platform and the versions of all installed packages, as a JSON object; no name of user or machine."""
+    packages = {d.name: d.version for d in distributions() if d.name}
+    return {
+        "schema": "fdaudit-environment/1",
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "system": platform.system(),
+        "release": platform.release(),
+        "machine": platform.machine(),
+        "packages": dict(sorted(packages.items())),
+        "tool": tool(),
+    }
+
+
+@cache
+def tool() -> dict[str, Any]:
+    """This fdaudit: `name`, `version`, `commit` where it is known, and `source_sha256`.
+
+    The commit is the one that was installed, or the one that a checkout stands at, which may have been changed since.
+    `source_sha256` is of what is installed: of the canonical list of its files' paths and digests.
+    """
+    installed = distribution("fdaudit")
+    return {
+        "name": "fdaudit",
+        "version": installed.version,
+        "commit": _installed_commit() or _checked_out(Path(__file__).resolve().parents[2]),
+        "source_sha256": _source_digest(),
+    }
+
+
+def _source_digest() -> str:
+    found = {}
+    for package in _PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations if spec else None) or ():
+            for path in Path(folder).rglob("*"):
+                if path.is_file() and path.suffix != ".pyc":
+                    name = f"{package.replace('.', '/')}/{path.relative_to(folder).as_posix()}"
+                    found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(canonical(found)).hexdigest()
+
+
+def _installed_commit() -> str | None:
+    """What pip noted of an installation from a repository (PEP 610)."""
+    try:
+        noted = json.loads(distribution("fdaudit").read_text("direct_url.json") or "{}")
+        commit = noted.get("vcs_info", {}).get("commit_id")
+    except (PackageNotFoundError, ValueError, AttributeError):
+        return None
+    return commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
+
+
+def _checked_out(root: Path) -> str | None:
+    """What HEAD of a checkout names, read from Git's own files."""
+    git = root / ".git"
+    try:
+        if git.is_file():  # a second working tree: the file says where its own part of the repository lies
+            git = git.parent / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref:"):
+            return head if _COMMIT.fullmatch(head) else None
+        name = head.removeprefix("ref:").strip()
+        shared = git / "commondir"
+        common = git / shared.read_text(encoding="utf-8").strip() if shared.is_file() else git
+        loose = common / name
+        text = loose.read_text(encoding="utf-8").strip() if loose.is_file() else _packed(common, name)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if text and _COMMIT.fullmatch(text) else None
+
+
+def _packed(repository: Path, name: str) -> str | None:
+    lines = (repository / "packed-refs").read_text(encoding="utf-8").splitlines()
+    return next((line.split(" ")[0] for line in lines if line.endswith(f" {name}")), None)

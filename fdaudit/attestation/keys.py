@@ -1,0 +1,114 @@
+"""Ed25519 keys in PEM files: private ones as PKCS#8, public ones as SubjectPublicKeyInfo.
+
+A key of another kind, in another form or without its passphrase is one error that says which and what to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+from fdaudit.errors import UsageError
+
+__all__ = ["PASSPHRASE", "key_id", "private_key", "public_key"]
+
+PASSPHRASE = "FDAUDIT_KEY_PASSPHRASE"  # noqa: S105  # the variable's name
+"""The environment variable that holds the passphrase of an encrypted private key."""
+
+_MOST_BYTES = 1 << 16
+_ENCRYPTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
+_PLAIN = b"-----BEGIN PRIVATE KEY-----"
+_PUBLIC = b"-----BEGIN PUBLIC KEY-----"
+_MAKE = "Make one with `openssl genpkey -algorithm ed25519 -out key.pem`."
+_EXTRACT = "Make one with `openssl pkey -in key.pem -pubout -out key.pub`."
+
+
+def private_key(
+    path: Path, ask: Callable[[], str | None] = lambda: None, *, field: str = "sign"
+) -> Ed25519PrivateKey:
+    """The private key in a file.
+
+    Args:
+        path: a PEM file, PKCS#8, encrypted or not.
+        ask: called for the passphrase of an encrypted key where the environment variable has none; None: there is
+            none.
+        field: what the key was given as, for messages.
+
+    Raises:
+        UsageError: the file holds no such key, or the passphrase is missing or wrong.
+    """
+    data = _read(path, field)
+    if _ENCRYPTED in data:
+        given = os.environ.get(PASSPHRASE) or ask()
+        if not given:
+            remedy = f"Put its passphrase into the environment variable {PASSPHRASE}."
+            raise UsageError(field, str(path), "is encrypted, and no passphrase was given", remedy)
+        passphrase: bytes | None = given.encode("utf-8", "surrogateescape")
+    elif _PLAIN in data:
+        passphrase = None
+    else:
+        what = "is a public key" if _PUBLIC in data else "is no private key in PEM, PKCS#8"
+        raise UsageError(field, str(path), what, f"Give the private one. {_MAKE}")
+    try:
+        key = load_pem_private_key(data, passphrase)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        wrong = "is damaged, or its passphrase is another" if passphrase else "is damaged"
+        raise UsageError(field, str(path), wrong, "Give the whole key, and its own passphrase.") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UsageError(field, str(path), f"is no Ed25519 key ({_kind(key)})", _MAKE)
+    return key
+
+
+def public_key(path: Path, *, field: str = "key") -> Ed25519PublicKey:
+    """The public key in a file.
+
+    Args:
+        path: a PEM file, SubjectPublicKeyInfo.
+        field: what the key was given as, for messages.
+
+    Raises:
+        UsageError: the file holds no such key.
+    """
+    data = _read(path, field)
+    if _PUBLIC not in data:
+        what = "is a private key" if b"PRIVATE KEY-----" in data else "is no public key in PEM"
+        raise UsageError(field, str(path), what, f"Give the public one. {_EXTRACT}")
+    try:
+        key = load_pem_public_key(data)
+    except (ValueError, UnsupportedAlgorithm):
+        raise UsageError(field, str(path), "is damaged", _EXTRACT) from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise UsageError(field, str(path), f"is no Ed25519 key ({_kind(key)})", "Give the signer's own.")
+    return key
+
+
+def key_id(key: Ed25519PublicKey) -> str:
+    """SHA-256 of the key's DER form (SubjectPublicKeyInfo), in hexadecimal."""
+    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+
+
+def _kind(key: object) -> str:
+    return type(key).__name__.lstrip("_")
+
+
+def _read(path: Path, field: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+        raise UsageError(field, str(path), problem, "Give the path of a PEM file.") from None
+    if len(data) > _MOST_BYTES:
+        raise UsageError(field, str(path), "is too large for a key", "Give the path of a PEM file.")
+    return data

@@ -1,0 +1,161 @@
+"""Which files lie in a directory: found without following a link, listed with size and SHA-256.
+
+Guarantees:
+  * a link, a pipe, a device or what lies deeper than any bundle's file is named and never opened;
+  * a listed path stays inside the directory, on every system.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from fdaudit.errors import IntegrityError
+from fdaudit.messages import canonical
+
+from .strict import is_digest, parse_canonical
+
+__all__ = ["Entry", "digest", "is_safe", "is_temporary", "read_listing", "survey", "walk", "write_listing"]
+
+Kind = Literal["file", "folder", "link", "other", "deep"]
+
+_SCHEMA = "fdaudit-files/1"
+_DEPTH = 16
+_CHUNK = 1 << 20
+_PLAIN = re.compile(r"[A-Za-z0-9._+=,@-]+(/[A-Za-z0-9._+=,@-]+)*")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file: its path with slashes, its size in bytes, its SHA-256."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+def is_safe(path: str) -> bool:
+    """Whether a path is relative, without `.` or `..`, of letters, digits and `. _ + = , @ -` alone.
+
+    Nothing in it is ever escaped, so that a listing can be read without a JSON parser.
+    """
+    plain = len(path) < 1000 and _PLAIN.fullmatch(path) is not None
+    return plain and not any(part in (".", "..") for part in path.split("/"))
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file's name is one that is given to files until they are whole."""
+    return name.startswith(".") and name.endswith(".tmp")
+
+
+def walk(directory: Path) -> Iterator[tuple[str, Kind]]:
+    """Everything below a directory by its path, in no order; a folder comes before what lies in it.
+
+    Raises:
+        IntegrityError: a folder cannot be read.
+    """
+    pending: list[tuple[str, ...]] = [()]
+    while pending:
+        parts = pending.pop()
+        try:
+            with os.scandir(directory.joinpath(*parts)) as found:
+                entries = list(found)
+        except OSError as error:
+            raise IntegrityError([f"{'/'.join(parts) or '.'} cannot be read ({error.strerror})"]) from None
+        for entry in entries:
+            below = (*parts, entry.name)
+            kind = _kind(entry)
+            if kind == "folder" and len(below) == _DEPTH:
+                kind = "deep"
+            elif kind == "folder":
+                pending.append(below)
+            yield "/".join(below), kind
+
+
+def _kind(entry: os.DirEntry[str]) -> Kind:
+    if entry.is_symlink():
+        return "link"
+    if entry.is_dir(follow_symlinks=False):
+        return "folder"
+    return "file" if entry.is_file(follow_symlinks=False) else "other"
+
+
+def survey(directory: Path) -> tuple[dict[str, Entry], set[str], list[str]]:
+    """The files of a directory by path, the paths of its folders, and what is neither, one sentence each."""
+    files: dict[str, Entry] = {}
+    folders: set[str] = set()
+    findings: list[str] = []
+    words = {"link": "is a symbolic link", "other": "is no regular file", "deep": "lies too deep"}
+    try:
+        for path, kind in walk(directory):
+            if kind == "file":
+                try:
+                    files[path] = digest(directory, path)
+                except IntegrityError as error:
+                    findings += error.findings
+            elif kind == "folder":
+                folders.add(path)
+            else:
+                findings.append(f"{path} {words[kind]}")
+    except IntegrityError as error:
+        findings += error.findings
+    return files, folders, sorted(findings)
+
+
+def digest(directory: Path, path: str) -> Entry:
+    """A file's size and SHA-256, read piece by piece.
+
+    Raises:
+        IntegrityError: it cannot be read.
+    """
+    found, size = hashlib.sha256(), 0
+    try:
+        with (directory / path).open("rb") as file:
+            while piece := file.read(_CHUNK):
+                found.update(piece)
+                size += len(piece)
+    except OSError as error:
+        raise IntegrityError([f"{path} cannot be read ({error.strerror})"]) from None
+    return Entry(path, size, found.hexdigest())
+
+
+def write_listing(entries: Iterable[Entry]) -> bytes:
+    """Files as a canonical JSON line, by path."""
+    files = [asdict(entry) for entry in sorted(entries, key=lambda e: e.path)]
+    return canonical({"schema": _SCHEMA, "files": files}) + b"\n"
+
+
+def read_listing(data: bytes, name: str) -> dict[str, Entry]:
+    """The files that `write_listing` listed, by path.
+
+    Raises:
+        IntegrityError: it is no such listing, names a file twice, or a path that leaves the directory.
+    """
+    value = parse_canonical(data, name)
+    if not isinstance(value, dict) or value.keys() != {"schema", "files"} or value["schema"] != _SCHEMA:
+        raise IntegrityError([f"{name} is no listing of schema {_SCHEMA}"])
+    listed = value["files"]
+    if not isinstance(listed, list) or not all(_is_entry(entry) for entry in listed):
+        raise IntegrityError([f"{name} does not list path, size and sha256 of each file"])
+    paths = [entry["path"] for entry in listed]
+    unsafe = [path for path in paths if not is_safe(path)]
+    if unsafe:
+        raise IntegrityError([f"{name} names a path that is refused: {path[:200]!r}" for path in unsafe[:10]])
+    if paths != sorted(set(paths)):
+        raise IntegrityError([f"{name} is not sorted by path, or names a file twice"])
+    return {entry["path"]: Entry(**entry) for entry in listed}
+
+
+def _is_entry(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"path", "size", "sha256"}
+        and isinstance(value["path"], str)
+        and type(value["size"]) is int
+        and is_digest(value["sha256"])
+    )

@@ -1,0 +1,184 @@
+"""The statement: what is said of a run, and of which files, as an in-toto Statement v1.
+
+Guarantees:
+  * what it says of the run is read from files that it lists, by `facts`, so whoever has the files can read it again;
+  * a result that is not of the manifest and the attacks' outcomes beside it is refused.
+
+Source: in-toto attestation framework, Statement v1 (github.com/in-toto/attestation).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fdaudit.errors import IntegrityError, UsageError
+from fdaudit.manifest import MANIFEST, read_manifest
+from fdaudit.messages import canonical
+from fdaudit.storage import load_json
+
+from .listing import Entry, digest, is_safe
+from .strict import is_digest, parse_canonical
+
+__all__ = ["PREDICATE_TYPE", "STATEMENT_TYPE", "Statement", "facts", "read_statement", "write_statement"]
+
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "urn:fdaudit:evidence:v1"
+_RESULT = "result.json"
+_OWN = ("tool", "vault", "written")
+_FACTS = ("auditor_only", "checks", "gates", "ledger", "run", "verdicts")
+_GATE = ("name", "threshold", "value", "passed", "at_least")
+_LEDGER = ("adversary", "epsilon", "delta", "unit", "relation", "victim")
+_CHECK = ("adversary", "claimed", "verdict")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+class Statement:
+    """A statement that was read: files by path, and the predicate.
+
+    Attributes:
+        subjects: SHA-256 by path.
+        predicate: its fields, each of its type.
+    """
+
+    def __init__(self, subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> None:
+        self.subjects, self.predicate = subjects, predicate
+
+
+def facts(run: Path) -> dict[str, Any]:
+    """What the files of a run say of it, without its vault.
+
+    Returns:
+        `run` (name, spec_sha256, head, messages, manifest_self, result_sha256), `gates`, `verdicts` by cell,
+        `ledger` by adversary, `checks` by adversary, `auditor_only`.
+
+    Raises:
+        RunError: there is no manifest.
+        IntegrityError: manifest or result were changed, or are not of one run.
+    """
+    from fdaudit.reports.schema import read
+    from fdaudit.reports.verdict import judge_all
+
+    manifest = read_manifest(run)
+    if not (run / _RESULT).is_file():
+        raise IntegrityError([f"{_RESULT} is missing, or no regular file"])
+    result = load_json(run / _RESULT)
+    try:
+        found = judge_all(read(result))
+        for name in ("head", "messages", "spec_sha256"):
+            if result["run"][name] != manifest[name]:
+                raise IntegrityError([f"{_RESULT} and {MANIFEST} differ in {name}: they are not of one run"])
+        outcomes = sorted(path for path in (run / "attacks").glob("*.json") if path.is_file())
+        if result["cells"] != [load_json(path) for path in outcomes]:
+            raise IntegrityError(
+                [f"{_RESULT} does not have the cells that lie in attacks/: conclude the run anew"]
+            )
+        value = {
+            "auditor_only": result["auditor_only"],
+            "run": {
+                "name": result["run"]["name"],
+                "spec_sha256": manifest["spec_sha256"],
+                "head": manifest["head"],
+                "messages": manifest["messages"],
+                "manifest_self": hashlib.sha256(canonical(manifest)).hexdigest(),
+                "result_sha256": digest(run, _RESULT).sha256,
+            },
+            "gates": [_some(row, _GATE) for row in result["gates"]],
+            "verdicts": [{"cell": f.cell.id, "goal": f.cell.goal, "level": f.level} for f in found],
+            "ledger": [_some(row, _LEDGER) for row in result.get("ledger") or ()],
+            "checks": [_some(row, _CHECK) for row in result.get("checks") or ()],
+        }
+        canonical(value)
+        return value
+    except (UsageError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        said = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+        raise IntegrityError([f"{_RESULT} is malformed: {said[:300]}"]) from None
+
+
+def _some(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: row[name] for name in names}
+
+
+def write_statement(files: Iterable[Entry], said: Mapping[str, Any], own: Mapping[str, Any]) -> bytes:
+    """The statement's canonical bytes.
+
+    Args:
+        files: what it is about.
+        said: the run's `facts`.
+        own: `tool`, `vault` and `written`.
+    """
+    ordered = sorted(files, key=lambda entry: entry.path)
+    return canonical(
+        {
+            "_type": STATEMENT_TYPE,
+            "subject": [{"name": e.path, "digest": {"sha256": e.sha256}} for e in ordered],
+            "predicateType": PREDICATE_TYPE,
+            "predicate": {**said, **{name: own[name] for name in _OWN}},
+        }
+    )
+
+
+def read_statement(payload: bytes, name: str) -> Statement:
+    """Reads a statement's bytes; whether it is true of any files is another question.
+
+    Raises:
+        IntegrityError: it is no statement of this type, or one that names a file twice or outside the bundle.
+    """
+    value = parse_canonical(payload, f"{name}: the statement", end=b"")
+    if not isinstance(value, dict) or value.keys() != {"_type", "subject", "predicateType", "predicate"}:
+        raise IntegrityError([f"{name}: the statement has not the fields of in-toto's"])
+    for field, due in (("_type", STATEMENT_TYPE), ("predicateType", PREDICATE_TYPE)):
+        if value[field] != due:
+            raise IntegrityError([f"{name}: {field} is not {due}"])
+    return Statement(_subjects(value["subject"], name), _predicate(value["predicate"], name))
+
+
+def _subjects(listed: Any, name: str) -> dict[str, str]:
+    if not isinstance(listed, list) or not all(_is_subject(s) for s in listed):
+        raise IntegrityError([f"{name}: subject does not list name and digest.sha256 of each file"])
+    names = [s["name"] for s in listed]
+    unsafe = [path for path in names if not is_safe(path)]
+    if unsafe:
+        raise IntegrityError(
+            [f"{name}: subject names a path that is refused: {p[:200]!r}" for p in unsafe[:10]]
+        )
+    if names != sorted(set(names)):
+        raise IntegrityError([f"{name}: subject is not sorted by name, or names a file twice"])
+    return {s["name"]: s["digest"]["sha256"] for s in listed}
+
+
+def _is_subject(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"name", "digest"}
+        and isinstance(value["name"], str)
+        and isinstance(value["digest"], dict)
+        and value["digest"].keys() == {"sha256"}
+        and is_digest(value["digest"]["sha256"])
+    )
+
+
+def _predicate(value: Any, name: str) -> dict[str, Any]:
+    fields = {*_OWN, *_FACTS}
+    if not isinstance(value, dict) or value.keys() != fields:
+        odd = sorted(fields ^ value.keys()) if isinstance(value, dict) else sorted(fields)
+        raise IntegrityError(
+            [f"{name}: predicate lacks, or has beside its own fields: {', '.join(odd)[:300]}"]
+        )
+    if not (isinstance(value["written"], str) and _TIME.fullmatch(value["written"])):
+        raise IntegrityError([f"{name}: predicate.written is no time"])
+    vault, tool = value["vault"], value["tool"]
+    if not (isinstance(vault, dict) and vault.keys() == {"commitment", "files"} and _is_committed(vault)):
+        raise IntegrityError([f"{name}: predicate.vault is no commitment"])
+    if not (isinstance(tool, dict) and tool.keys() == {"name", "version", "commit", "source_sha256"}):
+        raise IntegrityError([f"{name}: predicate.tool does not say which fdaudit it was"])
+    return value
+
+
+def _is_committed(vault: Mapping[str, Any]) -> bool:
+    files = vault["files"]
+    listed = isinstance(files, list) and all(isinstance(f, str) and is_safe(f) for f in files)
+    return listed and files == sorted(set(files)) and is_digest(vault["commitment"])
