@@ -1,7 +1,7 @@
 """Explains a protocol, an attack or a defence from its own declaration, without importing it.
 
-The terminal and the pages below `docs/protocols/` print the same sections: who sees what is derived from the declared messages
-and never written by hand.
+The terminal and the pages below `docs/protocols/` print the same sections: who sees what is derived from the declared
+messages and never written by hand.
 """
 
 from __future__ import annotations
