@@ -47,4 +47,4 @@ format: $(READY) ## format the code
 	$(BIN)/ruff format .
 
 clean: ## remove what the targets above made, but no run
-	rm -rf $(VENV) .check build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .check build docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
