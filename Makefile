@@ -1,6 +1,6 @@
 # `make audit` and `make test` are all a newcomer needs; both create the environment on first use.
 .DEFAULT_GOAL := help
-.PHONY: audit bench check clean format help slow test
+.PHONY: audit bench check clean docs format help slow test
 
 PYTHON ?= python3
 VENV := .venv
@@ -36,6 +36,9 @@ check: $(READY) ## ruff, mypy --strict over an installed copy, import rules
 	MYPYPATH=.check $(BIN)/mypy --config-file pyproject.toml --cache-dir .mypy_cache -p fdaudit
 	$(BIN)/python -m pytest -q tests/test_import_rules.py tests/test_packaging.py
 
+docs: $(READY) ## build the documentation site into docs/_build/html; warnings end it
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
 bench: $(READY) ## run every benchmark; each prints ratios measured in one run
 	@for f in benchmarks/[a-z]*.py; do echo "== $$f"; PYTHONPATH=benchmarks $(BIN)/python $$f || exit 1; done
 
@@ -44,4 +47,4 @@ format: $(READY) ## format the code
 	$(BIN)/ruff format .
 
 clean: ## remove what the targets above made, but no run
-	rm -rf $(VENV) .check build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .check build docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,7 @@
-"""Writes `docs/spec.md`, `docs/protocols.md` and `docs/reference.md` from the code, to say what it does.
+"""Writes pages of the documentation from the code, to say what it does: see `PAGES`.
 
-Run it after a change to the spec, a protocol, an attack, a defence, a model or a dataset:
+What a hand has written of a protocol, attack or defence stands in `docs/notes/` and is taken into its page. Run it
+after a change to that, or to the spec, a protocol, an attack, a defence, a model or a dataset:
 
     .venv/bin/python docs/generate.py
 
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,101 +24,30 @@ from fdaudit import attacks, defenses, protocols
 from fdaudit.config import Config
 from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.named import TORCHVISION, read_digits
-from fdaudit.explain import card, sections, when
+from fdaudit.explain import card, sections, sights, when
 from fdaudit.guesses import schema
 from fdaudit.messages import KINDS
 from fdaudit.models.zoo import _ZOO, architecture
-from fdaudit.registry import Registry
 from fdaudit.spec import ModelSpec, Spec
 from fdaudit.types import DefenseSpec
 
-__all__ = [
-    "PAGES",
-    "guesses_schema",
-    "protocols_page",
-    "reference_page",
-    "report_schema",
-    "settings_table",
-    "spec_page",
-]
+__all__ = ["PAGES", "guarantee"]
 
 _NOTE = "<!-- Written by docs/generate.py. Change the code's docstrings, then run it again. -->"
 _HERE = Path(__file__).parent
-
-_SPEC_HEAD = f"""{_NOTE}
-
-# The spec
-
-A spec is a YAML file. It holds everything that a run depends on; `fdaudit run` takes it as its argument. Every field
-of the first table has a default, so an empty file is a spec. Unknown keys, wrong types and impossible combinations are
-refused before anything is written, with the field, the value and the nearest valid name.
-
-```yaml
-fdaudit: 1
-name: A small audit
-profile: quick
-clients: 3
-dataset:
-  name: digits
-model:
-  name: mlp
-protocol:
-  name: fedavg
-  params:
-    rounds: 10
-    upload: gradient
-    batch_size: 4
-adversaries: [server, world, server+client/0]
-victims: 1
-attacks:
-  - name: analytic
-  - name: loss-threshold
-    adversaries: [world]
-defenses:
-  - kind: gradient
-    sender: client
-    name: gaussian-noise
-    params:
-      clip: 1.0
-      sigma: 0.01
-record:
-  rounds: [0, 9]
-gates:
-  membership_auc: 0.6
-```
-
-What stands under `params` belongs to the protocol, attack, defence or model named beside it;
-[protocols](protocols.md) and the [reference](reference.md) list these settings. YAML aliases and keys given twice are
-refused. Where "none" stands as a default, the field may be left out or set to `null`.
-
-A run keeps its spec as `spec.yaml`, with everything filled in that was left to a rule (`device`, `threads`,
-`strategy`, `memory_format`) and the seed replaced by a salted commitment. That file is itself a spec.
-"""
-
-_REFERENCE_HEAD = f"""{_NOTE}
-
-# Reference
-
-What can be named in a [spec](spec.md) besides [protocols](protocols.md): attacks, defences, models and datasets, with
-their settings. `fdaudit list` and `fdaudit explain NAME` print the same declarations. Settings go under `params`,
-beside `name`.
-"""
-
-_PROTOCOLS_HEAD = f"""{_NOTE}
-
-# Protocols
-
-What each protocol sends, who sees it, and what it takes for granted. `fdaudit explain NAME` prints the same
-declarations; a test runs every protocol and finds no message that is not declared. *Who sees what* is derived from the
-messages: one that a setting decides counts as sent, and an adversary that is several parties at once sees what any of
-them sees. Shapes are of n samples and C classes. Settings go under `protocol.params` in a [spec](spec.md).
-"""
 
 
 def spec_page() -> str:
     """`docs/spec.md`."""
     schema = Spec.model_json_schema()
-    parts = [_SPEC_HEAD, "## Fields", "", *_table(schema, schema["$defs"])]
+    parts = [
+        _note("docs/notes/spec.md"),
+        "",
+        _hand_written("spec.md"),
+        "## Fields",
+        "",
+        *_table(schema, schema["$defs"]),
+    ]
     for name in _order(schema):
         definition = schema["$defs"][name]
         parts += ["", f"## {_TITLES[name]}", "", definition["description"], ""]
@@ -213,59 +144,78 @@ def _escape(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-# -- the reference ---------------------------------------------------------------------------------------------
+# -- a page for each protocol, attack and defence ----------------------------------------------------------------
 
 
-def reference_page() -> str:
-    """`docs/reference.md`."""
-    parts = [_REFERENCE_HEAD]
-    parts += ["## Attacks", *_room(attacks.REGISTRY, _attack)]
-    parts += ["", "## Defences", *_room(defenses.REGISTRY, _defence)]
-    parts += ["", *_models(), "", *_datasets()]
-    return "\n".join(parts) + "\n"
-
-
-def protocols_page() -> str:
-    """`docs/protocols.md`."""
-    return (
-        "\n".join([_PROTOCOLS_HEAD, *_table_of_protocols(), *_room(protocols.REGISTRY, _protocol, "##")])
-        + "\n"
-    )
-
-
-def _room(
-    registry: Registry, body: Callable[[Mapping[str, Any]], list[str]], level: str = "###"
-) -> list[str]:
-    lines = []
-    for name in registry.names():
-        found = card(name)
-        doc = found["doc"].strip().replace("Guarantees:\n", "Guarantees:\n\n")
-        lines += ["", f"{level} {name}", "", doc, "", f"Source: {found['source']}.", "", *body(found)]
-        lines += ["", "Settings:", "", *settings_table(registry.load(name).Config)]
-    return lines
-
-
-def _table_of_protocols() -> list[str]:
-    """What is sent at a glance: a row a protocol."""
-    lines = [
-        "| Protocol | Clients' networks | Public samples | Clients send | Own defences |",
-        "| --- | --- | --- | --- | --- |",
+def room_index(room: str) -> str:
+    """The index page of a room: what stands in `docs/notes/ROOM.md`, and a row a name."""
+    names = _ROOMS[room].names()
+    rows = [_INDEX[room][1](card(name)) for name in names]
+    head = [f"| {' | '.join(_INDEX[room][0])} |", f"| {' | '.join('---' for _ in _INDEX[room][0])} |"]
+    lines = [_note(f"docs/notes/{room}.md"), "", _hand_written(f"{room}.md"), *head]
+    lines += [
+        f"| [{name}]({name}.md) | {' | '.join(cells)} |" for name, cells in zip(names, rows, strict=True)
     ]
-    for name in protocols.REGISTRY.names():
-        found = card(name)
-        sent = dict.fromkeys(m["kind"] for m in found["messages"] if m["from"] == "client")
-        kinds = ", ".join(f"`{k}`" for k in sent) or "nothing"
-        networks = "may differ" if found["heterogeneous"] else "alike"
-        public = "needed" if found["needs_public"] else "not needed"
-        own = ", ".join(f"`{d.name}`" for d in protocols.REGISTRY.load(name).Config().defenses()) or "none"
-        lines.append(f"| [{name}](#{name}) | {networks} | {public} | {kinds} | {own} |")
-    return lines
+    return "\n".join(lines) + "\n"
+
+
+def name_page(room: str, name: str) -> str:
+    """A protocol's, an attack's or a defence's page: its card, and what `docs/notes/ROOM/NAME.md` says of it."""
+    found, notes = card(name), f"{room}/{name}.md"
+    doc = found["doc"].strip().replace("Guarantees:\n", "Guarantees:\n\n")
+    lines = [_note(f"docs/notes/{notes}"), "", f"# {name}", "", doc, "", f"Source: {found['source']}.", ""]
+    lines += [_hand_written(notes), *_BODY[room](found), "", "## Settings", ""]
+    lines += [f"Under `params`, beside `name: {name}`, in a [spec](../spec.md).", ""]
+    return "\n".join([*lines, *settings_table(_ROOMS[room].load(name).Config)]) + "\n"
+
+
+def guarantee(name: str) -> str:
+    """What ε a defence gives: the first paragraph of its notes, which says so."""
+    first = _hand_written(f"defences/{name}.md").partition("\n\n")[0]
+    return " ".join(first.removeprefix("Guarantee:").split())
+
+
+def _note(notes: str) -> str:
+    return f"<!-- Written by docs/generate.py from the code and {notes}: change these, then run it again. -->"
+
+
+def _hand_written(notes: str) -> str:
+    return (_HERE / "notes" / notes).read_text(encoding="utf-8").strip() + "\n"
+
+
+def _one_line(found: Mapping[str, Any]) -> str:
+    return _escape(" ".join(found["doc"].strip().partition("\n\n")[0].split()))
+
+
+def _kinds(kinds: Iterable[str]) -> str:
+    return ", ".join(f"`{k}`" for k in kinds) or "nothing"
+
+
+def _protocol_row(found: Mapping[str, Any]) -> list[str]:
+    seen = {s.position: s for s in sights(found)}
+    server = _kinds(seen["server"].receives) if "server" in seen else "there is none"
+    networks = "may differ" if found["heterogeneous"] else "alike"
+    public = "needed" if found["needs_public"] else "not needed"
+    own = _kinds(d.name for d in protocols.REGISTRY.load(found["name"]).Config().defenses())
+    return [_one_line(found), server, networks, public, own if own != "nothing" else "none"]
+
+
+def _attack_row(found: Mapping[str, Any]) -> list[str]:
+    return [_one_line(found), found["goal"], _needs(found), ", ".join(found["assumes"]) or "nothing"]
+
+
+def _defence_row(found: Mapping[str, Any]) -> list[str]:
+    return [_one_line(found), found.get("at", "message"), guarantee(found["name"])]
+
+
+def _needs(found: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{n}`" if n in KINDS else n for n in found["needs"])
 
 
 def _protocol(found: Mapping[str, Any]) -> list[str]:
-    lines = ["No message is sent."]
+    lines = ["## Messages", "", "No message is sent."]
     if found["messages"]:
-        lines = ["| From | To | Kind | When | What | Tensors |", "| --- | --- | --- | --- | --- | --- |"]
+        lines[2:] = ["| From | To | Kind | When | What | Tensors |", "| --- | --- | --- | --- | --- | --- |"]
     for m in found["messages"]:
         only, what = when(m, "`") or "always", _escape(m["what"])
         lines.append(f"| {m['from']} | {m['to']} | `{m['kind']}` | {only} | {what} | {KINDS[m['kind']]} |")
@@ -282,8 +232,7 @@ def _own_defence(entry: DefenseSpec) -> str:
 
 
 def _attack(found: Mapping[str, Any]) -> list[str]:
-    lines = [f"- Goal: {found['goal']}."]
-    lines.append(f"- Needs one of: {', '.join(found['needs'])}.")
+    lines = ["## What it needs", "", f"- Goal: {found['goal']}.", f"- Needs one of: {_needs(found)}."]
     lines.append(f"- Assumes that the adversary knows: {', '.join(found['assumes']) or 'nothing'}.")
     lines.append(f"- Tasks: {', '.join(found['tasks'])}.")
     if found.get("oracle"):
@@ -309,17 +258,48 @@ def _tried_on(found: Mapping[str, Any]) -> str:
 
 
 def _defence(found: Mapping[str, Any]) -> list[str]:
-    return [f"Protects: {found['protects']}.", "", f"Acts at: {found.get('at', 'message')}."]
+    made = defenses.REGISTRY.load(found["name"])
+    accepts, makes = getattr(made, "accepts", ()), getattr(made, "makes", "")
+    where = "training on a client's own records" if found.get("at") == "training" else "messages"
+    lines = ["## What it does", "", f"- Protects: {found['protects']}.", f"- Acts at: {where}."]
+    lines += [f"- Takes: {_kinds(accepts)}."] if accepts else []
+    return lines + ([f"- Makes of them: `{makes}`."] if makes else [])
 
 
 def _bullets(title: str, items: Any) -> list[str]:
-    return ["", f"{title}:", "", *(f"- {item.rstrip('.')}." for item in items)] if items else []
+    return ["", f"## {title}", "", *(f"- {item.rstrip('.')}." for item in items)] if items else []
 
 
-def _models() -> list[str]:
+_ROOMS = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defences": defenses.REGISTRY}
+_BODY = {"protocols": _protocol, "attacks": _attack, "defences": _defence}
+_INDEX = {
+    "protocols": (
+        (
+            "Protocol",
+            "In one line",
+            "The server receives",
+            "Clients' networks",
+            "Public samples",
+            "Own defences",
+        ),
+        _protocol_row,
+    ),
+    "attacks": (("Attack", "In one line", "Goal", "Reads one of", "Knows"), _attack_row),
+    "defences": (("Defence", "In one line", "Acts at", "What ε it gives"), _defence_row),
+}
+
+
+# -- models and datasets -------------------------------------------------------------------------------------------
+
+
+def models_page() -> str:
+    """`docs/models.md`."""
     lines = [
-        "## Models",
+        _NOTE,
         "",
+        "# Models",
+        "",
+        "What can be named under `model` in a [spec](spec.md).",
         "Layers and parameters are those for grey images of 28x28 pixels and ten classes.",
         "`import:package.module:Class` names a class of your own that makes a `torch.nn.Module`; it is given `classes`",
         "and `input_shape` if its constructor takes them, and `params` as keywords. Naming a class runs its code.",
@@ -338,8 +318,8 @@ def _models() -> list[str]:
         if config.model_fields:
             shown.setdefault("\n".join(settings_table(config)), []).append(f"`{name}`")
     for table, names in shown.items():
-        lines += ["", f"Settings of {', '.join(names)}:", "", table]
-    return lines
+        lines += ["", f"## Settings of {', '.join(names)}", "", table]
+    return "\n".join(lines) + "\n"
 
 
 def _layers(leaves: list[torch.nn.Module]) -> str:
@@ -359,10 +339,14 @@ def _layer(module: torch.nn.Module) -> str:
     return name
 
 
-def _datasets() -> list[str]:
+def datasets_page() -> str:
+    """`docs/datasets.md`."""
     lines = [
-        "## Datasets",
+        _NOTE,
         "",
+        "# Datasets",
+        "",
+        "What can be named under `dataset` in a [spec](spec.md); [your own data](own-data.md) says how to bring yours.",
         "Relative names and torchvision's folders are looked up below `dataset.root`, else below the environment",
         "variable `FDAUDIT_DATA`, else in `fdaudit` below the user's cache folder. Nothing is downloaded unless",
         "`download: true`.",
@@ -383,7 +367,7 @@ def _datasets() -> list[str]:
         "0 where it does not, -1 where nobody knows. |"
     )
     lines.append("| `folder:DIR` | one a sub-folder | DIR | Your own images, one sub-folder a class. |")
-    return lines
+    return "\n".join(lines) + "\n"
 
 
 def guesses_schema() -> str:
@@ -397,14 +381,21 @@ def report_schema() -> str:
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
+    "datasets.md": datasets_page,
     "guesses.schema.json": guesses_schema,
-    "protocols.md": protocols_page,
-    "reference.md": reference_page,
+    "models.md": models_page,
     "report.schema.json": report_schema,
     "spec.md": spec_page,
+    **{f"{room}/index.md": partial(room_index, room) for room in _ROOMS},
+    **{
+        f"{room}/{name}.md": partial(name_page, room, name)
+        for room, registry in _ROOMS.items()
+        for name in registry.names()
+    },
 }
-"""The generated pages, by file name."""
+"""The generated pages, by their path below `docs/`."""
 
 if __name__ == "__main__":
-    for name, make in PAGES.items():
-        (_HERE / name).write_text(make(), encoding="utf-8")
+    for path, make in PAGES.items():
+        (_HERE / path).parent.mkdir(exist_ok=True)
+        (_HERE / path).write_text(make(), encoding="utf-8")

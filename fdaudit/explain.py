@@ -1,7 +1,7 @@
 """Explains a protocol, an attack or a defence from its own declaration, without importing it.
 
-The terminal and `docs/protocols.md` print the same sections: who sees what is derived from the declared messages
-and never written by hand.
+The terminal and the pages below `docs/protocols/` print the same sections: who sees what is derived from the declared
+messages and never written by hand.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def text(found: dict[str, Any]) -> str:
         for section in sections(found):
             lines += [section.title, *(f"  {item}" for item in section.items), ""]
         # A protocol's own defences depend on its settings, which only its code knows; the docs page has run it.
-        lines += ["Settings, own defences", f"  docs/protocols.md, section {found['name']}", ""]
+        lines += ["Settings, own defences", f"  docs/protocols/{found['name']}.md", ""]
     for key, title in _TITLES.items():
         if found.get(key) and (found["room"], key) != ("protocol", "tasks"):
             lines += [title, *(f"  {line}" for line in _plain(found[key])), ""]

@@ -88,7 +88,7 @@ class DefenseSpec:
 class GradientRule(Protocol):
     """A training-time defence: which records a step draws, and what becomes of their gradients.
 
-    Gradients are by parameter name; those of single records (per-sample) have the record first, (b, *shape).
+    Gradients are by parameter name; those of single records (per-sample) have the record first: `(b, *shape)`.
     A step draws records, adds up `clipped` over parts of them, and hands the whole sum to `noised`. That is all
     that training learns of the records in that step.
     """

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
-__all__ = ["PAGES", "ROOT", "blocks", "page", "slugs", "table"]
+__all__ = ["PAGES", "ROOT", "blocks", "formulas", "module", "page", "slugs", "steps", "table"]
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")))
+_OWN = ("_build", "notes")
+"""Folders of `docs` that hold no pages: what is built, and what is taken into generated pages."""
+PAGES = (
+    "README.md",
+    *sorted(
+        p.relative_to(ROOT).as_posix()
+        for p in (ROOT / "docs").rglob("*.md")
+        if p.relative_to(ROOT / "docs").parts[0] not in _OWN
+    ),
+)
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -21,6 +32,28 @@ def page(name: str) -> str:
 def blocks(name: str, language: str) -> list[str]:
     """The fenced blocks of a language on a page, in order."""
     return [body for found, body in _FENCE.findall(page(name)) if found == language]
+
+
+def steps(name: str) -> list[tuple[str, str]]:
+    """Every fenced block of a page in order: its language and its text."""
+    return _FENCE.findall(page(name))
+
+
+def formulas(name: str) -> list[str]:
+    """The formulas of a page, displayed ones and those between dollars."""
+    text = page(name)
+    inline = re.findall(r"\$([^$\n]+(?:\n[^$\n]+)?)\$", re.sub(r"`[^`\n]*`", "", _FENCE.sub("", text)))
+    return blocks(name, "math") + inline
+
+
+def module(name: str) -> ModuleType:
+    """A Python file of `docs`, which is no package, as a module."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def table(name: str, heading: str) -> dict[str, list[str]]:

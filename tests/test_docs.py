@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import re
 import shlex
@@ -20,14 +19,14 @@ import typer
 import yaml
 
 import fdaudit
-from fdaudit import conclusion
+from fdaudit import attacks, conclusion, defenses, protocols
 from fdaudit.cli import app
 from fdaudit.controls import _membership, gradients
 from fdaudit.messages import KINDS, Message, canonical
 from fdaudit.spec import Spec
 from fdaudit.view import export_view
 
-from .docs_pages import PAGES, ROOT, blocks, page, slugs, table
+from .docs_pages import PAGES, ROOT, blocks, module, page, slugs, table
 
 TINY = {
     "name": "A tiny audit",
@@ -42,6 +41,8 @@ TINY = {
     "victims": 1,
     "attacks": [{"name": "loss-threshold"}],
 }
+GENERATOR = module("generate")
+ROOMS = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defences": defenses.REGISTRY}
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +57,34 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_generated_pages_are_what_the_generator_makes() -> None:
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    generator = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generator)
-    for name, make in generator.PAGES.items():
+    for name, make in GENERATOR.PAGES.items():
         assert page(f"docs/{name}") == make(), f"run docs/generate.py: docs/{name} is not up to date"
+
+
+@pytest.mark.parametrize("room", ["protocols", "attacks", "defences"])
+def test_a_room_has_no_page_that_is_not_generated(room: str) -> None:
+    """A page, or notes, of a name that is gone would stay for ever."""
+    wanted = {f"{name}.md" for name in ROOMS[room].names()}
+    assert _tops(ROOT / "docs" / room) == {"index.md", *wanted}
+    assert _tops(ROOT / "docs" / "notes" / room) == wanted
+
+
+@pytest.mark.parametrize(
+    ("room", "name"), [(r, n) for r, registry in ROOMS.items() for n in registry.names()]
+)
+def test_every_name_has_a_page_with_all_its_sections(room: str, name: str) -> None:
+    text = page(f"docs/{room}/{name}.md")
+    found = {
+        title: body.strip()
+        for title, body in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    }
+    card = {"protocols": "Messages", "attacks": "What it needs", "defences": "What it does"}[room]
+    for title in ("Equations", "When to use it", "Limits", card, "Settings"):
+        assert len(found[title]) > 15, title
+    assert "```math" in found["Equations"]
+    assert found["Limits"].startswith("- ")
+    assert "\nSource: " in text
+    assert room != "defences" or len(GENERATOR.guarantee(name)) > 10
 
 
 def test_every_field_of_the_spec_has_a_meaning() -> None:
@@ -284,6 +306,15 @@ def test_named_files_exist(name: str) -> None:
         assert (ROOT / path).is_file(), f"{name}: {path}"
 
 
-def test_the_index_names_every_page() -> None:
-    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", page("docs/index.md")))
-    assert linked == {p.removeprefix("docs/") for p in PAGES} - {"README.md", "index.md"}
+def test_the_indexes_name_every_page() -> None:
+    """What no table begins a row with is neither in the site's contents nor found by a reader."""
+    indexes = [name for name in PAGES if name.endswith("/index.md")]
+    trees = {name: module("contents").trees(page(name)) for name in indexes}
+    linked = [
+        (Path(name).parent / f"{found}.md").as_posix()
+        for name, sections in trees.items()
+        for _, pages in sections
+        for found in pages
+        if not found.startswith("api/")
+    ]
+    assert sorted(linked) == sorted(set(PAGES) - {"README.md", "docs/index.md"})
