@@ -11,6 +11,7 @@ from fdaudit.bookkeeping import books_of, views_of
 from fdaudit.cells import Stage
 from fdaudit.checks import check_claims
 from fdaudit.manifest import read_manifest
+from fdaudit.messages import role
 from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson
 from fdaudit.rehearsal import roles_of
 from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
@@ -133,21 +134,17 @@ def _run_card(
 
 
 def _model_hashes(run: Path) -> list[dict[str, str]]:
-    """SHA-256 of each final model that a party held, as its safetensors bytes lie in the vault."""
+    """SHA-256 of the final models that others than clients hold, as safetensors: what a release is recognised by.
+
+    A client's own model stays without one: whoever guesses its records and settings could try the guess on a digest.
+    """
     vault = Vault(run / "vault")
+    parties = [name.removeprefix("models/") for name in vault.names("models")]
     return [
-        {
-            "party": _party(name.removeprefix("models/")),
-            "sha256": _sha256(vault.directory / f"{name}.safetensors"),
-        }
-        for name in vault.names("models")
+        {"party": party, "sha256": _sha256(vault.directory / f"models/{party}.safetensors")}
+        for party in parties
+        if role(party.replace("-", "/")) != "client"
     ]
-
-
-def _party(file: str) -> str:
-    """The party whose model a file holds: `client-3` is client/3."""
-    role_, _, number = file.rpartition("-")
-    return f"{role_}/{number}" if number.isdecimal() else file
 
 
 def _sha256(path: Path) -> str:

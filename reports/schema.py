@@ -60,7 +60,7 @@ class Silence(_Part):
 
 
 class ModelHash(_Part):
-    """SHA-256 of the final model that a party held."""
+    """SHA-256 of the final model that a party held, clients aside."""
 
     party: str
     sha256: str
