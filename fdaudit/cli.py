@@ -14,6 +14,7 @@ import typer
 from fdaudit.errors import FdauditError, IntegrityError, UsageError
 from fdaudit.privacy_commands import calibrate, ledger
 from fdaudit.red_team_commands import export_view, score
+from fdaudit.sweep_commands import sweep
 from fdaudit.terminal import AsJson, RunPath, progress, say, show
 
 if TYPE_CHECKING:
@@ -274,6 +275,7 @@ app.command()(ledger)
 app.command()(calibrate)
 app.command(name="export-view")(export_view)
 app.command()(score)
+app.command()(sweep)
 
 
 @app.command(name="list")

@@ -83,10 +83,15 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "guesses",
     "red_team",
     "suite",
+    "sweep_grid",
+    "sweep_index",
+    "sweep_worker",
+    "sweep",
     "explain",
     "terminal",
     "privacy_commands",
     "red_team_commands",
+    "sweep_commands",
     "cli",
 )
 ROOMS = ("attacks", "defenses", "protocols", "reports")
