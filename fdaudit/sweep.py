@@ -37,8 +37,24 @@ KEPT = ("spec.yaml", MANIFEST, "result.json", "utility.csv", "timings.json", "ce
 """What stays of a finished cell with `keep: results`."""
 _WORKER = "fdaudit.sweep_worker"
 _DONE = "cell.json"
-_APART = ("name", "protocol", "preset", "defenses", "withhold", "references", "evaluate_every", "attacks")
-"""Fields of a spec in which cells may differ and yet have the same records, networks and secret."""
+_ALIKE = (
+    "seed",
+    "dataset",
+    "public_dataset",
+    "partition",
+    "splits",
+    "canaries",
+    "clients",
+    "model",
+    "client_models",
+    "profile",
+    "queries",
+    "device",
+    "threads",
+    "strategy",
+    "memory_format",
+)
+"""Fields of a spec in which cells that share a secret, and outcomes of controls, are alike."""
 
 Executor = Callable[[Sequence[Mapping[str, Any]]], Generator[Answer, None, None]]
 """Where cells are run: maps pieces of work to lines about them, as `Pool.work` does."""
@@ -65,7 +81,7 @@ def cell_directory(out: Path, key: str) -> Path:
 
 def shared_directory(out: Path, spec: Any) -> Path:
     """Where seed, secret and outcomes of controls lie that cells on the same records share."""
-    fields = spec.model_dump(mode="json", exclude=set(_APART))
+    fields = spec.model_dump(mode="json", include=set(_ALIKE))
     return out / "shared" / hashlib.sha256(canonical(fields)).hexdigest()[:16]
 
 

@@ -13,7 +13,11 @@ GRID: dict[str, Any] = {
     "base": {k: v for k, v in TINY.items() if k not in ("seed", "protocol")},
     "protocols": [
         {"name": "fedavg", "params": {"rounds": 2, "batch_size": 16, "local_steps": 1}},
-        {"name": "standalone", "params": {"batch_size": 16, "local_steps": 1, "rounds": 1}},
+        {
+            "name": "standalone",
+            "params": {"batch_size": 16, "local_steps": 1, "rounds": 1},
+            "spec": {"adversaries": ["world"]},
+        },
     ],
     "defences": [
         {

@@ -125,9 +125,17 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "defences.0.not_applicable",
         "has a spec and a reason",
     ),
-    ({"defences": [{"name": "d", "spec": {"references": ["standalone"]}}], "epsilon": [1, 2]}, "grid", "is the same run"),
+    (
+        {"defences": [{"name": "d", "spec": {"references": ["standalone"]}}], "epsilon": [1, 2]},
+        "grid",
+        "is the same run",
+    ),
     ({"defences": [{"name": "d", "spec": {"seed": 3}}]}, "defences.d.spec.seed", "is an axis"),
-    ({"defences": [{"name": "d", "spec": {"clients": {"calibrate": "salt"}}}]}, "defences.d.spec.clients.calibrate", "cannot"),
+    (
+        {"defences": [{"name": "d", "spec": {"clients": {"calibrate": "salt"}}}]},
+        "defences.d.spec.clients.calibrate",
+        "cannot be calibrated",
+    ),
     (
         {"defences": [{"name": "d", "spec": {"clients": {"calibrate": "gnmax", "share": 2}}}]},
         "defences.d.spec.clients.share",
@@ -145,7 +153,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"keep": "all"}, "keep", "is not a valid choice"),
     ({"grids": 1}, "grids", "is an unknown key"),
     ({"seeds": list(range(6000))}, "sweep", "is more than 10,000 cells"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
