@@ -14,7 +14,7 @@ import typer
 from fdaudit.errors import FdauditError, IntegrityError, UsageError
 from fdaudit.privacy_commands import calibrate, ledger
 from fdaudit.red_team_commands import export_view, score
-from fdaudit.sweep_commands import sweep
+from fdaudit.sweep_commands import curve, sweep
 from fdaudit.terminal import AsJson, RunPath, progress, say, show
 
 if TYPE_CHECKING:
@@ -276,6 +276,7 @@ app.command()(calibrate)
 app.command(name="export-view")(export_view)
 app.command()(score)
 app.command()(sweep)
+app.command()(curve)
 
 
 @app.command(name="list")

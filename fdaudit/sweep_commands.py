@@ -14,7 +14,7 @@ from fdaudit.terminal import AsJson, progress, say, show
 if TYPE_CHECKING:
     from fdaudit.sweep_index import Index
 
-__all__ = ["sweep"]
+__all__ = ["curve", "sweep"]
 
 
 def sweep(
@@ -41,6 +41,19 @@ def sweep(
     if gone:
         say(f"{len(gone)} cells of an earlier grid are kept, and are not part of this one")
     _end(index)
+
+
+def curve(
+    path: Annotated[Path, typer.Argument(metavar="SWEEP", help="A sweep's directory.")],
+    out: Annotated[Path, typer.Option(help="Where the files go.")],
+    width: Annotated[str, typer.Option(help="Of the figures: column (3.5 in) or text (7 in).")] = "text",
+    as_json: AsJson = False,
+) -> None:
+    """Draw a sweep: utility against ε, leakage and bytes, as SVG, PDF, PNG and CSV, and one page to explore."""
+    from fdaudit.sweep_curves import curve as draw
+
+    made = draw(path, out, width=width)
+    show(json.dumps({"files": [str(p) for p in made], "page": str(made[-1])}) if as_json else str(made[-1]))
 
 
 def _table(index: Index) -> list[str]:

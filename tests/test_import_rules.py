@@ -87,6 +87,7 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "sweep_index",
     "sweep_worker",
     "sweep",
+    "sweep_curves",
     "explain",
     "terminal",
     "privacy_commands",
