@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,9 @@ __all__ = ["FORMATS", "WIDTHS", "Curve", "files", "on_page"]
 WIDTHS = {"column": 3.5, "text": 7.0}
 """Widths of figures in inches: a column of a two-column paper, and its whole text."""
 FORMATS = ("svg", "pdf", "png")
+_WIDE = 5.0
+"""From this width on panels stand side by side."""
+_STYLES: tuple[Any, ...] = STYLES
 _MARKERS = (*MARKERS, "P", "X", "<", ">", "*")
 _METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None},
@@ -76,38 +79,28 @@ class Curve:
 
 def files(curve: Curve, width: float) -> dict[str, bytes]:
     """A figure as SVG, PDF and PNG (300 dots an inch), by suffix."""
-    found = {}
-    for suffix in FORMATS:
-        buffer = io.BytesIO()
-        settings = {"svg.fonttype": "path", "pdf.fonttype": 42, **_SMALL}
-        _drawn(
-            curve,
-            width,
-            settings,
-            lambda f, s=suffix, b=buffer: f.savefig(b, format=s, dpi=300, metadata=_METADATA[s]),
-        )
-        found[suffix] = buffer.getvalue()
-    return found
+    settings = {"svg.fonttype": "path", "pdf.fonttype": 42, **_SMALL}
+    return {suffix: _drawn(curve, width, settings, suffix) for suffix in FORMATS}
 
 
 def on_page(curve: Curve, title: str) -> Markup:
     """The same figure as an inline `svg` element; `title` says what it shows to who can't see it."""
-    buffer = io.BytesIO()
-    _drawn(curve, WIDTHS["text"], {}, lambda f: f.savefig(buffer, format="svg", metadata={"Date": None}))
-    return inline(buffer.getvalue().decode("utf-8"), curve.name, title)
+    document = _drawn(curve, WIDTHS["text"], {}, "svg").decode("utf-8")
+    return inline(document, curve.name, title)
 
 
-def _drawn(curve: Curve, width: float, settings: dict[str, Any], save: Callable[[Figure], None]) -> None:
-    """Draws on a figure of its own and saves it while the settings hold."""
+def _drawn(curve: Curve, width: float, settings: dict[str, Any], suffix: str) -> bytes:
+    """Draws on a figure of its own and returns the file's bytes; the settings hold inside this call."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    defences = curve.defences
-    side_by_side = width > 5 or len(defences) == 1
-    rows, columns = (1, len(defences)) if side_by_side else (len(defences), 1)
-    height = rows * (2.4 if width > 5 else 1.9) + (0.35 if width > 5 else 0.6)
-    with matplotlib.rc_context({**SETTINGS, **settings}):
+    defences, wide = curve.defences, width > _WIDE
+    rows, columns = (1, len(defences)) if wide or len(defences) == 1 else (len(defences), 1)
+    height = rows * (2.4 if wide else 1.9) + (0.35 if wide else 0.6)
+    settings = {**SETTINGS, **settings}
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(settings):  # type: ignore[arg-type]  # names of settings are plain text here
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.subplots(rows, columns, sharey=True, sharex=True, squeeze=False)
@@ -117,8 +110,9 @@ def _drawn(curve: Curve, width: float, settings: dict[str, Any], save: Callable[
             axes.set_ylabel(f"Test {curve.utility} (%)")
         for axes in grid[-1, :]:
             axes.set_xlabel(_across(curve))
-        _legend(figure, curve, 7 if width > 5 else 3)
-        save(figure)
+        _legend(figure, curve, wide)
+        figure.savefig(buffer, format=suffix, dpi=300, metadata=_METADATA[suffix])
+    return buffer.getvalue()
 
 
 def _across(curve: Curve) -> str:
@@ -130,7 +124,7 @@ def _across(curve: Curve) -> str:
 
 def _panel(axes: Axes, curve: Curve, defence: str) -> None:
     for number, (_, level) in enumerate(curve.references):
-        axes.axhline(100 * level, color=MUTED, linestyle=STYLES[1 + number % 4], linewidth=0.9, zorder=1)
+        axes.axhline(100 * level, color=MUTED, linestyle=_STYLES[1 + number % 4], linewidth=0.9, zorder=1)
     if curve.across is not None and curve.across.level is not None:
         axes.axvline(_scaled(curve.across, curve.across.level), color=MUTED, linewidth=0.6, zorder=1)
     _front(axes, curve)
@@ -143,7 +137,7 @@ def _panel(axes: Axes, curve: Curve, defence: str) -> None:
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     if defence:
-        axes.set_title(plain(defence, 40), fontsize=axes.yaxis.label.get_size(), loc="left")
+        axes.set_title(plain(defence, 40), fontsize=axes.yaxis.label.get_fontsize(), loc="left")
     _ticks(axes, curve)
 
 
@@ -175,7 +169,7 @@ def _line(axes: Axes, curve: Curve, protocol: str, own: Sequence[Point]) -> None
     if curve.across is None:  # bars of several protocols at one ε stand beside each other
         dodge = 1.045 ** (number - (len(curve.protocols) - 1) / 2)
     x = [v * dodge for v in x]
-    axes.plot(x, y, color=colour, linestyle=STYLES[number % 5], linewidth=1.0, zorder=2)
+    axes.plot(x, y, color=colour, linestyle=_STYLES[number % 5], linewidth=1.0, zorder=2)
     sizes = _sizes(curve, own)
     for place, high, spread, point, size in zip(x, y, spreads, own, sizes, strict=True):
         hollow = math.isinf(point.epsilon)
@@ -245,29 +239,29 @@ def _ticks(axes: Axes, curve: Curve) -> None:
             axes.minorticks_off()
 
 
-def _legend(figure: Figure, curve: Curve, columns: int) -> None:
+def _legend(figure: Figure, curve: Curve, wide: bool) -> None:
     from matplotlib.lines import Line2D
 
     drawn = {p.protocol for p in curve.points}
     handles = [
-        Line2D([], [], color=COLOURS[n % 5], marker=_MARKERS[n % len(_MARKERS)], linestyle=STYLES[n % 5], linewidth=1.0,
-               markersize=3.6, label=plain(protocol, 24))
+        Line2D([], [], color=COLOURS[n % 5], marker=_MARKERS[n % len(_MARKERS)], linestyle=_STYLES[n % 5],
+               linewidth=1.0, markersize=3.6, label=plain(protocol, 24))
         for n, protocol in enumerate(curve.protocols)
         if protocol in drawn
     ]  # fmt: skip
     handles += [
-        Line2D([], [], color=MUTED, linestyle=STYLES[1 + n % 4], linewidth=0.9, label=plain(line, 24))
+        Line2D([], [], color=MUTED, linestyle=_STYLES[1 + n % 4], linewidth=0.9, label=plain(line, 24))
         for n, (line, _) in enumerate(curve.references)
     ]
     if len(curve.front) > 1:
         handles.append(Line2D([], [], color="#c9c4b7", linewidth=3.2, label="Pareto front"))
-    rows = math.ceil(len(handles) / columns)
+    rows = math.ceil(len(handles) / (7 if wide else 3))
     figure.legend(
         handles=handles,
         loc="outside upper center",
         ncols=math.ceil(len(handles) / rows),
         frameon=False,
-        fontsize=7.5 if columns > 3 else 6.5,
+        fontsize=7.5 if wide else 6.5,
         handlelength=2.6,
         columnspacing=1.4,
         borderaxespad=0.1,

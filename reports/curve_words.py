@@ -45,7 +45,8 @@ def conclusions(points: Sequence[Point], rows: Sequence[Row]) -> list[str]:
             worst = pick(held, key=lambda p: p.spreads[measure.name].mean)
             found.append(f"{measure.label} is largest of {called(worst)}: {_said(worst, measure.name)}.")
     counts = Counter(r.cell.status for r in rows)
-    missing = [f"{counts[s]} {w}" for s, w in (("failed", "failed"), ("pending", "not run yet")) if counts[s]]
+    parts = ((counts["failed"], "failed"), (counts["pending"], "not run yet"))
+    missing = [f"{count} {word}" for count, word in parts if count]
     if missing:
         found.append(
             f"Of {len(rows)} cells {joined(missing)}: what they would have shown is not in the figures."

@@ -181,7 +181,7 @@ def row_of(cell: SweepCell) -> Row:
     return Row(
         cell=cell,
         values={name: v for name, v in values.items() if v is not None},
-        ledger={e.adversary: math.inf if e.epsilon is None else e.epsilon for e in result.ledger},
+        ledger={e.adversary: math.inf if e.epsilon is None else e.epsilon for e in result.ledger or ()},
         references={line: v for line, v in references.items() if v is not None},
         measured_by=measure_of(result),
     )

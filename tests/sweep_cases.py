@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
+
+from fdaudit.pool import Answer
+from fdaudit.sweep_worker import _outcome
 
 from .run_cases import TINY
 
@@ -52,3 +56,9 @@ def grid(**changes: Any) -> dict[str, Any]:
             node = node[name]
         node[last] = value
     return made
+
+
+def inline(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
+    """An executor without processes: each cell in turn, here."""
+    for number, piece in enumerate(pieces):
+        yield number, _outcome(dict(piece), lambda *tick: None)

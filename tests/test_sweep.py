@@ -21,16 +21,9 @@ from fdaudit.errors import RunError, SpecError, UsageError
 from fdaudit.pool import Answer
 from fdaudit.sweep_grid import expand, load_grid
 from fdaudit.sweep_index import Index, read_index
-from fdaudit.sweep_worker import _outcome
 
 from .run_cases import cli, tree
-from .sweep_cases import grid
-
-
-def inline(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
-    """An executor without processes: each cell in turn, here."""
-    for number, piece in enumerate(pieces):
-        yield number, _outcome(dict(piece), lambda *tick: None)
+from .sweep_cases import grid, inline
 
 
 def nowhere(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
