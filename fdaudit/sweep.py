@@ -62,7 +62,9 @@ Executor = Callable[[Sequence[Mapping[str, Any]]], Generator[Answer, None, None]
 
 def local(workers: int | None = None) -> Executor:
     """Processes on this machine, each on one thread: by default as many as it has processors."""
-    size = workers or len(os.sched_getaffinity(0))
+    size = workers or (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
 
     def work(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
         pool = Pool(_WORKER, size)
