@@ -15,6 +15,7 @@ from fdaudit.errors import FdauditError, IntegrityError, UsageError
 from fdaudit.evidence_commands import evidence, verify
 from fdaudit.privacy_commands import calibrate, ledger
 from fdaudit.red_team_commands import export_view, score
+from fdaudit.sweep_commands import curve, sweep
 from fdaudit.terminal import AsJson, RunPath, progress, say, show
 
 if TYPE_CHECKING:
@@ -270,6 +271,8 @@ app.command()(ledger)
 app.command()(calibrate)
 app.command(name="export-view")(export_view)
 app.command()(score)
+app.command()(sweep)
+app.command()(curve)
 
 
 @app.command(name="list")

@@ -26,6 +26,7 @@ __all__ = [
     "RecordRounds",
     "Spec",
     "SplitSpec",
+    "from_yaml",
     "load_spec",
 ]
 
@@ -342,14 +343,18 @@ def load_spec(source: Spec | Path | str | dict[str, Any]) -> Spec:
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})"
         raise SpecError("spec", str(source), problem, "Give the path of a YAML file.") from None
-    value = _from_yaml(text, str(source))
+    value = from_yaml(text, str(source))
     if isinstance(value, dict) and isinstance(value.get("seed"), dict):
         value = {**value, "seed": None}  # a run's own spec.yaml: its seed lies in the vault
     return validate(Spec, value if value is not None else {})
 
 
-def _from_yaml(text: str, source: str) -> Any:
-    """Plain data from YAML, after a look at the document that PyYAML would read without a word."""
+def from_yaml(text: str, source: str) -> Any:
+    """Plain data from YAML, after a look at the document that PyYAML would read without a word.
+
+    Raises:
+        SpecError: it is not YAML, gives a key twice, or stands for too many values.
+    """
     try:
         _refuse_ambiguity(yaml.compose(text, Loader=yaml.SafeLoader), source)
         return yaml.safe_load(text)

@@ -21,7 +21,18 @@ from .schema import Exposure, FinalUtility, Result
 from .text import clip, joined
 from .verdict import Finding, judge_all, strongest
 
-__all__ = ["Compared", "Comparison", "Entry", "Kind", "Outcome", "Seen", "Utility", "compare"]
+__all__ = [
+    "Compared",
+    "Comparison",
+    "Entry",
+    "Kind",
+    "Outcome",
+    "Seen",
+    "Utility",
+    "compare",
+    "measure_of",
+    "utility",
+]
 
 _UNTRIED = ("not-applicable", "not-requested")
 _MEASURES = ("accuracy", "mean_auc")
@@ -187,7 +198,7 @@ def compare(entries: Sequence[Entry]) -> Comparison:
     return Comparison(
         rows=rows,
         references=tuple(
-            (entry.name, _utility(entry.result.utility.final, line))
+            (entry.name, utility(entry.result.utility.final, line))
             for entry in entries
             for line in dict.fromkeys(f.line for f in entry.result.utility.final)
             if line != entry.result.run.protocol
@@ -195,7 +206,7 @@ def compare(entries: Sequence[Entry]) -> Comparison:
         positions=tuple(sorted(positions, key=_place)),
         differences=tuple(_differences([e.result for e in entries])),
         headlines=tuple(_headlines(rows)),
-        measure=joined(dict.fromkeys(_measure(e.result) for e in entries), "or"),
+        measure=joined(dict.fromkeys(measure_of(e.result) for e in entries), "or"),
     )
 
 
@@ -207,7 +218,7 @@ def _compared(entry: Entry) -> Compared:
     findings = judge_all(result)
     return Compared(
         entry=entry,
-        utility=_utility(result.utility.final, result.run.protocol),
+        utility=utility(result.utility.final, result.run.protocol),
         bytes=tuple(sent.items()),
         seen=tuple(_all_seen(result)),
         outcomes=tuple(_outcome(goal, findings) for goal in _goals(findings)),
@@ -217,11 +228,13 @@ def _compared(entry: Entry) -> Compared:
 # -- what was learnt ------------------------------------------------------------------------------------------
 
 
-def _measure(result: Result) -> str:
+def measure_of(result: Result) -> str:
+    """What a run's utility is measured by."""
     return "mAUC" if result.run.task == "multi-label" else "accuracy"
 
 
-def _utility(final: Iterable[FinalUtility], line: str) -> Utility:
+def utility(final: Iterable[FinalUtility], line: str) -> Utility:
+    """The final utility of one line, out of all that a run has."""
     held = {f.party: f.figure for f in final if f.line == line and f.figure.name in _MEASURES}
     clients = {p: f for p, f in held.items() if role(p) == "client" and f.value is not None}
     worst = min(clients, key=lambda p: clients[p].value or 0.0, default="")

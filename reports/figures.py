@@ -28,9 +28,11 @@ __all__ = [
     "COLOURS",
     "MARKERS",
     "MUTED",
+    "SETTINGS",
     "STYLES",
     "ForestRow",
     "forest_chart",
+    "inline",
     "inline_svg",
     "plain",
     "roc_chart",
@@ -47,7 +49,7 @@ MARKERS = ("o", "s", "^", "D", "v")
 
 _TAG = re.compile(r'(\bid="|\bhref="#|url\(#)')
 
-_SETTINGS: Any = {
+SETTINGS: Any = {
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
     "axes.labelsize": 9,
@@ -284,7 +286,7 @@ def inline_svg(
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(SETTINGS):
         canvas: Canvas = Figure(figsize=size)
         FigureCanvasSVG(canvas)
         canvas.patch.set_visible(False)
@@ -293,10 +295,10 @@ def inline_svg(
         draw(axes)
         buffer = io.StringIO()
         canvas.savefig(buffer, format="svg", metadata={"Date": None})
-    return _inline(buffer.getvalue(), name, title)
+    return inline(buffer.getvalue(), name, title)
 
 
-def _inline(document: str, name: str, title: str) -> Markup:
+def inline(document: str, name: str, title: str) -> Markup:
     """An SVG document as an element for HTML: identifiers made unique, prologue and metadata left out."""
     body = document[document.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)

@@ -24,6 +24,7 @@ from fdaudit.cli import app
 from fdaudit.controls import _membership, gradients
 from fdaudit.messages import KINDS, Message, canonical
 from fdaudit.spec import Spec
+from fdaudit.sweep_grid import Grid, expand, load_grid
 from fdaudit.view import export_view
 
 from .docs_pages import PAGES, ROOT, blocks, module, page, slugs, table
@@ -249,9 +250,17 @@ def test_canonical_form_is_as_the_page_writes_it() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_yaml_snippets_are_specs(name: str) -> None:
+def test_yaml_snippets_are_specs_or_grids(name: str) -> None:
     for snippet in blocks(name, "yaml"):
-        fdaudit.load_spec(yaml.safe_load(snippet))
+        value = yaml.safe_load(snippet)
+        if "sweep" in value:
+            assert expand(load_grid(value))
+        else:
+            fdaudit.load_spec(value)
+
+
+def test_the_page_on_sweeps_lists_the_fields_of_a_grid() -> None:
+    assert list(table("docs/sweeps.md", "## The grid")) == list(Grid.model_fields)
 
 
 def _commands() -> Iterator[tuple[str, str]]:

@@ -84,11 +84,17 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "red_team",
     "suite",
     "attestation",
+    "sweep_grid",
+    "sweep_index",
+    "sweep_worker",
+    "sweep",
+    "sweep_curves",
     "explain",
     "terminal",
     "evidence_commands",
     "privacy_commands",
     "red_team_commands",
+    "sweep_commands",
     "cli",
 )
 ROOMS = ("attacks", "defenses", "protocols", "reports")

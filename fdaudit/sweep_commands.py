@@ -1,0 +1,80 @@
+"""The commands of sweeps: run a grid of specs, and draw what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fdaudit.terminal import AsJson, progress, say, show
+
+if TYPE_CHECKING:
+    from fdaudit.sweep_index import Index
+
+__all__ = ["curve", "sweep"]
+
+
+def sweep(
+    grid: Annotated[Path, typer.Argument(metavar="GRID", help="A grid (YAML).")],
+    out: Annotated[Path, typer.Option(help="The sweep's directory.")],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where it was interrupted; try failed cells again.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Cells at a time; default: one a processor.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a grid: protocols x defences x ε x seeds, each cell a run, as many at a time as there are processors."""
+    from fdaudit import sweep as engine
+
+    with progress(quiet=as_json) as tick:
+        index = engine.sweep(grid, out, resume=resume, executor=engine.local(workers), tick=tick)
+    gone = [e for e in index.cells if not e.in_grid]
+    if as_json:
+        show(json.dumps({"sweep": str(out), **index.model_dump(mode="json", by_alias=True)}))
+    else:
+        show(*_table(index), "", f"sweep   {out}")
+    if gone:
+        say(f"{len(gone)} cells of an earlier grid are kept, and are not part of this one")
+    _end(index)
+
+
+def curve(
+    path: Annotated[Path, typer.Argument(metavar="SWEEP", help="A sweep's directory.")],
+    out: Annotated[Path, typer.Option(help="Where the files go.")],
+    width: Annotated[str, typer.Option(help="Of the figures: column (3.5 in) or text (7 in).")] = "text",
+    as_json: AsJson = False,
+) -> None:
+    """Draw a sweep: utility against ε, leakage and bytes, as SVG, PDF, PNG and CSV, and one page to explore."""
+    from fdaudit.sweep_curves import curve as draw
+
+    made = draw(path, out, width=width)
+    show(json.dumps({"files": [str(p) for p in made], "page": str(made[-1])}) if as_json else str(made[-1]))
+
+
+def _table(index: Index) -> list[str]:
+    """How many cells of each protocol and defence have which status."""
+    found: dict[tuple[str, str], Counter[str]] = {}
+    for entry in index.cells:
+        if entry.in_grid:
+            found.setdefault((entry.protocol, entry.defence), Counter())[entry.status] += 1
+    width = max(len(protocol) + len(defence) for protocol, defence in found) + 2
+    return [
+        f"{f'{protocol}, {defence}':<{width}}  {', '.join(f'{n} {s}' for s, n in sorted(counts.items()))}"
+        for (protocol, defence), counts in sorted(found.items())
+    ]
+
+
+def _end(index: Index) -> None:
+    """Says what failed, a line a cell, and exits with 1 then."""
+    failed = [
+        e for e in index.cells if e.in_grid and (e.status == "failed" or (e.status == "done" and e.reason))
+    ]
+    for entry in failed:
+        say(f"{entry.called} ({entry.key}): {entry.reason}")
+    if failed:
+        raise typer.Exit(1)

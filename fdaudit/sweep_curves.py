@@ -1,0 +1,65 @@
+"""From a sweep on disk to its curves: reads `sweep.json` and the cells' results, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fdaudit.errors import FdauditError, RunError, UsageError, nearest
+from fdaudit.reports.curve_figures import WIDTHS
+from fdaudit.reports.curves import write_curves
+from fdaudit.reports.schema import read
+from fdaudit.reports.sweep_rows import SweepCell
+from fdaudit.storage import load_json
+from fdaudit.sweep import cell_directory
+from fdaudit.sweep_index import Entry, read_index
+
+__all__ = ["curve"]
+
+
+def curve(sweep: Path | str, out: Path | str, *, width: str = "text") -> list[Path]:
+    """Draws a sweep: CSV files, figures as SVG, PDF and PNG, and `index.html`.
+
+    Args:
+        sweep: its directory.
+        out: where the files go; files of these names are replaced.
+        width: of the figures: `column` (3.5 inches) or `text` (7 inches).
+
+    Returns:
+        What was written, the page last.
+
+    Raises:
+        UsageError: the directory holds no sweep, or the width is not known; nothing was written.
+    """
+    if width not in WIDTHS:
+        raise UsageError("width", width, "is not known", nearest(width, WIDTHS))
+    directory, target = Path(sweep), Path(out)
+    index = read_index(directory)
+    cells = [_cell(directory, e) for e in index.cells if e.in_grid]
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"cannot be made ({error.strerror})"
+        raise RunError("out", str(out), problem, "Give another directory.") from None
+    left_out = sum(not e.in_grid for e in index.cells)
+    return write_curves(str(index.grid.get("name", "sweep")), cells, left_out, target, width)
+
+
+def _cell(directory: Path, entry: Entry) -> SweepCell:
+    """A cell with its result; one whose result cannot be read is shown as failed."""
+    result, status, reason = None, entry.status, entry.reason
+    if status == "done":
+        try:
+            result = read(load_json(cell_directory(directory, entry.key) / "result.json"))
+        except (OSError, FdauditError) as error:
+            said = error.strerror if isinstance(error, OSError) else str(error)
+            status, reason = "failed", f"its result cannot be read: {said}"
+    return SweepCell(
+        key=entry.key,
+        protocol=entry.protocol,
+        defence=entry.defence,
+        epsilon=entry.level,
+        seed=entry.seed,
+        status=status,
+        reason=reason,
+        result=result,
+    )

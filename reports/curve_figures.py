@@ -1,0 +1,268 @@
+"""The figures of a sweep, for papers and for the page: a panel a defence, a line a protocol, error bars over seeds.
+
+Guarantees:
+  * the same rows give the same bytes in SVG, PDF and PNG: no date, no random identifiers;
+  * vectors stay vectors: PDF embeds TrueType, SVG files carry glyphs as paths and need no font;
+  * protocols are told apart by marker and line style as well as by colour (Okabe and Ito's palette).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from .figures import COLOURS, MARKERS, MUTED, SETTINGS, STYLES, inline, plain
+from .sweep_rows import Measure, Point, Spread, front
+from .text import NBSP, kilobytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["FORMATS", "WIDTHS", "Curve", "files", "on_page"]
+
+WIDTHS = {"column": 3.5, "text": 7.0}
+"""Widths of figures in inches: a column of a two-column paper, and its whole text."""
+FORMATS = ("svg", "pdf", "png")
+_WIDE = 5.0
+"""From this width on panels stand side by side."""
+_STYLES: tuple[Any, ...] = STYLES
+_MARKERS = (*MARKERS, "P", "X", "<", ">", "*")
+_METADATA: dict[str, dict[str, Any]] = {
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
+    "png": {"Software": None},
+}
+_SMALL = {"font.size": 7.5, "axes.labelsize": 7.5, "xtick.labelsize": 7, "ytick.labelsize": 7}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One figure.
+
+    Attributes:
+        name: of its files.
+        points: what is drawn, all with a spread of utility (and of `across`, where that is given).
+        across: the measure on the horizontal axis; None draws against ε.
+        utility: what utility is measured by, for the axis.
+        references: reference lines with their means.
+        protocols: all protocols of the sweep in their order, so that each looks alike in every figure.
+    """
+
+    name: str
+    points: tuple[Point, ...]
+    across: Measure | None
+    utility: str
+    references: tuple[tuple[str, float], ...]
+    protocols: tuple[str, ...]
+
+    @property
+    def defences(self) -> tuple[str, ...]:
+        """One panel each; where nothing is defended, one for all."""
+        found = tuple(dict.fromkeys(p.defence for p in self.points if math.isfinite(p.epsilon)))
+        return found or ("",)
+
+    @property
+    def front(self) -> tuple[Point, ...]:
+        """The points that no other betters, by rising leakage or cost."""
+        if self.across is None:
+            return ()
+        sign = -1.0 if self.across.least else 1.0
+        places = [(sign * p.spreads[self.across.name].mean, p.spreads["utility"].mean) for p in self.points]
+        return tuple(self.points[i] for i in front(places))
+
+
+def files(curve: Curve, width: float) -> dict[str, bytes]:
+    """A figure as SVG, PDF and PNG (300 dots an inch), by suffix."""
+    settings = {"svg.fonttype": "path", "pdf.fonttype": 42, **_SMALL}
+    return {suffix: _drawn(curve, width, settings, suffix) for suffix in FORMATS}
+
+
+def on_page(curve: Curve, title: str) -> Markup:
+    """The same figure as an inline `svg` element; `title` says what it shows to who can't see it."""
+    document = _drawn(curve, WIDTHS["text"], {}, "svg").decode("utf-8")
+    return inline(document, curve.name, title)
+
+
+def _drawn(curve: Curve, width: float, settings: dict[str, Any], suffix: str) -> bytes:
+    """Draws on a figure of its own and returns the file's bytes; the settings hold inside this call."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    defences, wide = curve.defences, width > _WIDE
+    rows, columns = (1, len(defences)) if wide or len(defences) == 1 else (len(defences), 1)
+    height = rows * (2.4 if wide else 1.9) + (0.35 if wide else 0.6)
+    settings = {**SETTINGS, **settings}
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(settings):  # type: ignore[arg-type]  # names of settings are plain text here
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        grid = figure.subplots(rows, columns, sharey=True, sharex=True, squeeze=False)
+        for axes, defence in zip(grid.flat, defences, strict=True):
+            _panel(axes, curve, defence)
+        for axes in grid[:, 0]:
+            axes.set_ylabel(f"Test {curve.utility} (%)")
+        for axes in grid[-1, :]:
+            axes.set_xlabel(_across(curve))
+        _legend(figure, curve, wide)
+        figure.savefig(buffer, format=suffix, dpi=300, metadata=_METADATA[suffix])
+    return buffer.getvalue()
+
+
+def _across(curve: Curve) -> str:
+    if curve.across is None:
+        return "ε asked for"
+    unit = {"fraction": " (%)", "dB": " (dB)"}.get(curve.across.unit, "")
+    return curve.across.label + unit
+
+
+def _panel(axes: Axes, curve: Curve, defence: str) -> None:
+    for number, (_, level) in enumerate(curve.references):
+        axes.axhline(100 * level, color=MUTED, linestyle=_STYLES[1 + number % 4], linewidth=0.9, zorder=1)
+    if curve.across is not None and curve.across.level is not None:
+        axes.axvline(_scaled(curve.across, curve.across.level), color=MUTED, linewidth=0.6, zorder=1)
+    _front(axes, curve)
+    for protocol in curve.protocols:
+        own = [p for p in curve.points if p.protocol == protocol and p.defence in (defence, "none", "")]
+        if defence and not any(p.defence == defence for p in own):
+            own = [p for p in own if math.isinf(p.epsilon)]
+        _line(axes, curve, protocol, sorted(own, key=lambda p: p.epsilon))
+    axes.set_ylim(0, 101)
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    if defence:
+        axes.set_title(plain(defence, 40), fontsize=axes.yaxis.label.get_fontsize(), loc="left")
+    _ticks(axes, curve)
+
+
+def _place(curve: Curve, point: Point) -> float:
+    if curve.across is not None:
+        return _scaled(curve.across, point.spreads[curve.across.name].mean)
+    return point.epsilon if math.isfinite(point.epsilon) else _beyond(curve)
+
+
+def _beyond(curve: Curve) -> float:
+    """Where ε = ∞ stands: as far beyond the largest finite ε as the values are apart on average."""
+    finite = sorted({p.epsilon for p in curve.points if math.isfinite(p.epsilon)}) or [1.0]
+    step = (finite[-1] / finite[0]) ** (1 / (len(finite) - 1)) if len(finite) > 1 else 4.0
+    return finite[-1] * step
+
+
+def _scaled(measure: Measure, value: float) -> float:
+    return 100 * value if measure.unit == "fraction" else value
+
+
+def _line(axes: Axes, curve: Curve, protocol: str, own: Sequence[Point]) -> None:
+    if not own:
+        return
+    number = curve.protocols.index(protocol)
+    colour, marker = COLOURS[number % 5], _MARKERS[number % len(_MARKERS)]
+    x, spreads = [_place(curve, p) for p in own], [p.spreads["utility"] for p in own]
+    y = [100 * s.mean for s in spreads]
+    dodge = 1.0
+    if curve.across is None:  # bars of several protocols at one ε stand beside each other
+        dodge = 1.045 ** (number - (len(curve.protocols) - 1) / 2)
+    x = [v * dodge for v in x]
+    axes.plot(x, y, color=colour, linestyle=_STYLES[number % 5], linewidth=1.0, zorder=2)
+    sizes = _sizes(curve, own)
+    for place, high, spread, point, size in zip(x, y, spreads, own, sizes, strict=True):
+        hollow = math.isinf(point.epsilon)
+        face = "white" if hollow else colour
+        fine = 0.8 if curve.across is None else 0.55
+        bars: dict[str, Any] = {
+            "ecolor": colour,
+            "elinewidth": fine,
+            "capsize": 1.6,
+            "capthick": fine,
+            "zorder": 3,
+        }
+        axes.errorbar([place], [high], yerr=_bar(spread, 100), xerr=_across_bar(curve, point), fmt=marker, color=colour,
+                      markersize=size, markerfacecolor=face, markeredgewidth=0.9, **bars)  # fmt: skip
+
+
+def _sizes(curve: Curve, own: Sequence[Point]) -> list[float]:
+    """Where ε is not on an axis, a larger mark stands for a larger ε."""
+    if curve.across is None:
+        return [3.6] * len(own)
+    levels = sorted({p.epsilon for p in curve.points})
+    return [2.4 + 2.8 * levels.index(p.epsilon) / max(len(levels) - 1, 1) for p in own]
+
+
+def _bar(spread: Spread, scale: float) -> list[list[float]] | None:
+    if spread.low is None or spread.high is None:
+        return None
+    return [[scale * (spread.mean - spread.low)], [scale * (spread.high - spread.mean)]]
+
+
+def _across_bar(curve: Curve, point: Point) -> list[list[float]] | None:
+    if curve.across is None or curve.across.unit == "bytes":
+        return None
+    return _bar(point.spreads[curve.across.name], _scaled(curve.across, 1.0))
+
+
+def _front(axes: Axes, curve: Curve) -> None:
+    best = curve.front
+    if len(best) < 2:
+        return
+    x = [_place(curve, p) for p in best]
+    y = [100 * p.spreads["utility"].mean for p in best]
+    axes.step(x, y, where="post", color="#c9c4b7", linewidth=3.2, solid_joinstyle="miter", zorder=0.5)
+
+
+def _ticks(axes: Axes, curve: Curve) -> None:
+    if curve.across is None:
+        levels = sorted({p.epsilon for p in curve.points if math.isfinite(p.epsilon)})
+        axes.set_xscale("log")
+        places = [*levels, *([_beyond(curve)] if any(math.isinf(p.epsilon) for p in curve.points) else [])]
+        names = [f"{e:g}" for e in levels] + ["∞"] * (len(places) - len(levels))
+        axes.set_xticks(places, names)
+        axes.minorticks_off()
+        edge = 1.35
+        axes.set_xlim(min(places) / edge, max(places) * edge)
+    elif curve.across.unit == "bytes":
+        values = [p.spreads["bytes"].mean for p in curve.points]
+        low, high = min(values), max(values)
+        if low > 0:
+            axes.set_xscale("log")
+            axes.set_xlim(low / 2, high * 2)
+            ticks = [
+                10.0**d for d in range(math.floor(math.log10(low / 2)), math.ceil(math.log10(high * 2)) + 1)
+            ]
+            inside = [t for t in ticks if low / 2 <= t <= high * 2]
+            axes.set_xticks(inside, [kilobytes(t).replace(NBSP, " ").replace(".0", "") for t in inside])
+            axes.minorticks_off()
+
+
+def _legend(figure: Figure, curve: Curve, wide: bool) -> None:
+    from matplotlib.lines import Line2D
+
+    drawn = {p.protocol for p in curve.points}
+    handles = [
+        Line2D([], [], color=COLOURS[n % 5], marker=_MARKERS[n % len(_MARKERS)], linestyle=_STYLES[n % 5],
+               linewidth=1.0, markersize=3.6, label=plain(protocol, 24))
+        for n, protocol in enumerate(curve.protocols)
+        if protocol in drawn
+    ]  # fmt: skip
+    handles += [
+        Line2D([], [], color=MUTED, linestyle=_STYLES[1 + n % 4], linewidth=0.9, label=plain(line, 24))
+        for n, (line, _) in enumerate(curve.references)
+    ]
+    if len(curve.front) > 1:
+        handles.append(Line2D([], [], color="#c9c4b7", linewidth=3.2, label="Pareto front"))
+    rows = math.ceil(len(handles) / (7 if wide else 3))
+    figure.legend(
+        handles=handles,
+        loc="outside upper center",
+        ncols=math.ceil(len(handles) / rows),
+        frameon=False,
+        fontsize=7.5 if wide else 6.5,
+        handlelength=2.6,
+        columnspacing=1.4,
+        borderaxespad=0.1,
+    )
