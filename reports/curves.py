@@ -8,9 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
-import base64
 import csv
-import hashlib
 import io
 import math
 from collections import Counter
@@ -18,8 +16,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from markupsafe import Markup
 
 from fdaudit.storage import write_atomically
 
@@ -32,7 +28,6 @@ from .text import visible
 __all__ = ["Sweep", "curves_csv", "render_curves", "summary_csv", "write_curves"]
 
 _ACROSS = ("membership_auc", "membership_tpr_at_1fpr", "psnr_gain", "fid", "bytes")
-_SCRIPT = Path(__file__).parent / "templates" / "curves.js"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +183,6 @@ def _number(value: float | None) -> str:
 
 def render_curves(sweep: Sweep) -> str:
     """The page as HTML text."""
-    script = _SCRIPT.read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     drawn = []
     for measure, curve in sweep.curves:
         drawn.append(
@@ -210,8 +203,6 @@ def render_curves(sweep: Sweep) -> str:
             "counts": Counter(r.cell.status for r in sweep.rows),
             "measures": [m for m in shown if m.name not in ("server", "psnr")],
             "adversaries": list(dict.fromkeys(a for r in sweep.rows for a in r.ledger)),
-            "script": Markup(script),  # noqa: S704 - our own file
-            "digest": digest,
             "infinite": math.inf,
         },
     )
