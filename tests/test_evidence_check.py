@@ -167,7 +167,7 @@ def test_two_swapped_files_are_both_named(bundle: Path) -> None:
 def test_an_edit_with_all_digests_made_to_fit_lacks_the_signature(made: Made, bundle: Path) -> None:
     """What no digest covers from outside, only the signature does: this is what signing is for."""
     path = bundle / "run" / "timings.json"
-    path.write_bytes(path.read_bytes().replace(b"1", b"2"))
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "another": 1.0}), encoding="utf-8")
     assert names(check(bundle).findings, "run/timings.json")
     made_to_fit(bundle)
     assert check(bundle).findings == [], "unsigned, it agrees with itself"

@@ -138,10 +138,24 @@ def swift(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )  # loss-threshold asks for none
 
 
+STRIDES = pytest.mark.parametrize(
+    "every", [pytest.param(3, id="every-third"), pytest.param(1, id="each", marks=pytest.mark.slow)]
+)
+"""All writes take a minute on two cores; every third of them is for every day."""
+
+
 def die_everywhere(
-    spec: dict[str, Any], begun: Path | None, seed_from: Path, wanted: dict[str, bytes], folder: Path
+    spec: dict[str, Any],
+    begun: Path | None,
+    seed_from: Path,
+    wanted: dict[str, bytes],
+    folder: Path,
+    every: int,
 ) -> list[str]:
-    """From the same beginning, dies at each call that changes the disk in turn and resumes; returns the calls."""
+    """From the same beginning, dies at calls that change the disk in turn and resumes; returns all such calls.
+
+    `every` is the step from one of them to the next.
+    """
     out = folder / "out"
 
     def begin() -> None:
@@ -153,11 +167,9 @@ def die_everywhere(
     with dying(None) as calls:
         fdaudit.run(spec, out, seed_from=seed_from, resume=True)
     assert tree(out) == wanted
-    for at, call in enumerate(calls):
-        if (
-            call == "fsync"
-        ):  # changes nothing that a reader sees: dying here leaves what dying at the next call does
-            continue
+    # A flush changes nothing that a reader sees: dying there leaves what dying at the next call does.
+    changing = [(at, call) for at, call in enumerate(calls) if call != "fsync"]
+    for at, call in changing[::every]:
         begin()
         with dying(at) as seen, pytest.raises(Killed):
             fdaudit.run(spec, out, seed_from=seed_from, resume=True)
@@ -169,25 +181,27 @@ def die_everywhere(
     return calls
 
 
+@STRIDES
 @pytest.mark.usefixtures("swift")
-def test_dying_at_every_write_of_the_federation_and_resuming_changes_nothing(
-    whole: Path, tmp_path: Path
+def test_dying_at_any_write_of_the_federation_and_resuming_changes_nothing(
+    whole: Path, tmp_path: Path, every: int
 ) -> None:
     spec = {**SPEC, "attacks": []}
     fdaudit.run(spec, tmp_path / "whole", seed_from=whole)
-    calls = die_everywhere(spec, None, whole, tree(tmp_path / "whole"), tmp_path)
+    calls = die_everywhere(spec, None, whole, tree(tmp_path / "whole"), tmp_path, every)
     assert {"fsync", "mkdir", "replace", "truncate", "unlink", "write"} <= set(calls)
     assert len(calls) > 80
 
 
+@STRIDES
 @pytest.mark.usefixtures("swift")
-def test_dying_at_every_write_of_the_attacks_and_resuming_changes_nothing(
-    whole: Path, tmp_path: Path
+def test_dying_at_any_write_of_the_attacks_and_resuming_changes_nothing(
+    whole: Path, tmp_path: Path, every: int
 ) -> None:
     sealed = Path(shutil.copytree(whole, tmp_path / "sealed"))
     shutil.rmtree(sealed / "attacks")
     (sealed / "result.json").unlink()
-    calls = die_everywhere(SPEC, sealed, whole, tree(whole), tmp_path)
+    calls = die_everywhere(SPEC, sealed, whole, tree(whole), tmp_path, every)
     assert {"fsync", "mkdir", "replace", "write"} <= set(calls)
     assert len(calls) > 20
 
