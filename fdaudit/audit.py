@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from fdaudit.attack_stage import Tick, attack_cells, note_time
-from fdaudit.cells import controls_directory
+from fdaudit.cells import take_controls
 from fdaudit.conclusion import conclude
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.manifest import MANIFEST, read_manifest, verify, write_manifest
@@ -62,7 +62,7 @@ def perform(
     else:
         _refuse_changed_record(out)
     if seed_from is not None:
-        _take_controls(seed_from, out)
+        take_controls(seed_from, out)
     attack_cells(plan, out, tick=tick)
     conclude(plan, out)
 
@@ -101,15 +101,6 @@ def _seal(plan: Plan, run: Path, secrets: Secrets, end: Position) -> None:
             "versions": {**{p: version(p) for p in _PACKAGES}, "python": platform.python_version()},
         },
     )
-
-
-def _take_controls(source: Path, run: Path) -> None:
-    """Copies outcomes of controls; each is used only where all that it depends on is the same."""
-    for path in sorted(controls_directory(source).glob("*.json")):
-        target = controls_directory(run) / path.name
-        if not target.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(target, path.read_bytes())
 
 
 # -- details --------------------------------------------------------------------------------------------------

@@ -27,14 +27,14 @@ from fdaudit.rehearsal import rehearse
 from fdaudit.result import Cell, Control, TargetResult
 from fdaudit.rng import SecretStream, child
 from fdaudit.scoring import Scorer, cell_directory, forget_scores, keep_scores
-from fdaudit.storage import load_json, save_json
+from fdaudit.storage import load_json, save_json, write_atomically
 from fdaudit.transcript import Position, Transcript
 from fdaudit.truth import Truth, check_guesses
 from fdaudit.types import ONLY_SINGLE_LABEL, AttackTask, Challenge, Figure, Guess
 from fdaudit.vault import Vault
 from fdaudit.view import View, export_view, open_view, view_of
 
-__all__ = ["Adversary", "Stage", "controls_directory"]
+__all__ = ["Adversary", "Stage", "controls_directory", "take_controls"]
 
 _MOST_LOGGED = 4 << 20
 """Bytes of questions and answers that an oracle's log keeps whole, cell by cell; digests of what comes after."""
@@ -279,6 +279,15 @@ class Stage:
 def controls_directory(run: Path) -> Path:
     """Where the outcomes of controls are kept: of use to another run of the same auxiliary records and network."""
     return run / "attacks" / "controls"
+
+
+def take_controls(source: Path, run: Path) -> None:
+    """Copies outcomes of controls from one run to another; each is used only where all it depends on is the same."""
+    for path in sorted(controls_directory(source).glob("*.json")):
+        target = controls_directory(run) / path.name
+        if not target.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, path.read_bytes())
 
 
 @dataclass(frozen=True)

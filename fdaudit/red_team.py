@@ -10,8 +10,6 @@ Guarantees:
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +20,7 @@ from fdaudit.errors import RunError, UsageError, nearest
 from fdaudit.guesses import Guesses, read_guesses, schema, to_guesses
 from fdaudit.plan import Plan
 from fdaudit.result import Cell
-from fdaudit.storage import encode, load_json, save_json, write_atomically
+from fdaudit.storage import encode, load_json, save_json, write_atomically, written_whole
 from fdaudit.types import Challenge
 from fdaudit.view import export_view as write_view
 from fdaudit.view import members_of, view_log
@@ -69,19 +67,9 @@ def export_view(run: Run, adversary: str, out: Path | str, *, challenges: bool =
     members_of(adversary, plan.parties)
     if target.exists() or target.is_symlink():
         raise RunError("out", str(target), "exists already", "Choose another directory.")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        problem = f"cannot be made ({error.strerror})"
-        raise RunError("out", str(target), problem, "Choose another directory.") from None
-    try:
+    with written_whole(target) as scratch:
         scratch.chmod(0o755)
         _fill(scratch, Stage(plan, run.directory), adversary, challenges)
-        scratch.replace(target)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
     return target
 
 

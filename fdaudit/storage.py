@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import struct
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fdaudit.errors import IntegrityError
+from fdaudit.errors import IntegrityError, RunError
 from fdaudit.messages import TensorInfo, canonical
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ __all__ = [
     "save_tensors",
     "sync_path",
     "write_atomically",
+    "written_whole",
 ]
 
 _MAX_HEADER = 16 << 20
@@ -44,6 +48,27 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool =
     temporary.replace(path)
     if sync:
         sync_path(path.parent)
+
+
+@contextmanager
+def written_whole(target: Path) -> Iterator[Path]:
+    """A directory to fill that takes the name `target` when the block ends, and is gone if it fails.
+
+    Raises:
+        RunError: it cannot be made.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        problem = f"cannot be made ({error.strerror})"
+        raise RunError("out", str(target), problem, "Choose another directory.") from None
+    try:
+        yield scratch
+        scratch.replace(target)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
 
 
 def sync_path(path: Path) -> None:

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from fdaudit.attack_stage import Tick
-from fdaudit.cells import controls_directory
+from fdaudit.cells import take_controls
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.manifest import MANIFEST
 from fdaudit.messages import canonical
 from fdaudit.pool import Answer, Pool
-from fdaudit.storage import load_json, save_json, write_atomically
+from fdaudit.storage import load_json, save_json
 from fdaudit.sweep_grid import UNDEFENDED, Grid, GridCell, expand, load_grid
 from fdaudit.sweep_index import INDEX, SCHEMA, Entry, Index, read_index, write_index
 from fdaudit.vault import Secrets, Vault
@@ -328,7 +328,7 @@ class _Book:
     def _finish(self, cell: GridCell) -> tuple[str, float]:
         place = cell_directory(self.out, cell.key)
         if cell.spec is not None:
-            _keep_controls(place, shared_directory(self.out, cell.spec))
+            take_controls(place, shared_directory(self.out, cell.spec))
         failed = [c for c in load_json(place / "result.json")["cells"] if c["status"] == "failed"]
         reason = "; ".join(f"{c['id']} failed: {c['reason']}" for c in failed)
         seconds = round(sum(load_json(place / "timings.json").values()), 3)
@@ -353,12 +353,3 @@ def _of_cell(kept: Any) -> dict[str, Any]:
         raise IntegrityError([f"{_DONE} is malformed"])
     seconds = kept.get("seconds")
     return {"reason": kept["reason"], "seconds": float(seconds) if isinstance(seconds, int | float) else None}
-
-
-def _keep_controls(run: Path, shared: Path) -> None:
-    """Outcomes of controls for the cells to come; each is used only where all that it depends on is the same."""
-    for path in sorted(controls_directory(run).glob("*.json")):
-        target = controls_directory(shared) / path.name
-        if not target.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(target, path.read_bytes())

@@ -9,7 +9,6 @@ Guarantees:
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.manifest import read_manifest, verify
-from fdaudit.storage import save_json, write_atomically
+from fdaudit.storage import save_json, write_atomically, written_whole
 
 from .commitment import commit_to_vault
 from .dsse import seal
@@ -80,18 +79,8 @@ def evidence(
     key = _key(sign, passphrase)
     _refuse(source, target)
     paths = _paths(source)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        problem = f"cannot be made ({error.strerror})"
-        raise RunError("out", str(target), problem, "Choose another directory.") from None
-    try:
+    with written_whole(target) as scratch:
         _fill(scratch, source, paths, key)
-        scratch.replace(target)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
     return target
 
 
