@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.metrics import roc_auc_score, roc_curve
@@ -94,9 +95,8 @@ class _Membership(CellClaims):
         self.claims.equal((*where, "value"), auc)
         self.claims.equal((*where, "n"), n)
         self.claims.equal((*where, "p"), statistics.auc_p(inside, outside))
-        draws = self.draws(*victims)
-        counts = statistics.drawn(n, draws)
-        self._ends(where, auc, n, statistics.bca(statistics.auc_of(inside, outside), counts, False))
+        draws = _draws(self.seed(*victims), n)
+        self._ends(where, auc, n, statistics.bca(statistics.auc_of(inside, outside), draws.of_auc, False))
         self._balanced(self.at(path, figures, "balanced_accuracy"), scores, member, coin, draws)
         where = self.at(path, figures, "pair_accuracy")
         wins, ties = int((inside > outside).sum()), int((inside == outside).sum())
@@ -130,12 +130,10 @@ class _Membership(CellClaims):
         self.exact(where, found, members)
         self.claims.equal((*where, "p"), statistics.order_p(found, members, wrong, others))
 
-    def _balanced(
-        self, where: Path, scores: Array, member: Array, coin: Array, draws: np.random.Generator
-    ) -> None:
+    def _balanced(self, where: Path, scores: Array, member: Array, coin: Array, draws: _Draws) -> None:
         """Each half of the pairs decided by the other's best threshold; halves are drawn after the AUC's resamples."""
         n = len(coin) // 2
-        first = np.isin(coin, draws.permutation(n)[: n // 2])
+        first = np.isin(coin, draws.half)
         right = np.empty(2 * n, dtype=bool)
         for chosen in (first, ~first):
             cut = _best_cut(scores[chosen], member[chosen])
@@ -144,8 +142,22 @@ class _Membership(CellClaims):
         value = float(by_pair.mean())
         self.claims.equal((*where, "value"), value)
         self.claims.equal((*where, "n"), n)
-        counts = statistics.drawn(n, draws)
-        self._ends(where, value, n, statistics.bca(statistics.mean_of(by_pair.tolist()), counts, False))
+        ends = statistics.bca(statistics.mean_of(by_pair.tolist()), draws.of_accuracy, False)
+        self._ends(where, value, n, ends)
+
+
+class _Draws(NamedTuple):
+    """What a membership score draws: the AUC's resamples, half of the pairs, the balanced accuracy's resamples."""
+
+    of_auc: Array
+    half: Array
+    of_accuracy: Array
+
+
+@lru_cache
+def _draws(seed: int, n: int) -> _Draws:
+    draws = np.random.default_rng(seed)
+    return _Draws(statistics.drawn(n, draws), draws.permutation(n)[: n // 2], statistics.drawn(n, draws))
 
 
 def _best_cut(scores: Array, member: Array) -> float:
@@ -188,7 +200,7 @@ class _Shares(CellClaims):
                 self.claims.equal((*where, "n"), 1)
                 found.setdefault(name, []).append(value)
         for name, values in found.items():
-            counts = statistics.drawn(len(values), self.draws(name))
+            counts = statistics.drawn(len(values), np.random.default_rng(self.seed(name)))
             ends = statistics.bca(statistics.mean_of(values), counts, True)
             self.mean(self.at(self.path, self.cell["figures"], f"{name}_mean"), values, ends, 1e-9)
             if not name.endswith("_prior"):

@@ -38,6 +38,21 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
+@cache
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+@cache
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    return load_file(path)
+
+
+@cache
+def _picture(path: Path) -> Array:
+    return np.asarray(Image.open(path), dtype=float) / 255
+
+
 class Coins(NamedTuple):
     """Candidates in the order in which they were scored: who was trained on (n,), the number of each coin (n,)."""
 
@@ -66,13 +81,13 @@ class Evidence:
             return list(csv.DictReader(file))
 
     def json(self, path: str) -> Any:
-        return json.loads((self.run / path).read_text("utf-8"))
+        return _json(self.run / path)
 
     def folder(self, cell: str) -> Path:
         return self.run / "attacks" / cell.replace("/", "-").replace("+", "_")
 
     def cell_file(self, cell: str) -> Any:
-        return json.loads(self.folder(cell).with_suffix(".json").read_text("utf-8"))
+        return _json(self.folder(cell).with_suffix(".json"))
 
     # -- draws ----------------------------------------------------------------------------------------------------
 
@@ -88,7 +103,7 @@ class Evidence:
 
     @cached_property
     def splits(self) -> dict[str, torch.Tensor]:
-        return load_file(self.run / "vault" / "splits.safetensors")
+        return _tensors(self.run / "vault" / "splits.safetensors")
 
     @cached_property
     def clients(self) -> list[str]:
@@ -118,9 +133,9 @@ class Evidence:
     def behind(self, client: str, messages: list[int]) -> Array:
         """The digits (n,) that went into some messages, each once, in the order of first use."""
         local: dict[int, None] = {}
-        for seq in sorted(messages):
-            for file in sorted((self.run / "vault" / "truth").glob("*.safetensors")):
-                local |= dict.fromkeys(load_file(file).get(str(seq), torch.zeros(0)).int().tolist())
+        for seq in map(str, sorted(messages)):
+            for batches in map(_tensors, sorted((self.run / "vault" / "truth").glob("*.safetensors"))):
+                local |= dict.fromkeys(batches[seq].tolist() if seq in batches else ())
         return self.rows(f"{client}/train")[list(local)]
 
     def coins(self, client: str, part: str) -> Coins:
@@ -139,7 +154,7 @@ class Evidence:
     def scores(self, cell: str, part: str) -> dict[str, Array]:
         """Scores (n,) by client."""
         path = self.run / "vault" / "scores" / f"{self.folder(cell).name}.safetensors"
-        held = load_file(path) if path.is_file() else {}
+        held = _tensors(path) if path.is_file() else {}
         return {k.removeprefix(f"{part}/"): v.numpy() for k, v in held.items() if k.startswith(f"{part}/")}
 
     def asked(self, cell: str) -> int:
@@ -157,7 +172,7 @@ class Evidence:
         return np.asarray((hidden @ named["head.0.weight"].T + named["head.0.bias"]).argmax(1))
 
     def kept_model(self, party: str) -> dict[str, torch.Tensor]:
-        return load_file(self.run / "vault" / "models" / f"{party.replace('/', '-')}.safetensors")
+        return _tensors(self.run / "vault" / "models" / f"{party.replace('/', '-')}.safetensors")
 
     def sent_model(self, round_: int) -> dict[str, torch.Tensor] | None:
         """What the server sent its clients first in a round: its model after the round before."""
@@ -180,7 +195,7 @@ class Evidence:
     # -- pictures -------------------------------------------------------------------------------------------------
 
     def picture(self, path: str) -> Array:
-        return np.asarray(Image.open(self.run / path), dtype=float) / 255
+        return _picture(self.run / path)
 
     @staticmethod
     def place(path: str) -> int:

@@ -41,9 +41,9 @@ class CellClaims:
         self.claims.equal((*where, "n"), len(values))
         self.ends(where, ends, slack)
 
-    def draws(self, *name: str) -> np.random.Generator:
-        """The generator of the cell's bootstrap of that name, from the run's seed."""
-        return np.random.default_rng(self.evidence.seed("score", self.cell["id"], *name))
+    def seed(self, *name: str) -> int:
+        """Of the cell's draws of that name."""
+        return self.evidence.seed("score", self.cell["id"], *name)
 
     def ends(self, where: Path, ends: Interval, slack: float = 1e-12) -> None:
         if ends is None:

@@ -6,7 +6,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,6 +52,7 @@ class Reconstruction(CellClaims):
             ],
         )
         prior = dict(zip(range(len(rows)), self._prior("psnr", target["figures"], target), strict=True))
+        self._matched(rows, target)
         for j, image in enumerate(target["images"]):
             where, place = (*path, "images", j), self.evidence.place(image["truth"])
             truth, guess = self.evidence.images(rows[place]), self.evidence.picture(image["guess"])
@@ -66,6 +68,16 @@ class Reconstruction(CellClaims):
             self.claims.equal((*where, "true_label"), self.evidence.labels[rows[place]])
             if image["guessed_label"] is not None:
                 self.claims.limited((*where, "guessed_label"), held["images"][j]["guessed_label"])
+
+    def _matched(self, rows: Array, target: Any) -> None:
+        """No other pairing of the pictures has a smaller squared error, but for their rounding."""
+        images = sorted(target["images"], key=lambda i: self.evidence.place(i["truth"]))
+        truth = self.evidence.images(rows)
+        guess = np.stack([self.evidence.picture(i["guess"]) for i in images])
+        best = guess[statistics.pairing(guess, truth)]
+        shown, least = (float(((x - truth) ** 2).mean((1, 2)).sum()) for x in (guess, best))
+        if shown > least + 2 * GREY * len(rows):
+            self.claims.wrong.append(f"{self.cell['id']}: {target['target']}'s images could be paired better")
 
     def _prior(self, measure: str, figures: Sequence[Any], target: Any) -> list[float]:
         """The prior baseline's likeness of each record (n,), by the strategy that the figure names."""
@@ -94,6 +106,7 @@ class Reconstruction(CellClaims):
         }
         prior = {m: [v for t in targets for v in self._prior(m, figures, t)] for m in got}
         draws = self._draws(path, targets)
+        counts = iter(draws.counts)
         for measure, values in got.items():
             # Of an image at the ceiling of 100 dB the error is known to be at most 1e-10.
             slack = 1e-10 if measure == "mse" else 1e-7 if measure == "ssim" else 1e-9
@@ -101,8 +114,7 @@ class Reconstruction(CellClaims):
             gains = [sign * (a - b) for a, b in zip(values, prior[measure], strict=True)]
             told = ((measure, values, slack), (f"{measure}_prior", prior[measure], 1e-6))
             for name, numbers, room in (*told, (f"{measure}_gain", gains, 1e-6)):
-                counts = statistics.drawn(len(numbers), draws)
-                ends = statistics.bca(statistics.mean_of(numbers), counts, True)
+                ends = statistics.bca(statistics.mean_of(numbers), next(counts), True)
                 self.mean(self.at(path, figures, name), numbers, ends, room)
         for name, value in (("psnr_max", max(psnr)), ("psnr_prior_max", max(prior["psnr"]))):
             where = self.at(path, figures, name)
@@ -117,35 +129,19 @@ class Reconstruction(CellClaims):
         if path == self.path:
             self._distance(figures, targets, images)
 
-    def _draws(self, path: Path, targets: Sequence[Any]) -> np.random.Generator:
-        """The generator of the figures' bootstraps, after what the choice of the prior's strategies draws.
-
-        For each size of batch so many digits are held out, 32 times, and as many are drawn of their classes from the
-        rest. Strategies of means draw nothing.
-        """
+    def _draws(self, path: Path, targets: Sequence[Any]) -> _Draws:
         one = () if path == self.path else (targets[0]["target"],)
-        draws = np.random.default_rng(self.evidence.seed("score", "/".join((self.cell["id"], *one))))
-        labels = self.evidence.labels[self.evidence.rows("auxiliary")]
-        for size in dict.fromkeys(len(self._rows(t)) for t in targets):
-            for _ in range(32):
-                held = draws.choice(len(labels), size=min(size, len(labels) // 2), replace=False)
-                rest = np.delete(labels, held)
-                wanted = Counter(labels[held[np.arange(size) % len(held)]].tolist())
-                for label, times in sorted(wanted.items()):
-                    there = int((rest == label).sum()) or len(rest)
-                    draws.choice(there, size=times, replace=times > there)
-        return draws
+        seed = self.evidence.seed("score", "/".join((self.cell["id"], *one)))
+        known = self.evidence.labels[self.evidence.rows("auxiliary")]
+        return _draws(seed, tuple(known.tolist()), tuple(len(self._rows(t)) for t in targets))
 
-    def _labels(
-        self, path: Path, figures: Sequence[Any], images: Sequence[Any], draws: np.random.Generator
-    ) -> None:
+    def _labels(self, path: Path, figures: Sequence[Any], images: Sequence[Any], draws: _Draws) -> None:
         pairs = [([i["guessed_label"] for i in of], [i["true_label"] for i in of]) for of in images]
         if any(g is None for guessed, _ in pairs for g in guessed):
             return
         total = sum(len(true) for _, true in pairs)
         self.exact(self.at(path, figures, "labels_right"), sum(_shared(g, t) for g, t in pairs), total)
-        known = self.evidence.labels[self.evidence.rows("auxiliary")]
-        luck = [sum(_shared(draws.choice(known, len(g)).tolist(), t) for g, t in pairs) for _ in range(256)]
+        luck = [sum(_shared(g, t) for g, (_, t) in zip(drawn, pairs, strict=True)) for drawn in draws.labels]
         where = self.at(path, figures, "labels_right_prior")
         self.claims.equal((*where, "value"), float(np.mean(luck)) / total)
         self.claims.equal((*where, "n"), total)
@@ -157,6 +153,33 @@ class Reconstruction(CellClaims):
         value = self.evidence.apart(guess, truth)
         self.claims.limited((*where, "value"), 0.99 * value, 1.01 * value, "Fréchet")
         self.claims.equal((*where, "n"), min(len(guess), len(truth)))
+
+
+class _Draws(NamedTuple):
+    """What the figures of some batches draw: resamples of nine means, and 256 times labels for each batch."""
+
+    counts: list[Array]
+    labels: list[list[list[int]]]
+
+
+@lru_cache
+def _draws(seed: int, known: tuple[int, ...], sizes: tuple[int, ...]) -> _Draws:
+    """In their order, after those of the choice of the prior's strategies.
+
+    For each size of batch so many digits are held out, 32 times, and as many are drawn of their classes from the
+    rest. Strategies of means draw nothing.
+    """
+    draws, labels = np.random.default_rng(seed), np.array(known)
+    for size in dict.fromkeys(sizes):
+        for _ in range(32):
+            held = draws.choice(len(labels), size=min(size, len(labels) // 2), replace=False)
+            rest = np.delete(labels, held)
+            wanted = Counter(labels[held[np.arange(size) % len(held)]].tolist())
+            for label, times in sorted(wanted.items()):
+                there = int((rest == label).sum()) or len(rest)
+                draws.choice(there, size=times, replace=times > there)
+    counts = [statistics.drawn(sum(sizes), draws) for _ in range(9)]
+    return _Draws(counts, [[draws.choice(labels, size).tolist() for size in sizes] for _ in range(256)])
 
 
 def _decibels(error: float) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg, ndimage, optimize, stats
+from scipy import linalg, ndimage, optimize, special, stats
 
 Array = NDArray[Any]
 Statistic = Callable[[Array], Array]
@@ -64,12 +64,12 @@ def bca(statistic: Statistic, counts: Array, expand: bool) -> tuple[float, float
     influence = left_out.mean() - left_out
     cubes, squares = float((influence**3).sum()), float((influence**2).sum())
     acceleration = cubes / (6 * squares**1.5) if squares > 0 else 0.0
-    z = stats.t.isf(0.025, n - 1) * math.sqrt(n / (n - 1)) if expand else stats.norm.isf(0.025)
+    z = special.stdtrit(n - 1, 0.975) * math.sqrt(n / (n - 1)) if expand else special.ndtri(0.975)
     same = np.isclose(replicates, point, rtol=1e-12, atol=1e-12)
     below = float(np.where(same, 0.5, replicates < point).mean())
-    bias = stats.norm.ppf(np.clip(below, 0.5 / resamples, 1 - 0.5 / resamples))
+    bias = special.ndtri(np.clip(below, 0.5 / resamples, 1 - 0.5 / resamples))
     shifted = bias + np.array([-z, z])
-    low, high = np.quantile(replicates, stats.norm.cdf(bias + shifted / (1 - acceleration * shifted)))
+    low, high = np.quantile(replicates, special.ndtr(bias + shifted / (1 - acceleration * shifted)))
     return float(low), float(high)
 
 
@@ -179,15 +179,20 @@ def _chance_of(right: int, r: int, coins: int, epsilon: float, delta: float) -> 
 # -- images and distributions -------------------------------------------------------------------------------------
 
 
+@lru_cache
+def _window(side: int) -> Array:
+    """Gaussian weights (side,) of deviation 1.5 at a side of 11, and in proportion."""
+    at = np.arange(side) - side // 2
+    weights = np.exp(-0.5 * (at / (1.5 * side / 11)) ** 2)
+    return np.asarray(weights / weights.sum())
+
+
 def ssim(a: Array, b: Array) -> float:
     """Structural similarity of two images (h, w) in [0, 1], averaged over all pixels, borders mirrored.
 
     The Gaussian window has the largest odd side up to 11 that fits, and a deviation in proportion (1.5 at 11).
     """
-    side = min(11, min(a.shape) - 1 + min(a.shape) % 2)
-    reach = side // 2
-    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / (1.5 * side / 11)) ** 2)
-    weights /= weights.sum()
+    weights = _window(min(11, min(a.shape) - 1 + min(a.shape) % 2))
 
     def blurred(x: Array) -> Array:
         down = ndimage.correlate1d(x, weights, axis=0, mode="mirror")
