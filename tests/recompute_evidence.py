@@ -61,7 +61,7 @@ class Coins(NamedTuple):
 
 
 class Evidence:
-    """One finished run on digits without a limit, its files as they lie."""
+    """One finished run on digits without a limit, its files as they lie; each is read once, so they must not change."""
 
     def __init__(self, run: Path, encode: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.run, self._encode = run, encode
