@@ -165,7 +165,8 @@ def _reasons(result: Result, findings: Sequence[Finding]) -> Iterator[Reason]:
     open_cells = [f for f in findings if f.level in ("inconclusive", "failed")]
     if open_cells:
         yield Reason(
-            text=f"{len(open_cells)} of {len(findings)} cells stay open: they failed, or their controls did.",
+            text=f"{len(open_cells)} of {_cells(len(findings))} {'stays' if len(open_cells) == 1 else 'stay'} open: "
+            "failed, or a control did.",
             because="An open cell is neither a leak nor its absence.",
         )
 
@@ -279,7 +280,7 @@ def _actions(result: Result, findings: Sequence[Finding]) -> Iterator[Action]:
     open_cells = [f for f in findings if f.level in ("inconclusive", "failed")]
     if open_cells:
         yield Action(
-            do=f"Settle the {len(open_cells)} open cells: repair them, spend more until controls hold.",
+            do=f"Settle the {_cells(len(open_cells), 'open ')}: repair, or spend more, until controls hold.",
             why="Until then treat each as a possible leak.",
         )
     if not leaks:
@@ -287,6 +288,10 @@ def _actions(result: Result, findings: Sequence[Finding]) -> Iterator[Action]:
             do="Claim no more than was measured: these attacks, this profile, this data.",
             why="Not finding a leak does not show that there is none. Only a mechanism with an ε bounds one.",
         )
+
+
+def _cells(n: int, which: str = "") -> str:
+    return f"{n} {which}cell{'' if n == 1 else 's'}"
 
 
 def _reconstruction_action(result: Result, findings: Sequence[Finding]) -> Iterator[Action]:

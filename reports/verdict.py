@@ -170,7 +170,8 @@ def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:
     if _MEAN not in signs and len(cell.targets) > 1:
         corrected = all(f.p is not None for t in cell.targets for f in t.figures if f.name == "auc")
         yield (
-            f"Only {len(signs)} of {len(cell.targets)} victims show it and all together do not"
+            f"{'Only ' if len(signs) < len(cell.targets) else ''}{len(signs)} of {len(cell.targets)} victims show it "
+            "and all together do not"
             + (
                 "."
                 if corrected
