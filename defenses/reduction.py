@@ -6,6 +6,7 @@ still be told apart with certainty: an adversary learns less from an answer, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
@@ -56,8 +57,8 @@ class TopKConfig(_AnswerConfig):
     k: int = Field(1, ge=1)
     """The largest values of each row that are kept."""
     rest: float = -20.0
-    """What the other logits of a row become; the smallest one kept, where that is lower. Other probabilities
-    become 0."""
+    """What the other logits of a row become; the number below the smallest one kept, where that is lower. Other
+    probabilities become 0."""
 
 
 class HardLabelConfig(Config):
@@ -160,8 +161,9 @@ class TopK(Configured[TopKConfig]):
         first = values.argsort(dim=1, descending=True, stable=True)[:, : self.config.k]
         kept = torch.zeros_like(values, dtype=torch.bool).scatter(1, first, True)
         if scale == "logits":
-            lowest = values.gather(1, first).amin(1, keepdim=True).clamp_max(self.config.rest)
-            made = torch.where(kept, values, lowest)
+            least = values.gather(1, first).amin(1, keepdim=True)
+            below = torch.nextafter(least, torch.full_like(least, -math.inf))
+            made = torch.where(kept, values, below.clamp_max(self.config.rest))
         else:
             made = _as_before(values.double().clamp_min(0) * kept, values).to(values.dtype)
         reason = "the largest values go out as they are: leaving out the others is no noise"

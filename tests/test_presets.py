@@ -30,6 +30,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "standalone": {"rounds": 2, "local_steps": 2},
 }  # fmt: skip
 PROTOCOLS = sorted(SMALL)
+QUICKSTART = ("dafkd", "fedavg", "fediod", "fedkd", "selective-fd")
 
 
 def spec(protocol: str, **changes: Any) -> dict[str, Any]:
@@ -63,7 +64,14 @@ def test_the_ledger_finds_what_the_card_says(protocol: str, tmp_path: Path) -> N
         assert math.isinf(found.epsilon) == (view in finds)
 
 
-@pytest.mark.parametrize("protocol", [p for p in PROTOCOLS if p != "standalone"])
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        p if p in QUICKSTART else pytest.param(p, marks=pytest.mark.slow)  # five seconds each
+        for p in PROTOCOLS
+        if p != "standalone"
+    ],
+)
 def test_the_private_combination_keeps_to_its_epsilon(protocol: str, tmp_path: Path) -> None:
     """At most the ε asked for, by the run's own ledger; less only by what the last training does not send on."""
     asked = spec(protocol, preset={"name": "private", "epsilon": 6.0})
