@@ -209,9 +209,8 @@ def _connected(workers: int | None, address: str | None) -> Iterator[int]:
                 )
             except (OSError, RuntimeError, ValueError) as error:
                 problem = f"cannot be used ({str(error).splitlines()[0]})"
-                raise UsageError(
-                    "address", address or "local", problem, "Name a Ray cluster that runs."
-                ) from None
+                remedy = "Name a Ray cluster that runs; if it asks for a token, set RAY_AUTH_MODE=token."
+                raise UsageError("address", address or "local", problem, remedy) from None
             yield workers or _processors()
         finally:
             ray.shutdown()
