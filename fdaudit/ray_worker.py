@@ -122,7 +122,8 @@ def _shares_directory(errand: Errand) -> bool:
     """Whether this node sees the sweep's own directory, and may read and write there."""
     secrets = Path(errand.piece["shared"]) / "vault" / "secrets.json"
     cells = Path(errand.piece["cell"]).parent
-    return errand.mark.is_file() and os.access(secrets, os.R_OK) and os.access(cells, os.W_OK)
+    readable = all(os.access(path, os.R_OK) for path in (errand.mark, secrets))
+    return readable and os.access(cells, os.W_OK)
 
 
 def _elsewhere(errand: Errand, home: Path) -> dict[str, Any]:

@@ -128,37 +128,46 @@ def test_a_killed_worker_costs_only_its_cell_and_the_bytes_are_the_same(
     assert not (out / "scratch").exists()
 
 
-def test_nodes_without_the_directory_send_their_cells_and_keep_nothing(
-    node: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def apart(node: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cluster, as if its nodes did not see this machine's directories."""
+
     @contextmanager
     def unseen(scratch: Path) -> Iterator[Path]:
         yield scratch / "nobody sees this"
 
     monkeypatch.setattr(ray_executor, "_marked", unseen)
-    first = engine.read_index(done).cells[0]
-    killer = Killer(node, "lock", first.called)
-    out = tmp_path / "out"
-    index = again(done, out, tick=killer)
-    assert (killer.left, index.count("done")) == (0, 2)
+    return node
+
+
+def test_nodes_without_the_directory_send_their_cells_and_keep_nothing(
+    apart: Path, done: Path, tmp_path: Path
+) -> None:
+    out, seen = tmp_path / "out", set[str]()
+    index = again(done, out, tick=lambda *said: seen.update(p.name for p in apart.glob("fdaudit-cell-*")))
+    assert index.count("done") == 2
+    assert seen, "cells were run in directories of their own"
     assert records(out) == records(done)
     assert {v.stat().st_mode & 0o777 for v in out.glob("cells/*/vault")} == {0o700}
-    until(lambda: not list(node.glob("fdaudit-cell-*")), 10)
+    assert not list(apart.glob("fdaudit-cell-*"))
 
 
-def test_a_cell_that_always_loses_its_worker_fails_with_the_reason(
-    node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cell_that_always_loses_its_worker_fails_with_the_reason_and_leaves_nothing(
+    apart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ray_executor.RETRIES == 2
     monkeypatch.setattr(ray_executor, "RETRIES", 1)
     small = made()
     small["seeds"] = [1]
     (cell,) = engine.expand(engine.load_grid(small))
-    killer = Killer(tmp_path / "out", cell.key, cell.called, times=9)
+    killer = Killer(apart, "lock", cell.called, times=9)
     index = engine.sweep(small, tmp_path / "out", executor=ray_cluster(), tick=killer)
     (entry,) = index.cells
     assert (entry.status, killer.left) == ("failed", 7)
     assert entry.reason.startswith("the worker that ran it was lost 2 times, last: ")
+    assert [rounds.count(1) for rounds in killer.rounds.values()] == [2], "it began anew"
+    assert not list((tmp_path / "out").glob("cells/*"))
+    until(lambda: not list(apart.glob("fdaudit-cell-*")), 10)
 
 
 def test_who_is_connected_gives_no_address(node: Path, tmp_path: Path) -> None:
