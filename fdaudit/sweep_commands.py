@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fdaudit.errors import UsageError, nearest
 from fdaudit.terminal import AsJson, progress, say, show
 
 if TYPE_CHECKING:
+    from fdaudit.sweep import Executor
     from fdaudit.sweep_index import Index
 
-__all__ = ["curve", "sweep"]
+__all__ = ["EXECUTORS", "curve", "sweep"]
+
+EXECUTORS = ("local", "ray")
+"""Where a sweep's cells can run."""
 
 
 def sweep(
@@ -26,13 +33,24 @@ def sweep(
     workers: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Cells at a time; default: one a processor.")
     ] = None,
+    executor: Annotated[
+        str, typer.Option(help="Where cells run: local (processes) or ray (a Ray cluster; extra `scale`).")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a Ray cluster: HOST:PORT or auto; default: one of this machine's own, for the sweep."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a grid: protocols x defences x ε x seeds, each cell a run, as many at a time as there are processors."""
     from fdaudit import sweep as engine
 
-    with progress(quiet=as_json) as tick:
-        index = engine.sweep(grid, out, resume=resume, executor=engine.local(workers), tick=tick)
+    chosen = _executor(executor, workers, address)
+    # Ray prints what befell a worker; that is no part of this command's output.
+    with redirect_stdout(sys.stderr), progress(quiet=as_json) as tick:
+        index = engine.sweep(grid, out, resume=resume, executor=chosen, tick=tick)
     gone = [e for e in index.cells if not e.in_grid]
     if as_json:
         show(json.dumps({"sweep": str(out), **index.model_dump(mode="json", by_alias=True)}))
@@ -54,6 +72,21 @@ def curve(
 
     made = draw(path, out, width=width)
     show(json.dumps({"files": [str(p) for p in made], "page": str(made[-1])}) if as_json else str(made[-1]))
+
+
+def _executor(name: str, workers: int | None, address: str | None) -> Executor:
+    """Where cells run, by its name."""
+    from fdaudit.sweep import local
+
+    if name not in EXECUTORS:
+        raise UsageError("executor", name, "is not a known executor", nearest(name, EXECUTORS))
+    if name == "ray":
+        from fdaudit.ray_executor import ray_cluster
+
+        return ray_cluster(workers, address)
+    if address is not None:
+        raise UsageError("address", address, "is of use to Ray alone", "Leave it out, or add --executor ray.")
+    return local(workers)
 
 
 def _table(index: Index) -> list[str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,7 +21,11 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-__all__ = ["main"]
+__all__ = ["alone", "main"]
+
+_home: str | None = None
+"""What this process leaves nothing of when its input ends."""
+_REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 
 def main() -> None:
@@ -37,7 +40,7 @@ def main() -> None:
 
     while True:
         piece = pieces.get()
-        _work_in(Path(piece["scratch"]))
+        _work_in(piece)
         say(_outcome(piece, lambda *tick: say({"tick": tick})))
         say({"done": True})
 
@@ -49,7 +52,7 @@ def _outcome(piece: dict[str, Any], tick: Any) -> dict[str, Any]:
 
     place = Path(piece["cell"])
     try:
-        with _alone(Path(piece["lock"])):
+        with alone(Path(piece["lock"])):
             perform(piece["spec"], place, resume=True, seed_from=Path(piece["shared"]), tick=tick)
     except Exception as error:  # whatever it is, it is this cell's, and the others go on
         unfit = piece["defended"] and isinstance(error, SpecError) and not place.exists()
@@ -61,26 +64,32 @@ def _outcome(piece: dict[str, Any], tick: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
+def alone(lock: Path) -> Iterator[None]:
     """Waits until no other process works on the cell; the lock ends with the process."""
     with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _work_in(scratch: Path) -> None:
-    """Temporary files go below the sweep's own directory, where it finds them if this process is killed."""
-    own = scratch / str(os.getpid())
+def _work_in(piece: dict[str, Any]) -> None:
+    """Temporary files go below the sweep's own directory, where it finds them if this process is killed.
+
+    Where it has a `home` on this machine for nothing but this cell, all of that goes when this process does.
+    """
+    global _home
+    own = Path(piece["scratch"]) / str(os.getpid())
     own.mkdir(parents=True, exist_ok=True, mode=0o700)
     tempfile.tempdir = str(own)
+    _home = piece.get("home", tempfile.tempdir)
 
 
 def _read(pieces: SimpleQueue[dict[str, Any]]) -> None:
     """Passes on what is to be done; when the input ends, whoever started this has, and so does this, at once."""
     for line in sys.stdin:
         pieces.put(json.loads(line))
-    if tempfile.tempdir is not None:
-        shutil.rmtree(tempfile.tempdir, ignore_errors=True)
+    if _home is not None:
+        # A process that becomes another has no thread left that goes on writing where this one removes.
+        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", _REMOVE, _home])  # noqa: S606  # a constant
     os._exit(0)
 
 

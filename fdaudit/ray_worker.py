@@ -1,0 +1,150 @@
+"""What a worker of a Ray cluster does with a cell of a sweep: it hands it to a process, and passes on what that says.
+
+Guarantees:
+  * the cell is run by the code that runs it on one machine (`fdaudit.sweep_worker`), of the same versions and under the
+    same variables for threads;
+  * where the node does not share the sweep's directory, nothing of the cell stays on it, unless the node itself or all
+    processes of the cell are killed at once;
+  * a worker that is killed takes the process with it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fdaudit.errors import RunError
+from fdaudit.parcels import pack
+from fdaudit.pool import standing_pool
+
+__all__ = ["Errand", "serve", "surroundings", "versions"]
+
+_WORKER = "fdaudit.sweep_worker"
+_VERSIONS = ("fdaudit", "numpy", "scikit-learn", "scipy", "torch")
+_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "OPENBLAS_NUM_THREADS",
+)
+"""Ray sets some of these for a task; numbers of threads change bits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errand:
+    """A cell with all that a node needs to run it.
+
+    Attributes:
+        piece: the cell as `fdaudit.sweep_worker` is told of it, with paths of the sweep's own machine.
+        mark: a file below the sweep's directory: who can see it shares the directory.
+        given: what lies in the cell's `shared` directory, by relative name: seed, secret, outcomes of controls.
+        versions: of the packages that decide results, on the sweep's machine.
+        surroundings: variables for threads and devices on the sweep's machine; None where one is not set.
+    """
+
+    piece: Mapping[str, Any]
+    mark: Path
+    given: Mapping[str, bytes]
+    versions: Mapping[str, str]
+    surroundings: Mapping[str, str | None]
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that decide results, on this machine."""
+    return {name: version(name) for name in _VERSIONS}
+
+
+def surroundings() -> dict[str, str | None]:
+    """This process's variables for threads and devices."""
+    return {name: os.environ.get(name) for name in _VARIABLES}
+
+
+def serve(errand: Errand, node: str) -> Iterator[dict[str, Any]]:
+    """Runs a cell on this node.
+
+    Args:
+        errand: the cell.
+        node: a name that no other node of the cluster has.
+
+    Yields:
+        Lines as `fdaudit.sweep_worker` prints them; before the last one, where the node does not share the sweep's
+        directory, the cell's directory as `pack` gives it. `{"lost": True}` where the cell's process ended early.
+    """
+    try:
+        _refuse_other_versions(errand.versions)
+        for name, value in errand.surroundings.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if _shares_directory(errand):
+            # Numbers of processes are unique to a node only.
+            yield from _told({**errand.piece, "scratch": str(Path(errand.piece["scratch"]) / node)})
+        else:
+            yield from _told_elsewhere(errand)
+    except (
+        Exception
+    ) as error:  # whatever it is, it is this cell's, and few errors survive the way to the sweep
+        yield {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+
+
+def _told_elsewhere(errand: Errand) -> Iterator[dict[str, Any]]:
+    """What is said about the cell, run below a directory of its own, which is sent before the last line and goes."""
+    home, last = Path(tempfile.mkdtemp(prefix="fdaudit-cell-")), dict[str, Any]()
+    try:
+        for line in _told(_elsewhere(errand, home)):
+            if line.get("status") == "done":
+                yield from pack(home / "cell")
+            if "status" in line:
+                last = line
+            else:
+                yield line
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    if last:
+        yield last
+
+
+def _told(piece: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the process says about the cell; it stands by for the worker's next."""
+    for _, line in standing_pool(_WORKER, 1).work([piece]):
+        yield {"lost": True} if line is None else dict(line)
+
+
+def _shares_directory(errand: Errand) -> bool:
+    """Whether this node sees the sweep's own directory, and may read and write there."""
+    secrets = Path(errand.piece["shared"]) / "vault" / "secrets.json"
+    cells = Path(errand.piece["cell"]).parent
+    readable = all(os.access(path, os.R_OK) for path in (errand.mark, secrets))
+    return readable and os.access(cells, os.W_OK)
+
+
+def _elsewhere(errand: Errand, home: Path) -> dict[str, Any]:
+    """The piece with everything below a directory of its own, which goes with the process that works in it."""
+    for name, data in errand.given.items():
+        path = home / "shared" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return {
+        **errand.piece,
+        "cell": str(home / "cell"),
+        "lock": str(home / "lock"),
+        "shared": str(home / "shared"),
+        "scratch": str(home / "scratch"),
+        "home": str(home),
+    }
+
+
+def _refuse_other_versions(there: Mapping[str, str]) -> None:
+    here = versions()
+    for name, wanted in there.items():
+        if here[name] != wanted:
+            problem = f"is what this node has; the sweep's machine has {wanted}"
+            raise RunError(name, here[name], problem, "Install the same on every node.")

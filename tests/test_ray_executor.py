@@ -1,0 +1,266 @@
+"""Sweeps on Ray: the same bytes as on one machine, whatever becomes of a worker; nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fdaudit import ray_executor
+from fdaudit import sweep as engine
+from fdaudit.errors import UsageError
+from fdaudit.ray_executor import ray_cluster
+from fdaudit.ray_worker import Errand, serve
+from fdaudit.sweep_index import Index
+
+from .run_cases import cli, tree
+from .sweep_cases import grid, inline
+
+ROUNDS = 25
+
+
+def made(**changes: Any) -> dict[str, Any]:
+    """Two cells long enough to be interrupted, and kept whole."""
+    small = grid(defences=[], epsilon=["inf"], seeds=[1, 2], keep="runs", **changes)
+    small["protocols"] = small["protocols"][:1]
+    small["protocols"][0]["params"]["rounds"] = ROUNDS
+    return small
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cluster of this machine's own with two workers; where its nodes keep temporary files."""
+    pytest.importorskip("ray")
+    temporary = tmp_path_factory.mktemp("node")
+    with ray_executor._variables({"TMPDIR": str(temporary)}), ray_executor._connected(2, None) as size:
+        assert size == 2
+        yield temporary
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sweep in this process."""
+    out = tmp_path_factory.mktemp("sweep") / "out"
+    assert engine.sweep(made(), out, executor=inline).count("done") == 2
+    return out
+
+
+def again(done: Path, out: Path, **options: Any) -> Index:
+    """The cells once more on Ray, with the seeds and secrets of the first time."""
+    shutil.copytree(done, out)
+    shutil.rmtree(out / "cells")
+    return engine.sweep(made(), out, resume=True, executor=ray_cluster(), **options)
+
+
+def worker_at(out: Path, key: str) -> int | None:
+    """The worker of Ray behind the process that holds a cell's lock, or whose files lie where the cell is run."""
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            held = {os.readlink(link) for link in (place / "fd").iterdir()}
+            if any(h.startswith(str(out)) and h.endswith(f"/{key}") for h in held):
+                return int((place / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    return None
+
+
+def records(out: Path) -> dict[str, bytes]:
+    """Every file of every cell that does not say how long something took."""
+    return {n: b for n, b in tree(out / "cells").items() if not n.endswith(("timings.json", "/cell.json"))}
+
+
+def until(condition: Callable[[], Any], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+class Killer:
+    """Listens to a sweep, kills the worker of one cell in its middle, and counts what is said."""
+
+    def __init__(self, where: Path, key: str, called: str, times: int = 1) -> None:
+        self.where, self.key, self.called, self.left = where, key, called, times
+        self.rounds: dict[str, list[int]] = {}
+        self.lost: Counter[str] = Counter()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        cell, _, step = what.partition(": ")
+        if step.startswith("worker lost"):
+            self.lost[cell] += 1
+        if not step.startswith("fedavg "):
+            return
+        count = int(step.removeprefix("fedavg ").partition("/")[0])
+        self.rounds.setdefault(cell, []).append(count)
+        if cell == self.called and self.left and count >= 3:
+            pid = worker_at(self.where, self.key)
+            if pid is not None:
+                self.left -= 1
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_killed_worker_costs_only_its_cell_and_the_bytes_are_the_same(
+    node: Path, done: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    first = engine.read_index(done).cells[0]
+    killer = Killer(out, first.key, first.called)
+    index = again(done, out, tick=killer)
+    assert killer.left == 0
+    assert killer.lost == {first.called: 1}
+    assert index.count("done") == 2
+    for called, rounds in killer.rounds.items():
+        assert rounds.count(1) == 1, f"{called} is not run again, nor from its beginning"
+        assert rounds[-1] == ROUNDS
+    assert records(out) == records(done)
+    assert not (out / "scratch").exists()
+
+
+@pytest.fixture
+def apart(node: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cluster, as if its nodes did not see this machine's directories."""
+
+    @contextmanager
+    def unseen(scratch: Path) -> Iterator[Path]:
+        yield scratch / "nobody sees this"
+
+    monkeypatch.setattr(ray_executor, "_marked", unseen)
+    return node
+
+
+def test_nodes_without_the_directory_send_their_cells_and_keep_nothing(
+    apart: Path, done: Path, tmp_path: Path
+) -> None:
+    out, seen = tmp_path / "out", set[str]()
+    index = again(done, out, tick=lambda *said: seen.update(p.name for p in apart.glob("fdaudit-cell-*")))
+    assert index.count("done") == 2
+    assert seen, "cells were run in directories of their own"
+    assert records(out) == records(done)
+    assert {v.stat().st_mode & 0o777 for v in out.glob("cells/*/vault")} == {0o700}
+    assert not list(apart.glob("fdaudit-cell-*"))
+
+
+def test_a_cell_that_always_loses_its_worker_fails_with_the_reason_and_leaves_nothing(
+    apart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ray_executor.RETRIES == 2
+    monkeypatch.setattr(ray_executor, "RETRIES", 1)
+    small = made()
+    small["seeds"] = [1]
+    (cell,) = engine.expand(engine.load_grid(small))
+    killer = Killer(apart, "lock", cell.called, times=9)
+    index = engine.sweep(small, tmp_path / "out", executor=ray_cluster(), tick=killer)
+    (entry,) = index.cells
+    assert (entry.status, killer.left) == ("failed", 7)
+    assert entry.reason.startswith("the worker that ran it was lost 2 times, last: ")
+    assert [rounds.count(1) for rounds in killer.rounds.values()] == [2], "it began anew"
+    assert not list((tmp_path / "out").glob("cells/*"))
+    until(lambda: not list(apart.glob("fdaudit-cell-*")), 10)
+
+
+def test_who_is_connected_gives_no_address(node: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="connected to a cluster already"):
+        engine.sweep(made(), tmp_path / "out", executor=ray_cluster(address="auto"))
+
+
+# -- without a cluster ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--executor", "roy"], "is not a known executor. Did you mean 'ray'?"),
+        (["--address", "auto"], "is of use to Ray alone"),
+        (["--executor", "ray", "--address", "ray://127.0.0.1:10001"], "is no address of a cluster"),
+        (["--executor", "ray", "--address", "127.0.0.1"], "is no address of a cluster"),
+        (["--executor", "ray", "--address", "127.0.0.1:99999"], "does not answer"),
+        (["--executor", "ray", "--address", "127.0.0.1:1"], "does not answer"),
+    ],
+)
+def test_a_wrong_executor_or_address_is_refused(
+    options: list[str],
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if "ray" in options:
+        pytest.importorskip("ray")
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid()))
+    command = ["sweep", tmp_path / "grid.yaml", "--out", tmp_path / "out", *options]
+    code, out, err = cli(monkeypatch, capsys, *command)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert problem in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_node_with_other_versions_runs_nothing() -> None:
+    nowhere = Errand(piece={}, mark=Path("x"), given={}, versions={"torch": "0.1"}, surroundings={})
+    (line,) = serve(nowhere, "here")
+    assert line["status"] == "failed"
+    assert line["reason"].endswith("the sweep's machine has 0.1. Install the same on every node.")
+
+
+def test_without_ray_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid()))
+    command = ["sweep", tmp_path / "grid.yaml", "--out", tmp_path / "out", "--executor", "ray"]
+    code, out, err = cli(monkeypatch, capsys, *command)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "pip install 'fdaudit[scale]'" in err
+    assert not (tmp_path / "out").exists()
+
+
+# -- a cluster for one command -------------------------------------------------------------------------------------
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Processes below another, by number, with their command lines."""
+    parents, lines = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+            lines[int(stat.parent.name)] = (stat.parent / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {child: lines[child] for child in found - {pid}}
+
+
+@pytest.mark.slow
+def test_a_killed_command_leaves_nothing_at_work(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(made()))
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "fdaudit", "sweep", str(tmp_path / "grid.yaml"), "--out", str(out)]
+    process = subprocess.Popen([*command, "--executor", "ray", "--workers", "1"], stdout=subprocess.DEVNULL)
+    try:
+        until(lambda: any(out.glob("cells/*/vault/round.json")))
+        left = descendants(process.pid)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    at_work = {pid for pid, line in left.items() if "_serve_here" in line or "fdaudit.sweep_worker" in line}
+    assert len(at_work) == 2
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in at_work), 30)
+    for pid in left:  # Ray's own helpers take a minute or two to notice
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    (folder,) = set(re.findall(r"/tmp/fdaudit-ray-\w+", " ".join(left.values())))
+    shutil.rmtree(folder)
