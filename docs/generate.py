@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fdaudit.reports.document import json_schema as report_json_schema
+from fdaudit.reports.document import json_schema as report_schema
 
 from fdaudit import attacks, defenses, protocols
 from fdaudit.config import Config
 from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.named import TORCHVISION, read_digits
 from fdaudit.explain import card, sections, sights, when
-from fdaudit.guesses import schema
+from fdaudit.guesses import schema as guesses_schema
 from fdaudit.messages import KINDS
 from fdaudit.models.zoo import _ZOO, architecture
 from fdaudit.spec import ModelSpec, Spec
@@ -370,21 +370,15 @@ def datasets_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def guesses_schema() -> str:
-    """The JSON schema of guesses from outside."""
+def _published(schema: Callable[[], Mapping[str, Any]]) -> str:
     return json.dumps(schema(), indent=1, sort_keys=True) + "\n"
-
-
-def report_schema() -> str:
-    """The JSON schema of a report."""
-    return json.dumps(report_json_schema(), indent=1, sort_keys=True) + "\n"
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "datasets.md": datasets_page,
-    "guesses.schema.json": guesses_schema,
+    "guesses.schema.json": partial(_published, guesses_schema),
     "models.md": models_page,
-    "report.schema.json": report_schema,
+    "report.schema.json": partial(_published, report_schema),
     "spec.md": spec_page,
     **{f"{room}/index.md": partial(room_index, room) for room in _ROOMS},
     **{

@@ -340,13 +340,13 @@ def _headlines(rows: Sequence[Compared]) -> Iterator[str]:
             outcome = next((o for o in row.outcomes if o.goal == goal), None)
             level = "not-requested" if outcome is None or outcome.finding is None else outcome.finding.level
             by_level.setdefault(level, []).append(clip(row.entry.name, 40))
-        leaks = [*by_level.get("leak", []), *by_level.get("partial", [])]
         untried = [name for level in _UNTRIED for name in by_level.get(level, [])]
         open_ = [*by_level.get("inconclusive", []), *by_level.get("failed", [])]
         parts = []
-        if leaks:
-            part = " (in part)" if not by_level.get("leak") else ""
-            parts.append(f"an adversary {RULES[goal].leaked}{part} in {joined(leaks)}")
+        found = [("", by_level.get("leak", [])), ("in part ", by_level.get("partial", []))]
+        where = [f"{extent}in {joined(names)}" for extent, names in found if names]
+        if where:
+            parts.append(f"an adversary {RULES[goal].leaked} {', and '.join(where)}")
         if by_level.get("none-seen"):
             parts.append(f"no leak was measured in {joined(by_level['none-seen'])}")
         if open_:

@@ -172,6 +172,18 @@ def test_outcomes_are_the_gravest_findings_and_untried_goals_are_said_to_be() ->
     assert "No leak measured" not in Document(render_comparison(entries(distilled(), distilled()))).text
 
 
+def test_a_partial_leak_is_never_named_among_the_leaks() -> None:
+    less = load()
+    less["cells"] = [c for c in less["cells"] if c["id"] != "server/dlg"]
+    (level,) = [
+        o.finding.level for o in compare(entries(less)).rows[0].outcomes if o.goal == "reconstruction"
+    ]
+    assert level == "partial"
+    could = "Reconstruction: an adversary could reconstruct private training inputs"
+    assert compare(entries(load(), less)).headlines[0] == f"{could} in run-0, and in part in run-1."
+    assert compare(entries(less)).headlines[0] == f"{could} in part in run-0."
+
+
 def test_runs_that_differ_are_said_to() -> None:
     assert compare(entries(load(), load())).differences == ()
     other = load()
