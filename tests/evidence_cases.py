@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -17,6 +19,13 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
+
+import fdaudit
+from fdaudit.attestation.check import Outcome, verify_bundle
+from fdaudit.attestation.keys import public_key
+from fdaudit.runs import load
+
+from .run_cases import finished
 
 TYPE = "application/vnd.in-toto+json"
 STATEMENT = "statement.dsse.json"
@@ -88,3 +97,51 @@ def flip(path: Path, at: int, mask: int = 1) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= mask
     path.write_bytes(data)
+
+
+# -- a run, evidence of it, and copies to be changed ----------------------------------------
+
+SPEC: dict[str, Any] = {
+    "adversaries": ["server", "world"],
+    "attacks": [{"name": "loss-threshold"}],
+    "model__params": {"widths": [1]},
+    "seed": None,
+}
+
+
+class Made:
+    """A run, signed evidence of it, and the keys."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = finished(folder / "run", **SPEC)
+        self.private, self.public = keypair(folder)
+        self.bundle = fdaudit.evidence(load(self.run), folder / "bundle", sign=self.private)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The same spec, another run."""
+    return Made(tmp_path_factory.mktemp("other"))
+
+
+@pytest.fixture
+def bundle(made: Made, tmp_path: Path) -> Path:
+    """A copy to be changed."""
+    return Path(shutil.copytree(made.bundle, tmp_path / "bundle"))
+
+
+def check(bundle: Path, made: Made | None = None, vault: Path | None = None) -> Outcome:
+    return verify_bundle(bundle, key=None if made is None else public_key(made.public), vault=vault)
+
+
+def names(findings: list[str], what: str) -> bool:
+    return any(what in finding for finding in findings)
+
+
+def files(bundle: Path) -> list[str]:
+    return sorted(p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file())
