@@ -42,6 +42,9 @@ _TRIALS = 16
 _DRAWS = 16
 """Draws over which a random strategy is averaged on the true records."""
 
+_PIXELS = 1 << 20
+"""Pixels' differences held in memory at once."""
+
 
 def nearest_records(guess: Any, records: Any) -> torch.Tensor:
     """For each guess (m, c, h, w) the index (m,) of the record (n, c, h, w) with the least squared error.
@@ -51,8 +54,15 @@ def nearest_records(guess: Any, records: Any) -> torch.Tensor:
     """
     guessed, true = images(guess, "guess"), images(records, "records")
     same_shape(guessed, true, count=False)
-    # One guess at a time: all pairs at once would hold guesses times records images in memory.
-    return torch.stack([(true - image).square().flatten(1).sum(1).argmin() for image in guessed])
+    return _nearest(guessed, true)
+
+
+def _nearest(guess: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
+    """`nearest_records` of images that were checked, a few guesses at a time, however many there are."""
+    rows = max(1, _PIXELS // records.numel())
+    return torch.cat(
+        [(records - part.unsqueeze(1)).square().flatten(2).sum(2).argmin(1) for part in guess.split(rows)]
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,14 +82,26 @@ class _Target:
         found = np.empty(len(self.labels), dtype=np.int64)
         for label in np.unique(self.labels).tolist():
             rows, place = np.flatnonzero(self.labels == label), self.places[label]
-            near = nearest_records(guess[torch.from_numpy(rows)], self.records[torch.from_numpy(place)])
+            near = _nearest(guess[torch.from_numpy(rows)], self.records[torch.from_numpy(place)])
             found[rows] = place[near.numpy()]
         return found
 
-    def likeness(self, guess: torch.Tensor, measures: Sequence[Measure]) -> dict[str, Floats]:
-        """Each measure (m,) between guesses and their nearest records."""
-        truth = self.records[torch.from_numpy(self.nearest(guess))]
-        return {q.name: q.of(guess, truth).numpy() for q in measures}
+    def beside(self, guess: torch.Tensor) -> _Pairs:
+        """Guesses (m, c, h, w), and the record that is nearest to each."""
+        guess = guess.to(self.records.dtype)
+        return guess, self.records[torch.from_numpy(self.nearest(guess))]
+
+
+_Pairs = tuple[torch.Tensor, torch.Tensor]
+"""Guesses and their nearest records, (m, c, h, w) each."""
+
+
+def _likeness(pairs: Sequence[_Pairs], measures: Sequence[Measure]) -> list[dict[str, Floats]]:
+    """Each measure (m,) of every set of pairs; all are measured in one go."""
+    sizes = np.cumsum([len(guess) for guess, _ in pairs])[:-1]
+    guess, truth = torch.cat([g for g, _ in pairs]), torch.cat([t for _, t in pairs])
+    found = {q.name: np.split(q.of(guess, truth).numpy(), sizes) for q in measures}
+    return [{name: parts[k] for name, parts in found.items()} for k in range(len(pairs))]
 
 
 def score_class_reconstruction(
@@ -122,7 +144,7 @@ def score_class_reconstruction(
     if not present:
         return _nothing(left_out)
     measures, no_lpips = likenesses(lpips_network)
-    near = [t.likeness(t.guess, measures) for t in present]
+    near = _likeness([t.beside(t.guess) for t in present], measures)
     got = {q.name: np.concatenate([n[q.name] for n in near]) for q in measures}
     pool = None if auxiliary is None else AuxiliaryPool(auxiliary, auxiliary_labels)
     if pool is not None:
@@ -190,22 +212,23 @@ def _prior(
     """The baseline's likeness by measure, (draws, guesses), and the strategies played."""
     known = {label: _held(pool, label) for t in targets for label in np.unique(t.labels).tolist()}
     chosen = {held: _choose(pool, held, measures, generator) for held in sorted(set(known.values()))}
+    strategies = sorted({s for c in chosen.values() for s in c.values()})
+    pairs = [
+        target.beside(pool.guess(s, len(target.labels), target.labels, generator).float())
+        for target in targets
+        for _ in range(_DRAWS)
+        for s in strategies
+    ]
+    near = iter(_likeness(pairs, measures))
     values: dict[str, list[Floats]] = {q.name: [] for q in measures}
     for target in targets:
-        held = np.array([known[label] for label in target.labels.tolist()])
-        draws: dict[str, list[Floats]] = {q.name: [] for q in measures}
-        for _ in range(_DRAWS):
-            near = {
-                s: target.likeness(
-                    pool.guess(s, len(target.labels), target.labels, generator).float(), measures
-                )
-                for s in sorted({s for c in chosen.values() for s in c.values()})
-            }
-            for q in measures:
-                rows = [near[chosen[h][q.name]][q.name] for h in held.tolist()]
-                draws[q.name].append(np.array([row[i] for i, row in enumerate(rows)]))
+        held = [known[label] for label in target.labels.tolist()]
+        draws = [{s: next(near) for s in strategies} for _ in range(_DRAWS)]
         for q in measures:
-            values[q.name].append(np.stack(draws[q.name]))
+            plays = [chosen[h][q.name] for h in held]
+            values[q.name].append(
+                np.array([[draw[s][q.name][i] for i, s in enumerate(plays)] for draw in draws])
+            )
     played = {q.name: tuple(sorted({c[q.name] for c in chosen.values()})) for q in measures}
     return {name: np.concatenate(parts, axis=1) for name, parts in values.items()}, played
 
@@ -223,7 +246,7 @@ def _choose(
     classes = np.unique(labels)
     if not held and len(classes) < 2:
         return {q.name: "grand-mean" for q in measures}
-    totals = {(s, q.name): 0.0 for s in pool.strategies for q in measures}
+    pairs: list[_Pairs] = []
     for _ in range(_TRIALS):
         out = (
             generator.permutation(len(pool))[: len(pool) // 2]
@@ -241,14 +264,12 @@ def _choose(
             places={label: np.flatnonzero(labels[out] == label) for label in of.tolist()},
             records=truth,
         )
-        for strategy in pool.strategies:
-            guess = pool.guess(strategy, len(of), of, generator, out).float()
-            for name, values in trial.likeness(guess, measures).items():
-                totals[strategy, name] += float(values.mean())
-    best = {}
+        pairs += [trial.beside(pool.guess(s, len(of), of, generator, out).float()) for s in pool.strategies]
+    near, best = _likeness(pairs, measures), {}
     for q in measures:
-        sign = 1 if q.higher_is_closer else -1
-        best[q.name] = max(pool.strategies, key=lambda s: sign * totals[s, q.name])
+        # A row is a trial, a column a strategy.
+        means = np.array([found[q.name].mean() for found in near]).reshape(_TRIALS, -1).mean(0)
+        best[q.name] = pool.strategies[int((means if q.higher_is_closer else -means).argmax())]
     return best
 
 

@@ -1,7 +1,7 @@
 """How alike two images are: MSE, PSNR, SSIM, and the matching of a guessed batch to the true one.
 
 Every function takes images in [0, 1], shape (n, c, h, w), as tensors, arrays or lists, computes in float64 on
-the CPU, and returns one number per image.
+the CPU (SSIM in float32), and returns one number per image.
 
 Guarantees:
   * `psnr(a, a + d)` is -20 log10 |d| dB for a constant shift d, and infinite for identical images;
@@ -72,7 +72,8 @@ def ssim(a: Any, b: Any) -> torch.Tensor:
     over channels and pixels (Wang et al., "Image quality assessment: from error visibility to structural
     similarity", IEEE TIP 13 (2004), through torchmetrics). An image that 11x11 does not fit gets the largest
     odd window that fits and σ in proportion (8x8: window 7, σ = 0.95); such values compare with each
-    other, not with those of larger images.
+    other, not with those of larger images. Computed in float32, a tenth of the time: within 2e-3 of float64 where an
+    image is flat, and much nearer elsewhere.
 
     Raises:
         UsageError: shapes that differ, a side under 3 pixels, or pixels that are not finite or not in [0, 1].
@@ -83,9 +84,11 @@ def ssim(a: Any, b: Any) -> torch.Tensor:
     # torchmetrics ignores `kernel_size` for Gaussian windows: it takes 2 int(3.5 σ + 1/2) + 1, which for
     # σ = 1.5 window / 11 is the window again (1, 3, ..., 11).
     sigma = _SIGMA * ssim_window(*first.shape[-2:]) / _WINDOW
-    value = structural_similarity_index_measure(first, second, sigma=sigma, reduction="none", data_range=1.0)
+    value = structural_similarity_index_measure(
+        first.float(), second.float(), sigma=sigma, reduction="none", data_range=1.0
+    )
     assert isinstance(value, torch.Tensor)  # noqa: S101 - a tuple only where full images are asked for
-    return value.reshape(len(first))
+    return value.double().reshape(len(first))
 
 
 def match(guess: Any, truth: Any) -> torch.Tensor:

@@ -132,10 +132,15 @@ def _replicates(
     for start in range(0, resamples, step):
         weights = np.empty((min(step, resamples - start), n))
         for index in members:
-            even = np.full(len(index), 1 / len(index))
-            weights[:, index] = generator.multinomial(len(index), even, size=len(weights))
+            weights[:, index] = _counts(len(weights), len(index), generator)
         out.append(statistic(weights))
     return np.concatenate(out)
+
+
+def _counts(rows: int, n: int, generator: np.random.Generator) -> Integers:
+    """How often each of `n` units comes up in `n` draws, (rows, n): equal parts of a multinomial, faster than one."""
+    drawn = generator.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
+    return np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n)
 
 
 def _acceleration(statistic: Callable[[Floats], Floats], groups: Integers) -> float:

@@ -243,16 +243,14 @@ def _prior(
             chosen[key] = choose_strategies(pool, *key[:2], measures, generator, labels_known=told)
         truth = batch.truth[batch.kept]
         labels = batch.labels[batch.kept] if told and batch.labels is not None else None
-        per_draw: dict[str, list[Floats]] = {q.name: [] for q in measures}
+        lined_up: dict[str, list[torch.Tensor]] = {s: [] for s in sorted(set(chosen[key].values()))}
         for _ in range(_DRAWS):
-            guesses = {
-                s: pool.guess(s, len(batch.guess), labels, generator) for s in set(chosen[key].values())
-            }
-            lined_up = {s: guess[match(guess, truth)] for s, guess in guesses.items()}
-            for q in measures:
-                per_draw[q.name].append(q.of(lined_up[chosen[key][q.name]], truth).numpy())
+            for strategy, draws in lined_up.items():
+                guess = pool.guess(strategy, len(batch.guess), labels, generator)
+                draws.append(guess[match(guess, truth)])
         for q in measures:
-            values[q.name].append(np.stack(per_draw[q.name]))
+            drawn, repeated = torch.cat(lined_up[chosen[key][q.name]]), truth.repeat(_DRAWS, 1, 1, 1)
+            values[q.name].append(q.of(drawn, repeated).view(_DRAWS, len(truth)).numpy())
             played[q.name].add(chosen[key][q.name])
     joined = {name: np.concatenate(parts, axis=1) for name, parts in values.items()}
     return joined, {name: tuple(sorted(used)) for name, used in played.items()}

@@ -103,7 +103,14 @@ def test_ssim_against_an_independent_reference(h: int, w: int, window: int) -> N
         np.mean([_reference_ssim(x, y, window, 1.5 * window / 11) for x, y in zip(i, j, strict=True)])
         for i, j in zip(a.numpy(), b.numpy(), strict=True)
     ]
-    assert ssim(a, b).numpy() == pytest.approx(reference, abs=1e-9)
+    assert ssim(a, b).numpy() == pytest.approx(reference, abs=1e-5)
+
+
+@pytest.mark.parametrize("contrast", [1, 0.1, 0.01, 0.001])
+def test_ssim_of_nearly_flat_images_is_right_to_what_it_says(contrast: float) -> None:
+    a, b = (0.5 + contrast * (torch.rand(8, 1, 16, 16, dtype=torch.float64) - 0.5) for _ in "ab")
+    reference = [_reference_ssim(x[0].numpy(), y[0].numpy(), 11, 1.5) for x, y in zip(a, b, strict=True)]
+    assert ssim(a, b).numpy() == pytest.approx(np.array(reference), abs=2e-3)
 
 
 def test_ssim_is_one_for_identical_images_and_symmetric() -> None:
