@@ -3,30 +3,23 @@
 Guarantees:
   * all models of one call are handed to the training core together;
   * half of the models hold any given record, and a model is fitted on nothing but the records it holds;
-  * equal records, masks, settings, network and seed are trained once: a digest of all of them names the result, in
-    the directory that `FDAUDIT_CACHE` gives, or else in this process's memory, the least recently used forgotten.
+  * equal records, masks, settings, network and seed are trained once (`fdaudit.cache`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from fdaudit.cache import digest_of, remembered
 from fdaudit.config import Config
-from fdaudit.errors import IntegrityError, TrainingDivergedError, UsageError
-from fdaudit.messages import canonical
+from fdaudit.errors import TrainingDivergedError, UsageError
 from fdaudit.rng import child, child_seed
-from fdaudit.storage import load_tensors, save_tensors, write_atomically
 from fdaudit.training import Fit, Job, Parameters, Trainer, draw_batches, parameters_of
 from fdaudit.types import task_of
 
@@ -38,8 +31,6 @@ __all__ = ["Recipe", "Shadows", "in_and_out", "recipe_of", "shadow_models", "sha
 
 _BLOCK = 25
 """Adam steps between two looks at whether a model has fitted its records."""
-_MOST_KEPT = 256 << 20
-"""Bytes of shadow models that one process remembers."""
 _MOST_STEPS = 2000
 """Steps of one shadow model where the caller names no limit."""
 
@@ -192,19 +183,27 @@ def shadow_models(
         )
     records = int(sizes.max())
     recipe = recipe or recipe_of(hyperparameters or {}, y, records=records, most_steps=most_steps)
-    key = _digest(network, x, y, inside, recipe, seed)
-    cached = _recall(key, len(inside))
-    if cached is not None:
-        return cached
-    try:
-        found = _fit(network, train, x, y, inside, recipe, seed)
-    except TrainingDivergedError:
-        # The target's rate was chosen for its own numbers of records; what matters here is a fitted model.
-        found = _fit(
-            network, train, x, y, inside, recipe_of({}, y, records=records, most_steps=most_steps), seed
-        )
-    _keep(key, found)
-    return found
+    card = {
+        "what": "shadow models",
+        "network": network.described,
+        "recipe": recipe.model_dump(mode="json"),
+        "seed": seed,
+    }
+
+    def made() -> Parameters:
+        try:
+            found = _fit(network, train, x, y, inside, recipe, seed)
+        except TrainingDivergedError:
+            # The target's rate was chosen for its own numbers of records; what matters here is a fitted model.
+            adam = recipe_of({}, y, records=records, most_steps=most_steps)
+            found = _fit(network, train, x, y, inside, adam, seed)
+        return {f"{k:05d}/{name}": t for k, model in enumerate(found) for name, t in model.items()}
+
+    models: list[Parameters] = [{} for _ in range(len(inside))]
+    for name, tensor in remembered(digest_of(card, x, y, inside), made).items():
+        number, _, parameter = name.partition("/")
+        models[int(number)][parameter] = tensor
+    return models
 
 
 def _fit(
@@ -273,76 +272,3 @@ def _right(z: Tensor, y: Tensor) -> bool:
 
 def _on_cpu(parameters: Mapping[str, Tensor]) -> Parameters:
     return {name: t.detach().cpu() for name, t in parameters.items()}
-
-
-# -- the cache ----------------------------------------------------------------------------------------------------
-
-_kept: OrderedDict[str, list[Parameters]] = OrderedDict()
-_turn = Lock()
-
-
-def _digest(network: Architecture, x: Tensor, y: Tensor, inside: Tensor, recipe: Recipe, seed: int) -> str:
-    """SHA-256 of everything that decides what the shadow models become."""
-    card = {
-        "network": [network.name, dict(network.params), list(network.input_shape), network.classes],
-        "recipe": recipe.model_dump(mode="json"),
-        "shapes": [list(t.shape) for t in (x, y, inside)],
-        "seed": seed,
-        "torch": torch.__version__,
-    }
-    digest = hashlib.sha256(canonical(card))
-    for tensor in (x, y, inside):
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _directory() -> Path | None:
-    named = os.environ.get("FDAUDIT_CACHE")
-    return Path(named) if named else None
-
-
-def _recall(key: str, count: int) -> list[Parameters] | None:
-    """The models of a digest, or None; a damaged file is as good as none."""
-    folder = _directory()
-    if folder is None:
-        with _turn:
-            if key not in _kept:
-                return None
-            _kept.move_to_end(key)
-            return [dict(p) for p in _kept[key]]
-    try:
-        named = (folder / f"{key}.sha256").read_text(encoding="ascii").strip()
-        tensors = load_tensors(folder / f"{key}.safetensors", named)
-    except (OSError, UnicodeDecodeError, IntegrityError):
-        return None
-    found: list[Parameters] = [{} for _ in range(count)]
-    for name, tensor in tensors.items():
-        number, _, parameter = name.partition("/")
-        found[int(number)][parameter] = tensor
-    return found
-
-
-def _keep(key: str, models: list[Parameters]) -> None:
-    """Puts models under their digest: in the cache's directory, whole or not at all, or in memory."""
-    folder = _directory()
-    if folder is None:
-        with _turn:
-            _kept[key] = [dict(p) for p in models]
-            while len(_kept) > 1 and sum(map(_bytes, _kept.values())) > _MOST_KEPT:
-                _kept.popitem(last=False)
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        flat = {f"{k:05d}/{name}": t for k, p in enumerate(models) for name, t in p.items()}
-        digest = save_tensors(folder / f"{key}.safetensors", flat)
-        write_atomically(folder / f"{key}.sha256", digest.encode() + b"\n")
-    except FileNotFoundError:
-        return  # another process has just put the same models under the same names
-    except OSError as error:
-        problem = f"cannot be written ({error.strerror})"
-        remedy = "Name a directory that can be, or unset it."
-        raise UsageError("FDAUDIT_CACHE", str(folder), problem, remedy) from None
-
-
-def _bytes(models: list[Parameters]) -> int:
-    return sum(t.numel() * t.element_size() for p in models for t in p.values())

@@ -7,17 +7,22 @@ Guarantees:
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
 
+from fdaudit.cache import DIRECTORY
 from fdaudit.cells import Adversary, Stage
 from fdaudit.plan import AttackPlan, Plan, plan_attack
 from fdaudit.pool import standing_pool
@@ -141,7 +146,8 @@ def _outcomes(plan: Plan, run: Path, pieces: Sequence[Piece]) -> Generator[tuple
         if workers < 2:
             return
         left = [list(p.adversaries) for p in asked]
-        with closing(standing_pool(_WORKER, workers).work([p.to_json() for p in asked])) as answers:
+        pool = standing_pool(_WORKER, workers, _in_common())
+        with closing(pool.work([p.to_json() for p in asked])) as answers:
             for number, line in answers:
                 if line is None:
                     for name in left[number]:
@@ -152,6 +158,16 @@ def _outcomes(plan: Plan, run: Path, pieces: Sequence[Piece]) -> Generator[tuple
                 yield Cell.from_json(line["cell"]), float(line["seconds"])
     finally:
         desk.close()
+
+
+@cache
+def _in_common() -> dict[str, str]:
+    """Where processes keep what one of them has computed for all; as long as this process lasts, if none is named."""
+    if os.environ.get(DIRECTORY):
+        return {}
+    folder = tempfile.mkdtemp(prefix="fdaudit-cache-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {DIRECTORY: folder}
 
 
 @contextmanager
@@ -183,4 +199,4 @@ def note_time(run: Path, what: str, seconds: float, *, anew: bool = False) -> No
     path = run / "timings.json"
     timings = load_json(path) if path.is_file() else {}
     before = 0.0 if anew else timings.get(what, 0.0)
-    save_json(path, {**timings, what: round(before + seconds, 3)}, indent=1)
+    save_json(path, {**timings, what: round(before + seconds, 3)}, indent=1, sync=False)

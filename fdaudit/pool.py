@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import subprocess
 import sys
 from collections import deque
@@ -19,6 +20,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
+from types import MappingProxyType
 from typing import Any
 
 __all__ = ["Answer", "Pool", "standing_pool"]
@@ -36,10 +38,11 @@ class Pool:
     Args:
         module: what `python -m` runs; it serves by `serve_lines` of its own.
         size: how many.
+        variables: set for the processes, beside those of this process.
     """
 
-    def __init__(self, module: str, size: int) -> None:
-        self._module, self._size = module, size
+    def __init__(self, module: str, size: int, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._module, self._size, self._variables = module, size, dict(variables)
         self._idle: list[subprocess.Popen[str]] = []
 
     def work(self, pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
@@ -99,6 +102,7 @@ class Pool:
             start_new_session=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env={**os.environ, **self._variables},
             text=True,
             encoding="utf-8",
         )
@@ -140,10 +144,10 @@ def _end(process: subprocess.Popen[str]) -> None:
 _standing: dict[tuple[str, int], Pool] = {}
 
 
-def standing_pool(module: str, size: int) -> Pool:
+def standing_pool(module: str, size: int, variables: Mapping[str, str] = MappingProxyType({})) -> Pool:
     """A pool that stays until this process ends, so that several runs load their libraries once."""
     key = (module, size)
     if key not in _standing:
-        _standing[key] = Pool(module, size)
+        _standing[key] = Pool(module, size, variables)
         atexit.register(_standing[key].close)
     return _standing[key]

@@ -80,10 +80,10 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def save_json(path: Path, value: Any, *, indent: int | None = None) -> None:
+def save_json(path: Path, value: Any, *, indent: int | None = None, sync: bool = True) -> None:
     """Writes JSON atomically: canonical bytes and a newline, or indented for people."""
     text = canonical(value) if indent is None else _pretty(value, indent)
-    write_atomically(path, text + b"\n")
+    write_atomically(path, text + b"\n", sync=sync)
 
 
 def _pretty(value: Any, indent: int) -> bytes:

@@ -126,7 +126,7 @@ class Crash(Spy):
 
 def control_coins(candidates: int, classes: int) -> torch.Tensor:
     """Who is a member in the membership control of `cheat`, from the seed that it should not know."""
-    generator = child(SEED, "control", "cheat", "design")
+    generator = child(SEED, "control", "models", "design")
     records = HOOKS["auxiliary"]()
     torch.randperm(records, generator=generator)
     torch.randint(classes, (candidates,), generator=generator)

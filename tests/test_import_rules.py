@@ -34,6 +34,8 @@ VOCABULARY = (  # level 0, lower ones first: nothing of ours but what stands fur
     "spec",
     "registry",
     "parallel",
+    "writer",
+    "cache",
 )
 CORE = (  # level 1, lower ones first: the vocabulary, and what stands further up in this list
     "models",

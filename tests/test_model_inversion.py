@@ -279,17 +279,55 @@ def test_gmi_needs_a_model_in_view() -> None:
 
 
 def test_a_gan_prior_is_kept_and_would_be_the_same_if_it_were_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fdaudit.attacks.model_inversion import gan
+    from fdaudit import cache
 
     config, x = GanConfig(gan_steps=2, latent=4, width=4, batch=4), torch.rand(6, *SHAPE, generator=g())
+    monkeypatch.delenv(cache.DIRECTORY, raising=False)
+    monkeypatch.setattr(cache, "_kept", type(cache._kept)())
     first = gan_prior(x, config, CPU)
-    assert gan_prior(x.clone(), config, CPU) is first
-    assert gan_prior(1 - x, config, CPU) is not first
-    monkeypatch.setattr(gan, "_KEPT", type(gan._KEPT)())
+    gan_prior(x.clone(), config, CPU)
+    assert len(cache._kept) == 1
+    gan_prior(1 - x, config, CPU)
+    assert len(cache._kept) == 2
+    cache._kept.clear()
     again = gan_prior(x, config, CPU)
     z = torch.randn(3, 4, generator=g())
     assert torch.equal(first.generator(z), again.generator(z))
     assert 0 <= first.generator(z).min() <= first.generator(z).max() <= 1
+
+
+def test_who_has_the_same_model_in_view_finds_the_same_and_pays_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fdaudit.attacks._asked import Asked
+    from fdaudit.attacks.model_inversion.victims import Askable
+
+    from fdaudit import cache
+    from fdaudit.config import Config
+    from fdaudit.knowledge import Knowledge
+
+    monkeypatch.delenv(cache.DIRECTORY, raising=False)
+    monkeypatch.setattr(cache, "_kept", type(cache._kept)())
+    calls: list[int] = []
+
+    def invert(draws: torch.Generator) -> dict[str, torch.Tensor]:
+        calls.append(1)
+        return {"images": torch.rand(2, generator=draws)}
+
+    def found(answers: str, weight: float, seed: int) -> torch.Tensor:
+        model = Asked(answers=answers, parameters={"w": torch.full((2,), weight)})
+        askable = Askable(model, ("client/0",), 10)
+        return askable.once("any", Config(), Knowledge(), [], g(seed), invert)["images"]
+
+    first = found("soft", 1.0, 0)
+    assert torch.equal(found("soft", 1.0, 1), first)
+    assert len(calls) == 1
+    assert not torch.equal(found("hard", 1.0, 0), first)
+    assert not torch.equal(found("soft", 2.0, 0), first)
+    assert len(calls) == 3
+    # Whoever has an oracle asks it: every answer is on record.
+    oracle = Askable(Asked(answers="soft"), ("client/0",), 10)
+    drawn = [oracle.once("any", Config(), Knowledge(), [], g(seed), invert)["images"] for seed in (0, 1)]
+    assert not torch.equal(*drawn)
+    assert len(calls) == 5
 
 
 # -- parts ----------------------------------------------------------------------------------------------------------

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fdaudit.attacks import _shadows
 from fdaudit.attacks._shadows import in_and_out, recipe_of, shadow_models, shadows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fdaudit import cache
 from fdaudit.errors import UsageError
 from fdaudit.knowledge import Knowledge
 from fdaudit.rng import child
@@ -20,7 +20,7 @@ from .label_only_cases import Case
 @pytest.fixture(autouse=True)
 def _no_cache(monkeypatch):
     monkeypatch.delenv("FDAUDIT_CACHE", raising=False)
-    monkeypatch.setattr(_shadows, "_kept", type(_shadows._kept)())
+    monkeypatch.setattr(cache, "_kept", type(cache._kept)())
 
 
 @pytest.fixture(scope="module")
@@ -86,24 +86,6 @@ def test_the_cache_on_disk_is_read_and_damage_is_trained_anew(case, monkeypatch,
     file.write_bytes(damaged)
     assert same(first, shadows(case.knowledge, x, y, 4, hyperparameters=public).parameters)
     assert calls == [4, 4]
-
-
-def test_memory_keeps_a_bounded_amount(case, monkeypatch):
-    monkeypatch.setattr(_shadows, "_MOST_KEPT", 1)
-    x, y = case.knowledge.auxiliary
-    for seed in range(3):
-        shadows(
-            case.knowledge, x, y, 2, seed=seed, hyperparameters={"lr": 0.1, "batch_size": 8, "local_steps": 1}
-        )
-    assert len(_shadows._kept) == 1
-
-
-def test_a_cache_that_cannot_be_written_says_so(case, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FDAUDIT_CACHE", str(tmp_path / "file"))
-    x, y = case.knowledge.auxiliary
-    with pytest.raises(UsageError, match="FDAUDIT_CACHE"):
-        shadows(case.knowledge, x, y, 2, hyperparameters={"lr": 0.1, "batch_size": 8, "local_steps": 1})
 
 
 def test_the_recipe_is_the_public_one_or_adam():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -22,6 +23,7 @@ from .uploads import (
     applies,
     device_of,
     find_uploads,
+    matched_once,
     network,
     reconstruction,
     together,
@@ -97,23 +99,33 @@ class DLG:
             raise UsageError("knowledge", None, f"does not do: {module}", "Ask `applicable` first.")
         guesses = []
         for group in together(self._uploads(view, task)[0]):
-            first = group[0]
-            probes = adversary_probes(knowledge, generator)
-            labels = None
-            if self.config.labels == "recover":
-                n = first.training.images
-                labels = torch.stack([recover_labels(u.gradient, module, u.start, n, probes) for u in group])
-            found = deep_leakage(
-                module.to(device),
-                {k: t.to(device) for k, t in first.start.items()},
-                [{k: t.to(device) for k, t in u.gradient.items()} for u in group],
-                labels,
-                images=(first.training.images, *probes.shape[1:]),
-                config=self.config,
-                generator=generator,
-            )
+            invert = partial(self._group, group, module, knowledge, device)
+            found = matched_once(self.name, self.config, knowledge, group, invert)
             guesses += [reconstruction(u, found, i) for i, u in enumerate(group)]
         return tuple(guesses)
+
+    def _group(
+        self,
+        group: Sequence[Upload],
+        module: nn.Module,
+        knowledge: Knowledge,
+        device: torch.device,
+        generator: torch.Generator,
+    ) -> Matched:
+        first, labels = group[0], None
+        probes = adversary_probes(knowledge, generator)
+        if self.config.labels == "recover":
+            n = first.training.images
+            labels = torch.stack([recover_labels(u.gradient, module, u.start, n, probes) for u in group])
+        return deep_leakage(
+            module.to(device),
+            {k: t.to(device) for k, t in first.start.items()},
+            [{k: t.to(device) for k, t in u.gradient.items()} for u in group],
+            labels,
+            images=(first.training.images, *probes.shape[1:]),
+            config=self.config,
+            generator=generator,
+        )
 
     def _uploads(self, view: View, task: AttackTask) -> tuple[list[Upload], dict[str, str]]:
         found, reasons = find_uploads(view, task.targets, self.config.round, self.config.max_images)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -23,6 +24,7 @@ from .uploads import (
     applies,
     device_of,
     find_uploads,
+    matched_once,
     network,
     reconstruction,
     together,
@@ -96,7 +98,8 @@ class InvertingGradients:
         uploads, _ = find_uploads(view, task.targets, self.config.round, self.config.max_images)
         guesses = []
         for group in together(uploads):
-            found = self._group(group, module, adversary_probes(knowledge, generator), device, generator)
+            invert = partial(self._group, group, module, knowledge, device)
+            found = matched_once(self.name, self.config, knowledge, group, invert)
             guesses += [reconstruction(u, found, i) for i, u in enumerate(group)]
         return tuple(guesses)
 
@@ -104,11 +107,12 @@ class InvertingGradients:
         self,
         group: Sequence[Upload],
         module: nn.Module,
-        probes: Tensor,
+        knowledge: Knowledge,
         device: torch.device,
         generator: torch.Generator,
     ) -> Matched:
         first, n = group[0], group[0].training.images
+        probes = adversary_probes(knowledge, generator)
         labels = [recover_labels(u.gradient, module, u.start, n, probes) for u in group]
         sent = [u.gradient if u.update is None else u.update for u in group]
         return invert_gradients(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from fdaudit.cache import computed_once
 from fdaudit.types import Applicability, Reconstruction
 
 from .engine import Matched
@@ -17,6 +18,7 @@ from .labels import probe_images
 from .updates import LocalSGD, gradient_of_update, schedule
 
 if TYPE_CHECKING:
+    from fdaudit.config import Config
     from fdaudit.knowledge import Knowledge
     from fdaudit.messages import Message
     from fdaudit.view import View
@@ -29,6 +31,7 @@ __all__ = [
     "device_of",
     "find_upload",
     "find_uploads",
+    "matched_once",
     "network",
     "reconstruction",
     "together",
@@ -190,6 +193,36 @@ def adversary_probes(knowledge: Knowledge, generator: torch.Generator) -> Tensor
 def device_of(knowledge: Knowledge) -> torch.device:
     """Where to optimise: the adversary's training device, or the CPU."""
     return knowledge.train.device if knowledge.train is not None else torch.device("cpu")
+
+
+def matched_once(
+    attack: str,
+    config: Config,
+    knowledge: Knowledge,
+    group: Sequence[Upload],
+    match: Callable[[torch.Generator], Matched],
+) -> Matched:
+    """What an attack makes of some uploads: once for all who have the same uploads in view (`fdaudit.cache`).
+
+    Args:
+        attack: its name.
+        config: its settings.
+        knowledge: with the network and auxiliary images.
+        group: uploads that are matched together.
+        match: the attack.
+    """
+    card = {
+        "attack": attack,
+        "settings": config.model_dump(mode="json"),
+        "network": None if knowledge.architecture is None else knowledge.architecture.described,
+        "device": str(device_of(knowledge)),
+        "training": [None if u.update is None else asdict(u.training) for u in group],
+        "images": [u.training.images for u in group],
+    }
+    known = () if knowledge.auxiliary is None else knowledge.auxiliary[:1]
+    sent = [u.gradient if u.update is None else u.update for u in group]
+    found = computed_once(card, [*known, *(u.start for u in group), *sent], lambda draws: vars(match(draws)))
+    return Matched(**found)
 
 
 def reconstruction(upload: Upload, found: Matched, i: int) -> Reconstruction:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fdaudit.cache import computed_once
 from fdaudit.config import Config
 from fdaudit.models.generative import build_discriminator, build_generator
 
@@ -45,34 +44,45 @@ class GanPrior:
     latent: int
 
 
-_KEPT: OrderedDict[str, GanPrior] = OrderedDict()
-_MOST_KEPT = 4
-
-
 def gan_prior(images: Tensor, config: GanConfig, device: torch.device) -> GanPrior:
-    """A GAN fitted to auxiliary images (N, c, h, w), kept in memory for other attacks with the same images.
+    """A GAN fitted to auxiliary images (N, c, h, w), kept for other attacks with the same images (`fdaudit.cache`).
 
     Its seed is a digest of the images and settings, so that it is the same GAN whether it was kept or not. It learns
     images that join two auxiliary ones, which spreads it over shapes that no auxiliary class has.
     """
-    pixels = images.detach().cpu().contiguous().numpy().tobytes()
-    said = (
-        f"{config.model_dump_json(include=set(GanConfig.model_fields))}{tuple(images.shape)}{device}".encode()
-    )
-    digest = hashlib.sha256(pixels + said).hexdigest()
-    if digest not in _KEPT:
-        _KEPT[digest] = _fitted(images, config, int(digest[:15], 16), device)
-        while len(_KEPT) > _MOST_KEPT:
-            _KEPT.popitem(last=False)
-    return _KEPT[digest]
+    card = {
+        "what": "GAN prior",
+        "settings": config.model_dump(mode="json", include=set(GanConfig.model_fields)),
+        "device": str(device),
+    }
+    prior = _untrained(images, config, torch.Generator().manual_seed(0), device)
+    both = nn.ModuleDict({"generator": prior.generator, "discriminator": prior.discriminator})
+
+    def made(draws: torch.Generator) -> dict[str, Tensor]:
+        _fit(prior, images, config, draws, device)
+        return both.state_dict()
+
+    both.load_state_dict(computed_once(card, [images], made))
+    both.eval().requires_grad_(False)
+    return prior
 
 
-def _fitted(images: Tensor, config: GanConfig, seed: int, device: torch.device) -> GanPrior:
-    """Minimises the non-saturating losses (Goodfellow 2014) in turn."""
-    draws = torch.Generator().manual_seed(seed)
+def _untrained(images: Tensor, config: GanConfig, draws: torch.Generator, device: torch.device) -> GanPrior:
+    """Both networks with initial weights."""
     shape = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
     G = build_generator(draws, config.latent, config.width, shape).to(device)
     D = build_discriminator(draws, 2 * config.width, shape).to(device)
+    return GanPrior(G, D, config.latent)
+
+
+def _fit(
+    prior: GanPrior, images: Tensor, config: GanConfig, draws: torch.Generator, device: torch.device
+) -> None:
+    """Minimises the non-saturating losses (Goodfellow 2014) in turn, from weights drawn anew."""
+    fresh = _untrained(images, config, draws, device)
+    G, D = prior.generator, prior.discriminator
+    G.load_state_dict(fresh.generator.state_dict())
+    D.load_state_dict(fresh.discriminator.state_dict())
     betas = (0.5, 0.99)
     of_g = torch.optim.Adam(G.parameters(), lr=config.gan_lr, betas=betas)
     of_d = torch.optim.Adam(D.parameters(), lr=config.gan_lr / 2, betas=betas)
@@ -86,4 +96,3 @@ def _fitted(images: Tensor, config: GanConfig, seed: int, device: torch.device) 
         of_g.zero_grad(set_to_none=True)
         F.softplus(-D(made)).mean().backward()
         of_g.step()
-    return GanPrior(G.eval().requires_grad_(False), D.eval().requires_grad_(False), config.latent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -10,13 +11,14 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fdaudit.cache import computed_once
 from fdaudit.models.generative import SMALLEST_SIDE
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
 from .._asked import shared_model
 from .gan import GanConfig, GanPrior, gan_prior
 from .priors import centres
-from .victims import of_classes
+from .victims import card_of, of_classes
 
 if TYPE_CHECKING:
     from fdaudit.knowledge import Knowledge
@@ -65,7 +67,7 @@ class GMI:
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"gan_steps": 100, "iterations": 60, "restarts": 8},
         "standard": {"gan_steps": 5000, "width": 16, "iterations": 500, "restarts": 32},
-        "full": {"gan_steps": 50_000, "width": 32, "iterations": 1500, "restarts": 64},
+        "full": {"gan_steps": 15_000, "width": 16, "iterations": 1500, "restarts": 64},
     }
     control: ClassVar[dict[str, Any]] = {"on": "classes", "through": "parameters"}
     Config: ClassVar[type[GMIConfig]] = GMIConfig
@@ -106,20 +108,24 @@ class GMI:
         guesses = []
         for parameters, targets in groups.values():
             model = knowledge.train.network(parameters).eval().requires_grad_(False)
-            images, objective = self._search(model, prior, expected, generator)
+            found = computed_once(
+                card_of("gmi", self.config, knowledge),
+                [parameters, knowledge.auxiliary[0], expected],
+                partial(self._search, model, prior, expected),
+            )
             guesses += of_classes(
                 targets,
-                images,
+                found["images"],
                 torch.arange(knowledge.classes),
-                objective=objective,
+                objective=float(found["objective"]),
                 evaluations=self.config.restarts * self.config.iterations,
             )
         return tuple(guesses)
 
     def _search(
         self, model: nn.Module, prior: GanPrior, centre: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, float]:
-        """Mean images (C, c, h, w) of each class's latent vectors after the search, and their mean loss."""
+    ) -> dict[str, Tensor]:
+        """Mean `images` (C, c, h, w) of each class's latent vectors after the search; `objective`, their mean loss."""
         config, device, classes = self.config, centre.device, len(centre)
         labels = torch.arange(classes, device=device).repeat_interleave(config.restarts)
         expected = centre.repeat_interleave(config.restarts, 0)
@@ -137,7 +143,10 @@ class GMI:
             optimizer.step()
         with torch.no_grad():
             images = prior.generator(z)
-        return images.unflatten(0, (classes, config.restarts)).mean(1), float(loss.detach().mean())
+        return {
+            "images": images.unflatten(0, (classes, config.restarts)).mean(1),
+            "objective": loss.detach().mean(),
+        }
 
 
 def _model_of(view: View, target: str) -> tuple[int, Mapping[str, Tensor]]:

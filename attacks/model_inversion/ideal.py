@@ -53,10 +53,10 @@ class _Ideal:
         },
         "standard": {"queries": 50_000, "rounds": 50, "surrogate_steps": 100},
         "full": {
-            "queries": 1_000_000,
-            "rounds": 200,
-            "surrogate_steps": 500,
-            "width": 512,
+            "queries": 250_000,
+            "rounds": 100,
+            "surrogate_steps": 200,
+            "width": 256,
             "restarts": 16,
             "iterations": 1000,
         },
@@ -97,16 +97,21 @@ class _Ideal:
         def ask(x: Tensor) -> Tensor:
             return as_probabilities(model.model(x), classes)
 
-        surrogate = fit_surrogate(ask, model.queries, shape, classes, self.config, generator, device)
         known = knowledge.auxiliary if self.config.prior == "auxiliary" else None
         centre = centres(known, classes, shape).to(device)
-        found = invert_classes(surrogate, centre, self.config, generator)
+
+        def invert(draws: torch.Generator) -> dict[str, Tensor]:
+            surrogate = fit_surrogate(ask, model.queries, shape, classes, self.config, draws, device)
+            found = invert_classes(surrogate, centre, self.config, draws)
+            return {"images": found.images, "objective": found.objective}
+
+        found = model.once("ideal", self.config, knowledge, [centre], generator, invert)
         return of_classes(
             model.targets,
-            found.images,
+            found["images"],
             torch.arange(classes),
-            objective=float(found.objective.mean()),
-            evaluations=found.evaluations,
+            objective=float(found["objective"].mean()),
+            evaluations=self.config.restarts * self.config.copies * self.config.iterations,
         )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
@@ -88,8 +89,13 @@ class InversionNetwork:
             raise ValueError("inversion-network: no auxiliary images. Ask `applicable` first.")
         config, classes = self.config, knowledge.classes
         device = torch.device("cpu") if knowledge.train is None else knowledge.train.device
-        images = composites(knowledge.auxiliary[0], model.queries, self.config.noise, generator)
-        answers = evidence(as_probabilities(model.model(images), classes), config.floor)
-        invert = fit_decoder(answers, images, config, generator, device)
-        shown = invert(sure_of(answers, config.quantile))
-        return of_classes(model.targets, shown, torch.arange(classes))
+        auxiliary = knowledge.auxiliary[0]
+
+        def invert(draws: torch.Generator) -> dict[str, Tensor]:
+            images = composites(auxiliary, model.queries, config.noise, draws)
+            answers = evidence(as_probabilities(model.model(images), classes), config.floor)
+            decode = fit_decoder(answers, images, config, draws, device)
+            return {"images": decode(sure_of(answers, config.quantile))}
+
+        found = model.once("inversion-network", config, knowledge, [auxiliary], generator, invert)
+        return of_classes(model.targets, found["images"], torch.arange(classes))

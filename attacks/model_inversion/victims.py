@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fdaudit.cache import computed_once
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
 from .._asked import Asked, asked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from fdaudit.config import Config
     from fdaudit.knowledge import Knowledge
     from fdaudit.view import View
 
-__all__ = ["Askable", "as_probabilities", "askable", "of_classes"]
+__all__ = ["Askable", "as_probabilities", "askable", "card_of", "of_classes"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +31,44 @@ class Askable:
     model: Asked
     targets: tuple[str, ...]
     queries: int
+
+    def once(
+        self,
+        attack: str,
+        config: Config,
+        knowledge: Knowledge,
+        tensors: Sequence[Tensor],
+        generator: torch.Generator,
+        invert: Callable[[torch.Generator], Mapping[str, Tensor]],
+    ) -> Mapping[str, Tensor]:
+        """What an attack makes of the model: once for all who have the same parameters in view (`fdaudit.cache`).
+
+        An oracle is asked by everybody who has one, since every answer is on record; chance then comes from
+        `generator`.
+
+        Args:
+            attack: its name.
+            config: its settings.
+            knowledge: with the network.
+            tensors: what else it works with.
+            generator: for an oracle.
+            invert: the attack.
+        """
+        if self.model.parameters is None:
+            return invert(generator)
+        card = card_of(attack, config, knowledge)
+        card |= {"answers": self.model.answers, "queries": self.queries}
+        return computed_once(card, [self.model.parameters, *tensors], invert)
+
+
+def card_of(attack: str, config: Config, knowledge: Knowledge) -> dict[str, Any]:
+    """What decides the outcome of an attack on parameters in view, these and other tensors apart."""
+    return {
+        "attack": attack,
+        "settings": config.model_dump(mode="json"),
+        "network": None if knowledge.architecture is None else knowledge.architecture.described,
+        "device": None if knowledge.train is None else str(knowledge.train.device),
+    }
 
 
 def askable(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fdaudit.attacks.model_inversion.priors import composites
+from fdaudit.cache import computed_once
 from fdaudit.knowledge import Knowledge
 from fdaudit.metrics import ImageScore, mean_figure, score_class_reconstruction
 from fdaudit.oracle import Oracle, answer, serve
@@ -46,7 +47,7 @@ def withheld_classes(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     Each half of the classes is withheld in turn. The attack's card says in `through` what it is given: `oracle`,
     `parameters` or `messages`.
     """
-    generator = child(plan.seed, "control", attack.name, "design")
+    generator = child(plan.seed, "control", "classes", "design")
     x, y = plan.auxiliary
     chosen = torch.randperm(len(y), generator=generator)[:_MOST_RECORDS]
     x, y = x[chosen], y[chosen]
@@ -108,10 +109,19 @@ def _impossible(attack: AttackPlan, reason: str) -> dict[str, Control]:
 
 
 def _trained(plan: Plan, x: Tensor, y: Tensor, generator: torch.Generator) -> Parameters:
-    """The run's network after 300 steps of Adam on some records."""
-    batches = draw_batches(len(y), _BATCH, steps=_STEPS, generator=generator)
-    job = Job(party="control", parameters=plan.initial(), x=x, targets=y, batches=batches)
-    return plan.trainer().fit([job], Fit(lr=_RATE, optimizer="adam"))[0].parameters
+    """The run's network after 300 steps of Adam on some records; all attacks of a run meet the same ones."""
+    batches, initial = draw_batches(len(y), _BATCH, steps=_STEPS, generator=generator), plan.initial()
+
+    def made(_: torch.Generator) -> Parameters:
+        job = Job(party="control", parameters=initial, x=x, targets=y, batches=batches)
+        return plan.trainer().fit([job], Fit(lr=_RATE, optimizer="adam"))[0].parameters
+
+    card = {
+        "what": "control: classes",
+        "network": plan.architecture.described,
+        "execution": asdict(plan.execution),
+    }
+    return computed_once(card, [initial, x, y, *batches], made)
 
 
 @dataclass(frozen=True, eq=False)

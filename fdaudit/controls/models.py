@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fdaudit.cache import computed_once
 from fdaudit.controls._membership import MOST_CANDIDATES, Measured, measured, passed
 from fdaudit.knowledge import Knowledge
 from fdaudit.objectives import objective_of
@@ -28,9 +29,12 @@ __all__ = ["overfit_model"]
 
 
 def overfit_model(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    """Half of the auxiliary records, by fair coins, are learnt by heart under labels drawn at random."""
+    """Half of the auxiliary records, by fair coins, are learnt by heart under labels drawn at random.
+
+    All attacks of a run meet the same model.
+    """
     x, _ = plan.auxiliary
-    generator = child(plan.seed, "control", attack.name, "design")
+    generator = child(plan.seed, "control", "models", "design")
     pairs = min(len(x), MOST_CANDIDATES) // 2
     x = x[torch.randperm(len(x), generator=generator)[: 2 * pairs]]
     y = _random_labels(2 * pairs, plan.dataset, generator)
@@ -62,17 +66,29 @@ def _random_labels(n: int, like: Dataset, generator: torch.Generator) -> Tensor:
 
 def _learn_by_heart(plan: Plan, initial: Parameters, x: Tensor, y: Tensor) -> tuple[Parameters, float]:
     """Adam on full batches until every label is fitted, at most 40 times 25 steps."""
-    trainer, weights, accuracy, task = plan.trainer(), initial, 0.0, task_of(y)
+    trainer, task = plan.trainer(), task_of(y)
     batches = [torch.arange(len(y))] * 25
-    for _ in range(40):
-        job = Job(party="control", parameters=weights, x=x, targets=y, batches=batches)
-        fit = Fit(lr=0.003, optimizer="adam", objective=objective_of(task))
-        weights = trainer.fit([job], fit)[0].parameters
+
+    def accuracy(weights: Parameters) -> float:
         right = answer("hard", trainer.predict(weights, x), task) == y
-        accuracy = float(right.view(len(y), -1).all(1).double().mean())
-        if accuracy == 1:
-            break
-    return weights, accuracy
+        return float(right.view(len(y), -1).all(1).double().mean())
+
+    def made(draws: torch.Generator) -> Parameters:  # which it does not need
+        weights, fit = initial, Fit(lr=0.003, optimizer="adam", objective=objective_of(task))
+        for _ in range(40):
+            job = Job(party="control", parameters=weights, x=x, targets=y, batches=batches)
+            weights = trainer.fit([job], fit)[0].parameters
+            if accuracy(weights) == 1:
+                break
+        return weights
+
+    card = {
+        "what": "control: overfit model",
+        "network": plan.architecture.described,
+        "execution": asdict(plan.execution),
+    }
+    found = computed_once(card, [initial, x, y], made)
+    return found, accuracy(found)
 
 
 def _on_model(

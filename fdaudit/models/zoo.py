@@ -110,6 +110,12 @@ class Architecture:
         return self._seeded(seed_from(generator))
 
     @property
+    def described(self) -> dict[str, Any]:
+        """All that decides the network, as JSON values."""
+        shape = list(self.input_shape)
+        return {"name": self.name, "params": dict(self.params), "input_shape": shape, "classes": self.classes}
+
+    @property
     def has_batchnorm(self) -> bool:
         """Whether some layer is a BatchNorm, whose statistics are private data that travel unprotected."""
         kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
