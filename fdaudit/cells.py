@@ -250,7 +250,7 @@ class Stage:
                 answerer = of or "oracle"
                 whose.add(answerer)
                 question = log.record(asker, answerer, "oracle_query", {"samples": x})
-                noise = SecretStream(secret, "oracle", name, question.seq)
+                noise = SecretStream(secret, "oracle", name, question)
                 values = self._answering.reply(kind, x, of, noise)
                 log.record(answerer, asker, "oracle_answer", {"values": values})
                 return values

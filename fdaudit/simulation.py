@@ -18,12 +18,14 @@ from fdaudit.metrics import accuracy, macro_f1, mean_auc, mean_auc_figure, multi
 from fdaudit.plan import Plan
 from fdaudit.rehearsal import NoWire, kinds_of, networks_of, setting_of
 from fdaudit.spec import RecordRounds
+from fdaudit.storage import encode
 from fdaudit.trainers import Trainers
 from fdaudit.training import Parameters
 from fdaudit.transcript import Position, Transcript, read_messages
 from fdaudit.types import Task, task_of
 from fdaudit.vault import Vault
 from fdaudit.wire import Wire
+from fdaudit.writer import BackgroundWriter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,8 +124,9 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
     """Runs the protocol from the last checkpoint to its end, then the reference lines.
 
     After each round, in this order: the truth behind its messages goes to the vault, the transcript is made
-    durable, the protocol's state is saved, and `round.json` is replaced. A run killed at any instant therefore
-    resumes from the last `round.json` and ends bit for bit as an uninterrupted one.
+    durable, the protocol's state is saved, and `round.json` is replaced; a thread does so while the next round
+    computes. A run killed at any instant resumes from the last `round.json` and ends bit for bit as an
+    uninterrupted one.
 
     Returns:
         Where the transcript ended.
@@ -139,6 +142,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
         start=start,
         keep=_keep(plan),
         shards=plan.protocol.many_messages,
+        writer=BackgroundWriter(),
     ) as transcript:
         meter = _meter(plan, run, start)
         wire = Wire(
@@ -215,6 +219,8 @@ def save_checkpoint(
 ) -> None:
     """Makes a round durable: its truth, the transcript, the protocol's state, then `round.json`.
 
+    All as it is now, but done by the transcript's writer after all that was put to it before.
+
     Args:
         vault: where truth, state and `round.json` are kept.
         transcript: the run's record.
@@ -222,20 +228,26 @@ def save_checkpoint(
         state: everything of the protocol that outlives a round.
         utility: length of `utility.csv` in bytes.
     """
-    vault.save(f"truth/round-{done.index:06d}", {str(seq): b for seq, b in done.batches.items()})
-    position = transcript.sync()
-    name = f"state/round-{done.index:06d}"
-    digest = vault.save(name, state)
-    vault.save_round(
-        {
-            "round": done.index,
-            "transcript": vars(position),
-            "state": name,
-            "state_sha256": digest,
-            "utility": utility,
-        }
-    )
-    _forget_states(vault, name)
+    truth = encode({str(seq): b for seq, b in done.batches.items()})
+    kept, number = encode(state), done.index
+
+    def write() -> None:
+        vault.save_encoded(f"truth/round-{number:06d}", truth)
+        position = transcript.sync()
+        name = f"state/round-{number:06d}"
+        digest = vault.save_encoded(name, kept)
+        vault.save_round(
+            {
+                "round": number,
+                "transcript": vars(position),
+                "state": name,
+                "state_sha256": digest,
+                "utility": utility,
+            }
+        )
+        _forget_states(vault, name)
+
+    transcript.writer.put(write, len(truth) + len(kept))
 
 
 def _forget_states(vault: Vault, current: str | None) -> None:

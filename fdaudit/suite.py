@@ -9,6 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,19 @@ def quickstart(
     wanted = specs()
     first = out / next(iter(wanted))
     _refuse_occupied(out, first, resume)
-    finished = []
-    for number, (name, spec) in enumerate(wanted.items(), 1):
-        seed_from = None if out / name == first else first
-        step = _step(tick, f"{number}/{len(wanted)} {name}")
-        made = runs.run(spec, out / name, resume=resume, seed_from=seed_from, tick=step)
-        runs.report(made)
-        finished.append(made)
+    finished, reports = list[Run](), list[Future[Path]]()
+    # A report is one thread's work, and this process mostly waits for those that attack the next run.
+    with ThreadPoolExecutor(1) as beside:
+        try:
+            for number, (name, spec) in enumerate(wanted.items(), 1):
+                seed_from = None if out / name == first else first
+                step = _step(tick, f"{number}/{len(wanted)} {name}")
+                finished.append(runs.run(spec, out / name, resume=resume, seed_from=seed_from, tick=step))
+                reports.append(beside.submit(runs.report, finished[-1]))
+            for report in reports:
+                report.result()
+        finally:
+            beside.shutdown(cancel_futures=True)
     return tuple(finished), runs.compare(finished, out)
 
 

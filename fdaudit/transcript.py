@@ -3,8 +3,8 @@
 Guarantees:
   * every byte of every payload, safetensors headers included, is covered by a digest in the log;
   * every line is chained to the line before it, so dropping, swapping, adding or editing one is found;
-  * memory does not grow with what was sent: writing holds one message and the names of those since the last
-    `sync`, verifying holds one message and the payloads' names;
+  * memory does not grow with what was sent: writing holds one message (or as much as its writer lets wait) and the
+    names of those since the last `sync`; verifying holds one message and the payloads' names;
   * a payload is on disk under its final name before the line that names it is appended.
 
 It proves neither authorship nor an honest run: whoever can rewrite the head can rewrite the rest.
@@ -26,6 +26,7 @@ from fdaudit.messages import ALL, DATA, GENESIS, KINDS, Message
 from fdaudit.payloads import PAYLOADS, Payloads, payload_name, read_payload
 from fdaudit.rng import SecretStream
 from fdaudit.storage import commitment, decode, encode, header, sync_path
+from fdaudit.writer import InlineWriter, Writer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,6 +63,12 @@ class Transcript:
         log: the log's file name.
         shards: all payloads of a round lie in one file: for protocols with many messages.
         salt_path: names the stream of salts, so that two transcripts of one run never share one.
+        writer: digests and writes what is appended; at once when left out. Closed with the transcript.
+
+    Attributes:
+        directory: the same.
+        writer: the same.
+        seq: number of the next message.
     """
 
     def __init__(
@@ -74,69 +81,85 @@ class Transcript:
         log: str = LOG,
         shards: bool = False,
         salt_path: tuple[str, ...] = ("transcript",),
+        writer: Writer | None = None,
     ) -> None:
         self.directory = directory
+        self.writer: Writer = writer or InlineWriter()
         self._secret, self._keep, self._salt_path = secret, keep, salt_path
         self._payloads = Payloads(directory, shared=shards)
         self._log_path = directory / log
-        self.position = start or Position()
+        self._position = start or Position()
+        self.seq = self._position.seq
         self._rewind()
         self._file = self._log_path.open("ab", buffering=0)
 
+    @property
+    def position(self) -> Position:
+        """Where it stands once everything that was appended is written."""
+        self.writer.drain()
+        return self._position
+
     def _rewind(self) -> None:
-        """Cuts the log back to `position` and removes later payloads."""
+        """Cuts the log back to where it is to go on, and removes later payloads."""
         self._log_path.touch()
         # A continued chain (an oracle's log) starts with a foreign head at offset 0.
-        if self._log_path.stat().st_size < self.position.offset:
+        if self._log_path.stat().st_size < self._position.offset:
             raise IntegrityError([f"{self._log_path.name} is shorter than the last checkpoint says"])
-        os.truncate(self._log_path, self.position.offset)
-        last = _last_line(self._log_path) if self.position.offset else None
-        if last is not None and hashlib.sha256(last).hexdigest() != self.position.head:
+        os.truncate(self._log_path, self._position.offset)
+        last = _last_line(self._log_path) if self._position.offset else None
+        if last is not None and hashlib.sha256(last).hexdigest() != self._position.head:
             raise IntegrityError([f"{self._log_path.name} does not end as the last checkpoint says"])
-        self._payloads.rewind(self.position.seq, None if last is None else Message.from_line(last))
+        self._payloads.rewind(self._position.seq, None if last is None else Message.from_line(last))
 
-    def append(self, draft: Message, tensors: Mapping[str, Tensor]) -> tuple[Message, dict[str, Tensor]]:
-        """Records a message and returns it with the decoded payload, which is what a receiver is handed.
+    def append(self, draft: Message, tensors: Mapping[str, Tensor]) -> tuple[int, dict[str, Tensor]]:
+        """Records a message and returns its `seq` with the decoded payload, which is what a receiver is handed.
 
         The draft's `seq`, `tensors`, `payload`, `bytes_on_wire`, `salt`, `sha256`, `previous` are filled in.
         """
-        seq = self.position.seq
-        payload = encode(tensors)
-        salt = SecretStream(self._secret, "salt", *self._salt_path, seq).bytes(_SALT_BYTES)
-        where = self._payloads.write(seq, draft.round, payload) if self._keep(draft.round) else None
+        seq, payload = self.seq, encode(tensors)
+        size = draft.bytes_on_wire or sum(t.nbytes for t in tensors.values())
+        self.seq += 1
+        self.writer.put(
+            lambda: self._write(replace(draft, seq=seq, bytes_on_wire=size), payload), len(payload)
+        )
+        return seq, decode(payload)
+
+    def _write(self, draft: Message, payload: bytes) -> None:
+        """Puts a message on disk: its payload, then its line."""
+        salt = SecretStream(self._secret, "salt", *self._salt_path, draft.seq).bytes(_SALT_BYTES)
+        kept = self._keep(draft.round)
         message = replace(
             draft,
-            seq=seq,
             tensors=header(payload),
-            payload=where,
-            bytes_on_wire=draft.bytes_on_wire or sum(t.nbytes for t in tensors.values()),
+            payload=self._payloads.write(draft.seq, draft.round, payload) if kept else None,
             salt=salt.hex(),
             sha256=commitment(salt, payload),
-            previous=self.position.head,
+            previous=self._position.head,
         )
         line = message.to_line()
         if self._file.write(line) != len(line):
             raise OSError(errno.ENOSPC, "only part of a line could be written", str(self._log_path))
         head = hashlib.sha256(line[:-1]).hexdigest()
-        self.position = Position(seq + 1, self.position.offset + len(line), head)
-        return message, decode(payload)
+        self._position = Position(draft.seq + 1, self._position.offset + len(line), head)
 
-    def record(self, sender: str, receiver: str, kind: str, tensors: Mapping[str, Tensor]) -> Message:
-        """Records a message that no protocol sent: an oracle's question or answer."""
-        draft = Message(
-            seq=0, round=0, step=self.position.seq, sender=sender, receivers=(receiver,), kind=kind
-        )
+    def record(self, sender: str, receiver: str, kind: str, tensors: Mapping[str, Tensor]) -> int:
+        """Records a message that no protocol sent, an oracle's question or answer, and returns its `seq`."""
+        draft = Message(seq=0, round=0, step=self.seq, sender=sender, receivers=(receiver,), kind=kind)
         return self.append(draft, tensors)[0]
 
     def sync(self) -> Position:
         """Makes everything so far durable: payloads, their directory, then the log."""
+        self.writer.put(self._sync)
+        return self.position
+
+    def _sync(self) -> None:
         self._payloads.sync()
         sync_path(self.directory)
         os.fsync(self._file.fileno())
-        return self.position
 
     def close(self) -> None:
-        """Closes the log."""
+        """Writes what was appended, unless writing failed, and closes the log."""
+        self.writer.close()
         self._payloads.close()
         self._file.close()
 
@@ -146,7 +169,11 @@ class Transcript:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if error is None:
+                self.writer.drain()
+        finally:
+            self.close()
 
 
 def _last_line(path: Path) -> bytes:

@@ -7,6 +7,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.rng import SecretStream
-from fdaudit.storage import commitment, load_json, load_tensors, save_json, save_tensors, write_atomically
+from fdaudit.storage import commitment, encode, load_json, load_tensors, save_json, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,9 +80,14 @@ class Vault:
 
     def save(self, name: str, tensors: Mapping[str, Tensor]) -> str:
         """Keeps tensors under a name such as `models/server`; returns the file's SHA-256."""
+        return self.save_encoded(name, encode(tensors))
+
+    def save_encoded(self, name: str, payload: bytes) -> str:
+        """As `save`, for tensors that are encoded already."""
         path = self.directory / f"{name}.safetensors"
         path.parent.mkdir(exist_ok=True)
-        return save_tensors(path, tensors)
+        write_atomically(path, payload)
+        return hashlib.sha256(payload).hexdigest()
 
     def load(self, name: str, sha256: str | None = None) -> dict[str, Tensor]:
         """Tensors kept under a name.

@@ -193,8 +193,8 @@ class Wire:
             event=released.event,
             bytes_on_wire=released.bytes_on_wire,
         )
-        message, decoded = self._record(draft, released.tensors)
-        return Delivery({n: t.to(self._device) for n, t in readable(decoded).items()}, message.seq)
+        seq, decoded = self._record(draft, released.tensors)
+        return Delivery({n: t.to(self._device) for n, t in readable(decoded).items()}, seq)
 
     def release(
         self,
@@ -230,14 +230,14 @@ class Wire:
             defenses=() if described is None else (described,),
             event=event,
         )
-        return self._record(draft, {})[0].seq
+        return self._record(draft, {})[0]
 
     def coins(self, of: str, party: str) -> SecretStream:
         """Secret randomness inside a party, for what is named, new after each message or release on record.
 
         A chance that a guarantee counts on must come from here: whoever knows the run's seed knows all else.
         """
-        return SecretStream(self._secret, "training", of, self._transcript.position.seq, party)
+        return SecretStream(self._secret, "training", of, self._transcript.seq, party)
 
     def _defend(
         self, sender: str, kind: str, tensors: Mapping[str, Tensor]
@@ -252,7 +252,7 @@ class Wire:
         attached = self._defenses.get((kind, role(sender)), ())
         guarantee: Event | None = None
         for number, defense in enumerate(attached):
-            noise = SecretStream(self._secret, "defense", self._transcript.position.seq, number)
+            noise = SecretStream(self._secret, "defense", self._transcript.seq, number)
             released = defense.release(released.kind, readable(released.tensors), noise)
             if guarantee is None and not isinstance(released.event, NoGuarantee):
                 guarantee = released.event
@@ -277,7 +277,7 @@ class Wire:
             )
             self._record(draft, {})
 
-    def _record(self, draft: Message, tensors: Mapping[str, Tensor]) -> tuple[Message, Mapping[str, Tensor]]:
+    def _record(self, draft: Message, tensors: Mapping[str, Tensor]) -> tuple[int, Mapping[str, Tensor]]:
         """Puts a message on record, unless it would pass the budget."""
         if self._meter is not None:
             self._meter.admit(draft)
@@ -292,7 +292,7 @@ class Wire:
             if party not in self._parties:
                 raise ProtocolError(f"wire: party {party!r} is not declared. {nearest(party, self._parties)}")
         if inputs != ALL:
-            seq = self._transcript.position.seq
+            seq = self._transcript.seq
             wrong = [i for i in inputs if i != DATA and not (isinstance(i, int) and 0 <= i < seq)]
             if wrong:
                 raise ProtocolError(

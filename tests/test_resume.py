@@ -376,10 +376,15 @@ def test_the_seed_is_nowhere_but_in_the_vault(whole: Path, tmp_path: Path) -> No
 
 @pytest.fixture
 def unfinished(whole: Path, tmp_path: Path) -> Path:
-    """A run that died in its second round."""
+    """A run that died after its first round."""
     out = tmp_path / "unfinished"
-    with dying(60), pytest.raises(Killed):
-        fdaudit.run(SPEC, out, seed_from=whole)
+
+    def tick(what: str, done: int, total: int) -> None:
+        assert (what, done) == (SPEC["protocol"]["name"], 1)
+        raise Killed
+
+    with pytest.raises(Killed):
+        fdaudit.run(SPEC, out, seed_from=whole, tick=tick)
     assert (out / "vault" / "round.json").is_file()
     assert not (out / "manifest.json").exists()
     return out
