@@ -1,0 +1,91 @@
+"""What one piece of work costs, and how that grows: seconds, share in operators, memory, exponent."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+__all__ = ["Growth", "Sample", "exponent", "measured"]
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a piece of work cost.
+
+    Attributes:
+        seconds: by the wall clock, the better of two.
+        operators: share of them in PyTorch's operators, under its profiler (which makes all else a little slower).
+        megabytes: highest resident memory while it ran, above what there was before.
+    """
+
+    seconds: float
+    operators: float
+    megabytes: float
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Samples along one axis."""
+
+    stage: str
+    axis: str
+    sizes: tuple[float, ...]
+    samples: tuple[Sample, ...]
+
+    def row(self) -> list[str]:
+        """One line of the table: stage, axis, sizes, seconds, exponent, share in operators, memory."""
+        last = self.samples[-1]
+        slope, residual = exponent(self.sizes, [s.seconds for s in self.samples])
+        return [
+            self.stage,
+            self.axis,
+            ", ".join(f"{size:g}" for size in self.sizes),
+            ", ".join(f"{s.seconds:.3g}" for s in self.samples),
+            f"{slope:.2f} ± {residual:.2f}",
+            f"{last.operators:.0%}",
+            f"{max(s.megabytes for s in self.samples):.0f}",
+        ]
+
+
+def measured(make: Callable[[], Callable[[], object]]) -> Sample:
+    """Measures what `make` returns; `make` is called anew for each of three times, unmeasured."""
+    from torch.profiler import ProfilerActivity, profile
+
+    work = make()
+    before = _memory("VmRSS")
+    _RESET.write_text("5")
+    seconds = [_timed(work)]
+    megabytes = max(0.0, _memory("VmHWM") - before)
+    seconds.append(_timed(make()))
+    work = make()
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        whole = _timed(work)
+    inside = sum(e.self_cpu_time_total for e in seen.key_averages() if e.key.startswith("aten::")) / 1e6
+    return Sample(min(seconds), min(1.0, inside / whole), megabytes)
+
+
+def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
+    """The slope of log time over log size by least squares, and its standard error."""
+    x, y = torch.tensor(sizes).double().log(), torch.tensor(seconds).double().log()
+    dx = x - x.mean()
+    slope = float((dx * y).sum() / dx.square().sum())
+    left = y - y.mean() - slope * dx
+    return slope, math.sqrt(float(left.square().sum()) / (len(x) - 2) / float(dx.square().sum()))
+
+
+def _timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _memory(field: str) -> float:
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) / 1024
