@@ -14,23 +14,18 @@ from pathlib import Path
 
 import torch
 from _pairs import HEADS, Pairs, compare_both, table
+from _recorded import Recorded
 from fdaudit.protocols.dafkd import DaFKD, DaFKDConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fdaudit.execution import Execution
-from fdaudit.federation import Common, PartyData
+from fdaudit.federation import PartyData
 from fdaudit.models import Architecture, architecture
 from fdaudit.models.conditional import build_conditional, build_domain_head
-from fdaudit.rehearsal import kinds_of, parties_of, setting_of
 from fdaudit.rng import child
-from fdaudit.simulation import save_checkpoint
 from fdaudit.spec import ModelSpec
-from fdaudit.trainers import Networks
 from fdaudit.training import draw_batches
-from fdaudit.transcript import Transcript
-from fdaudit.vault import Secrets, Vault
-from fdaudit.wire import Wire
 
 SEED, CLIENTS, STEPS, RECORDS = 1, 10, 10, 320
 SHAPE, CLASSES = (1, 28, 28), 10
@@ -38,29 +33,6 @@ TARGET = 1.2
 
 Data = dict[str, PartyData]
 Named = dict[str, Tensor]
-
-
-class Recorded:
-    """DaFKD as a run does it, one round a call."""
-
-    def __init__(
-        self, folder: Path, network: Architecture, data: Data, execution: Execution, rounds: int
-    ) -> None:
-        self._vault = Vault(folder / "vault")
-        self._vault.create(Secrets.draw(SEED))
-        secret = self._vault.secrets.secret
-        self._transcript = Transcript(folder / "transcript", secret=secret)
-        device = torch.device(execution.device)
-        parties, kinds = parties_of(DaFKD, CLIENTS), kinds_of(DaFKD)
-        wire = Wire(self._transcript, parties=parties, kinds=kinds, device=device, secret=secret)
-        common = Common(networks=Networks(network), execution=execution, public=torch.zeros(0, *SHAPE))
-        self.config = DaFKDConfig(rounds=rounds, local_steps=STEPS, batch_size=32)
-        self.protocol = DaFKD(self.config, setting_of(DaFKD, common, data, wire, SEED))
-        self._rounds = self.protocol.rounds(0)
-
-    def __call__(self) -> None:
-        done = next(self._rounds)
-        save_checkpoint(self._vault, self._transcript, done, self.protocol.state, utility=0)
 
 
 class Bare:
@@ -161,11 +133,12 @@ def measure(execution: Execution, pairs: int) -> tuple[Pairs, Pairs]:
         data[f"client/{k}"] = PartyData(x, torch.randint(CLASSES, (RECORDS,), generator=generator))
     layout = torch.channels_last if execution.memory_format == "channels_last" else torch.contiguous_format
     with tempfile.TemporaryDirectory() as folder:
-        recorded = Recorded(Path(folder), network, data, execution, pairs + 4)
-        bare = Bare(network, data, recorded.config, layout)
+        config = DaFKDConfig(rounds=pairs + 4, local_steps=STEPS, batch_size=32)
+        recorded = Recorded(Path(folder), DaFKD, config, network, data, execution, SEED)
+        bare = Bare(network, data, config, layout)
         recorded()
         bare()
-        for name, tensor in recorded.protocol.released().items():
+        for name, tensor in recorded.parameters.items():
             torch.testing.assert_close(bare.w[name], tensor, rtol=1e-2, atol=1e-4)
         return compare_both(recorded, bare, pairs=pairs, warm_up=1)
 

@@ -15,56 +15,23 @@ from pathlib import Path
 
 import torch
 from _pairs import HEADS, Pairs, compare_both, table
+from _recorded import Recorded
 from fdaudit.protocols.fediod import FedIOD, FedIODConfig
 from torch import Tensor
 from torch.nn import functional as F
 
 from fdaudit.execution import Execution
-from fdaudit.federation import Common, PartyData
+from fdaudit.federation import PartyData
 from fdaudit.models import Architecture, architecture
 from fdaudit.models.generative import build_discriminator, build_generator
-from fdaudit.rehearsal import kinds_of, parties_of, setting_of
 from fdaudit.rng import child
-from fdaudit.simulation import save_checkpoint
 from fdaudit.spec import ModelSpec
-from fdaudit.trainers import Networks
-from fdaudit.transcript import Transcript
-from fdaudit.vault import Secrets, Vault
-from fdaudit.wire import Wire
 
 SEED, CLIENTS, STEPS, RECORDS = 1, 10, 10, 200
 SHAPE, CLASSES = (1, 28, 28), 10
 TARGET = 1.2
 
 Data = dict[str, PartyData]
-
-
-class Recorded:
-    """FedIOD as a run does it: stage 1 when made, then one round a call."""
-
-    def __init__(
-        self, folder: Path, network: Architecture, data: Data, execution: Execution, rounds: int
-    ) -> None:
-        self._vault = Vault(folder / "vault")
-        self._vault.create(Secrets.draw(SEED))
-        secret = self._vault.secrets.secret
-        self._transcript = Transcript(folder / "transcript", secret=secret, shards=FedIOD.many_messages)
-        device = torch.device(execution.device)
-        parties, kinds = parties_of(FedIOD, CLIENTS), kinds_of(FedIOD)
-        wire = Wire(self._transcript, parties=parties, kinds=kinds, device=device, secret=secret)
-        common = Common(networks=Networks(network), execution=execution, public=torch.zeros(0, *SHAPE))
-        self.config = FedIODConfig(rounds=rounds, steps_per_round=STEPS, local_steps=20)
-        self.protocol = FedIOD(self.config, setting_of(FedIOD, common, data, wire, SEED))
-        self._rounds = self.protocol.rounds(0)
-        self()
-
-    def __call__(self) -> None:
-        done = next(self._rounds)
-        save_checkpoint(self._vault, self._transcript, done, self.protocol.state, utility=0)
-
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        return self.protocol.released()
 
 
 class Bare:
@@ -166,7 +133,9 @@ def measure(execution: Execution, pairs: int) -> tuple[Pairs, Pairs]:
         data[f"client/{k}"] = PartyData(x, torch.randint(CLASSES, (RECORDS,), generator=generator))
     layout = torch.channels_last if execution.memory_format == "channels_last" else torch.contiguous_format
     with tempfile.TemporaryDirectory() as folder:
-        recorded = Recorded(Path(folder), network, data, execution, pairs + 4)
+        config = FedIODConfig(rounds=pairs + 4, steps_per_round=STEPS, local_steps=20)
+        recorded = Recorded(Path(folder), FedIOD, config, network, data, execution, SEED)
+        recorded()  # stage 1, once a run
         bare = Bare(network, data, recorded, layout)
         start = _flat(recorded.parameters)
         recorded()

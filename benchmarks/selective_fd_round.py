@@ -1,86 +1,64 @@
-"""What recording costs Selective-FD: a round with every message and a checkpoint on disk, against bare PyTorch.
+"""What recording costs Selective-FD: a round with every message and a checkpoint on disk, against plain PyTorch.
 
 A is the protocol over the wire: encoded, digested, salted, chained and written messages, the truth kept in the vault,
 state saved. B does the same arithmetic in a plain loop that keeps nothing: predictions, their mean over those
-that answer, local and distillation steps. Both must end with the same parameters, or this fails. Target: at most 1.2.
+that answer, local and distillation steps. Three such loops:
+
+- *bare*, with all images in one tensor, in the memory format that fdaudit chooses (target: at most 1.2);
+- *sample by sample*, as the authors' public code has it (github.com/shaojiawei07/Selective-FD,
+  `step5_train_model_softclass.py`): images fetched one at a time from a `Dataset` and stacked, the public ones once
+  a round for all clients; torch's default memory format; one client after another;
+- *loader at every step*: the same, but every step's batch comes through a `DataLoader` that decodes and transforms each
+  sample, as code with `torchvision` datasets usually does (target of both: at most 0.75).
+
+The batches are the same on all sides. All must end a round with the same parameters, or this fails; accuracy after the
+measured rounds is shown.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from _images import CLASSES, SHAPE, patterned
 from _pairs import HEADS, Pairs, compare_both, table
+from _recorded import Recorded
 from fdaudit.protocols.selective_fd import SelectiveFD, SelectiveFDConfig
+from PIL import Image
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import ToTensor
 
 from fdaudit.execution import Execution
-from fdaudit.federation import Common, PartyData
+from fdaudit.federation import PartyData
 from fdaudit.models import Architecture, architecture
-from fdaudit.rehearsal import kinds_of, parties_of, setting_of
 from fdaudit.rng import child
-from fdaudit.simulation import save_checkpoint
 from fdaudit.spec import ModelSpec
-from fdaudit.trainers import Networks
 from fdaudit.training import draw_batches
-from fdaudit.transcript import Transcript
-from fdaudit.vault import Secrets, Vault
-from fdaudit.wire import Wire
 
-SEED, CLIENTS, PUBLIC, ASKED, BATCH, LR = 1, 10, 2000, 256, 64, 0.1
+SEED, CLIENTS, PUBLIC, BATCH, LR = 1, 10, 2000, 64, 0.1
 LOCAL, DISTIL = 1, 10
-SHAPE, CLASSES = (1, 28, 28), 10
-TARGET = 1.2
+TARGET, TARGET_LOADED = 1.2, 0.75
 
 Models = dict[str, dict[str, Tensor]]
 
 
-class Recorded:
-    """Selective-FD as a run does it, one round a call."""
-
-    def __init__(
-        self,
-        folder: Path,
-        network: Architecture,
-        data: dict[str, PartyData],
-        public: Tensor,
-        execution: Execution,
-        rounds: int,
-    ) -> None:
-        vault = Vault(folder / "vault")
-        vault.create(Secrets.draw(SEED))
-        secret = vault.secrets.secret
-        transcript = Transcript(folder / "transcript", secret=secret)
-        wire = Wire(
-            transcript,
-            parties=parties_of(SelectiveFD, CLIENTS),
-            kinds=kinds_of(SelectiveFD),
-            device=torch.device(execution.device),
-            secret=secret,
-        )
-        common = Common(networks=Networks(network), execution=execution, public=public)
-        config = SelectiveFDConfig(
-            rounds=rounds, labels="soft", public_batch=ASKED, warm_up_steps=0, lr=LR, batch_size=BATCH
-        )
-        self._vault, self._transcript = vault, transcript
-        self._protocol = SelectiveFD(config, setting_of(SelectiveFD, common, data, wire, SEED))
-        self._rounds = self._protocol.rounds(0)
-
-    def __call__(self) -> None:
-        done = next(self._rounds)
-        save_checkpoint(self._vault, self._transcript, done, self._protocol.state, utility=0)
+class RecordedModels(Recorded):
+    """Selective-FD as a run does it, and what each client holds."""
 
     @property
     def models(self) -> Models:
-        return {k: c.model for k, c in self._protocol._clients.items()}
+        return {k: c.model for k, c in self.protocol._clients.items()}
 
     @property
     def accepts(self) -> dict[str, Tensor]:
-        """Which public samples each client answers for: both sides select alike."""
-        return {k: c.accepts for k, c in self._protocol._clients.items() if c.accepts is not None}
+        """Which public samples each client answers for: all sides select alike."""
+        return {k: c.accepts for k, c in self.protocol._clients.items() if c.accepts is not None}
 
 
 class Bare:
@@ -89,38 +67,48 @@ class Bare:
     def __init__(
         self,
         network: Architecture,
-        data: dict[str, PartyData],
+        data: Mapping[str, PartyData],
         public: Tensor,
         accepts: dict[str, Tensor],
-        memory_format: torch.memory_format,
+        asked: int,
+        layout: torch.memory_format,
     ) -> None:
-        self._data = {k: (d.x.contiguous(memory_format=memory_format), d.y) for k, d in data.items()}
-        self._models = {
-            k: network.build(child(SEED, "initial")).to(memory_format=memory_format) for k in data
-        }
-        self._public, self._accepts = public.contiguous(memory_format=memory_format), accepts
-        self._round = 0
+        self._labels = {k: d.y for k, d in data.items()}
+        self._models = {k: network.build(child(SEED, "initial")).to(memory_format=layout) for k in data}
+        self._accepts, self._asked, self._round = accepts, asked, 0
+        self._images = {k: self._hold(d.x, layout) for k, d in data.items()}
+        self._public = self._hold(public, layout)
 
     def __call__(self) -> None:
-        t, total = self._round, torch.zeros(ASKED, CLASSES, dtype=torch.float64)
-        asked = torch.randperm(PUBLIC, generator=child(SEED, "selective-fd", "proxy", t))[:ASKED]
-        count, x = torch.zeros(ASKED), self._public[asked]
+        t, total = self._round, torch.zeros(self._asked, CLASSES, dtype=torch.float64)
+        asked = torch.randperm(PUBLIC, generator=child(SEED, "selective-fd", "proxy", t))[: self._asked]
+        count, x = torch.zeros(self._asked), self._fetch(self._public, asked)
         for k, model in self._models.items():
             with torch.no_grad():
                 answered = self._accepts[k][asked]
                 total[answered] += model(x)[answered].softmax(1)
                 count += answered
         kept = count > 0
-        x, targets = x[kept], (total[kept] / count[kept, None]).float()
+        rows, x, targets = asked[kept], x[kept], (total[kept] / count[kept, None]).float()
         for k, model in self._models.items():
-            own, labels = self._data[k]
+            labels = self._labels[k]
             generator = child(SEED, "selective-fd", "local", t, k)
             optimizer = torch.optim.SGD(model.parameters(), lr=LR)
             for batch in draw_batches(len(labels), BATCH, steps=LOCAL, generator=generator):
-                self._step(model, optimizer, own[batch], labels[batch])
+                self._step(model, optimizer, self._fetch(self._images[k], batch), labels[batch])
             for _ in range(DISTIL):
-                self._step(model, optimizer, x, targets)
+                self._step(model, optimizer, self._again(x, rows), targets)
         self._round += 1
+
+    def _hold(self, images: Tensor, layout: torch.memory_format) -> object:
+        return images.contiguous(memory_format=layout)
+
+    def _fetch(self, images: Tensor, rows: Tensor) -> Tensor:
+        return images[rows]
+
+    def _again(self, x: Tensor, rows: Tensor) -> Tensor:
+        """The public samples of a further step: the same, which are there already."""
+        return x
 
     @staticmethod
     def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, targets: Tensor) -> None:
@@ -138,35 +126,80 @@ class Bare:
         return {k: dict(m.named_parameters()) for k, m in self._models.items()}
 
 
-def measure(execution: Execution, pairs: int) -> tuple[Pairs, Pairs]:
-    """Pairs of rounds, after which both sides hold the same models."""
+class SampleBySample(Bare):
+    """Images are kept one by one, fetched one by one and stacked."""
+
+    def _hold(self, images: Tensor, layout: torch.memory_format) -> list[Tensor]:
+        return list(images)
+
+    def _fetch(self, images: list[Tensor], rows: Tensor) -> Tensor:
+        return torch.stack([images[i] for i in rows])
+
+
+class Decoded(Dataset[Tensor]):
+    """8-bit images as torchvision's datasets hold them: each is decoded and transformed when it is fetched."""
+
+    def __init__(self, images: Tensor) -> None:
+        self._images = (255 * images).round().to(torch.uint8).squeeze(1)
+        self._transform = ToTensor()
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, i: int) -> Tensor:
+        transformed: Tensor = self._transform(Image.fromarray(self._images[i].numpy()))
+        return transformed
+
+
+class LoaderAtEveryStep(Bare):
+    """Every step's batch comes through a `DataLoader`."""
+
+    def _hold(self, images: Tensor, layout: torch.memory_format) -> Decoded:
+        return Decoded(images)
+
+    def _fetch(self, images: Decoded, rows: Tensor) -> Tensor:
+        batch: Tensor = next(iter(DataLoader(images, batch_sampler=[rows.tolist()])))
+        return batch
+
+    def _again(self, x: Tensor, rows: Tensor) -> Tensor:
+        return self._fetch(self._public, rows)
+
+
+def measure(
+    other: type[Bare], layout: torch.memory_format, execution: Execution, asked: int, pairs: int
+) -> tuple[Pairs, Pairs, tuple[float, float]]:
+    """Pairs of rounds, before and after which both sides make the same models; and both sides' accuracy."""
     network = architecture(ModelSpec(name="cnn-5-5"), SHAPE, CLASSES)
-    data, public = images()
-    same = torch.channels_last if execution.memory_format == "channels_last" else torch.contiguous_format
+    data, public, test = images()
+    config = SelectiveFDConfig(
+        rounds=pairs + 5, labels="soft", public_batch=asked, warm_up_steps=0, lr=LR, batch_size=BATCH
+    )
     with tempfile.TemporaryDirectory() as folder:
-        recorded = Recorded(Path(folder), network, data, public, execution, pairs + 5)
+        recorded = RecordedModels(
+            Path(folder), SelectiveFD, config, network, data, execution, SEED, public=public
+        )
         recorded()  # fits the selectors, once a run
-        bare = Bare(network, data, public, recorded.accepts, same)
+        bare = other(network, data, public, recorded.accepts, asked, layout)
         _same_work(recorded, bare, 1)
-        found = compare_both(recorded, bare, pairs=pairs, warm_up=1)
+        wall, processor = compare_both(recorded, bare, pairs=pairs, warm_up=1)
+        accuracies = _accuracy(network, recorded.models, test), _accuracy(network, bare.models, test)
         _same_work(recorded, bare, pairs + 3)
-    return found
+    return wall, processor, accuracies
 
 
-def images() -> tuple[dict[str, PartyData], Tensor]:
-    """Clients of one class each, and public samples of all; a class is noise about an image of its own."""
-    centres = torch.rand(CLASSES, *SHAPE, generator=child(SEED, "centres"))
+def images() -> tuple[dict[str, PartyData], Tensor, PartyData]:
+    """Clients of one class each, public samples and test records of all; in steps of 1/255, which 8 bits hold."""
 
     def drawn(y: Tensor, name: str) -> Tensor:
-        noise = torch.randn(len(y), *SHAPE, generator=child(SEED, "noise", name))
-        return (centres[y] + 0.1 * noise).clamp(0, 1)
+        return (255 * patterned(y, 0.3, child(SEED, "noise", name))).round() / 255
 
     labels = {f"client/{k}": torch.full((500,), k) for k in range(CLIENTS)}
     data = {k: PartyData(drawn(y, k), y) for k, y in labels.items()}
-    return data, drawn(torch.arange(PUBLIC) % CLASSES, "public")
+    y = torch.arange(1000) % CLASSES
+    return data, drawn(torch.arange(PUBLIC) % CLASSES, "public"), PartyData(drawn(y, "test"), y)
 
 
-def _same_work(recorded: Recorded, bare: Bare, rounds: int) -> None:
+def _same_work(recorded: RecordedModels, bare: Bare, rounds: int) -> None:
     """One round from the same models, after which both sides must hold the same parameters."""
     bare.adopt(recorded.models, rounds)
     recorded()
@@ -176,18 +209,39 @@ def _same_work(recorded: Recorded, bare: Bare, rounds: int) -> None:
             torch.testing.assert_close(recorded.models[k][name], tensor.detach(), rtol=1e-3, atol=1e-4)
 
 
+@torch.no_grad()
+def _accuracy(network: Architecture, models: Models, test: PartyData) -> float:
+    """Mean over the clients."""
+    module = network.build(child(SEED, "initial"))
+    right = [functional_call(module, m, (test.x,)).argmax(1) == test.y for m in models.values()]
+    return float(torch.stack(right).float().mean())
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     execution = Execution.resolve(device="cpu", threads=options.threads, convolutions=True, batchnorm=False)
-    wall, processor = measure(execution, options.pairs)
-    steps = f"{LOCAL} local step of {BATCH} and {DISTIL} of what comes back of {ASKED} samples"
-    print(f"Selective-FD round: {CLIENTS} clients, {steps}, cnn-5-5, {options.threads} thread(s)")
-    print(table(HEADS, [wall.row("recorded / bare"), processor.row("recorded / bare, processor time")]))
-    print(f"target of the first line: at most {TARGET}")
+    same = torch.channels_last if execution.memory_format == "channels_last" else torch.contiguous_format
+    print(
+        f"Selective-FD round: {CLIENTS} clients, {LOCAL} local step of {BATCH} and {DISTIL} of what comes back,"
+    )
+    print(f"cnn-5-5, {options.threads} thread(s)")
+    rows = []
+    for name, other, layout, asked, target in (
+        ("bare", Bare, same, 256, TARGET),
+        ("sample by sample", SampleBySample, torch.contiguous_format, 512, TARGET_LOADED),
+        ("loader at every step", LoaderAtEveryStep, torch.contiguous_format, 512, TARGET_LOADED),
+    ):
+        wall, processor, (ours, theirs) = measure(other, layout, execution, asked, options.pairs)
+        accuracy = f"{ours:.3f} {theirs:.3f}"
+        rows.append([*wall.row(f"recorded / {name}"), str(asked), f"{target}", accuracy])
+        rows.append([*processor.row(f"recorded / {name}, processor time"), str(asked), "", ""])
+    print(table((*HEADS, "samples", "at most", "accuracies"), rows))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,66 @@
+"""A protocol as a run does it: what the benchmarks of rounds share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fdaudit.execution import Execution
+from fdaudit.federation import Common, PartyData
+from fdaudit.models import Architecture
+from fdaudit.rehearsal import kinds_of, parties_of, setting_of
+from fdaudit.simulation import save_checkpoint
+from fdaudit.trainers import Networks
+from fdaudit.transcript import Transcript
+from fdaudit.vault import Secrets, Vault
+from fdaudit.wire import Wire
+
+
+class Recorded:
+    """One round a call: every message on disk, the truth in the vault, files durable, a checkpoint."""
+
+    def __init__(
+        self,
+        folder: Path,
+        protocol: Any,
+        config: Any,
+        network: Architecture,
+        data: Mapping[str, PartyData],
+        execution: Execution,
+        seed: int,
+        public: Tensor | None = None,
+    ) -> None:
+        self._vault = Vault(folder / "vault")
+        self._vault.create(Secrets.draw(seed))
+        secret = self._vault.secrets.secret
+        self._transcript = Transcript(folder / "transcript", secret=secret, shards=protocol.many_messages)
+        wire = Wire(
+            self._transcript,
+            parties=parties_of(protocol, config, len(data)),
+            kinds=kinds_of(protocol),
+            device=torch.device(execution.device),
+            secret=secret,
+        )
+        public = torch.zeros(0, *network.input_shape) if public is None else public
+        common = Common(networks=Networks(network), execution=execution, public=public)
+        self.config = config
+        self.protocol = protocol(config, setting_of(protocol, common, data, wire, seed))
+        self._rounds = self.protocol.rounds(0)
+
+    def __call__(self) -> None:
+        done = next(self._rounds)
+        save_checkpoint(self._vault, self._transcript, done, self.protocol.state, utility=0)
+
+    def close(self) -> None:
+        """Closes the log."""
+        self._transcript.close()
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The model that the protocol would publish now."""
+        released: dict[str, Tensor] = self.protocol.released()
+        return released

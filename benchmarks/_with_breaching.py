@@ -1,0 +1,71 @@
+"""Inverting Gradients by breaching: its configuration `invertinggradients`, its attacker, one restart after another."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its objectives are torch.jit scripts, which torch deprecates
+    import breaching
+
+
+class Breaching:
+    """The attack on one image's gradient. Only restarts and iterations are set; all else is as configured there.
+
+    Args:
+        module: the network, as the server sent it.
+        sent: the gradient of the image, by parameter.
+        y: (1,) its label.
+        shape: (3, h, w) of the image: total variation there takes three channels.
+        restarts: trials.
+        iterations: of each trial.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        sent: Sequence[Tensor],
+        y: Tensor,
+        shape: Sequence[int],
+        restarts: int,
+        iterations: int,
+    ) -> None:
+        overrides = [f"restarts.num_trials={restarts}", f"optim.max_iterations={iterations}"]
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.config = breaching.get_attack_config("invertinggradients", overrides)
+        about = SimpleNamespace(shape=list(shape), mean=[0.0] * 3, std=[1.0] * 3, modality="vision")
+        parameters = [p.detach() for p in module.parameters()]
+        self._payload = [{"parameters": parameters, "buffers": None, "metadata": about}]
+        told = {"num_data_points": len(y), "labels": y, "local_hyperparams": None}
+        self._shared = [{"gradients": list(sent), "buffers": None, "metadata": told}]
+        setup = {"dtype": torch.float, "device": torch.device("cpu")}
+        self._attacker = breaching.attacks.prepare_attack(module, nn.CrossEntropyLoss(), self.config, setup)
+        self.evaluations = restarts * (iterations + 1)
+        """Of images: one an iteration, and one to score each trial."""
+
+    @property
+    def tv(self) -> float:
+        """Its weight of total variation."""
+        return float(self.config.regularization.total_variation.scale)
+
+    @property
+    def lr(self) -> float:
+        """Its step."""
+        return float(self.config.optim.step_size)
+
+    def __call__(self, start: Tensor | None = None) -> tuple[Tensor, list[float]]:
+        """The best image, (1, 3, h, w), and the first trial's objective by iteration; `start` is every trial's."""
+        found, stats = self._attacker.reconstruct(self._payload, self._shared, {}, initial_data=start)
+        return found["data"], stats["Trial_0_Val"]
+
+    def variation(self, x: Tensor) -> float:
+        """Its total variation, weighted: it counts the step from the last row and column to zero too."""
+        return float(self._attacker.regularizers[0](x))
