@@ -18,6 +18,7 @@ from fdaudit.trainers import Networks
 from fdaudit.transcript import Transcript
 from fdaudit.vault import Secrets, Vault
 from fdaudit.wire import Wire
+from fdaudit.writer import BackgroundWriter
 
 
 class Recorded:
@@ -37,7 +38,9 @@ class Recorded:
         self._vault = Vault(folder / "vault")
         self._vault.create(Secrets.draw(seed))
         secret = self._vault.secrets.secret
-        self._transcript = Transcript(folder / "transcript", secret=secret, shards=protocol.many_messages)
+        self._transcript = Transcript(
+            folder / "transcript", secret=secret, shards=protocol.many_messages, writer=BackgroundWriter()
+        )
         wire = Wire(
             self._transcript,
             parties=parties_of(protocol, config, len(data)),
@@ -54,6 +57,8 @@ class Recorded:
     def __call__(self) -> None:
         done = next(self._rounds)
         save_checkpoint(self._vault, self._transcript, done, self.protocol.state, utility=0)
+        # What a run writes while its next round computes must not be written while the other side is timed.
+        self._transcript.writer.drain()
 
     def close(self) -> None:
         """Closes the log."""

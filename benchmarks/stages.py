@@ -1,8 +1,8 @@
 """Every stage of an audit at four sizes: seconds, share in operators, memory, and the exponent by which time grows.
 
 Federations are run as `fdaudit run` does them, records, checkpoints and evaluations included; attacks as cells, scoring
-included and controls left out; one thread. An exponent of 1 means that twice the size takes twice the time; below 1 part
-of the time does not depend on the size. Prints the table of docs/performance.md.
+included and controls left out; one thread. An exponent of 1 means that twice the size takes twice the time; below 1,
+part of the time does not depend on the size. Prints the table of docs/performance.md.
 """
 
 from __future__ import annotations
