@@ -264,7 +264,7 @@ def membership(candidates: int) -> Callable[[], Callable[[], object]]:
     draws = np.random.default_rng(SEED)
     scores, member = draws.normal(size=candidates), np.arange(candidates) % 2 == 0
     pair = np.arange(candidates) // 2
-    return lambda: lambda: score_membership(scores, member, np.random.default_rng(SEED), pair=pair)
+    return lambda: lambda: score_membership(scores, member, generator=np.random.default_rng(SEED), pair=pair)
 
 
 def images(count: int) -> Callable[[], Callable[[], object]]:
