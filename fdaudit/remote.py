@@ -128,7 +128,10 @@ class Store:
     def _relative(self, full: str, info: Any) -> str:
         """The name of a file below the root, checked."""
         name = full[len(self._root) + 1 :]
-        inside(Path(), name)
+        try:
+            inside(Path(), name)
+        except IntegrityError as error:
+            raise IntegrityError([f"{self.url}: {finding}" for finding in error.findings]) from None
         if not full.startswith(f"{self._root}/") or PurePosixPath(name).as_posix() != name:
             raise IntegrityError([f"{self.url}: {name!r} is no name of a file"])
         if info.get("islink") or info.get("type") != "file":
