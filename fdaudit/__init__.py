@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fdaudit.attestation.bundle import evidence
     from fdaudit.errors import FdauditError
+    from fdaudit.places import mirrored
     from fdaudit.red_team import export_view, score
     from fdaudit.runs import Run, attack, compare, load, report, run
     from fdaudit.spec import Spec, load_spec
@@ -25,6 +26,7 @@ __all__ = [
     "export_view",
     "load",
     "load_spec",
+    "mirrored",
     "report",
     "run",
     "score",
@@ -40,6 +42,7 @@ _HOMES = {
     "export_view": "fdaudit.red_team",
     "load": "fdaudit.runs",
     "load_spec": "fdaudit.spec",
+    "mirrored": "fdaudit.places",
     "report": "fdaudit.runs",
     "run": "fdaudit.runs",
     "score": "fdaudit.red_team",

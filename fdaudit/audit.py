@@ -55,6 +55,7 @@ def perform(
     _prepare(plan)
     _open_directory(plan, out, secrets)
     if not (out / MANIFEST).is_file():
+        tick(plan.protocol.name, 0, plan.protocol_config.rounds)  # type: ignore[attr-defined]
         seconds = time.perf_counter()
         end = federate(plan, out, tick)
         _seal(plan, out, secrets, end)

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +14,10 @@ import typer
 
 from fdaudit.errors import FdauditError, IntegrityError, UsageError
 from fdaudit.evidence_commands import evidence, verify
+from fdaudit.places import Place, mirrored
 from fdaudit.privacy_commands import calibrate, ledger
 from fdaudit.red_team_commands import export_view, score
+from fdaudit.remote import is_url
 from fdaudit.sweep_commands import curve, sweep
 from fdaudit.terminal import AsJson, RunPath, progress, say, show
 
@@ -59,7 +62,9 @@ def _say_error(error: FdauditError) -> None:
 
 @app.command()
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Where the runs and their comparison go.")] = Path("audit"),
+    out: Annotated[
+        str, typer.Option(metavar="DIR", help="Where the runs and their comparison go; a directory or a URL.")
+    ] = "audit",
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it was interrupted.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -67,26 +72,31 @@ def quickstart(
     from fdaudit import suite
     from fdaudit.storage import load_json
 
-    with progress(quiet=as_json) as tick:
-        finished, page = suite.quickstart(out, resume=resume, tick=tick)
-    if as_json:
-        made = [
-            {"run": str(r.directory), "report": str(r.directory / "report" / "index.html")} for r in finished
-        ]
-        comparison = load_json(page.with_name("comparison.json"))
-        show(json.dumps({"runs": made, "page": str(page), "comparison": comparison}))
-    else:
-        show(*suite.table(page), "", *(f"run     {r.directory}" for r in finished), f"page    {page}")
-    _end({r.directory.name: r.result for r in finished})
+    with mirrored(out, "resume" if resume else "new", field="out", quiet=as_json) as place:
+        with progress(quiet=as_json) as tick:
+            finished, page = suite.quickstart(place.path, resume=resume, tick=place.ticking(tick))
+        place.push()
+        named = {
+            place.shown(r.directory): place.shown(r.directory / "report" / "index.html") for r in finished
+        }
+        if as_json:
+            made = [{"run": run, "report": report} for run, report in named.items()]
+            comparison = load_json(page.with_name("comparison.json"))
+            show(json.dumps({"runs": made, "page": place.shown(page), "comparison": comparison}))
+        else:
+            show(*suite.table(page), "", *(f"run     {r}" for r in named), f"page    {place.shown(page)}")
+        _end({r.directory.name: r.result for r in finished})
 
 
 @app.command()
 def run(
     spec: Annotated[Path | None, typer.Argument(help="A spec (YAML); left out with --resume.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory; default: runs/NAME-DIGEST.")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Run directory, or a URL; default: runs/NAME-DIGEST.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")] = False,
     seed_from: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Use the seed and secret in that run's vault again.")
+        str | None, typer.Option(metavar="RUN", help="Use the seed and secret in that run's vault again.")
     ] = None,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report too.")] = True,
     as_json: AsJson = False,
@@ -99,34 +109,51 @@ def run(
 
 def _run(
     spec: Path | None,
-    out: Path | None,
+    out: str | None,
     *,
     resume: bool,
-    seed_from: Path | None,
+    seed_from: str | None,
     as_json: bool,
     then_report: bool,
 ) -> None:
     from fdaudit import runs
+    from fdaudit.needs import seed_and_controls
 
-    with progress(quiet=as_json) as tick:
-        finished = runs.run(spec, out, resume=resume, seed_from=seed_from, tick=tick)
-    path = runs.report(finished) if then_report else None
-    _conclude(finished, path, as_json)
+    with ExitStack() as stack:
+        place = source = None
+        if seed_from is not None:
+            opened = mirrored(seed_from, field="seed-from", need=seed_and_controls, quiet=as_json)
+            source = stack.enter_context(opened).path
+        if out is not None:
+            opened = mirrored(out, "resume" if resume else "new", field="out", quiet=as_json)
+            place = stack.enter_context(opened)
+        with progress(quiet=as_json) as tick:
+            finished = runs.run(
+                spec,
+                None if place is None else place.path,
+                resume=resume,
+                seed_from=source,
+                tick=tick if place is None else place.ticking(tick),
+            )
+        path = runs.report(finished) if then_report else None
+        place = place or Place(finished.directory)
+        place.push()
+        _conclude(finished, path, place, as_json)
 
 
-def _conclude(finished: Run, path: Path | None, as_json: bool) -> None:
+def _conclude(finished: Run, path: Path | None, place: Place, as_json: bool) -> None:
     result = finished.result
     if as_json:
         value = {
-            "run": str(finished.directory),
-            "report": None if path is None else str(path),
+            "run": place.shown(finished.directory),
+            "report": None if path is None else place.shown(path),
             "result": result,
         }
         show(json.dumps(value))
     else:
-        show(*_summary(result), "", f"run     {finished.directory}")
+        show(*_summary(result), "", f"run     {place.shown(finished.directory)}")
         if path is not None:
-            show(f"report  {path}")
+            show(f"report  {place.shown(path)}")
     _end({"": result})
 
 
@@ -205,16 +232,19 @@ def attack(
 ) -> None:
     """Attack a finished run; the outcome is kept in it."""
     from fdaudit import runs
+    from fdaudit.needs import but_reports
 
     if every == (name is not None):
         problem = "and --all exclude each other" if every else "is missing"
         raise UsageError("ATTACK", name, problem, "Name one attack, or give --all.")
-    loaded, settings = runs.load(run), dict(_setting(p) for p in param or [])
-    with progress(quiet=as_json) as tick:
-        if name is None:
-            cells = runs.attack_all(loaded, tick)
-        else:
-            cells = [runs.attack(name, loaded, adversary, tick, **settings)]
+    settings = dict(_setting(p) for p in param or [])
+    with mirrored(run, "change", need=but_reports, quiet=as_json) as place:
+        loaded = runs.load(place.path)
+        with progress(quiet=as_json) as tick:
+            if name is None:
+                cells = runs.attack_all(loaded, place.ticking(tick))
+            else:
+                cells = [runs.attack(name, loaded, adversary, place.ticking(tick), **settings)]
     if as_json:
         show(json.dumps([c.to_json() for c in cells]))
     else:
@@ -237,7 +267,11 @@ def _setting(text: str) -> tuple[str, Any]:
 def report(
     run: RunPath,
     out: Annotated[
-        Path | None, typer.Option(help="HTML file; default: report/index.html or public.html in the run.")
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="HTML file, or its URL; default: report/index.html or public.html in the run.",
+        ),
     ] = None,
     public: Annotated[
         bool, typer.Option("--public", help="Leave out images, class counts and class shares.")
@@ -246,23 +280,41 @@ def report(
 ) -> None:
     """Write the security report of a run: one HTML file, nothing else needed to read it, and JSON beside it."""
     from fdaudit import runs
+    from fdaudit.needs import but_reports
 
-    path = runs.report(runs.load(run), out, public=public)
-    made = {"report": str(path), "json": str(path.with_suffix(".json"))}
-    show(json.dumps(made) if as_json else str(path))
+    with ExitStack() as stack:
+        place = stack.enter_context(
+            mirrored(run, "change" if out is None else "read", need=but_reports, quiet=as_json)
+        )
+        loaded, target = runs.load(place.path), None
+        if out is not None:
+            folder, file = os.path.split(out) if is_url(out) else ("", out)
+            place = stack.enter_context(mirrored(folder, "over", field="out", quiet=as_json))
+            target = place.path / file
+        path = runs.report(loaded, target, public=public)
+        place.push()
+        made = {"report": place.shown(path), "json": place.shown(path.with_suffix(".json"))}
+        show(json.dumps(made) if as_json else place.shown(path))
 
 
 @app.command()
 def compare(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Two run directories or more.")],
-    out: Annotated[Path, typer.Option(help="Directory of the page.")] = Path("comparison"),
+    paths: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Two run directories or more, or URLs of such.")
+    ],
+    out: Annotated[str, typer.Option(metavar="DIR", help="Directory of the page, or a URL.")] = "comparison",
     as_json: AsJson = False,
 ) -> None:
     """Compare finished runs: one HTML file with what each learnt, sent, showed to whom, and what leaked."""
     from fdaudit import runs
+    from fdaudit.needs import for_comparison
 
-    path = runs.compare([runs.load(p) for p in paths], out)
-    show(json.dumps({"page": str(path)}) if as_json else str(path))
+    with ExitStack() as stack:
+        opened = [stack.enter_context(mirrored(p, need=for_comparison, quiet=as_json)).path for p in paths]
+        place = stack.enter_context(mirrored(out, "over", field="out", quiet=as_json))
+        path = runs.compare([runs.load(p) for p in opened], place.path)
+        place.push()
+        show(json.dumps({"page": place.shown(path)}) if as_json else place.shown(path))
 
 
 app.command()(verify)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fdaudit.errors import IntegrityError, UsageError
+from fdaudit.errors import IntegrityError, RunError, UsageError
+from fdaudit.places import Place, mirrored
+from fdaudit.remote import is_url
 from fdaudit.terminal import AsJson, RunPath, say, show
 
 if TYPE_CHECKING:
@@ -22,7 +25,9 @@ _SENSITIVE = "auditor only: it holds private records and says who was trained on
 
 def evidence(
     run: RunPath,
-    out: Annotated[Path, typer.Option(help="Directory of the bundle; must not exist yet.")],
+    out: Annotated[
+        str, typer.Option(metavar="DIR", help="Directory of the bundle, or a URL; must not exist yet.")
+    ],
     sign: Annotated[
         Path | None, typer.Option(metavar="KEY", help="Sign with this Ed25519 private key (PEM, PKCS#8).")
     ] = None,
@@ -35,12 +40,18 @@ def evidence(
     from fdaudit.attestation.statement import read_statement
     from fdaudit.runs import load
 
-    made = write(load(run), out, sign=sign, passphrase=_ask)
-    envelope = open_envelope((made / STATEMENT).read_bytes(), STATEMENT)
+    if is_url(run) and out.startswith(f"{run.rstrip('/')}/"):
+        raise RunError("out", out, "lies in the run itself", "Choose a directory beside it.")
+    with (
+        mirrored(run, quiet=as_json) as source,
+        mirrored(out, "new", field="out", quiet=as_json) as place,
+    ):
+        written = write(load(source.path), place.path, sign=sign, passphrase=_ask)
+        envelope, made = open_envelope((written / STATEMENT).read_bytes(), STATEMENT), place.shown(written)
     files = len(read_statement(envelope.payload, STATEMENT).subjects)
     signer = envelope.signatures[0].keyid if envelope.signatures else None
     if as_json:
-        show(json.dumps({"evidence": str(made), "files": files, "signed_by": signer, "auditor_only": True}))
+        show(json.dumps({"evidence": made, "files": files, "signed_by": signer, "auditor_only": True}))
         return
     show(f"evidence  {made}", f"{files} files, {'unsigned' if signer is None else f'signed by {signer}'}")
     show(_SENSITIVE)
@@ -55,50 +66,58 @@ def _ask() -> str | None:
 
 def verify(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN_OR_BUNDLE", help="A run directory, or evidence of one.")
+        str, typer.Argument(metavar="RUN_OR_BUNDLE", help="A run directory, or evidence of one, or a URL.")
     ],
     key: Annotated[
         Path | None, typer.Option(metavar="PUB", help="Evidence must be signed by this key (PEM, public).")
     ] = None,
     vault: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A revealed vault, held against the commitment.")
+        str | None,
+        typer.Option(metavar="DIR", help="A revealed vault, or its URL, held against the commitment."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a run's record, every byte of the transcript against the manifest; or evidence against its statement."""
     from fdaudit.attestation.check import is_bundle
+    from fdaudit.needs import for_verification
 
-    if is_bundle(run):
-        _verify_evidence(run, key, vault, as_json)
-        return
-    for name, given in (("--key", key), ("--vault", vault)):
-        if given is not None:
-            remedy = "Leave it out, or give a directory that `fdaudit evidence` wrote."
-            raise UsageError(name, str(given), "belongs to evidence, and this is none", remedy)
-    _verify_run(run, as_json)
+    with ExitStack() as stack:
+        place = stack.enter_context(mirrored(run, need=for_verification, quiet=as_json))
+        if is_bundle(place.path):
+            revealed = None
+            if vault is not None:
+                revealed = stack.enter_context(mirrored(vault, field="--vault", quiet=as_json)).path
+            _verify_evidence(place, key, revealed, as_json)
+            return
+        for name, given in (("--key", key), ("--vault", vault)):
+            if given is not None:
+                remedy = "Leave it out, or give a directory that `fdaudit evidence` wrote."
+                raise UsageError(name, str(given), "belongs to evidence, and this is none", remedy)
+        _verify_run(place, as_json)
 
 
-def _verify_run(run: Path, as_json: bool) -> None:
+def _verify_run(place: Place, as_json: bool) -> None:
     from fdaudit.manifest import verify as check
 
-    findings = check(run)
+    findings = check(place.path)
     if as_json:
-        show(json.dumps({"run": str(run), "intact": not findings, "findings": findings}))
+        named = place.shown(place.path)
+        show(json.dumps({"run": named, "intact": not findings, "findings": findings}))
     elif not findings:
         show("intact: every line chains, every payload matches its digest, nothing else lies there")
     _end(findings, as_json)
 
 
-def _verify_evidence(bundle: Path, key: Path | None, vault: Path | None, as_json: bool) -> None:
+def _verify_evidence(place: Place, key: Path | None, vault: Path | None, as_json: bool) -> None:
     from fdaudit.attestation.check import verify_bundle
     from fdaudit.attestation.keys import public_key
 
     if vault is not None and not vault.is_dir():
         raise UsageError("--vault", str(vault), "is no directory", "Give the vault that was revealed.")
     public = None if key is None else public_key(key, field="--key")
-    outcome = verify_bundle(bundle, key=public, vault=vault)
+    outcome = verify_bundle(place.path, key=public, vault=vault)
     if as_json:
-        show(json.dumps(_as_json(bundle, outcome)))
+        show(json.dumps(_as_json(place.shown(place.path), outcome)))
     else:
         if not outcome.findings:
             show("intact: every file matches the statement, the statement matches the run, the record chains")
@@ -111,9 +130,9 @@ def _verify_evidence(bundle: Path, key: Path | None, vault: Path | None, as_json
     _end(outcome.findings, as_json)
 
 
-def _as_json(bundle: Path, outcome: Outcome) -> dict[str, Any]:
+def _as_json(bundle: str, outcome: Outcome) -> dict[str, Any]:
     return {
-        "evidence": str(bundle),
+        "evidence": bundle,
         "intact": not outcome.findings,
         "findings": outcome.findings,
         "notes": outcome.notes,

@@ -15,7 +15,7 @@ from typing import Any
 from fdaudit.errors import IntegrityError
 from fdaudit.storage import sync_path
 
-__all__ = ["Arrival", "pack"]
+__all__ = ["Arrival", "inside", "pack"]
 
 _CHUNK = 8 << 20
 """Bytes of a file in one line."""
@@ -44,6 +44,22 @@ def pack(directory: Path) -> Iterator[dict[str, Any]]:
                     break
 
 
+def inside(directory: Path, name: object) -> Path:
+    """Where a file of a stranger's naming lies below a directory.
+
+    Args:
+        directory: what the file is to lie in.
+        name: its name, relative, with slashes.
+
+    Raises:
+        IntegrityError: the name leads elsewhere, or is none.
+    """
+    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+    if not parts or "\0" in str(name) or PurePosixPath(str(name)).is_absolute() or ".." in parts:
+        raise IntegrityError([f"{name!r} is no name of a file that was sent"])
+    return directory.joinpath(*parts)
+
+
 class Arrival:
     """A directory on its way.
 
@@ -65,11 +81,11 @@ class Arrival:
             IntegrityError: its name leads elsewhere.
         """
         if "folder" in line:
-            path = self._inside(line["folder"])
+            path = inside(self._staging, line["folder"])
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._modes[path] = line["mode"] & 0o777
             return
-        path = self._inside(line["file"])
+        path = inside(self._staging, line["file"])
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.write(line["data"])
@@ -89,9 +105,3 @@ class Arrival:
     def drop(self) -> None:
         """Removes what has arrived so far."""
         shutil.rmtree(self._staging, ignore_errors=True)
-
-    def _inside(self, name: object) -> Path:
-        parts = PurePosixPath(name).parts if isinstance(name, str) else ()
-        if not parts or "\0" in str(name) or PurePosixPath(str(name)).is_absolute() or ".." in parts:
-            raise IntegrityError([f"{name!r} is no name of a file that was sent"])
-        return self._staging.joinpath(*parts)

@@ -9,6 +9,7 @@ import typer
 
 from fdaudit.errors import UsageError, nearest
 from fdaudit.events import Relation, Unit
+from fdaudit.places import mirrored
 from fdaudit.terminal import AsJson, RunPath, say, show
 
 __all__ = ["calibrate", "ledger"]
@@ -29,18 +30,20 @@ def ledger(
 ) -> None:
     """Say what ε each adversary's view costs the worst client, or why none can be claimed."""
     from fdaudit.bookkeeping import table, views_of
+    from fdaudit.needs import but_reports
     from fdaudit.runs import load
 
-    opened = load(run)
-    found = [
-        opened.ledger(
-            view,
-            delta=delta,
-            unit=_one_of("unit", unit, Unit),
-            relation=_one_of("relation", relation, Relation),
-        )
-        for view in adversary or views_of(opened.plan)
-    ]
+    with mirrored(run, need=but_reports, quiet=as_json) as place:
+        opened = load(place.path)
+        found = [
+            opened.ledger(
+                view,
+                delta=delta,
+                unit=_one_of("unit", unit, Unit),
+                relation=_one_of("relation", relation, Relation),
+            )
+            for view in adversary or views_of(opened.plan)
+        ]
     if as_json:
         show(json.dumps([entry.to_json() for entry in found]))
         return

@@ -19,6 +19,7 @@ from fdaudit.conclusion import conclude
 from fdaudit.errors import RunError, UsageError, nearest
 from fdaudit.guesses import Guesses, read_guesses, schema, to_guesses
 from fdaudit.plan import Plan
+from fdaudit.remote import local_path
 from fdaudit.result import Cell
 from fdaudit.storage import encode, load_json, save_json, write_atomically, written_whole
 from fdaudit.types import Challenge
@@ -63,7 +64,7 @@ def export_view(run: Run, adversary: str, out: Path | str, *, challenges: bool =
     Raises:
         UsageError: the adversary is nobody, or the directory exists or cannot be made; nothing was written.
     """
-    target, plan = Path(out), run.plan
+    target, plan = local_path(out, "out"), run.plan
     members_of(adversary, plan.parties)
     if target.exists() or target.is_symlink():
         raise RunError("out", str(target), "exists already", "Choose another directory.")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fdaudit.places import mirrored
 from fdaudit.terminal import AsJson, RunPath, show
 
 __all__ = ["export_view", "score"]
@@ -16,7 +17,7 @@ __all__ = ["export_view", "score"]
 def export_view(
     run: RunPath,
     adversary: Annotated[str, typer.Argument(help="server, client/3, eavesdropper, world, or a+b.")],
-    out: Annotated[Path, typer.Option(help="A directory that does not exist yet.")],
+    out: Annotated[str, typer.Option(metavar="DIR", help="A directory that does not exist yet, or a URL.")],
     challenges: Annotated[
         bool, typer.Option("--challenges", help="With the candidates for membership inference.")
     ] = False,
@@ -24,15 +25,20 @@ def export_view(
 ) -> None:
     """Hand out what an adversary saw and is assumed to know, without the truth, for an attack from outside."""
     from fdaudit import red_team, runs
+    from fdaudit.needs import but_reports
     from fdaudit.storage import load_json
 
-    path = red_team.export_view(runs.load(run), adversary, out, challenges=challenges)
-    card = load_json(path / red_team.CARD)
+    with (
+        mirrored(run, need=but_reports, quiet=as_json) as source,
+        mirrored(out, "new", field="out", quiet=as_json) as place,
+    ):
+        path = red_team.export_view(runs.load(source.path), adversary, place.path, challenges=challenges)
+        card, made = load_json(path / red_team.CARD), place.shown(path)
     if as_json:
-        show(json.dumps({"view": str(path), "card": card}))
+        show(json.dumps({"view": made, "card": card}))
         return
     show(
-        f"view       {path}", f"sha256     {card['view_sha256']}", f"victims    {', '.join(card['victims'])}"
+        f"view       {made}", f"sha256     {card['view_sha256']}", f"victims    {', '.join(card['victims'])}"
     )
     show(*(f"candidates {k}: {c['candidates']}" for k, c in card["challenges"].items()))
 
@@ -46,8 +52,10 @@ def score(
 ) -> None:
     """Score guesses that a red team made from an exported view; the outcome is kept in the run."""
     from fdaudit import red_team, runs
+    from fdaudit.needs import but_reports
 
-    cell = red_team.score(runs.load(run), guesses)
+    with mirrored(run, "change", need=but_reports, quiet=as_json) as place:
+        cell = red_team.score(runs.load(place.path), guesses)
     if as_json:
         show(json.dumps(cell.to_json()))
         return

@@ -21,6 +21,7 @@ from fdaudit.events import Relation, Unit
 from fdaudit.manifest import verify
 from fdaudit.messages import role
 from fdaudit.plan import Plan, plan_attack
+from fdaudit.remote import local_path
 from fdaudit.result import Cell
 from fdaudit.spec import Spec, load_spec
 from fdaudit.storage import load_json
@@ -149,9 +150,10 @@ def run(
         if spec is None:
             raise RunError("out", None, "is missing", "Give the run directory to resume.")
         out = _default_directory(load_spec(spec))
-    source = Path(seed_from) if seed_from is not None else None
-    perform(spec, Path(out), resume=resume, seed_from=source, tick=tick)
-    return Run(Path(out))
+    source = local_path(seed_from, "seed-from") if seed_from is not None else None
+    directory = local_path(out, "out")
+    perform(spec, directory, resume=resume, seed_from=source, tick=tick)
+    return Run(directory)
 
 
 def load(path: Path | str) -> Run:
@@ -160,7 +162,7 @@ def load(path: Path | str) -> Run:
     Raises:
         RunError: the directory holds no finished run.
     """
-    directory = Path(path)
+    directory = local_path(path, "run")
     if not (directory / "manifest.json").is_file():
         problem = "is not a finished run" if (directory / "vault").is_dir() else "is not a run directory"
         raise RunError("run", str(path), problem, "Finish it with `fdaudit run --resume`, or give another.")
@@ -242,7 +244,7 @@ def report(run: Run, path: Path | str | None = None, *, public: bool = False) ->
     from fdaudit.reports.security import write_report
 
     usual = _report_of(run).with_name("public.html") if public else _report_of(run)
-    target = usual if path is None else Path(path)
+    target = usual if path is None else local_path(path, "out")
     if target.is_dir() or target.suffix == ".json":
         problem = "is a directory" if target.is_dir() else "is the name of the JSON beside the page"
         raise RunError("out", str(target), problem, "Give the path of an HTML file.")
@@ -263,7 +265,7 @@ def compare(runs: Sequence[Run], out: Path | str) -> Path:
     """
     from fdaudit.reports import write_comparison
 
-    directory = Path(out)
+    directory = local_path(out, "out")
     if len(runs) < 2:
         found = str(runs[0].directory) if runs else None
         raise RunError("run", found, "stands alone", "Give two runs or more to compare.")

@@ -26,6 +26,7 @@ from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.manifest import MANIFEST
 from fdaudit.messages import canonical
 from fdaudit.pool import Answer, Pool
+from fdaudit.remote import local_path
 from fdaudit.storage import load_json, save_json
 from fdaudit.sweep_grid import UNDEFENDED, Grid, GridCell, expand, load_grid
 from fdaudit.sweep_index import INDEX, SCHEMA, Entry, Index, read_index, write_index
@@ -111,7 +112,7 @@ def sweep(
     Raises:
         UsageError: the grid is wrong, or the directory is occupied; nothing was written.
     """
-    grid, directory = load_grid(source), Path(out)
+    grid, directory = load_grid(source), local_path(out, "out")
     cells = expand(grid)
     _refuse_occupied(directory, resume)
     before = read_index(directory) if (directory / INDEX).is_file() else None

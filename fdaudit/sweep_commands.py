@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fdaudit.errors import UsageError, nearest
+from fdaudit.places import mirrored
 from fdaudit.terminal import AsJson, progress, say, show
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ EXECUTORS = ("local", "ray")
 
 def sweep(
     grid: Annotated[Path, typer.Argument(metavar="GRID", help="A grid (YAML).")],
-    out: Annotated[Path, typer.Option(help="The sweep's directory.")],
+    out: Annotated[str, typer.Option(metavar="DIR", help="The sweep's directory, or a URL.")],
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where it was interrupted; try failed cells again.")
     ] = False,
@@ -46,32 +47,50 @@ def sweep(
 ) -> None:
     """Run a grid: protocols x defences x ε x seeds, each cell a run, as many at a time as there are processors."""
     from fdaudit import sweep as engine
+    from fdaudit.needs import whole_cells
 
     chosen = _executor(executor, workers, address)
     # Ray prints what befell a worker; that is no part of this command's output.
-    with redirect_stdout(sys.stderr), progress(quiet=as_json) as tick:
-        index = engine.sweep(grid, out, resume=resume, executor=chosen, tick=tick)
+    with (
+        mirrored(
+            out,
+            "resume" if resume else "new",
+            field="out",
+            need=whole_cells,
+            ready=whole_cells,
+            quiet=as_json,
+        ) as place,
+        redirect_stdout(sys.stderr),
+        progress(quiet=as_json) as tick,
+    ):
+        index = engine.sweep(grid, place.path, resume=resume, executor=chosen, tick=place.ticking(tick))
+        named = place.shown(place.path)
     gone = [e for e in index.cells if not e.in_grid]
     if as_json:
-        show(json.dumps({"sweep": str(out), **index.model_dump(mode="json", by_alias=True)}))
+        show(json.dumps({"sweep": named, **index.model_dump(mode="json", by_alias=True)}))
     else:
-        show(*_table(index), "", f"sweep   {out}")
+        show(*_table(index), "", f"sweep   {named}")
     if gone:
         say(f"{len(gone)} cells of an earlier grid are kept, and are not part of this one")
     _end(index)
 
 
 def curve(
-    path: Annotated[Path, typer.Argument(metavar="SWEEP", help="A sweep's directory.")],
-    out: Annotated[Path, typer.Option(help="Where the files go.")],
+    path: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep's directory, or the URL of one.")],
+    out: Annotated[str, typer.Option(metavar="DIR", help="Where the files go; a directory or a URL.")],
     width: Annotated[str, typer.Option(help="Of the figures: column (3.5 in) or text (7 in).")] = "text",
     as_json: AsJson = False,
 ) -> None:
     """Draw a sweep: utility against ε, leakage and bytes, as SVG, PDF, PNG and CSV, and one page to explore."""
+    from fdaudit.needs import for_curves
     from fdaudit.sweep_curves import curve as draw
 
-    made = draw(path, out, width=width)
-    show(json.dumps({"files": [str(p) for p in made], "page": str(made[-1])}) if as_json else str(made[-1]))
+    with (
+        mirrored(path, field="sweep", need=for_curves, quiet=as_json) as source,
+        mirrored(out, "over", field="out", quiet=as_json) as place,
+    ):
+        made = [place.shown(p) for p in draw(source.path, place.path, width=width)]
+    show(json.dumps({"files": made, "page": made[-1]}) if as_json else made[-1])
 
 
 def _executor(name: str, workers: int | None, address: str | None) -> Executor:

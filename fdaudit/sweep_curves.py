@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fdaudit.errors import FdauditError, RunError, UsageError, nearest
+from fdaudit.remote import local_path
 from fdaudit.reports.curve_figures import WIDTHS
 from fdaudit.reports.curves import write_curves
 from fdaudit.reports.schema import read
@@ -32,7 +33,7 @@ def curve(sweep: Path | str, out: Path | str, *, width: str = "text") -> list[Pa
     """
     if width not in WIDTHS:
         raise UsageError("width", width, "is not known", nearest(width, WIDTHS))
-    directory, target = Path(sweep), Path(out)
+    directory, target = local_path(sweep, "sweep"), local_path(out, "out")
     index = read_index(directory)
     cells = [_cell(directory, e) for e in index.cells if e.in_grid]
     try:

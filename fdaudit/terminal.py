@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["AsJson", "RunPath", "progress", "say", "show"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the URL of one.")]
 
 
 def say(line: str) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.manifest import read_manifest, verify
+from fdaudit.remote import local_path
 from fdaudit.storage import save_json, write_atomically, written_whole
 
 from .commitment import commit_to_vault
@@ -75,7 +76,7 @@ def evidence(
             is none; nothing was written.
         IntegrityError: the run's record was changed; nothing was written.
     """
-    target, source = Path(out), run.directory
+    target, source = local_path(out, "out"), run.directory
     key = _key(sign, passphrase)
     _refuse(source, target)
     paths = _paths(source)
