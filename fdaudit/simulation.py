@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +129,11 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
     computes. A run killed at any instant resumes from the last `round.json` and ends bit for bit as an
     uninterrupted one.
 
+    Args:
+        plan: the run's plan.
+        run: the run directory.
+        tick: progress; told of a round when it is durable, by the thread that made it so.
+
     Returns:
         Where the transcript ended.
     """
@@ -171,7 +177,8 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
                 for party, parameters in done.models.items():
                     vault.save(f"models/{party.replace('/', '-')}", parameters)
             save_checkpoint(vault, transcript, done, stage.protocol.state, utility.offset)
-            tick(plan.protocol.name, done.index + 1, rounds)
+            # Said by the writer, once the round is durable: whoever then copies the directory finds it whole.
+            transcript.writer.put(partial(tick, plan.protocol.name, done.index + 1, rounds))
             if last:
                 break
         end = transcript.position
