@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import subprocess
 import sys
 from collections import deque
@@ -19,15 +20,30 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
-__all__ = ["Answer", "Pool", "standing_pool"]
+__all__ = ["Answer", "Pool", "Workers", "leave", "standing_pool"]
 
 _PATIENCE = 10.0
 """Seconds that a process has to end."""
 
 Answer = tuple[int, Mapping[str, Any] | None]
 """The number of a piece of work, and one line about it; None: its process ended before it was done."""
+
+_REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
+
+
+class Workers(Protocol):
+    """Who runs pieces of work: a `Pool` of processes here, or workers of other machines."""
+
+    @property
+    def size(self) -> int:
+        """Pieces at a time."""
+        ...
+
+    def work(self, pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
+        """Hands out the pieces in their order, and yields every answer as it comes."""
+        ...
 
 
 class Pool:
@@ -39,7 +55,7 @@ class Pool:
     """
 
     def __init__(self, module: str, size: int) -> None:
-        self._module, self._size = module, size
+        self._module, self.size = module, size
         self._idle: list[subprocess.Popen[str]] = []
 
     def work(self, pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
@@ -68,7 +84,7 @@ class Pool:
                     answers.put((number, None))
             answers.put(None)
 
-        threads = [Thread(target=serve, daemon=True) for _ in range(min(self._size, len(pieces)))]
+        threads = [Thread(target=serve, daemon=True) for _ in range(min(self.size, len(pieces)))]
         for thread in threads:
             thread.start()
         try:
@@ -147,3 +163,11 @@ def standing_pool(module: str, size: int) -> Pool:
         _standing[key] = Pool(module, size)
         atexit.register(_standing[key].close)
     return _standing[key]
+
+
+def leave(home: str | None) -> NoReturn:
+    """Ends this process at once, whatever its threads are at; nothing of the directory `home` stays."""
+    if home is not None:
+        # A process that becomes another has no thread left that goes on writing where this one removes.
+        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", _REMOVE, home])  # noqa: S606  # a constant
+    os._exit(0)
