@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fdaudit.elsewhere import elsewhere
 from fdaudit.errors import FdauditError, IntegrityError, UsageError
 from fdaudit.evidence_commands import evidence, verify
 from fdaudit.privacy_commands import calibrate, ledger
 from fdaudit.red_team_commands import export_view, score
 from fdaudit.sweep_commands import curve, sweep
-from fdaudit.terminal import AsJson, RunPath, progress, say, show
+from fdaudit.terminal import Address, AsJson, ExecutorName, RunPath, RunWorkers, progress, say, show
 
 if TYPE_CHECKING:
+    from fdaudit.attack_stage import Tick
+    from fdaudit.elsewhere import Elsewhere
     from fdaudit.runs import Run
 
 __all__ = ["main"]
@@ -61,14 +65,17 @@ def _say_error(error: FdauditError) -> None:
 def quickstart(
     out: Annotated[Path, typer.Option(help="Where the runs and their comparison go.")] = Path("audit"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it was interrupted.")] = False,
+    executor: ExecutorName = "local",
+    workers: RunWorkers = None,
+    address: Address = None,
     as_json: AsJson = False,
 ) -> None:
     """Run five protocols on digits, which ship with scikit-learn; write their reports and a page to compare them."""
     from fdaudit import suite
     from fdaudit.storage import load_json
 
-    with progress(quiet=as_json) as tick:
-        finished, page = suite.quickstart(out, resume=resume, tick=tick)
+    with _at_work(as_json, executor, workers, address) as (tick, far):
+        finished, page = suite.quickstart(out, resume=resume, elsewhere=far, tick=tick)
     if as_json:
         made = [
             {"run": str(r.directory), "report": str(r.directory / "report" / "index.html")} for r in finished
@@ -89,29 +96,34 @@ def run(
         Path | None, typer.Option(metavar="RUN", help="Use the seed and secret in that run's vault again.")
     ] = None,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report too.")] = True,
+    executor: ExecutorName = "local",
+    workers: RunWorkers = None,
+    address: Address = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a spec: federation, transcript, attacks, result, report."""
-    if spec is None and not (resume and out is not None):
-        raise UsageError("SPEC", None, "is missing", "Give a spec, or --resume with --out.")
-    _run(spec, out, resume=resume, seed_from=seed_from, as_json=as_json, then_report=with_report)
-
-
-def _run(
-    spec: Path | None,
-    out: Path | None,
-    *,
-    resume: bool,
-    seed_from: Path | None,
-    as_json: bool,
-    then_report: bool,
-) -> None:
     from fdaudit import runs
 
-    with progress(quiet=as_json) as tick:
-        finished = runs.run(spec, out, resume=resume, seed_from=seed_from, tick=tick)
-    path = runs.report(finished) if then_report else None
+    if spec is None and not (resume and out is not None):
+        raise UsageError("SPEC", None, "is missing", "Give a spec, or --resume with --out.")
+    with _at_work(as_json, executor, workers, address) as (tick, far):
+        finished = runs.run(spec, out, resume=resume, seed_from=seed_from, elsewhere=far, tick=tick)
+    path = runs.report(finished) if with_report else None
     _conclude(finished, path, as_json)
+
+
+@contextmanager
+def _at_work(
+    as_json: bool, executor: str, workers: int | None, address: str | None
+) -> Iterator[tuple[Tick, Elsewhere]]:
+    """Progress, and where a run's work is done besides here."""
+    # Ray prints what befell a worker; that is no part of a command's output.
+    with (
+        redirect_stdout(sys.stderr),
+        progress(quiet=as_json) as tick,
+        elsewhere(executor, workers, address) as far,
+    ):
+        yield tick, far
 
 
 def _conclude(finished: Run, path: Path | None, as_json: bool) -> None:
@@ -201,6 +213,9 @@ def attack(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of the attack; VALUE is JSON."),
     ] = None,
+    executor: ExecutorName = "local",
+    workers: RunWorkers = None,
+    address: Address = None,
     as_json: AsJson = False,
 ) -> None:
     """Attack a finished run; the outcome is kept in it."""
@@ -210,11 +225,11 @@ def attack(
         problem = "and --all exclude each other" if every else "is missing"
         raise UsageError("ATTACK", name, problem, "Name one attack, or give --all.")
     loaded, settings = runs.load(run), dict(_setting(p) for p in param or [])
-    with progress(quiet=as_json) as tick:
+    with _at_work(as_json, executor, workers, address) as (tick, far):
         if name is None:
-            cells = runs.attack_all(loaded, tick)
+            cells = runs.attack_all(loaded, tick, far)
         else:
-            cells = [runs.attack(name, loaded, adversary, tick, **settings)]
+            cells = [runs.attack(name, loaded, adversary, tick, far, **settings)]
     if as_json:
         show(json.dumps([c.to_json() for c in cells]))
     else:
