@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_limits
 from fdaudit.cache import DIRECTORY
 from fdaudit.cells import Adversary, Stage
 from fdaudit.plan import AttackPlan, Plan, plan_attack
-from fdaudit.pool import standing_pool
+from fdaudit.pool import Workers, standing_pool
 from fdaudit.result import Cell
 from fdaudit.storage import load_json, save_json
 
@@ -94,6 +94,7 @@ def attack_cells(
     *,
     only: Callable[[str, str], bool] = lambda adversary, attack: True,
     again: bool = False,
+    workers: Workers | None = None,
     tick: Tick = lambda what, done, total: None,
 ) -> list[Cell]:
     """Runs every adversary x attack cell that has no outcome yet, and keeps each as soon as it has one.
@@ -103,6 +104,8 @@ def attack_cells(
         run: the run directory.
         only: which cells.
         again: run cells anew that have an outcome.
+        workers: who runs cells in place of processes here, where there is more than one, none of them on an
+            accelerator.
         tick: progress.
 
     Returns:
@@ -118,7 +121,11 @@ def attack_cells(
             Piece(run, attack, tuple(a for a in due if again or not _path(run, a, attack.name).is_file()))
         )
     done, found = total - sum(len(p.adversaries) for p in pieces), dict[tuple[str, str], Cell]()
-    with closing(_outcomes(plan, run, [p for p in pieces if p.adversaries])) as outcomes:
+
+    def say(what: str) -> None:
+        tick(f"attacks ({what})", done, total)
+
+    with closing(_outcomes(plan, run, [p for p in pieces if p.adversaries], workers, say)) as outcomes:
         for cell, seconds in outcomes:
             path = _path(run, cell.adversary, cell.attack)
             path.parent.mkdir(exist_ok=True)
@@ -126,36 +133,26 @@ def attack_cells(
             note_time(run, cell.id, seconds, anew=True)
             found[cell.adversary, cell.attack] = cell
             done += 1
-            tick(f"attacks ({cell.adversary}: {cell.attack})", done, total)
+            say(f"{cell.adversary}: {cell.attack}")
     names = [p.attack.name for p in pieces]
     return [found[a, n] for a in adversaries for n in names if (a, n) in found]
 
 
-def _outcomes(plan: Plan, run: Path, pieces: Sequence[Piece]) -> Generator[tuple[Cell, float], None, None]:
-    """Every cell of the pieces as it is done: here, or in processes of its own where there is enough to do."""
+def _outcomes(
+    plan: Plan, run: Path, pieces: Sequence[Piece], others: Workers | None, say: Callable[[str], None]
+) -> Generator[tuple[Cell, float], None, None]:
+    """Every cell of the pieces as it is done: here, or by workers where there is enough to do."""
     asked = [p for p in pieces if p.attack.config is not None]
-    workers = 1 if plan.execution.device.startswith("cuda") else plan.execution.threads
-    if len(asked) < workers:  # few attacks: their adversaries part instead
+    workers = _workers(plan, asked, others)
+    if workers is not None and len(asked) < workers.size:  # few attacks: their adversaries part instead
         asked = [replace(p, adversaries=(a,)) for p in asked for a in p.adversaries]
-    workers = min(workers, len(asked))
-    here = pieces if workers < 2 else [p for p in pieces if p.attack.config is None]
+    elsewhere = workers is not None and len(asked) > 1
     desk = Desk(plan, run)
     try:
-        for piece in here:
+        for piece in [p for p in pieces if p.attack.config is None] if elsewhere else pieces:
             yield from desk.cells(piece.attack, piece.adversaries)
-        if workers < 2:
-            return
-        left = [list(p.adversaries) for p in asked]
-        pool = standing_pool(_WORKER, workers, _in_common())
-        with closing(pool.work([p.to_json() for p in asked])) as answers:
-            for number, line in answers:
-                if line is None:
-                    for name in left[number]:
-                        reason = "the process that ran it ended before it was done"
-                        yield Stage(plan, run).failed(name, asked[number].attack, reason), 0.0
-                    continue
-                left[number].remove(line["adversary"])
-                yield Cell.from_json(line["cell"]), float(line["seconds"])
+        if workers is not None and elsewhere:
+            yield from _by_workers(Stage(plan, run), asked, workers, say)
     finally:
         desk.close()
 
@@ -168,6 +165,38 @@ def _in_common() -> dict[str, str]:
     folder = tempfile.mkdtemp(prefix="fdaudit-cache-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return {DIRECTORY: folder}
+
+
+def _workers(plan: Plan, asked: Sequence[Piece], others: Workers | None) -> Workers | None:
+    """Who runs cells besides this process; nobody on an accelerator, nor where there is one cell or one thread."""
+    cells = sum(len(p.adversaries) for p in asked)
+    if plan.execution.device.startswith("cuda") or cells < 2:
+        return None
+    if others is not None:
+        return others
+    size = min(plan.execution.threads, cells)
+    return None if size < 2 else standing_pool(_WORKER, size, _in_common())
+
+
+def _by_workers(
+    stage: Stage, pieces: Sequence[Piece], workers: Workers, say: Callable[[str], None]
+) -> Generator[tuple[Cell, float], None, None]:
+    """Every cell as the workers tell of it; those that they could not run to their end have failed."""
+    left = [list(p.adversaries) for p in pieces]
+    with closing(workers.work([p.to_json() for p in pieces])) as answers:
+        for number, line in answers:
+            attack = pieces[number].attack
+            if line is not None and "tick" in line:
+                what, step, of = line["tick"]
+                say(f"{attack.name}: {what} {step}/{of}")
+            elif line is not None and "cell" in line:
+                left[number].remove(line["adversary"])
+                yield Cell.from_json(line["cell"]), float(line["seconds"])
+            else:
+                told = line or {"failed": "the process that ran it ended before it was done"}
+                for name in tuple(told.get("adversaries", left[number])):
+                    left[number].remove(name)
+                    yield stage.failed(name, attack, told["failed"]), 0.0
 
 
 @contextmanager

@@ -1,6 +1,10 @@
 """A process that runs attack cells: it reads pieces of work from its input, one a line, and prints their outcomes.
 
 `fdaudit.attack_stage` starts it. Nothing else may print where outcomes go: all other output goes to standard error.
+
+Guarantees:
+  * when its input ends it ends at once, in the middle of a cell too, and leaves no view of anybody behind, nor the
+    copy of a run that was made for it alone.
 """
 
 from __future__ import annotations
@@ -8,15 +12,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from fdaudit.pool import leave
+
 if TYPE_CHECKING:
     from fdaudit.attack_stage import Desk
 
 __all__ = ["main"]
+
+_home: str | None = None
+"""A directory of this machine's for nothing but the run that this process works on: it goes when this process does."""
 
 
 def main() -> None:
@@ -30,28 +40,44 @@ def main() -> None:
     from fdaudit import attack_stage
     from fdaudit.audit import reopen
 
+    def say(value: dict[str, Any]) -> None:
+        print(json.dumps(value), file=outcomes)
+
     begun = ""
     while True:
         value = pieces.get()
-        if value["run"] != begun:
-            while desks:
-                desks.pop().close()
-            begun = value["run"]
-            desks.append(attack_stage.Desk(reopen(Path(begun)), Path(begun)))
-        piece = attack_stage.Piece.from_json(value, desks[0].plan)
-        for cell, seconds in desks[0].cells(piece.attack, piece.adversaries):
-            line = {"adversary": cell.adversary, "cell": cell.to_json(), "seconds": seconds}
-            print(json.dumps(line), file=outcomes)
-        print(json.dumps({"done": True}), file=outcomes)
+        try:
+            if value["run"] != begun:
+                while desks:
+                    desks.pop().close()
+                _settle(value.get("home"))
+                desks.append(attack_stage.Desk(reopen(Path(value["run"])), Path(value["run"])))
+                begun = value["run"]
+            piece = attack_stage.Piece.from_json(value, desks[0].plan)
+            for cell, seconds in desks[0].cells(piece.attack, piece.adversaries):
+                say({"adversary": cell.adversary, "cell": cell.to_json(), "seconds": seconds})
+        except Exception as error:  # what a cell raises fails that cell: here the run itself cannot be had
+            begun = ""
+            say({"failed": f"{type(error).__name__}: {error}"})
+        say({"done": True})
+
+
+def _settle(home: str | None) -> None:
+    """Temporary files go below the home, where there is one."""
+    global _home
+    if home is not None:
+        Path(home, "tmp").mkdir(exist_ok=True, mode=0o700)
+    tempfile.tempdir = None if home is None else str(Path(home, "tmp"))
+    _home = home
 
 
 def _read(pieces: SimpleQueue[dict[str, Any]], desks: list[Desk]) -> None:
     """Passes on what is to be done; when the input ends, whoever started this has, and so does this, at once."""
     for line in sys.stdin:
         pieces.put(json.loads(line))
-    for desk in desks:
+    for desk in desks if _home is None else ():
         desk.close()
-    os._exit(0)
+    leave(_home)
 
 
 if __name__ == "__main__":

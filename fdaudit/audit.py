@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import yaml
 from fdaudit.attack_stage import Tick, attack_cells, note_time
 from fdaudit.cells import take_controls
 from fdaudit.conclusion import conclude
+from fdaudit.elsewhere import HERE, Elsewhere
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.manifest import MANIFEST, read_manifest, verify, write_manifest
 from fdaudit.plan import Plan, make_plan
@@ -34,6 +36,7 @@ def perform(
     *,
     resume: bool = False,
     seed_from: Path | None = None,
+    elsewhere: Elsewhere = HERE,
     tick: Tick = lambda what, done, total: None,
 ) -> None:
     """Runs a spec into a run directory: federation, transcript, attacks, result.
@@ -44,6 +47,7 @@ def perform(
         resume: go on from the last whole round.
         seed_from: a run directory whose vault's seed and secret are used again, and outcomes of controls where
             they depend on nothing else.
+        elsewhere: other machines' part in it.
         tick: called with what is under way, how far it is, and of how much.
 
     Raises:
@@ -51,7 +55,7 @@ def perform(
     """
     spec = _the_spec(source, out, resume)
     secrets = _the_secrets(spec, out, resume, seed_from)
-    plan = make_plan(spec, secrets.seed)
+    plan = replace(make_plan(spec, secrets.seed), fleet=elsewhere.fleet)
     _prepare(plan)
     _open_directory(plan, out, secrets)
     if not (out / MANIFEST).is_file():
@@ -64,7 +68,7 @@ def perform(
         _refuse_changed_record(out)
     if seed_from is not None:
         take_controls(seed_from, out)
-    attack_cells(plan, out, tick=tick)
+    attack_cells(plan, out, workers=elsewhere.cells, tick=tick)
     conclude(plan, out)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fdaudit.elsewhere import elsewhere
 from fdaudit.errors import FdauditError, IntegrityError, UsageError
 from fdaudit.evidence_commands import evidence, verify
 from fdaudit.places import Place, mirrored
@@ -19,9 +20,11 @@ from fdaudit.privacy_commands import calibrate, ledger
 from fdaudit.red_team_commands import export_view, score
 from fdaudit.remote import is_url
 from fdaudit.sweep_commands import curve, sweep
-from fdaudit.terminal import AsJson, RunPath, progress, say, show
+from fdaudit.terminal import Address, AsJson, ExecutorName, RunPath, RunWorkers, progress, say, show
 
 if TYPE_CHECKING:
+    from fdaudit.attack_stage import Tick
+    from fdaudit.elsewhere import Elsewhere
     from fdaudit.runs import Run
 
 __all__ = ["main"]
@@ -66,6 +69,9 @@ def quickstart(
         str, typer.Option(metavar="DIR", help="Where the runs and their comparison go; a directory or a URL.")
     ] = "audit",
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it was interrupted.")] = False,
+    executor: ExecutorName = "local",
+    workers: RunWorkers = None,
+    address: Address = None,
     as_json: AsJson = False,
 ) -> None:
     """Run five protocols on digits, which ship with scikit-learn; write their reports and a page to compare them."""
@@ -73,8 +79,10 @@ def quickstart(
     from fdaudit.storage import load_json
 
     with mirrored(out, "resume" if resume else "new", field="out", quiet=as_json) as place:
-        with progress(quiet=as_json) as tick:
-            finished, page = suite.quickstart(place.path, resume=resume, tick=place.ticking(tick))
+        with _at_work(as_json, executor, workers, address) as (tick, far):
+            finished, page = suite.quickstart(
+                place.path, resume=resume, elsewhere=far, tick=place.ticking(tick)
+            )
         place.push()
         named = {
             place.shown(r.directory): place.shown(r.directory / "report" / "index.html") for r in finished
@@ -99,26 +107,17 @@ def run(
         str | None, typer.Option(metavar="RUN", help="Use the seed and secret in that run's vault again.")
     ] = None,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report too.")] = True,
+    executor: ExecutorName = "local",
+    workers: RunWorkers = None,
+    address: Address = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a spec: federation, transcript, attacks, result, report."""
-    if spec is None and not (resume and out is not None):
-        raise UsageError("SPEC", None, "is missing", "Give a spec, or --resume with --out.")
-    _run(spec, out, resume=resume, seed_from=seed_from, as_json=as_json, then_report=with_report)
-
-
-def _run(
-    spec: Path | None,
-    out: str | None,
-    *,
-    resume: bool,
-    seed_from: str | None,
-    as_json: bool,
-    then_report: bool,
-) -> None:
     from fdaudit import runs
     from fdaudit.needs import seed_and_controls
 
+    if spec is None and not (resume and out is not None):
+        raise UsageError("SPEC", None, "is missing", "Give a spec, or --resume with --out.")
     with ExitStack() as stack:
         place = source = None
         if seed_from is not None:
@@ -127,18 +126,33 @@ def _run(
         if out is not None:
             opened = mirrored(out, "resume" if resume else "new", field="out", quiet=as_json)
             place = stack.enter_context(opened)
-        with progress(quiet=as_json) as tick:
+        with _at_work(as_json, executor, workers, address) as (tick, far):
             finished = runs.run(
                 spec,
                 None if place is None else place.path,
                 resume=resume,
                 seed_from=source,
+                elsewhere=far,
                 tick=tick if place is None else place.ticking(tick),
             )
-        path = runs.report(finished) if then_report else None
+        path = runs.report(finished) if with_report else None
         place = place or Place(finished.directory)
         place.push()
         _conclude(finished, path, place, as_json)
+
+
+@contextmanager
+def _at_work(
+    as_json: bool, executor: str, workers: int | None, address: str | None
+) -> Iterator[tuple[Tick, Elsewhere]]:
+    """Progress, and where a run's work is done besides here."""
+    # Ray prints what befell a worker; that is no part of a command's output.
+    with (
+        redirect_stdout(sys.stderr),
+        progress(quiet=as_json) as tick,
+        elsewhere(executor, workers, address) as far,
+    ):
+        yield tick, far
 
 
 def _conclude(finished: Run, path: Path | None, place: Place, as_json: bool) -> None:
@@ -228,6 +242,9 @@ def attack(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of the attack; VALUE is JSON."),
     ] = None,
+    executor: ExecutorName = "local",
+    workers: RunWorkers = None,
+    address: Address = None,
     as_json: AsJson = False,
 ) -> None:
     """Attack a finished run; the outcome is kept in it."""
@@ -240,11 +257,11 @@ def attack(
     settings = dict(_setting(p) for p in param or [])
     with mirrored(run, "change", need=but_reports, quiet=as_json) as place:
         loaded = runs.load(place.path)
-        with progress(quiet=as_json) as tick:
+        with _at_work(as_json, executor, workers, address) as (tick, far):
             if name is None:
-                cells = runs.attack_all(loaded, place.ticking(tick))
+                cells = runs.attack_all(loaded, place.ticking(tick), far)
             else:
-                cells = [runs.attack(name, loaded, adversary, place.ticking(tick), **settings)]
+                cells = [runs.attack(name, loaded, adversary, place.ticking(tick), far, **settings)]
     if as_json:
         show(json.dumps([c.to_json() for c in cells]))
     else:

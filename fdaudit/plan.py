@@ -31,6 +31,8 @@ from fdaudit.wire import Outage
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fdaudit.fleet import Fleet
+
 __all__ = ["AttackPlan", "Plan", "make_plan", "plan_attack"]
 
 
@@ -63,6 +65,7 @@ class Plan:
         defenses: of messages, by (kind, sender role).
         training: of training, by what is trained.
         attacks: every known attack, requested or not.
+        fleet: takes groups of jobs to other machines, where there is one; what comes of them is the same.
     """
 
     spec: Spec
@@ -78,6 +81,7 @@ class Plan:
     defenses: Mapping[tuple[str, str], tuple[Any, ...]]
     training: Mapping[Trained, GradientRule]
     attacks: tuple[AttackPlan, ...]
+    fleet: Fleet | None = None
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -132,6 +136,7 @@ class Plan:
             public=self.public,
             encode=self.encoder,
             task=self.dataset.task,
+            fleet=self.fleet,
         )
 
     @cached_property
@@ -146,7 +151,7 @@ class Plan:
 
     def trainer(self) -> Trainer:
         """A fresh training core for the server's network: no weights of any party in it."""
-        return Trainer(self.architecture, self.execution)
+        return Trainer(self.architecture, self.execution, self.fleet)
 
     def initial(self) -> Parameters:
         """The public initial parameters of the server's network."""

@@ -21,15 +21,30 @@ from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
-__all__ = ["Answer", "Pool", "standing_pool"]
+__all__ = ["Answer", "Pool", "Workers", "leave", "standing_pool"]
 
 _PATIENCE = 10.0
 """Seconds that a process has to end."""
 
 Answer = tuple[int, Mapping[str, Any] | None]
 """The number of a piece of work, and one line about it; None: its process ended before it was done."""
+
+_REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
+
+
+class Workers(Protocol):
+    """Who runs pieces of work: a `Pool` of processes here, or workers of other machines."""
+
+    @property
+    def size(self) -> int:
+        """Pieces at a time."""
+        ...
+
+    def work(self, pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
+        """Hands out the pieces in their order, and yields every answer as it comes."""
+        ...
 
 
 class Pool:
@@ -42,7 +57,7 @@ class Pool:
     """
 
     def __init__(self, module: str, size: int, variables: Mapping[str, str] = MappingProxyType({})) -> None:
-        self._module, self._size, self._variables = module, size, dict(variables)
+        self._module, self.size, self._variables = module, size, dict(variables)
         self._idle: list[subprocess.Popen[str]] = []
 
     def work(self, pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
@@ -71,7 +86,7 @@ class Pool:
                     answers.put((number, None))
             answers.put(None)
 
-        threads = [Thread(target=serve, daemon=True) for _ in range(min(self._size, len(pieces)))]
+        threads = [Thread(target=serve, daemon=True) for _ in range(min(self.size, len(pieces)))]
         for thread in threads:
             thread.start()
         try:
@@ -151,3 +166,11 @@ def standing_pool(module: str, size: int, variables: Mapping[str, str] = Mapping
         _standing[key] = Pool(module, size, variables)
         atexit.register(_standing[key].close)
     return _standing[key]
+
+
+def leave(home: str | None) -> NoReturn:
+    """Ends this process at once, whatever its threads are at; nothing of the directory `home` stays."""
+    if home is not None:
+        # A process that becomes another has no thread left that goes on writing where this one removes.
+        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", _REMOVE, home])  # noqa: S606  # a constant
+    os._exit(0)

@@ -23,7 +23,7 @@ from fdaudit.errors import RunError
 from fdaudit.parcels import pack
 from fdaudit.pool import standing_pool
 
-__all__ = ["Errand", "serve", "surroundings", "versions"]
+__all__ = ["Errand", "prepare", "serve", "surroundings", "told", "versions"]
 
 _WORKER = "fdaudit.sweep_worker"
 _VERSIONS = ("fdaudit", "numpy", "scikit-learn", "scipy", "torch")
@@ -39,14 +39,14 @@ _VARIABLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Errand:
-    """A cell with all that a node needs to run it.
+    """A piece of work with all that a node needs to do it.
 
     Attributes:
-        piece: the cell as `fdaudit.sweep_worker` is told of it, with paths of the sweep's own machine.
-        mark: a file below the sweep's directory: who can see it shares the directory.
-        given: what lies in the cell's `shared` directory, by relative name: seed, secret, outcomes of controls.
-        versions: of the packages that decide results, on the sweep's machine.
-        surroundings: variables for threads and devices on the sweep's machine; None where one is not set.
+        piece: the piece as the process that does it is told of it, with paths of the machine that asks.
+        mark: a file below the directory of the sweep or run: who can see it shares the directory.
+        given: what lies in a cell's `shared` directory, by relative name: seed, secret, outcomes of controls.
+        versions: of the packages that decide results, on the machine that asks.
+        surroundings: variables for threads and devices on the machine that asks; None where one is not set.
     """
 
     piece: Mapping[str, Any]
@@ -66,6 +66,28 @@ def surroundings() -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in _VARIABLES}
 
 
+def prepare(wanted: Mapping[str, str], variables: Mapping[str, str | None]) -> None:
+    """Makes this worker like the machine that asks, as far as results depend on it.
+
+    Args:
+        wanted: `versions()` of that machine.
+        variables: its `surroundings()`.
+
+    Raises:
+        RunError: a package is of another version.
+    """
+    here = versions()
+    for name, other in wanted.items():
+        if here[name] != other:
+            problem = f"is what this node has; the machine that asks has {other}"
+            raise RunError(name, here[name], problem, "Install the same on every node.")
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
 def serve(errand: Errand, node: str) -> Iterator[dict[str, Any]]:
     """Runs a cell on this node.
 
@@ -78,15 +100,10 @@ def serve(errand: Errand, node: str) -> Iterator[dict[str, Any]]:
         directory, the cell's directory as `pack` gives it. `{"lost": True}` where the cell's process ended early.
     """
     try:
-        _refuse_other_versions(errand.versions)
-        for name, value in errand.surroundings.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        prepare(errand.versions, errand.surroundings)
         if _shares_directory(errand):
             # Numbers of processes are unique to a node only.
-            yield from _told({**errand.piece, "scratch": str(Path(errand.piece["scratch"]) / node)})
+            yield from told(_WORKER, {**errand.piece, "scratch": str(Path(errand.piece["scratch"]) / node)})
         else:
             yield from _told_elsewhere(errand)
     except (
@@ -99,7 +116,7 @@ def _told_elsewhere(errand: Errand) -> Iterator[dict[str, Any]]:
     """What is said about the cell, run below a directory of its own, which is sent before the last line and goes."""
     home, last = Path(tempfile.mkdtemp(prefix="fdaudit-cell-")), dict[str, Any]()
     try:
-        for line in _told(_elsewhere(errand, home)):
+        for line in told(_WORKER, _elsewhere(errand, home)):
             if line.get("status") == "done":
                 yield from pack(home / "cell")
             if "status" in line:
@@ -112,9 +129,12 @@ def _told_elsewhere(errand: Errand) -> Iterator[dict[str, Any]]:
         yield last
 
 
-def _told(piece: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the process says about the cell; it stands by for the worker's next."""
-    for _, line in standing_pool(_WORKER, 1).work([piece]):
+def told(module: str, piece: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a process of `module` says about a piece; it stands by for the worker's next.
+
+    `{"lost": True}` where it ended early.
+    """
+    for _, line in standing_pool(module, 1).work([piece]):
         yield {"lost": True} if line is None else dict(line)
 
 
@@ -140,11 +160,3 @@ def _elsewhere(errand: Errand, home: Path) -> dict[str, Any]:
         "scratch": str(home / "scratch"),
         "home": str(home),
     }
-
-
-def _refuse_other_versions(there: Mapping[str, str]) -> None:
-    here = versions()
-    for name, wanted in there.items():
-        if here[name] != wanted:
-            problem = f"is what this node has; the sweep's machine has {wanted}"
-            raise RunError(name, here[name], problem, "Install the same on every node.")

@@ -16,6 +16,7 @@ from fdaudit.audit import perform, reopen
 from fdaudit.bookkeeping import books_of
 from fdaudit.cells import Stage
 from fdaudit.conclusion import conclude
+from fdaudit.elsewhere import HERE, Elsewhere
 from fdaudit.errors import RunError, UsageError
 from fdaudit.events import Relation, Unit
 from fdaudit.manifest import verify
@@ -132,6 +133,7 @@ def run(
     *,
     resume: bool = False,
     seed_from: Path | str | None = None,
+    elsewhere: Elsewhere = HERE,
     tick: Tick = _QUIET,
 ) -> Run:
     """Runs a spec: federation, transcript, attacks, result.
@@ -141,6 +143,7 @@ def run(
         out: the run directory; by default `runs/NAME-DIGEST` from the spec's name and content.
         resume: go on from the last whole round.
         seed_from: a run directory whose seed and secret are used again.
+        elsewhere: other machines' part in it; see `fdaudit.elsewhere`.
         tick: called with what is under way, how far it is, and of how much.
 
     Raises:
@@ -152,7 +155,7 @@ def run(
         out = _default_directory(load_spec(spec))
     source = local_path(seed_from, "seed-from") if seed_from is not None else None
     directory = local_path(out, "out")
-    perform(spec, directory, resume=resume, seed_from=source, tick=tick)
+    perform(spec, directory, resume=resume, seed_from=source, elsewhere=elsewhere, tick=tick)
     return Run(directory)
 
 
@@ -169,7 +172,14 @@ def load(path: Path | str) -> Run:
     return Run(directory)
 
 
-def attack(name: str, run: Run, adversary: str = "server", tick: Tick = _QUIET, **params: Any) -> Cell:
+def attack(
+    name: str,
+    run: Run,
+    adversary: str = "server",
+    tick: Tick = _QUIET,
+    elsewhere: Elsewhere = HERE,
+    **params: Any,
+) -> Cell:
     """Runs one attack against one adversary's view of a finished run, and keeps the outcome in the run.
 
     Args:
@@ -177,6 +187,7 @@ def attack(name: str, run: Run, adversary: str = "server", tick: Tick = _QUIET, 
         run: the run.
         adversary: whose view.
         tick: progress.
+        elsewhere: other machines' part in it: one cell runs here, its shadow models may be fitted there.
         **params: the attack's settings, above those of the run's profile.
 
     Raises:
@@ -185,21 +196,27 @@ def attack(name: str, run: Run, adversary: str = "server", tick: Tick = _QUIET, 
     plan = run.plan
     wanted = plan_attack(name, params, plan.spec, "attack", (adversary,))
     run.view(adversary)  # an unknown party is refused before anything is written
-    (cell,) = _again(run, (wanted,), lambda a, b: (a, b) == (adversary, name), tick)
+    (cell,) = _again(run, (wanted,), lambda a, b: (a, b) == (adversary, name), tick, elsewhere)
     return cell
 
 
-def _again(run: Run, wanted: tuple[Any, ...], only: Callable[[str, str], bool], tick: Tick) -> list[Cell]:
+def _again(
+    run: Run,
+    wanted: tuple[Any, ...],
+    only: Callable[[str, str], bool],
+    tick: Tick,
+    elsewhere: Elsewhere,
+) -> list[Cell]:
     adversaries = tuple(dict.fromkeys(a for w in wanted for a in w.adversaries))
-    plan = replace(
-        run.plan, spec=run.plan.spec.model_copy(update={"adversaries": adversaries}), attacks=wanted
-    )
-    cells = attack_cells(plan, run.directory, only=only, again=True, tick=tick)
+    spec = run.plan.spec.model_copy(update={"adversaries": adversaries})
+    plan = replace(run.plan, spec=spec, attacks=wanted, fleet=elsewhere.fleet)
+    workers = elsewhere.cells
+    cells = attack_cells(plan, run.directory, only=only, again=True, workers=workers, tick=tick)
     conclude(run.plan, run.directory)
     return cells
 
 
-def attack_all(run: Run, tick: Tick = _QUIET) -> list[Cell]:
+def attack_all(run: Run, tick: Tick = _QUIET, elsewhere: Elsewhere = HERE) -> list[Cell]:
     """Runs every attack against every adversary anew, whether or not the spec asks for it.
 
     Adversaries are the spec's and those that every federation has: see `every_adversary`. An attack that the spec asks
@@ -212,7 +229,7 @@ def attack_all(run: Run, tick: Tick = _QUIET) -> list[Cell]:
         else plan_attack(a.name, {}, plan.spec, "attack", adversaries)
         for a in plan.attacks
     )
-    return _again(run, wanted, lambda adversary, attack: True, tick)
+    return _again(run, wanted, lambda adversary, attack: True, tick, elsewhere)
 
 
 def every_adversary(run: Run) -> tuple[str, ...]:

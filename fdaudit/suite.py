@@ -15,6 +15,7 @@ from typing import Any
 
 from fdaudit import runs
 from fdaudit.attack_stage import Tick
+from fdaudit.elsewhere import HERE, Elsewhere
 from fdaudit.errors import RunError
 from fdaudit.runs import Run
 from fdaudit.spec import Spec, load_spec
@@ -34,9 +35,19 @@ def specs() -> dict[str, Spec]:
 
 
 def quickstart(
-    out: Path, *, resume: bool = False, tick: Tick = lambda what, done, total: None
+    out: Path,
+    *,
+    resume: bool = False,
+    elsewhere: Elsewhere = HERE,
+    tick: Tick = lambda what, done, total: None,
 ) -> tuple[tuple[Run, ...], Path]:
     """Runs every spec into a directory of its own below `out`, writes their reports and the comparison.
+
+    Args:
+        out: where they go.
+        resume: go on where it was interrupted.
+        elsewhere: other machines' part in the runs.
+        tick: progress.
 
     Returns:
         The runs, and the path of the page that compares them.
@@ -54,8 +65,10 @@ def quickstart(
             for number, (name, spec) in enumerate(wanted.items(), 1):
                 seed_from = None if out / name == first else first
                 step = _step(tick, f"{number}/{len(wanted)} {name}")
-                finished.append(runs.run(spec, out / name, resume=resume, seed_from=seed_from, tick=step))
-                reports.append(beside.submit(runs.report, finished[-1]))
+                place, far = out / name, elsewhere
+                made = runs.run(spec, place, resume=resume, seed_from=seed_from, elsewhere=far, tick=step)
+                finished.append(made)
+                reports.append(beside.submit(runs.report, made))
             for report in reports:
                 report.result()
         finally:

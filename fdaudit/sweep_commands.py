@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fdaudit.errors import UsageError, nearest
+from fdaudit.elsewhere import refuse_misfit
 from fdaudit.places import mirrored
-from fdaudit.terminal import AsJson, progress, say, show
+from fdaudit.terminal import Address, AsJson, ExecutorName, progress, say, show
 
 if TYPE_CHECKING:
     from fdaudit.sweep import Executor
     from fdaudit.sweep_index import Index
 
-__all__ = ["EXECUTORS", "curve", "sweep"]
-
-EXECUTORS = ("local", "ray")
-"""Where a sweep's cells can run."""
+__all__ = ["curve", "sweep"]
 
 
 def sweep(
@@ -34,15 +31,8 @@ def sweep(
     workers: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Cells at a time; default: one a processor.")
     ] = None,
-    executor: Annotated[
-        str, typer.Option(help="Where cells run: local (processes) or ray (a Ray cluster; extra `scale`).")
-    ] = "local",
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="Of a Ray cluster: HOST:PORT or auto; default: one of this machine's own, for the sweep."
-        ),
-    ] = None,
+    executor: ExecutorName = "local",
+    address: Address = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a grid: protocols x defences x ε x seeds, each cell a run, as many at a time as there are processors."""
@@ -97,14 +87,11 @@ def _executor(name: str, workers: int | None, address: str | None) -> Executor:
     """Where cells run, by its name."""
     from fdaudit.sweep import local
 
-    if name not in EXECUTORS:
-        raise UsageError("executor", name, "is not a known executor", nearest(name, EXECUTORS))
+    refuse_misfit(name, address)
     if name == "ray":
         from fdaudit.ray_executor import ray_cluster
 
         return ray_cluster(workers, address)
-    if address is not None:
-        raise UsageError("address", address, "is of use to Ray alone", "Leave it out, or add --executor ray.")
     return local(workers)
 
 

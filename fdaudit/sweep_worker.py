@@ -21,11 +21,12 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+from fdaudit.pool import leave
+
 __all__ = ["alone", "main"]
 
 _home: str | None = None
 """What this process leaves nothing of when its input ends."""
-_REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 
 def main() -> None:
@@ -87,10 +88,7 @@ def _read(pieces: SimpleQueue[dict[str, Any]]) -> None:
     """Passes on what is to be done; when the input ends, whoever started this has, and so does this, at once."""
     for line in sys.stdin:
         pieces.put(json.loads(line))
-    if _home is not None:
-        # A process that becomes another has no thread left that goes on writing where this one removes.
-        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", _REMOVE, _home])  # noqa: S606  # a constant
-    os._exit(0)
+    leave(_home)
 
 
 if __name__ == "__main__":

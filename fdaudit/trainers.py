@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fdaudit.execution import Execution
+    from fdaudit.fleet import Fleet
 
 __all__ = ["Networks", "Trainers"]
 
@@ -60,10 +61,13 @@ class Trainers(Mapping[str, Trainer]):
         networks: who trains which network.
         execution: device, threads, strategy and memory format.
         parties: `server` and the clients.
+        fleet: takes groups of jobs elsewhere; None fits all here.
     """
 
-    def __init__(self, networks: Networks, execution: Execution, parties: Sequence[str]) -> None:
-        cores = {_key(a): Trainer(a, execution) for a in networks.distinct}
+    def __init__(
+        self, networks: Networks, execution: Execution, parties: Sequence[str], fleet: Fleet | None = None
+    ) -> None:
+        cores = {_key(a): Trainer(a, execution, fleet) for a in networks.distinct}
         self._by_party = {party: cores[_key(networks.of(party))] for party in parties}
 
     def __getitem__(self, party: str) -> Trainer:

@@ -61,6 +61,8 @@ def test_a_cell_survives_its_json(run: fdaudit.Run) -> None:
 class _Dying:
     """A pool whose processes end before the second adversary's cell of every piece."""
 
+    size = 2
+
     def work(
         self, pieces: Sequence[dict[str, Any]]
     ) -> Generator[tuple[int, dict[str, Any] | None], None, None]:
@@ -88,6 +90,68 @@ def test_a_cell_whose_process_ended_has_failed_and_says_so(
     assert "ended before it was done" in asked["world/gap"].reason
     assert load_json(run.directory / "attacks" / "world-gap.json")["status"] == "failed"
     assert [c.adversary for c in cells] == sorted(c.adversary for c in cells), "in the order of adversaries"
+
+
+class _Far:
+    """Workers that run cells here, of a piece's JSON alone, and lose those against some adversaries."""
+
+    def __init__(self, size: int, failing: tuple[str, ...] = ()) -> None:
+        self.size, self._failing = size, failing
+        self.pieces: list[tuple[str, tuple[str, ...]]] = []
+
+    def work(
+        self, pieces: Sequence[dict[str, Any]]
+    ) -> Generator[tuple[int, dict[str, Any] | None], None, None]:
+        self.pieces = [(p["attack"], tuple(p["adversaries"])) for p in pieces]
+        for number, piece in enumerate(pieces):
+            yield number, {"tick": ["worker lost, tried again", 1, 2]}
+            desk = Desk(reopen(Path(piece["run"])), Path(piece["run"]))
+            attack = next(a for a in desk.plan.attacks if a.name == piece["attack"])
+            for name in piece["adversaries"]:
+                if name in self._failing:
+                    yield number, {"failed": "lost for good", "adversaries": [name]}
+                    continue
+                for cell, seconds in desk.cells(attack, [name]):
+                    yield number, {"adversary": name, "cell": cell.to_json(), "seconds": seconds}
+            desk.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "parts"),
+    [
+        (1, [("gap", ("server", "world")), ("loss-threshold", ("server", "world"))]),
+        (2, [("gap", ("server", "world")), ("loss-threshold", ("server", "world"))]),
+        (3, [(n, (a,)) for n in ("gap", "loss-threshold") for a in ("server", "world")]),
+    ],
+)
+def test_other_workers_have_the_cells_and_outcomes_are_the_same(
+    size: int, parts: list[tuple[str, tuple[str, ...]]], run: fdaudit.Run
+) -> None:
+    before = {c["id"]: c for c in run.result["cells"]}
+    far, said = _Far(size), list[str]()
+    cells = attack_cells(
+        reopen(run.directory), run.directory, again=True, workers=far, tick=lambda *told: said.append(told[0])
+    )
+    assert sorted(far.pieces) == parts
+    assert {c.id: c.to_json() for c in cells} == before
+    assert said.count("attacks (gap: worker lost, tried again 1/2)") == len(parts) / 2
+
+
+def test_a_cell_that_other_workers_lost_has_failed_alone(run: fdaudit.Run) -> None:
+    cells = attack_cells(
+        reopen(run.directory), run.directory, again=True, workers=_Far(2, failing=("server",))
+    )
+    asked = {c.id: (c.status, c.reason) for c in cells if c.status != "not-requested"}
+    for name in ("gap", "loss-threshold"):
+        assert asked[f"server/{name}"] == ("failed", "lost for good")
+        assert asked[f"world/{name}"][0] in ("run", "inconclusive")
+
+
+def test_one_cell_is_run_here(run: fdaudit.Run) -> None:
+    far = _Far(2)
+    only = lambda adversary, attack: (adversary, attack) == ("world", "gap")  # noqa: E731
+    (cell,) = attack_cells(reopen(run.directory), run.directory, only=only, again=True, workers=far)
+    assert (cell.id, far.pieces) == ("world/gap", [])
 
 
 def test_one_thread_or_an_accelerator_starts_no_process(

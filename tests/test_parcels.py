@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fdaudit import parcels
 from fdaudit.errors import IntegrityError
-from fdaudit.parcels import Arrival, pack
+from fdaudit.parcels import Arrival, changes, pack, snapshot
 
 from .run_cases import tree
 
@@ -55,6 +55,67 @@ def test_a_name_that_leads_elsewhere_is_refused(kind: str, name: Any, tmp_path: 
         arrival.take({kind: name, "data": b"", "mode": 0o700})
     arrival.drop()
     assert [p.name for p in tmp_path.rglob("*")] == ["in"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.dictionaries(names, st.binary(max_size=40), max_size=6),
+    st.dictionaries(names, st.binary(max_size=40), max_size=6),
+)
+def test_changes_that_are_sent_are_made_where_they_arrive(
+    first: dict[str, bytes], then: dict[str, bytes]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "source", Path(folder) / "target"
+        for top in (source, target):
+            _write(top, first)
+        (target / "of its own").write_text("stays")
+        before = snapshot(source)
+        for path in sorted(source.rglob("*"), reverse=True):
+            if path.relative_to(source).parts[0] not in {Path(n).parts[0] for n in then}:
+                path.rmdir() if path.is_dir() else path.unlink()
+        _write(source, then)
+        (source / "private").mkdir(mode=0o700)
+        (source / "private" / "new").write_bytes(b"1")
+        arrival = Arrival(Path(folder) / "staging", target)
+        for line in changes(source, before):
+            arrival.take(line)
+        assert not (target / "private").exists(), "nothing is at its place before all has arrived"
+        arrival.merge()
+        assert (target / "of its own").read_text() == "stays"
+        (target / "of its own").unlink()
+        assert tree(target) == tree(source)
+        assert {p.relative_to(target) for p in target.rglob("*")} == {
+            p.relative_to(source) for p in source.rglob("*")
+        }
+        assert (target / "private").stat().st_mode & 0o777 == 0o700
+        assert not (Path(folder) / "staging").exists()
+
+
+def _write(top: Path, files: dict[str, bytes]) -> None:
+    top.mkdir(exist_ok=True)
+    for name, data in files.items():
+        if not any((top / p).is_file() for p in Path(name).parents) and not (top / name).is_dir():
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / name).write_bytes(data)
+
+
+def test_what_has_not_changed_is_not_sent(tmp_path: Path) -> None:
+    _write(tmp_path, {"a": b"1", "b/ä": b"2"})
+    before = snapshot(tmp_path)
+    assert list(changes(tmp_path, before)) == []
+    (tmp_path / "a").write_bytes(b"3")
+    assert list(changes(tmp_path, before)) == [{"file": "a", "data": b"3"}]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "gone"])
+def test_changes_where_none_are_expected_are_refused(kind: str, tmp_path: Path) -> None:
+    arrival = Arrival(tmp_path / "staging", tmp_path / "run", below=("attacks", "vault/scores"))
+    for name in ("attacks/a/b", "vault/scores/c"):
+        arrival.take({kind: name, "data": b"", "mode": 0o755})
+    for name in ("spec.yaml", "vault/secrets.json", "attacks2/a", "vault", "attacks/../spec.yaml"):
+        with pytest.raises(IntegrityError):
+            arrival.take({kind: name, "data": b"", "mode": 0o755})
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

@@ -8,23 +8,23 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from fdaudit import ray_executor
+from fdaudit import ray_connection, ray_tasks
 from fdaudit import sweep as engine
 from fdaudit.errors import UsageError
 from fdaudit.ray_executor import ray_cluster
 from fdaudit.ray_worker import Errand, serve
 from fdaudit.sweep_index import Index
 
+from .ray_cases import cluster, descendants, unseen, until
 from .run_cases import cli, tree
 from .sweep_cases import grid, inline
 
@@ -42,10 +42,7 @@ def made(**changes: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cluster of this machine's own with two workers; where its nodes keep temporary files."""
-    pytest.importorskip("ray")
-    temporary = tmp_path_factory.mktemp("node")
-    with ray_executor._variables({"TMPDIR": str(temporary)}), ray_executor._connected(2, None) as size:
-        assert size == 2
+    with cluster(tmp_path_factory.mktemp("node")) as temporary:
         yield temporary
 
 
@@ -79,13 +76,6 @@ def worker_at(out: Path, key: str) -> int | None:
 def records(out: Path) -> dict[str, bytes]:
     """Every file of every cell that does not say how long something took."""
     return {n: b for n, b in tree(out / "cells").items() if not n.endswith(("timings.json", "/cell.json"))}
-
-
-def until(condition: Callable[[], Any], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 class Killer:
@@ -131,12 +121,7 @@ def test_a_killed_worker_costs_only_its_cell_and_the_bytes_are_the_same(
 @pytest.fixture
 def apart(node: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cluster, as if its nodes did not see this machine's directories."""
-
-    @contextmanager
-    def unseen(scratch: Path) -> Iterator[Path]:
-        yield scratch / "nobody sees this"
-
-    monkeypatch.setattr(ray_executor, "_marked", unseen)
+    monkeypatch.setattr(ray_connection, "marked", unseen)
     return node
 
 
@@ -155,8 +140,8 @@ def test_nodes_without_the_directory_send_their_cells_and_keep_nothing(
 def test_a_cell_that_always_loses_its_worker_fails_with_the_reason_and_leaves_nothing(
     apart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ray_executor.RETRIES == 2
-    monkeypatch.setattr(ray_executor, "RETRIES", 1)
+    assert ray_tasks.RETRIES == 2
+    monkeypatch.setattr(ray_tasks, "RETRIES", 1)
     small = made()
     small["seeds"] = [1]
     (cell,) = engine.expand(engine.load_grid(small))
@@ -210,7 +195,7 @@ def test_a_node_with_other_versions_runs_nothing() -> None:
     nowhere = Errand(piece={}, mark=Path("x"), given={}, versions={"torch": "0.1"}, surroundings={})
     (line,) = serve(nowhere, "here")
     assert line["status"] == "failed"
-    assert line["reason"].endswith("the sweep's machine has 0.1. Install the same on every node.")
+    assert line["reason"].endswith("the machine that asks has 0.1. Install the same on every node.")
 
 
 def test_without_ray_one_line_says_what_to_install(
@@ -226,21 +211,6 @@ def test_without_ray_one_line_says_what_to_install(
 
 
 # -- a cluster for one command -------------------------------------------------------------------------------------
-
-
-def descendants(pid: int) -> dict[int, str]:
-    """Processes below another, by number, with their command lines."""
-    parents, lines = {}, {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-            lines[int(stat.parent.name)] = (stat.parent / "cmdline").read_text().replace("\0", " ")
-        except OSError:
-            continue
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return {child: lines[child] for child in found - {pid}}
 
 
 @pytest.mark.slow

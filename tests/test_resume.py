@@ -380,8 +380,8 @@ def unfinished(whole: Path, tmp_path: Path) -> Path:
     out = tmp_path / "unfinished"
 
     def tick(what: str, done: int, total: int) -> None:
-        assert (what, done) == (SPEC["protocol"]["name"], 1)
-        raise Killed
+        if done == 1:
+            raise Killed
 
     with pytest.raises(Killed):
         fdaudit.run(SPEC, out, seed_from=whole, tick=tick)
