@@ -48,7 +48,8 @@ def auc_of(inside: Array, outside: Array) -> Statistic:
 
 def drawn(n: int, draws: np.random.Generator, resamples: int = DRAWN) -> Array:
     """How often each of n units is drawn, a row a resample."""
-    return np.asarray(draws.multinomial(n, np.full(n, 1 / n), size=resamples), dtype=float)
+    rows = draws.integers(n, size=(resamples, n))
+    return np.stack([(rows == unit).sum(1) for unit in range(n)], 1).astype(float)
 
 
 def bca(statistic: Statistic, counts: Array, expand: bool) -> tuple[float, float] | None:

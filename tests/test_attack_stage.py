@@ -78,7 +78,7 @@ class _Dying:
 def test_a_cell_whose_process_ended_has_failed_and_says_so(
     run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attack_stage, "standing_pool", lambda module, size: _Dying())
+    monkeypatch.setattr(attack_stage, "standing_pool", lambda module, size, variables: _Dying())
     cells = attack_cells(reopen(run.directory), run.directory, again=True)
     asked = {c.id: c for c in cells if c.status != "not-requested"}
     assert {i: c.status == "failed" for i, c in asked.items()} == {

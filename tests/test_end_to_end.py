@@ -31,7 +31,7 @@ SPEC = {
     "attacks": [
         {"name": "analytic"},
         {"name": "dlg", "params": {"restarts": 1, "evaluations": 150}},
-        {"name": "inverting-gradients", "params": {"iterations": 250}},
+        {"name": "inverting-gradients", "params": {"iterations": 250, "restarts": 2}},
         {"name": "loss-threshold"},
     ],
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -277,7 +278,7 @@ def test_shadow_models_are_fitted_in_groups(little: None, monkeypatch: pytest.Mo
     x, y = torch.rand(40, *SHAPE, generator=g), torch.randint(CLASSES, (40,), generator=g)
     inside = in_and_out(4, 40, child(2, "inside"))
     for number, fleet in enumerate((None, far)):
-        monkeypatch.setattr("fdaudit.attacks._shadows._recall", lambda key, count: None)
+        monkeypatch.setattr("fdaudit.cache._kept", OrderedDict())
         known = Knowledge(architecture=net, train=Trainer(net, LOOP, fleet), classes=CLASSES)
         found.append(shadow_models(known, x, y, inside, seed=5, most_steps=60))
         assert bool(far.sent) == bool(number)

@@ -68,6 +68,10 @@ class _Architecture:
     input_shape: tuple[int, int, int] = (1, 16, 16)
     classes: int = 10
 
+    @property
+    def described(self) -> dict[str, Any]:
+        return {"name": self.make.__name__, "input_shape": list(self.input_shape)}
+
     def build(self, generator: torch.Generator) -> nn.Module:
         return self.make(self.input_shape[1], generator)
 
