@@ -25,7 +25,7 @@ from fdaudit.storage import load_json, save_json, write_atomically
 from fdaudit.transcript import Position
 from fdaudit.vault import Secrets, Vault
 
-__all__ = ["commitments", "perform", "reopen"]
+__all__ = ["attacked", "commitments", "federated", "perform", "reopen"]
 
 _PACKAGES = ("fdaudit", "numpy", "safetensors", "scikit-learn", "scipy", "torch", "torchvision")
 
@@ -53,6 +53,20 @@ def perform(
     Raises:
         UsageError: the spec is wrong, or the directory is occupied; nothing was written.
     """
+    plan = federated(source, out, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=tick)
+    attacked(plan, out, seed_from=seed_from, elsewhere=elsewhere, tick=tick)
+
+
+def federated(
+    source: Spec | Path | str | dict[str, Any] | None,
+    out: Path,
+    *,
+    resume: bool = False,
+    seed_from: Path | None = None,
+    elsewhere: Elsewhere = HERE,
+    tick: Tick = lambda what, done, total: None,
+) -> Plan:
+    """The first half of `perform`, with its arguments: federation and transcript, sealed."""
     spec = _the_spec(source, out, resume)
     secrets = _the_secrets(spec, out, resume, seed_from)
     plan = replace(make_plan(spec, secrets.seed), fleet=elsewhere.fleet)
@@ -66,6 +80,18 @@ def perform(
         note_time(out, "federation", time.perf_counter() - seconds)
     else:
         _refuse_changed_record(out)
+    return plan
+
+
+def attacked(
+    plan: Plan,
+    out: Path,
+    *,
+    seed_from: Path | None = None,
+    elsewhere: Elsewhere = HERE,
+    tick: Tick = lambda what, done, total: None,
+) -> None:
+    """The second half of `perform`: the attacks on a sealed record, and the result."""
     if seed_from is not None:
         take_controls(seed_from, out)
     attack_cells(plan, out, workers=elsewhere.cells, tick=tick)
@@ -132,7 +158,8 @@ def _the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resu
     if resume and kept.is_file():
         earlier = load_spec(kept)
         ours, theirs = spec.model_dump(), earlier.model_dump()
-        left_open = {"threads": None, "device": "auto", "strategy": "auto", "memory_format": "auto"}
+        open_ = ("threads", "device", "strategy", "memory_format", "precision", "compile")
+        left_open = {field: Spec.model_fields[field].default for field in open_}
         # What a preset stands for is written out in the run's own spec.
         expanded = (
             {"protocol", "defenses", "withhold"} if spec.preset and not spec.preset.written_out else set()

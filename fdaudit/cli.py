@@ -80,8 +80,13 @@ def quickstart(
 
     with mirrored(out, "resume" if resume else "new", field="out", quiet=as_json) as place:
         with _at_work(as_json, executor, workers, address) as (tick, far):
+            # What is sent to a URL meanwhile must be at rest.
             finished, page = suite.quickstart(
-                place.path, resume=resume, elsewhere=far, tick=place.ticking(tick)
+                place.path,
+                resume=resume,
+                elsewhere=far,
+                one_by_one=is_url(out),
+                tick=place.ticking(tick),
             )
         place.push()
         named = {

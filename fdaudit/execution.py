@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -22,6 +24,8 @@ class Execution:
     threads: int
     strategy: Literal["loop", "stacked"]
     memory_format: Literal["contiguous", "channels_last"]
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
 
     @classmethod
     def resolve(
@@ -31,6 +35,8 @@ class Execution:
         threads: int | None = None,
         strategy: str = "auto",
         memory_format: str = "auto",
+        precision: str = "auto",
+        compile: bool = False,
         convolutions: bool,
         batchnorm: bool,
     ) -> Execution:
@@ -39,7 +45,8 @@ class Execution:
         Device: CUDA where there is one. Threads: the processor count, at most 8. Strategy: `stacked` on CUDA,
         `loop` on a CPU (grouped convolutions make stacked CNN clients about twice as slow there) and wherever
         BatchNorm keeps running statistics. Memory format: `channels_last` for convolutions under `loop`, which
-        takes a third off small CNNs' time. `benchmarks/training_strategy.py` measures both again.
+        takes a third off small CNNs' time. `benchmarks/training_strategy.py` measures both again. Precision: float32,
+        since nobody has measured what bfloat16 costs in accuracy. What cannot be compiled here is not, with a warning.
         """
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         if strategy == "auto":
@@ -51,4 +58,24 @@ class Execution:
             threads=threads or min(os.cpu_count() or 1, 8),
             strategy="stacked" if strategy == "stacked" else "loop",
             memory_format="channels_last" if memory_format == "channels_last" else "contiguous",
+            precision="bfloat16" if precision == "bfloat16" else "float32",
+            compile=compile and _can_compile(chosen),
         )
+
+
+def _can_compile(device: str) -> bool:
+    """Whether `torch.compile` works here; where it does not, a warning says why."""
+    why = _why_not(device)
+    if why:
+        warnings.warn(f"compile: goes on without, since torch.compile fails here ({why}).", stacklevel=3)
+    return not why
+
+
+@cache
+def _why_not(device: str) -> str:
+    """What goes wrong when something small is compiled; empty where nothing does."""
+    try:
+        torch.compile(lambda x: (x * 2).relu())(torch.ones(8, device=device))
+    except Exception as error:  # of the compiler, of its own compiler, or of the operating system
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return ""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fdaudit.parallel import forked_randomness
 from fdaudit.rng import SecretStream
 from fdaudit.types import GradientRule
 
@@ -111,7 +112,7 @@ def unfit(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
             return f"its layer {name} keeps {', '.join(own)}, which no gradient rule covers"
     free = {n: p for n, p in module.named_parameters() if p.requires_grad}
     try:
-        with per_sample_gradients(module), torch.random.fork_rng(devices=[]):
+        with per_sample_gradients(module), forked_randomness():
             x = torch.zeros(2, *input_shape, requires_grad=True)
             module.train()(x).sum().backward()
             _taken(free, 2)

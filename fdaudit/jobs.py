@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fdaudit.config import Config
+from fdaudit.errors import TrainingDivergedError
 from fdaudit.guard import Guard
 from fdaudit.objectives import Objective
 
-__all__ = ["Fit", "Fitted", "Job", "Parameters", "draw_batches", "parameters_of"]
+__all__ = ["Fit", "Fitted", "Job", "Parameters", "draw_batches", "finite", "parameters_of"]
 
 Parameters = dict[str, Tensor]
 """Named floating-point parameters and buffers of a model."""
@@ -115,3 +116,24 @@ def draw_batches(
         order = torch.randperm(n, generator=generator)
         batches += [b for b in order.split(size) if len(b) == size]
     return tuple(batches[:steps])
+
+
+def finite(jobs: Sequence[Job], fitted: list[Fitted]) -> list[Fitted]:
+    """What was fitted, unless a loss became NaN or infinite.
+
+    Under a guard losses must not decide whether a run stops, being the records' own: its noisy result does.
+
+    Raises:
+        TrainingDivergedError: one did.
+    """
+    for job, result in zip(jobs, fitted, strict=True):
+        if job.guard is not None:
+            numbers = torch.cat([t.flatten() for t in result.parameters.values()])
+            wrong = numbers[~torch.isfinite(numbers)]
+            if len(wrong):
+                raise TrainingDivergedError(job.party, job.guard.steps, float(wrong[0]))
+            continue
+        wrong = (~torch.isfinite(result.losses)).nonzero()
+        if len(wrong):
+            raise TrainingDivergedError(job.party, int(wrong[0]), result.losses[wrong[0]].item())
+    return fitted

@@ -191,6 +191,8 @@ def make_plan(spec: Spec, seed: int) -> Plan:
         threads=spec.threads,
         strategy=spec.strategy,
         memory_format=spec.memory_format,
+        precision=spec.precision,
+        compile=spec.compile,
         convolutions=any(n.has_convolutions for n in networks.distinct),
         batchnorm=any(n.has_batchnorm for n in networks.distinct),
     )

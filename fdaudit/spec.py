@@ -223,6 +223,10 @@ class Spec(Config):
     """How several models are trained: one after the other, or stacked and advanced together; default by rule."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
     """Memory layout of images; default by rule: `channels_last` for convolutions trained one after the other."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of what a network computes in training; `bfloat16` is mixed precision: weights and losses stay float32."""
+    compile: bool = False
+    """Train through `torch.compile`, one model at a time; the first step of each network takes long."""
     record: Literal["full", "digest"] | RecordRounds = "full"
     """What the transcript keeps of payloads."""
     transport: Literal["plain", "encrypted"] = "plain"

@@ -8,13 +8,16 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from fdaudit import runs
 from fdaudit.attack_stage import Tick
+from fdaudit.audit import attacked, federated
 from fdaudit.elsewhere import HERE, Elsewhere
 from fdaudit.errors import RunError
 from fdaudit.runs import Run
@@ -39,15 +42,19 @@ def quickstart(
     *,
     resume: bool = False,
     elsewhere: Elsewhere = HERE,
+    one_by_one: bool = False,
     tick: Tick = lambda what, done, total: None,
 ) -> tuple[tuple[Run, ...], Path]:
     """Runs every spec into a directory of its own below `out`, writes their reports and the comparison.
 
+    While one run is attacked, by processes that this one waits for, the federation of the next goes on here.
+
     Args:
         out: where they go.
         resume: go on where it was interrupted.
-        elsewhere: other machines' part in the runs.
-        tick: progress.
+        elsewhere: other machines' part in the runs; these are asked for one thing at a time.
+        one_by_one: nothing of a run begins before the one before it has its report.
+        tick: progress; told by several threads.
 
     Returns:
         The runs, and the path of the page that compares them.
@@ -58,22 +65,71 @@ def quickstart(
     wanted = specs()
     first = out / next(iter(wanted))
     _refuse_occupied(out, first, resume)
-    finished, reports = list[Run](), list[Future[Path]]()
-    # A report is one thread's work, and this process mostly waits for those that attack the next run.
-    with ThreadPoolExecutor(1) as beside:
-        try:
-            for number, (name, spec) in enumerate(wanted.items(), 1):
-                seed_from = None if out / name == first else first
-                step = _step(tick, f"{number}/{len(wanted)} {name}")
-                place, far = out / name, elsewhere
-                made = runs.run(spec, place, resume=resume, seed_from=seed_from, elsewhere=far, tick=step)
-                finished.append(made)
-                reports.append(beside.submit(runs.report, made))
-            for report in reports:
-                report.result()
-        finally:
-            beside.shutdown(cancel_futures=True)
+    with _Beside(one_by_one or elsewhere is not HERE) as beside:
+        for number, (name, spec) in enumerate(wanted.items(), 1):
+            place, seed_from = out / name, None if out / name == first else first
+            step = beside.stopped_by(_step(tick, f"{number}/{len(wanted)} {name}"))
+            plan = federated(spec, place, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=step)
+            attack = partial(attacked, plan, place, seed_from=seed_from, elsewhere=elsewhere, tick=step)
+            beside.attack(attack, Run(place))
+        beside.finish()
+    finished = [Run(out / name) for name in wanted]
     return tuple(finished), runs.compare(finished, out)
+
+
+class _Beside:
+    """Attacks runs one after another in one thread, and writes their reports in another.
+
+    Args:
+        wait: have each run attacked and reported before anything else goes on.
+    """
+
+    def __init__(self, wait: bool) -> None:
+        self._wait, self._stop = wait, Event()
+        self._attacks, self._reports = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._under_way = list[Future[Future[Path]]]()
+
+    def __enter__(self) -> _Beside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Waits for nothing but what cannot be stopped: an attack stage stops at its next outcome."""
+        self._stop.set()
+        self._attacks.shutdown(cancel_futures=True)
+        self._reports.shutdown(cancel_futures=True)
+
+    def stopped_by(self, tick: Tick) -> Tick:
+        """The same progress, which ends the work that tells of it once this is over."""
+
+        def ticked(what: str, done: int, total: int) -> None:
+            if self._stop.is_set():
+                raise InterruptedError("the quickstart has ended")
+            tick(what, done, total)
+
+        return ticked
+
+    def attack(self, attack: Callable[[], None], run: Run) -> None:
+        """Has a run attacked, then reported.
+
+        Raises:
+            Exception: what an earlier run's attacks have raised meanwhile.
+        """
+
+        def work() -> Future[Path]:
+            attack()
+            return self._reports.submit(runs.report, run)
+
+        self._under_way.append(self._attacks.submit(work))
+        for earlier in self._under_way:
+            if earlier.done():
+                earlier.result()
+        if self._wait:
+            self.finish()
+
+    def finish(self) -> None:
+        """Returns once all runs have their reports."""
+        for work in self._under_way:
+            work.result().result()
 
 
 def _step(tick: Tick, run: str) -> Tick:

@@ -54,6 +54,8 @@ _ALIKE = (
     "threads",
     "strategy",
     "memory_format",
+    "precision",
+    "compile",
 )
 """Fields of a spec in which cells that share a secret, and outcomes of controls, are alike."""
 

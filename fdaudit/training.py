@@ -22,21 +22,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fdaudit.errors import TrainingDivergedError
 from fdaudit.execution import Execution
 from fdaudit.fleet import Fleet, groups_of, may_leave
 from fdaudit.guard import Guard, Step, per_sample_gradients
-from fdaudit.jobs import Fit, Fitted, Job, Parameters, draw_batches, parameters_of
+from fdaudit.jobs import Fit, Fitted, Job, Parameters, draw_batches, finite, parameters_of
 from fdaudit.models import Architecture
 from fdaudit.objectives import loss_function
 from fdaudit.optimizers import annealed, moments_of, restore_moments
-from fdaudit.parallel import side_by_side
+from fdaudit.parallel import forked_randomness, side_by_side
 
 __all__ = [
     "Buildable",
@@ -66,8 +66,9 @@ class Buildable(Protocol):
 class _Copy:
     """A network of its own for whoever trains with it, and its floating-point parameters and buffers by name."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, compiled: bool = False) -> None:
         self.module = module
+        self.forward: Callable[[Tensor], Tensor] = torch.compile(module) if compiled else module
         self.named = {n: t for n, t in module.state_dict(keep_vars=True).items() if t.is_floating_point()}
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
@@ -96,10 +97,13 @@ class Trainer:
             torch.channels_last if execution.memory_format == "channels_last" else torch.contiguous_format
         )
         self._architecture = architecture
+        self._mixed, self._compiled = execution.precision == "bfloat16", False
         self._copies = [self._build()]
         self._module, self._named = self._copies[0].module, self._copies[0].named
         self._trainable = frozenset(n for n, p in self._module.named_parameters() if p.requires_grad)
         self._random = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in self._module.modules())
+        if execution.compile and not self._random:  # what is compiled draws otherwise
+            self._compiled, self._copies = True, [_Copy(self._module, compiled=True)]
         # vmap can neither lend each model a seed of its own nor update statistics in place.
         self._stackable = not self._random and not any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
@@ -122,8 +126,8 @@ class Trainer:
         bare = all(job.moments is None and job.guard is None for job in jobs)
         alike = bare and _same_shapes(jobs) and self._stackable
         if self.execution.strategy == "stacked" and len(jobs) > 1 and alike:
-            return _finite(jobs, self._fit_stacked(jobs, fit))
-        return _finite(jobs, self._elsewhere(jobs, fit) or self.fit_each(jobs, fit))
+            return finite(jobs, self._fit_stacked(jobs, fit))
+        return finite(jobs, self._elsewhere(jobs, fit) or self.fit_each(jobs, fit))
 
     def fit_each(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
         """Fits every job by itself, here, whatever its losses: what a fleet asks of a core of its own."""
@@ -134,7 +138,8 @@ class Trainer:
         fleet, network = self._fleet, self._architecture
         if fleet is None or not isinstance(network, Architecture):
             return None
-        if self._random or self.device.type != "cpu" or not may_leave(jobs):
+        plain = not (self._random or self._compiled or self._mixed)
+        if not plain or self.device.type != "cpu" or not may_leave(jobs):
             return None
         groups = groups_of(jobs, fleet.size)
         if len(groups) < 2:
@@ -160,7 +165,8 @@ class Trainer:
         losses = []
         with self.randomness(job.seed):
             for step, batch in enumerate(job.batches):
-                loss = loss_of(copy.module(self._images(_rows(x, batch))), _rows(targets, batch))
+                logits = self._logits(copy.forward, self._images(_rows(x, batch)))
+                loss = loss_of(logits, _rows(targets, batch))
                 losses.append(loss.detach())
                 if anchor is not None:
                     loss = loss + fit.mu / 2 * _distance({n: copy.named[n] for n in anchor}, anchor)
@@ -221,7 +227,7 @@ class Trainer:
         def one(
             w: Parameters, rest: Parameters, a: Parameters, xb: Tensor, yb: Tensor
         ) -> tuple[Tensor, Tensor]:
-            plain = loss_of(functional_call(self._module, {**w, **rest}, (xb,)), yb)
+            plain = loss_of(self._logits(partial(functional_call, self._module, {**w, **rest}), xb), yb)
             return (plain + fit.mu / 2 * _distance(w, a) if a else plain), plain
 
         advance = vmap(grad_and_value(one, has_aux=True))
@@ -250,7 +256,7 @@ class Trainer:
         Raises:
             TrainingDivergedError: a loss is NaN or infinite.
         """
-        return _finite(jobs, self._by_themselves(lambda copy, job: self._gradient(copy, job, fit), jobs))
+        return finite(jobs, self._by_themselves(lambda copy, job: self._gradient(copy, job, fit), jobs))
 
     def _gradient(self, copy: _Copy, job: Job, fit: Fit) -> Fitted:
         copy.load(job.parameters)
@@ -314,7 +320,7 @@ class Trainer:
             yield
             return
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with forked_randomness(devices):
             # torch.manual_seed would reseed every accelerator, also those that were not forked.
             torch.default_generator.manual_seed(seed)
             if devices:
@@ -325,12 +331,20 @@ class Trainer:
     # -- details --------------------------------------------------------------------------------------------
 
     def _workers(self, pieces: int) -> int:
-        # Dropout draws from the one global generator, so such pieces of work take turns.
-        return 1 if self._random or self.device.type != "cpu" else min(self.execution.threads, pieces)
+        # Dropout draws from the one global generator, and compilers are no friends of threads: such work takes turns.
+        alone = self._random or self._compiled or self.device.type != "cpu"
+        return 1 if alone else min(self.execution.threads, pieces)
 
     def _build(self) -> _Copy:
         built = self._architecture.build(torch.Generator().manual_seed(0))
         return _Copy(built.to(self.device).to(memory_format=self._format))
+
+    def _logits(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """What a network says of images on the device, (n, c, h, w), while it is trained; float32."""
+        if not self._mixed:
+            return forward(x)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            return forward(x).float()
 
     def _images(self, x: Tensor) -> Tensor:
         x = x.to(self.device)
@@ -373,21 +387,3 @@ def _same_shapes(jobs: Sequence[Job]) -> bool:
 
 def _table(losses: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(losses)).cpu() if losses else torch.zeros(0)
-
-
-def _finite(jobs: Sequence[Job], fitted: list[Fitted]) -> list[Fitted]:
-    """What was fitted, unless a loss became NaN or infinite.
-
-    Under a guard losses must not decide whether a run stops, being the records' own: its noisy result does.
-    """
-    for job, result in zip(jobs, fitted, strict=True):
-        if job.guard is not None:
-            numbers = torch.cat([t.flatten() for t in result.parameters.values()])
-            wrong = numbers[~torch.isfinite(numbers)]
-            if len(wrong):
-                raise TrainingDivergedError(job.party, job.guard.steps, float(wrong[0]))
-            continue
-        wrong = (~torch.isfinite(result.losses)).nonzero()
-        if len(wrong):
-            raise TrainingDivergedError(job.party, int(wrong[0]), result.losses[wrong[0]].item())
-    return fitted

@@ -424,7 +424,7 @@ def test_the_global_generator_is_seeded_inside_a_fork_only(module: str) -> None:
         for node in ast.walk(tree_of(module))
         if isinstance(node, ast.With)
         and any(
-            names_of(i.context_expr.func) == "torch.random.fork_rng"
+            names_of(i.context_expr.func) == "forked_randomness"
             for i in node.items
             if isinstance(i.context_expr, ast.Call)
         )

@@ -10,7 +10,7 @@ import pytest
 from fdaudit.protocols import REGISTRY
 
 import fdaudit
-from fdaudit import attacks, runs, suite
+from fdaudit import attacks, suite
 from fdaudit.errors import UsageError
 from fdaudit.plan import make_plan
 from fdaudit.spec import load_spec
@@ -107,15 +107,15 @@ def test_all_runs_have_the_same_records_and_the_references_once(tmp_path: Path) 
 def test_an_interrupted_quickstart_goes_on_and_leaves_what_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, real = tmp_path / "audit", runs.run
+    out, real = tmp_path / "audit", suite.federated
 
-    def killed(spec: Any, place: Any, **options: Any) -> Any:
-        if Path(place).name == "other":
+    def killed(spec: Any, place: Path, **options: Any) -> Any:
+        if place.name == "other":
             raise KeyboardInterrupt
         return real(spec, place, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "run", killed)
+        patch.setattr(suite, "federated", killed)
         with pytest.raises(KeyboardInterrupt):
             suite.quickstart(out)
     assert not (out / "index.html").exists()
@@ -128,6 +128,30 @@ def test_an_interrupted_quickstart_goes_on_and_leaves_what_is_done(
     assert [run["head"] for run in json.loads(page.with_name("comparison.json").read_bytes())["runs"]] == [
         run["head"] for run in value["runs"]
     ]
+
+
+@pytest.mark.usefixtures("small")
+def test_runs_one_by_one_or_beside_each_other_are_the_same(tmp_path: Path) -> None:
+    beside, _ = suite.quickstart(tmp_path / "beside")
+    for name in ("one", "other"):
+        (tmp_path / "by-one" / name / "vault").mkdir(parents=True)
+        secrets = (tmp_path / "beside" / name / "vault" / "secrets.json").read_bytes()
+        (tmp_path / "by-one" / name / "vault" / "secrets.json").write_bytes(secrets)
+    by_one, _ = suite.quickstart(tmp_path / "by-one", resume=True, one_by_one=True)
+    assert [r.result for r in by_one] == [r.result for r in beside]
+
+
+@pytest.mark.usefixtures("small")
+def test_what_goes_wrong_with_the_attacks_of_a_run_ends_the_quickstart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(plan: Any, place: Path, **options: Any) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(suite, "attacked", fails)
+    with pytest.raises(OSError, match="no space left"):
+        suite.quickstart(tmp_path / "audit")
+    assert not (tmp_path / "audit" / "index.html").exists()
 
 
 @pytest.mark.usefixtures("small")

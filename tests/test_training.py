@@ -232,6 +232,34 @@ def test_channels_last_agrees_with_contiguous():
         assert all(t.is_contiguous() for t in b.parameters.values())
 
 
+@pytest.mark.parametrize("strategy", ["loop", "stacked"])
+def test_mixed_precision_takes_about_the_same_steps_and_keeps_float32(strategy):
+    network, fit = NETWORKS["cnn"], FITS["momentum"]
+    work = jobs(network)
+    exact = Trainer(network, execution(strategy)).fit(work, fit)
+    mixed = Trainer(network, dataclasses.replace(execution(strategy), precision="bfloat16")).fit(work, fit)
+    for job, a, b in zip(work, exact, mixed, strict=True):
+        moved = torch.cat([(a.parameters[n] - job.parameters[n]).flatten() for n in a.parameters])
+        apart = torch.cat([(a.parameters[n] - b.parameters[n]).flatten() for n in a.parameters])
+        assert 0 < apart.norm() < 0.1 * moved.norm()
+        assert {t.dtype for t in (*b.parameters.values(), b.losses)} == {torch.float32}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of the compiler's own modules
+def test_compiled_training_takes_the_same_steps():
+    network, fit = NETWORKS["cnn"], FITS["momentum"]
+    work = jobs(network)
+    compiled = Execution.resolve(
+        device="cpu", threads=2, strategy="loop", compile=True, convolutions=True, batchnorm=False
+    )
+    if not compiled.compile:
+        pytest.skip("torch.compile does not work here")
+    made = Trainer(network, compiled).fit(work, fit)
+    for a, b in zip(Trainer(network, execution()).fit(work, fit), made, strict=True):
+        close(a.parameters, b.parameters)
+
+
 def test_jobs_of_unlike_shape_are_fitted_all_the_same():
     network, fit = NETWORKS["mlp"], FITS["sgd"]
     work = [*jobs(network, 2), *jobs(network, 1, batch=3)]

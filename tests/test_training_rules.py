@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fdaudit import execution as execution_module
 from fdaudit.execution import Execution
 from fdaudit.rng import child
 from fdaudit.training import draw_batches
@@ -103,3 +104,27 @@ def test_what_is_resolved_stays_as_it_is_when_resolved_again(monkeypatch):
     once = resolved(monkeypatch, convolutions=True)
     again = resolved(monkeypatch, cuda=True, cores=64, convolutions=True, **vars(once))
     assert again == once
+
+
+# -- precision, and compilers -------------------------------------------------------------------------------------
+
+
+def test_precision_is_float32_unless_asked_for(monkeypatch):
+    assert resolved(monkeypatch, cuda=True).precision == "float32"
+    assert resolved(monkeypatch, precision="bfloat16").precision == "bfloat16"
+
+
+def test_what_cannot_be_compiled_goes_on_without_and_says_so(monkeypatch):
+    def fails(function):
+        raise RuntimeError("no compiler\nwas found")
+
+    monkeypatch.setattr(torch, "compile", fails)
+    execution_module._why_not.cache_clear()
+    with pytest.warns(UserWarning, match=r"goes on without.*RuntimeError: no compiler was found"):
+        assert not resolved(monkeypatch, compile=True).compile
+    execution_module._why_not.cache_clear()
+
+
+def test_nothing_is_compiled_unless_asked_for(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function: pytest.fail("compiled"))
+    assert not resolved(monkeypatch).compile

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
 from typing import Any
 from unittest import mock
 
@@ -27,6 +26,7 @@ from fdaudit.metrics._arrays import images, same_shape
 from fdaudit.metrics.frechet import frechet_figure
 from fdaudit.metrics.intervals import mean_figure
 from fdaudit.metrics.weights import WeightsUnavailableError, load_weights
+from fdaudit.parallel import forked_randomness
 from fdaudit.types import Figure
 
 __all__ = [
@@ -47,14 +47,12 @@ patches and its pooling does not fit much less."""
 _SLICES = {0: 1, 3: 2, 6: 3, 8: 4, 10: 5}
 """lpips cuts AlexNet's `features` into five slices: layer number -> slice."""
 
-_building = Lock()
-
 
 @contextmanager
 def _construction() -> Iterator[None]:
     """Layers draw initial weights from torch's global generator when built; all are overwritten, and the
     generator is put back."""
-    with _building, torch.random.fork_rng(devices=[]):
+    with forked_randomness():
         yield
 
 

@@ -8,6 +8,8 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from fdaudit.parallel import forked_randomness
+
 __all__ = ["Network", "feature_width", "group_norm", "seed_from", "seeded"]
 
 M = TypeVar("M", bound=nn.Module)
@@ -70,6 +72,6 @@ def seeded(seed: int, make: Callable[[], M]) -> M:
     """
     # Initialisers draw from the global CPU generator. It is forked and seeded here and nowhere else;
     # torch.manual_seed would reseed the accelerators' generators too.
-    with torch.random.fork_rng(devices=[]):
+    with forked_randomness():
         torch.default_generator.manual_seed(seed)
         return make()

@@ -29,6 +29,7 @@ from fdaudit.models.small import (
     pooled_cnn,
     strided_cnn,
 )
+from fdaudit.parallel import forked_randomness
 from fdaudit.spec import ModelSpec
 
 __all__ = ["MODELS", "PAPER_TABLES", "Architecture", "architecture", "paper_model"]
@@ -210,7 +211,7 @@ def _misfit(made: Architecture) -> str | None:
     device = torch.device("cpu" if made.name.startswith(_IMPORT) else "meta")
     try:
         # The trial run of an imported module may draw at random: inside the fork, like the building.
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with forked_randomness(), torch.no_grad():
             module = made._skeleton
             training = module.training
             output = module.eval()(torch.zeros(n, *made.input_shape, device=device))
