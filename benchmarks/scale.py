@@ -7,7 +7,7 @@ highest of the process. Time and memory are fitted on small points by non-negati
     seconds a round = a clients·steps + b clients·steps·parameters + c bytes on disk
     memory          = d + e clients·parameters + f parameters
 
-Then the large point is predicted, run, and compared; and what is in docs/scale.md is computed from the same numbers.
+Then the large point is predicted, run, and compared.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import numpy as np
 from _pairs import table
 
 STEPS, BATCH = 5, 16
-SMALL = [(c, p) for c in (4, 8, 16) for p in (250_000, 500_000, 1_000_000)]
-ROUNDS = 5
-LARGE = (48, 4_000_000)
+SMALL = [(c, p) for c in (4, 8, 16) for p in (1_000_000, 2_000_000, 4_000_000)]
+ROUNDS = 4
+LARGE = (24, 10_000_000)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Point:
     """Bytes, at most."""
 
 
-def run(clients: int, parameters: int) -> Point:
+def run(clients: int, parameters: int, where: str | None) -> Point:
     """In a process of its own: a federation of so many clients, and networks of about so many parameters."""
     import torch
 
@@ -70,24 +70,28 @@ def run(clients: int, parameters: int) -> Point:
             "params": {"rounds": ROUNDS, "local_steps": STEPS, "batch_size": BATCH, "lr": 0.01},
         },
         "evaluate_every": 1000,
+        "references": [],
         "attacks": [],
     }
     plan = make_plan(load_spec(spec), 1)
     counted = sum(t.numel() for t in plan.initial().values())
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=where) as folder:
         run = Path(folder) / "run"
         run.mkdir()
         Vault(run / "vault").create(Secrets.draw(1))
         times = list[float]()
         federate(plan, run, lambda *_: times.append(time.perf_counter()))
         disk = sum(f.stat().st_size for f in (run / "transcript").rglob("*") if f.is_file())
+    if len(times) != ROUNDS:
+        raise SystemExit(f"{len(times)} rounds were told of, not {ROUNDS}")
     memory = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return Point(clients, counted, (times[-1] - times[0]) / (ROUNDS - 1), disk / ROUNDS, memory)
 
 
-def apart(clients: int, parameters: int) -> Point:
+def apart(clients: int, parameters: int, where: str | None) -> Point:
     """`run` in a process of its own."""
     command = [sys.executable, __file__, "--point", str(clients), str(parameters)]
+    command += ["--where", where] if where else []
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     return Point(**json.loads(done.stdout.splitlines()[-1]))
 
@@ -137,13 +141,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--point", nargs=2, type=int, help="measure one federation and print it as JSON")
     parser.add_argument("--large", nargs=2, type=int, default=LARGE, help="clients and parameters to check")
+    parser.add_argument(
+        "--where", help="directory of the runs, /dev/shm for memory; default: temporary files"
+    )
     options = parser.parse_args()
     if options.point:
-        print(json.dumps(asdict(run(*options.point))))
+        print(json.dumps(asdict(run(*options.point, options.where))))
         return
-    small = [apart(*size) for size in SMALL]
+    small = [apart(*size, options.where) for size in SMALL]
     model = Model(small)
-    measured = apart(*options.large)
+    measured = apart(*options.large, options.where)
     predicted = model(measured.clients, measured.parameters)
     heads = ("", "clients", "parameters", "seconds a round", "MB on disk a round", "MB of memory")
     rows = [line("measured", p) for p in small]

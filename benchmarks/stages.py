@@ -2,7 +2,7 @@
 
 Federations are run as `fdaudit run` does them, records, checkpoints and evaluations included; attacks as cells, scoring
 included and controls left out; one thread. An exponent of 1 means that twice the size takes twice the time; below 1,
-part of the time does not depend on the size. Prints the table of docs/performance.md.
+part of the time does not depend on the size.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ def spec_of(protocol: str, params: Mapping[str, Any], **changed: Any) -> dict[st
         "victims": 5,
         "adversaries": ["server"],
         "evaluate_every": 1000,
+        "references": [],
         **changed,
         "protocol": {"name": protocol, "params": {**params, **changed.get("protocol", {})}},
     }
