@@ -186,6 +186,7 @@ def shadow_models(
     card = {
         "what": "shadow models",
         "network": network.described,
+        "execution": train.execution.described,
         "recipe": recipe.model_dump(mode="json"),
         "seed": seed,
     }
@@ -199,8 +200,13 @@ def shadow_models(
             found = _fit(network, train, x, y, inside, adam, seed)
         return {f"{k:05d}/{name}": t for k, model in enumerate(found) for name, t in model.items()}
 
-    models: list[Parameters] = [{} for _ in range(len(inside))]
-    for name, tensor in remembered(digest_of(card, x, y, inside), made).items():
+    return _by_model(remembered(digest_of(card, x, y, inside), made), len(inside))
+
+
+def _by_model(tensors: Mapping[str, Tensor], count: int) -> list[Parameters]:
+    """Tensors whose names begin with a model's number, model by model."""
+    models: list[Parameters] = [{} for _ in range(count)]
+    for name, tensor in tensors.items():
         number, _, parameter = name.partition("/")
         models[int(number)][parameter] = tensor
     return models

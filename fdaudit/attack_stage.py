@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
-from fdaudit.cache import DIRECTORY
+from fdaudit.cache import BYTES, DIRECTORY
 from fdaudit.cells import Adversary, Stage
 from fdaudit.plan import AttackPlan, Plan, plan_attack
 from fdaudit.pool import Workers, standing_pool
@@ -33,6 +33,8 @@ __all__ = ["Desk", "Piece", "Tick", "attack_cells", "note_time"]
 
 Tick = Callable[[str, int, int], None]
 _WORKER = "fdaudit.attack_worker"
+_MOST_IN_COMMON = 1 << 30
+"""Bytes that processes keep for each other where the user names no directory."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ def _in_common() -> dict[str, str]:
         return {}
     folder = tempfile.mkdtemp(prefix="fdaudit-cache-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return {DIRECTORY: folder}
+    return {DIRECTORY: folder, BYTES: str(_MOST_IN_COMMON)}
 
 
 def _workers(plan: Plan, asked: Sequence[Piece], others: Workers | None) -> Workers | None:

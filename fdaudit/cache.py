@@ -7,8 +7,10 @@ recently used forgotten.
 Guarantees:
   * the digest decides the result: whoever computes it draws all chance from the digest or from what it covers, so that
     results do not depend on whether, where or by whom they were kept;
+  * what is found was computed by the same version of fdaudit and of PyTorch;
   * processes that need the same thing at once compute it once;
-  * a file that is damaged is as good as none.
+  * a file that is damaged, or gone, is as good as none;
+  * a directory that `FDAUDIT_CACHE_BYTES` bounds holds no more tensors than that: the oldest go.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -30,10 +33,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["DIRECTORY", "computed_once", "digest_of", "remembered"]
+__all__ = ["BYTES", "DIRECTORY", "computed_once", "digest_of", "remembered"]
 
 DIRECTORY = "FDAUDIT_CACHE"
 """The variable that names a directory to keep things in."""
+BYTES = "FDAUDIT_CACHE_BYTES"
+"""The variable that says how many bytes the directory may hold; not set, it may hold any number."""
 
 _MOST_KEPT = 256 << 20
 """Bytes that one process remembers."""
@@ -43,7 +48,7 @@ _turn = RLock()
 
 
 def digest_of(card: Mapping[str, Any], *tensors: Tensor | Mapping[str, Tensor]) -> str:
-    """SHA-256 of what decides a result: a card of JSON values and tensors, with the version of PyTorch.
+    """SHA-256 of what decides a result: a card of JSON values and tensors, with the versions of fdaudit and PyTorch.
 
     Args:
         card: what is computed and every setting that it depends on.
@@ -51,7 +56,8 @@ def digest_of(card: Mapping[str, Any], *tensors: Tensor | Mapping[str, Tensor]) 
     """
     import torch
 
-    digest = hashlib.sha256(canonical({"card": dict(card), "torch": torch.__version__}))
+    versions = {"fdaudit": version("fdaudit"), "torch": torch.__version__}
+    digest = hashlib.sha256(canonical({"card": dict(card), "versions": versions}))
     for given in tensors:
         named = given if isinstance(given, Mapping) else {"": given}
         for name, tensor in sorted(named.items()):
@@ -145,11 +151,36 @@ def _read(folder: Path, digest: str) -> dict[str, Tensor] | None:
 
 
 def _write(folder: Path, digest: str, tensors: Mapping[str, Tensor]) -> None:
+    if not _make_room(folder, _bytes(tensors)):
+        return
     try:
         stated = save_tensors(folder / f"{digest}.safetensors", tensors)
         write_atomically(folder / f"{digest}.sha256", stated.encode() + b"\n")
     except OSError as error:
         raise _unusable(folder, error) from None
+
+
+def _make_room(folder: Path, size: int) -> bool:
+    """Removes the oldest files until so many bytes more may be kept; whether they may at all."""
+    text = os.environ.get(BYTES)
+    if text is None:
+        return True
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(BYTES, text, "is no number of bytes", "Set it to 1000000000, say, or unset it.")
+    if size > int(text):
+        return False
+    held = list[tuple[float, int, Path]]()
+    for path in folder.glob("*.safetensors"):
+        with suppress(OSError):  # another process has just removed it
+            held.append((path.stat().st_mtime, path.stat().st_size, path))
+    over = sum(bytes for _, bytes, _ in held) + size - int(text)
+    for _, bytes, path in sorted(held):
+        if over <= 0:
+            break
+        path.unlink(missing_ok=True)
+        path.with_suffix(".sha256").unlink(missing_ok=True)
+        over -= bytes
+    return True
 
 
 def _unusable(folder: Path, error: OSError) -> UsageError:

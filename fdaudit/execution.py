@@ -27,6 +27,11 @@ class Execution:
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
 
+    @property
+    def described(self) -> dict[str, str | int | bool]:
+        """All that may change bits, as JSON values."""
+        return dict(vars(self))
+
     @classmethod
     def resolve(
         cls,

@@ -151,19 +151,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
         writer=BackgroundWriter(),
     ) as transcript:
         meter = _meter(plan, run, start)
-        wire = Wire(
-            transcript,
-            parties=plan.parties,
-            kinds=kinds_of(plan.protocol),
-            device=torch.device(plan.execution.device),
-            secret=secrets.secret,
-            defenses=plan.defenses,
-            training=plan.training,
-            withheld=plan.spec.withhold,
-            withholdable=plan.protocol.withholdable,
-            outages=plan.outages,
-            meter=meter,
-        )
+        wire = _wire(plan, transcript, secrets.secret, meter)
         stage = _Stage.set_up(plan, plan.protocol, plan.protocol_config, wire)
         if checkpoint:
             stage.protocol.state = vault.load(checkpoint["state"], checkpoint["state_sha256"])
@@ -186,6 +174,23 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
         for _ in _reference_line(plan, protocol, config, utility, tick):
             pass
     return end
+
+
+def _wire(plan: Plan, transcript: Transcript, secret: bytes, meter: Meter | None) -> Wire:
+    """The wire of the plan's protocol, on which the plan's defences stand."""
+    return Wire(
+        transcript,
+        parties=plan.parties,
+        kinds=kinds_of(plan.protocol),
+        device=torch.device(plan.execution.device),
+        secret=secret,
+        defenses=plan.defenses,
+        training=plan.training,
+        withheld=plan.spec.withhold,
+        withholdable=plan.protocol.withholdable,
+        outages=plan.outages,
+        meter=meter,
+    )
 
 
 def _meter(plan: Plan, run: Path, start: Position) -> Meter | None:

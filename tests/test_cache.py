@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -18,6 +19,7 @@ from fdaudit.errors import UsageError
 @pytest.fixture(autouse=True)
 def _empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(cache.DIRECTORY, raising=False)
+    monkeypatch.delenv(cache.BYTES, raising=False)
     monkeypatch.setattr(cache, "_kept", type(cache._kept)())
 
 
@@ -86,6 +88,16 @@ def test_a_digest_knows_neither_strides_nor_the_order_of_names(values, turned):
     assert digest_of({"k": [1, None]}, named) == digest_of({"k": [1, None]}, same)
 
 
+@pytest.mark.parametrize("package", ["fdaudit", "torch"])
+def test_another_version_has_another_digest(monkeypatch, package):
+    before = digest_of({}, torch.zeros(1))
+    if package == "torch":
+        monkeypatch.setattr(torch, "__version__", "0")
+    else:
+        monkeypatch.setattr(cache, "version", lambda name: "0")
+    assert digest_of({}, torch.zeros(1)) != before
+
+
 def test_a_damaged_file_is_computed_anew(monkeypatch, tmp_path):
     monkeypatch.setenv(cache.DIRECTORY, str(tmp_path))
     make = Maker()
@@ -112,6 +124,38 @@ def test_memory_keeps_a_bounded_amount(monkeypatch):
     for n in range(5):
         remembered(f"{n}", lambda: {"x": torch.zeros(20)})
     assert list(cache._kept) == ["4"]
+
+
+def kept_in(folder):
+    return sorted(path.stem for path in folder.glob("*.safetensors"))
+
+
+def test_a_bounded_directory_forgets_the_oldest(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(cache.BYTES, "1100")
+    for n in range(4):
+        remembered(f"{n}", lambda: {"x": torch.zeros(100)})
+        os.utime(tmp_path / f"{n}.safetensors", (n, n))
+    assert kept_in(tmp_path) == ["2", "3"]
+    assert sorted(path.stem for path in tmp_path.glob("*.sha256")) == ["2", "3"]
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.safetensors")) <= 1100
+
+
+def test_what_no_bounded_directory_can_hold_forgets_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(cache.BYTES, "1000")
+    remembered("small", lambda: {"x": torch.zeros(10)})
+    found = remembered("large", lambda: {"x": torch.ones(1000)})
+    assert torch.equal(found["x"], torch.ones(1000))
+    assert kept_in(tmp_path) == ["small"]
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "1 GB", "\u0661"])
+def test_a_bound_that_is_no_number_says_so(monkeypatch, tmp_path, text):
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(cache.BYTES, text)
+    with pytest.raises(UsageError, match="FDAUDIT_CACHE_BYTES"):
+        computed_once({}, [], Maker())
 
 
 def test_what_is_taken_out_can_be_changed(place):

@@ -244,7 +244,7 @@ def command(spec: Path, out: Path, *more: object) -> list[str]:
 def killed_after(seconds: float, out: Path, arguments: list[str]) -> bool:
     """Starts a process, kills it so long after its first write with SIGKILL; False when it was done before."""
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(out / "vault", process)
+    wait_for(out / "vault" / "secrets.json", process)
     try:
         process.wait(seconds)
         return False
@@ -299,7 +299,7 @@ def test_ten_kills(tmp_path: Path) -> None:
     longer = tiny(seed=12, protocol__params__rounds=200)  # so that training takes most of that time
     spec, reference = write_spec(tmp_path / "spec.yaml", longer), tmp_path / "reference"
     process = subprocess.Popen(command(spec, reference), stdout=subprocess.DEVNULL)
-    wait_for(reference / "vault", process)
+    wait_for(reference / "vault" / "secrets.json", process)
     began = time.monotonic()
     assert process.wait(300) == 0
     length = time.monotonic() - began

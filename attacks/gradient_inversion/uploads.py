@@ -215,7 +215,7 @@ def matched_once(
         "attack": attack,
         "settings": config.model_dump(mode="json"),
         "network": None if knowledge.architecture is None else knowledge.architecture.described,
-        "device": str(device_of(knowledge)),
+        "execution": None if knowledge.train is None else knowledge.train.execution.described,
         "training": [None if u.update is None else asdict(u.training) for u in group],
         "images": [u.training.images for u in group],
     }

@@ -53,7 +53,7 @@ class InversionNetwork:
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"queries": 2000, "steps": 300},
         "standard": {"queries": 20_000, "steps": 3000, "width": 256},
-        "full": {"queries": 200_000, "steps": 30_000, "width": 1024},
+        "full": {"queries": 100_000, "steps": 10_000, "width": 512},
     }
     control: ClassVar[dict[str, Any]] = {"on": "classes", "through": "oracle"}
     Config: ClassVar[type[InversionNetworkConfig]] = InversionNetworkConfig

@@ -64,7 +64,7 @@ class PairedLogits:
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"steps": 300},
         "standard": {"steps": 3000, "width": 256},
-        "full": {"steps": 30_000, "width": 1024},
+        "full": {"steps": 10_000, "width": 512},
     }
     control: ClassVar[dict[str, Any]] = {"on": "classes", "through": "messages"}
     Config: ClassVar[type[PairedLogitsConfig]] = PairedLogitsConfig

@@ -67,7 +67,7 @@ def card_of(attack: str, config: Config, knowledge: Knowledge) -> dict[str, Any]
         "attack": attack,
         "settings": config.model_dump(mode="json"),
         "network": None if knowledge.architecture is None else knowledge.architecture.described,
-        "device": None if knowledge.train is None else str(knowledge.train.device),
+        "execution": None if knowledge.train is None else knowledge.train.execution.described,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,7 +119,7 @@ def _trained(plan: Plan, x: Tensor, y: Tensor, generator: torch.Generator) -> Pa
     card = {
         "what": "control: classes",
         "network": plan.architecture.described,
-        "execution": asdict(plan.execution),
+        "execution": plan.execution.described,
     }
     return computed_once(card, [initial, x, y, *batches], made)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,7 +85,7 @@ def _learn_by_heart(plan: Plan, initial: Parameters, x: Tensor, y: Tensor) -> tu
     card = {
         "what": "control: overfit model",
         "network": plan.architecture.described,
-        "execution": asdict(plan.execution),
+        "execution": plan.execution.described,
     }
     found = computed_once(card, [initial, x, y], made)
     return found, accuracy(found)
