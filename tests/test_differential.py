@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from fdaudit.wire import Delivery
 from .protocol_cases import CLASSES, Ran, ancestry, case_id, every_case, records, run
 
 FEDAVG = REGISTRY.load("fedavg")
+Case = tuple[str, dict[str, Any]]
 every_protocol = pytest.mark.parametrize("case", every_case(), ids=case_id)
 
 
@@ -53,11 +55,24 @@ def changed(one: Ran, two: Ran) -> set[int]:
     return found
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
+    """The run of a case that nothing disturbs, made once for all that is compared with it."""
+    made: dict[tuple[str, int], Ran] = {}
+
+    def of(case: Case, rounds: int = 3) -> Ran:
+        key = case_id(case), rounds
+        if key not in made:
+            made[key] = run(tmp_path_factory.mktemp("undisturbed"), *case, rounds=rounds)
+        return made[key]
+
+    return of
+
+
 def undeclared_data(
-    tmp_path, name: str, params: dict[str, Any], client: str, cls: Any = None
+    base: Ran, tmp_path, name: str, params: dict[str, Any], client: str, cls: Any = None
 ) -> tuple[set, set]:
     """Messages that a client's data changed although they do not declare it; and all that it changed."""
-    base = run(tmp_path / "base", name, params, cls=cls)
     moved = changed(
         base, run(tmp_path / f"moved-{client[-1]}", name, params, cls=cls, clients=altered(client))
     )
@@ -66,9 +81,10 @@ def undeclared_data(
     return {seq for seq in moved if not pools and client not in reached[seq][0]}, moved
 
 
-def undeclared_messages(tmp_path, name: str, params: dict[str, Any], cls: Any = None, rounds: int = 2):
+def undeclared_messages(
+    base: Ran, tmp_path, name: str, params: dict[str, Any], cls: Any = None, rounds: int = 2
+):
     """(message, altered message it does not declare), and (message, altered message it does), where it changed."""
-    base = run(tmp_path / "base", name, params, cls=cls, rounds=rounds)
     reached = ancestry(base.messages)
     wrong, right = set(), set()
     for target in range(len(base.messages)):
@@ -89,11 +105,13 @@ def undeclared_messages(tmp_path, name: str, params: dict[str, Any], cls: Any = 
 
 @every_protocol
 @pytest.mark.parametrize("client", ["client/0", "client/1", "client/2"])
-def test_a_message_that_does_not_declare_a_clients_data_does_not_change_with_it(case, client, tmp_path):
-    wrong, moved = undeclared_data(tmp_path, *case, client)
+def test_a_message_that_does_not_declare_a_clients_data_does_not_change_with_it(
+    case, client, undisturbed, tmp_path
+):
+    base = undisturbed(case)
+    wrong, moved = undeclared_data(base, tmp_path, *case, client)
     assert wrong == set()
-    messages = run(tmp_path / "base-again", *case).messages
-    takes_part = any(m.sender == client and m.kind != "sample_count" for m in messages)
+    takes_part = any(m.sender == client and m.kind != "sample_count" for m in base.messages)
     if takes_part or REGISTRY.load(case[0]).pools_data:
         assert moved
     else:
@@ -124,15 +142,15 @@ def test_the_first_broadcast_depends_on_nobody(tmp_path):
 
 
 @every_protocol
-def test_a_message_altered_on_delivery_changes_only_messages_that_declare_it(case, tmp_path):
+def test_a_message_altered_on_delivery_changes_only_messages_that_declare_it(case, undisturbed, tmp_path):
     rounds = 3 if case[1].get("server_momentum") else 2  # a velocity goes back further than one round
-    wrong, right = undeclared_messages(tmp_path, *case, rounds=rounds)
+    base = undisturbed(case, rounds)
+    wrong, right = undeclared_messages(base, tmp_path, *case, rounds=rounds)
     assert wrong == set()
     # And what is declared is used as it was delivered: whoever took it from the sender directly would not notice.
-    messages = run(tmp_path / "again", *case, rounds=rounds).messages
-    used = {i for m in messages if m.inputs != ALL for i in m.inputs if i != DATA}
+    used = {i for m in base.messages if m.inputs != ALL for i in m.inputs if i != DATA}
     if "fraction" in case[1]:  # alone in its round, a client weighs 1 whatever its count
-        used -= {m.seq for m in messages if m.kind == "sample_count"}
+        used -= {m.seq for m in base.messages if m.kind == "sample_count"}
     assert used <= {target for _, target in right}
 
 
@@ -205,18 +223,17 @@ class _Overhears(FEDAVG):
             self._wire = wire
 
 
-def test_hidden_data_are_found(tmp_path):
-    wrong, _ = undeclared_data(tmp_path, "fedavg", {"weighting": "uniform"}, "client/1", _HidesData)
-    assert wrong
-
-
-def test_records_read_across_parties_are_found(tmp_path):
-    wrong, _ = undeclared_data(tmp_path, "fedavg", {"weighting": "uniform"}, "client/0", _Peeks)
+@pytest.mark.parametrize(("cls", "client"), [(_HidesData, "client/1"), (_Peeks, "client/0")])
+def test_hidden_data_are_found(cls, client, tmp_path):
+    params = {"weighting": "uniform"}
+    base = run(tmp_path / "base", "fedavg", params, cls=cls)
+    wrong, _ = undeclared_data(base, tmp_path, "fedavg", params, client, cls)
     assert wrong
 
 
 @pytest.mark.parametrize("cls", [_HidesTheModel, _ForgetsUploads, _Overhears])
 def test_hidden_messages_are_found(cls, tmp_path):
     params = {"weighting": "uniform", "local_steps": 1}
-    wrong, _ = undeclared_messages(tmp_path, "fedavg", params, cls)
+    base = run(tmp_path / "base", "fedavg", params, cls=cls, rounds=2)
+    wrong, _ = undeclared_messages(base, tmp_path, "fedavg", params, cls)
     assert wrong

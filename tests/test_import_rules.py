@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, wraps
 from pathlib import Path
 
 import pytest
@@ -77,6 +77,25 @@ ALL = sorted(modules())
 
 # -- the rules --------------------------------------------------------------------------------------------------
 
+Rule = Callable[[str], None]
+RULES: list[Rule] = []
+"""Each takes a module and asserts; one test a rule, since one for each module as well takes pytest half a minute."""
+
+
+def rule(*rooms: str) -> Callable[[Rule], Rule]:
+    """A rule for modules of some rooms, or for all."""
+
+    def kept(check: Rule) -> Rule:
+        @wraps(check)
+        def where_it_holds(module: str) -> None:
+            if not rooms or unit_of(module) in rooms:
+                check(module)
+
+        RULES.append(where_it_holds)
+        return where_it_holds
+
+    return kept
+
 
 def test_every_module_has_a_level() -> None:
     known = {*VOCABULARY, *CORE, *MEASURES, *JOINTS, *ROOMS, *FACADES}
@@ -104,8 +123,8 @@ def test_the_tree_is_read(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("module", ALL)
-def test_imports_go_one_way(module: str) -> None:
+@rule()
+def imports_go_one_way(module: str) -> None:
     allowed = may(unit_of(module))
     wrong = [
         f"line {line}: {t}" for t, _, line in ours(module) if t not in modules() or unit_of(t) not in allowed
@@ -113,14 +132,14 @@ def test_imports_go_one_way(module: str) -> None:
     assert wrong == [], f"{module} may import {sorted(allowed)}"
 
 
-@pytest.mark.parametrize("module", [m for m in ALL if unit_of(m) == "reports"])
-def test_reports_take_nothing_from_the_transcript_but_its_verification(module: str) -> None:
+@rule("reports")
+def reports_take_nothing_from_the_transcript_but_its_verification(module: str) -> None:
     taken = {name for target, name, _ in ours(module) if target == "fdaudit.transcript"}
     assert taken <= FROM_TRANSCRIPT_REPORTS_MAY
 
 
-@pytest.mark.parametrize("module", [m for m in ALL if unit_of(m) == "attacks"])
-def test_attacks_reach_no_truth(module: str) -> None:
+@rule("attacks")
+def attacks_reach_no_truth(module: str) -> None:
     """Said once more in words: what an attack must never reach, whatever becomes of the table."""
     reached = {unit_of(t) for t, _, _ in ours(module) if t in modules()}
     assert not reached & {
@@ -137,15 +156,15 @@ def test_attacks_reach_no_truth(module: str) -> None:
     }
 
 
-@pytest.mark.parametrize("module", [m for m in ALL if unit_of(m) in ("defenses", "protocols")])
-def test_defences_and_protocols_know_neither_each_other_nor_the_vault(module: str) -> None:
+@rule("defenses", "protocols")
+def defences_and_protocols_know_neither_each_other_nor_the_vault(module: str) -> None:
     reached = {unit_of(t) for t, _, _ in ours(module) if t in modules()}
     other = {"defenses": "protocols", "protocols": "defenses"}[unit_of(module)]
     assert not reached & {other, "attacks", "vault", "metrics", "reports", *JOINTS}
 
 
-@pytest.mark.parametrize("module", ALL)
-def test_rooms_are_imported_by_their_full_name(module: str) -> None:
+@rule()
+def rooms_are_imported_by_their_full_name(module: str) -> None:
     """`attacks.x` and `fdaudit.attacks.x` would be two modules with two classes of one name."""
     assert {target.split(".")[0] for target, _, _ in imported(module)}.isdisjoint(ROOMS)
 
@@ -184,8 +203,8 @@ def _calls(module: str) -> Iterator[tuple[str, ast.Call]]:
             yield f"{alias.get(head, head)}{'.' if rest else ''}{rest}", node
 
 
-@pytest.mark.parametrize("module", ALL)
-def test_nothing_hidden_is_imported(module: str) -> None:
+@rule()
+def nothing_hidden_is_imported(module: str) -> None:
     found = {
         name for name, _ in calls(module) if name.endswith(("import_module", "__import__", "exec_module"))
     }
@@ -209,8 +228,8 @@ PROCESSES = {"fdaudit.pool": {"subprocess"}}
 """The one module that starts processes: of this Python, with a module of ours, told what to do in JSON."""
 
 
-@pytest.mark.parametrize("module", ALL)
-def test_no_unpickling_no_shell_no_global_randomness_is_imported(module: str) -> None:
+@rule()
+def no_unpickling_no_shell_no_global_randomness_is_imported(module: str) -> None:
     found = {target.split(".")[0] for target, _, _ in imported(module)} & FORBIDDEN_MODULES
     assert found == PROCESSES.get(module, set())
 
@@ -240,8 +259,8 @@ MARKED = {
 }
 
 
-@pytest.mark.parametrize("module", ALL)
-def test_no_forbidden_call(module: str) -> None:
+@rule()
+def no_forbidden_call(module: str) -> None:
     found = [name for name, _ in calls(module) if name in FORBIDDEN_CALLS]
     marked = [name for name in found for _ in [0] if (module, name) in MARKED]
     assert found == marked
@@ -254,8 +273,8 @@ def test_the_marked_load_reads_tensors_alone() -> None:
     assert {k.arg: ast.literal_eval(k.value) for k in load.keywords}["weights_only"] is True
 
 
-@pytest.mark.parametrize("module", ALL)
-def test_numpy_files_are_read_without_pickle(module: str) -> None:
+@rule()
+def numpy_files_are_read_without_pickle(module: str) -> None:
     for name, call in calls(module):
         if name in ("numpy.load", "numpy.lib.format.read_array"):
             assert {k.arg: ast.literal_eval(k.value) for k in call.keywords}["allow_pickle"] is False
@@ -274,8 +293,8 @@ GLOBAL_GENERATOR = {
 }
 
 
-@pytest.mark.parametrize("module", ALL)
-def test_every_draw_has_a_generator(module: str) -> None:
+@rule()
+def every_draw_has_a_generator(module: str) -> None:
     for name, call in calls(module):
         where = f"{module} line {call.lineno}: {name}"
         assert name not in WITHOUT_GENERATOR, where
@@ -286,8 +305,8 @@ def test_every_draw_has_a_generator(module: str) -> None:
             assert call.args, f"{where}: a seed from the operating system"
 
 
-@pytest.mark.parametrize("module", ALL)
-def test_the_global_generator_is_seeded_inside_a_fork_only(module: str) -> None:
+@rule()
+def the_global_generator_is_seeded_inside_a_fork_only(module: str) -> None:
     seeding = [
         node
         for name, node in calls(module)
@@ -311,6 +330,12 @@ def test_the_global_generator_is_seeded_inside_a_fork_only(module: str) -> None:
     assert all(id(node) in inside for node in seeding)
 
 
+@pytest.mark.parametrize("check", RULES, ids=lambda check: check.__name__)
+def test_every_module_keeps_the_rule(check: Rule) -> None:
+    for module in ALL:
+        check(module)
+
+
 def test_the_rules_find_what_they_forbid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rule on a file that breaks it."""
     bad = (
@@ -323,15 +348,15 @@ def test_the_rules_find_what_they_forbid(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(
         Path, "read_text", lambda self, **k: bad if self.name == "bad.py" else real(self, **k)
     )
-    for rule in (
-        test_imports_go_one_way,
-        test_attacks_reach_no_truth,
-        test_no_unpickling_no_shell_no_global_randomness_is_imported,
-        test_no_forbidden_call,
-        test_every_draw_has_a_generator,
+    for check in (
+        imports_go_one_way,
+        attacks_reach_no_truth,
+        no_unpickling_no_shell_no_global_randomness_is_imported,
+        no_forbidden_call,
+        every_draw_has_a_generator,
     ):
         with pytest.raises(AssertionError):
-            rule("fdaudit.attacks.bad")
+            check("fdaudit.attacks.bad")
     found = [name for name, _ in calls("fdaudit.attacks.bad")]
     assert found.count("torch.load") == 2
     assert {"eval", "numpy.random.seed", "torch.rand"} <= set(found)
