@@ -48,14 +48,11 @@ class Point:
 
 def run(clients: int, parameters: int, where: str | None) -> Point:
     """In a process of its own: a federation of so many clients, and networks of about so many parameters."""
-    import torch
-
     from fdaudit.plan import make_plan
     from fdaudit.simulation import federate
     from fdaudit.spec import load_spec
     from fdaudit.vault import Secrets, Vault
 
-    torch.set_num_threads(1)
     width = round((-74 + (74**2 + 4 * parameters) ** 0.5) / 2)
     spec = {
         "fdaudit": 1,
@@ -74,6 +71,7 @@ def run(clients: int, parameters: int, where: str | None) -> Point:
         "attacks": [],
     }
     plan = make_plan(load_spec(spec), 1)
+    plan.execution.begin()
     counted = sum(t.numel() for t in plan.initial().values())
     with tempfile.TemporaryDirectory(dir=where) as folder:
         run = Path(folder) / "run"

@@ -11,15 +11,18 @@ that answer, local and distillation steps. Three such loops:
 - *loader at every step*: the same, but every step's batch comes through a `DataLoader` that decodes and transforms each
   sample, as code with `torchvision` datasets usually does (target of both: at most 0.75).
 
-The batches are the same on all sides. All must end a round with the same parameters, or this fails; accuracy after the
-measured rounds is shown.
+Before each of its rounds A has its process keep freed memory, as a run does; before theirs the two last are given what
+glibc comes to by itself. The batches are the same on all sides. All must end a round with the same parameters, or this
+fails; accuracy after the measured rounds is shown.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,6 +37,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import ToTensor
 
+from fdaudit import heap
 from fdaudit.execution import Execution
 from fdaudit.federation import PartyData
 from fdaudit.models import Architecture, architecture
@@ -166,9 +170,17 @@ class LoaderAtEveryStep(Bare):
 
 
 def measure(
-    other: type[Bare], layout: torch.memory_format, execution: Execution, asked: int, pairs: int
+    other: type[Bare],
+    layout: torch.memory_format,
+    execution: Execution,
+    asked: int,
+    pairs: int,
+    around: Callable[[], object],
 ) -> tuple[Pairs, Pairs, tuple[float, float]]:
-    """Pairs of rounds, before and after which both sides make the same models; and both sides' accuracy."""
+    """Pairs of rounds, before and after which both sides make the same models; and both sides' accuracy.
+
+    `around` prepares the C library for a round of the other side.
+    """
     network = architecture(ModelSpec(name="cnn-5-5"), SHAPE, CLASSES)
     data, public, test = images()
     config = SelectiveFDConfig(
@@ -181,10 +193,28 @@ def measure(
         recorded()  # fits the selectors, once a run
         bare = other(network, data, public, recorded.accepts, asked, layout)
         _same_work(recorded, bare, 1)
-        wall, processor = compare_both(recorded, bare, pairs=pairs, warm_up=1)
+        wall, processor = compare_both(
+            partial(_with_heap, heap.keep, recorded),
+            partial(_with_heap, around, bare),
+            pairs=pairs,
+            warm_up=1,
+        )
         accuracies = _accuracy(network, recorded.models, test), _accuracy(network, bare.models, test)
         _same_work(recorded, bare, pairs + 3)
     return wall, processor, accuracies
+
+
+def _with_heap(settle: Callable[[], object], one_round: Callable[[], object]) -> None:
+    settle()
+    one_round()
+
+
+def as_glibc_does() -> None:
+    """The thresholds that glibc's own rule ends at once blocks of any size have been freed, and nothing held."""
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD
+    libc.mallopt(-1, 64 << 20)  # M_TRIM_THRESHOLD
+    libc.malloc_trim(0)
 
 
 def images() -> tuple[dict[str, PartyData], Tensor, PartyData]:
@@ -232,12 +262,13 @@ def main() -> None:
     )
     print(f"cnn-5-5, {options.threads} thread(s)")
     rows = []
-    for name, other, layout, asked, target in (
-        ("bare", Bare, same, 256, TARGET),
-        ("sample by sample", SampleBySample, torch.contiguous_format, 512, TARGET_LOADED),
-        ("loader at every step", LoaderAtEveryStep, torch.contiguous_format, 512, TARGET_LOADED),
+    default = torch.contiguous_format
+    for name, other, layout, asked, target, around in (
+        ("bare", Bare, same, 256, TARGET, heap.keep),
+        ("sample by sample", SampleBySample, default, 512, TARGET_LOADED, as_glibc_does),
+        ("loader at every step", LoaderAtEveryStep, default, 512, TARGET_LOADED, as_glibc_does),
     ):
-        wall, processor, (ours, theirs) = measure(other, layout, execution, asked, options.pairs)
+        wall, processor, (ours, theirs) = measure(other, layout, execution, asked, options.pairs, around)
         accuracy = f"{ours:.3f} {theirs:.3f}"
         rows.append([*wall.row(f"recorded / {name}"), str(asked), f"{target}", accuracy])
         rows.append([*processor.row(f"recorded / {name}, processor time"), str(asked), "", ""])

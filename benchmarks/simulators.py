@@ -57,6 +57,7 @@ def serve(side: str, rounds: int, execution: Execution, pause: Pause) -> None:
 
         simulate(rounds, execution.threads, execution.memory_format, pause)
     elif side == "recorded":
+        execution.begin()
         with tempfile.TemporaryDirectory() as folder:
             one = recorded(Path(folder), clients(), execution, rounds)
             round_by_round(one, lambda: one.parameters, rounds, pause)

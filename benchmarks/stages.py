@@ -20,7 +20,7 @@ from _measured import Growth, Sample, measured
 from _pairs import table
 
 import fdaudit.cells
-from fdaudit import cache
+from fdaudit import cache, heap
 from fdaudit.audit import perform
 from fdaudit.cells import Stage
 from fdaudit.messages import Message
@@ -301,6 +301,7 @@ def main() -> None:
     parser.add_argument("--only", choices=GROUPS, action="append", help="federations, attacks or rest")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    heap.keep()  # as every run does
     rows = list[list[str]]()
     for name in options.only or GROUPS:
         for found in GROUPS[name]():

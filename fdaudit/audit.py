@@ -9,9 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
+from fdaudit import heap
 from fdaudit.attack_stage import Tick, attack_cells, note_time
 from fdaudit.cells import take_controls
 from fdaudit.conclusion import conclude
@@ -70,13 +70,14 @@ def federated(
     spec = _the_spec(source, out, resume)
     secrets = _the_secrets(spec, out, resume, seed_from)
     plan = replace(make_plan(spec, secrets.seed), fleet=elsewhere.fleet)
-    _prepare(plan)
+    plan.execution.begin()
     _open_directory(plan, out, secrets)
     if not (out / MANIFEST).is_file():
         tick(plan.protocol.name, 0, plan.protocol_config.rounds)  # type: ignore[attr-defined]
         seconds = time.perf_counter()
         end = federate(plan, out, tick)
         _seal(plan, out, secrets, end)
+        heap.give_back()
         note_time(out, "federation", time.perf_counter() - seconds)
     else:
         _refuse_changed_record(out)
@@ -113,7 +114,7 @@ def reopen(run: Path) -> Plan:
         if stated.get(name) != found:
             problem = f"does not have the {name} that its manifest commits to"
             raise RunError("run", str(run), problem, "Restore the dataset and the vault it was run with.")
-    _prepare(plan)
+    plan.execution.begin()
     return plan
 
 
@@ -226,9 +227,3 @@ def _refuse_other_data(plan: Plan, vault: Vault, secrets: Secrets) -> None:
         if not isinstance(begun, dict) or begun.get(name) != found[name]:
             problem = f"differs in its {name} from what the run began with"
             raise RunError("dataset", plan.spec.dataset.name, problem, "Restore it, or start a new run.")
-
-
-def _prepare(plan: Plan) -> None:
-    """Threads and determinism, as the resolved spec says."""
-    torch.set_num_threads(plan.execution.threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)

@@ -10,6 +10,8 @@ from typing import Literal
 
 import torch
 
+from fdaudit import heap
+
 __all__ = ["Execution"]
 
 
@@ -31,6 +33,12 @@ class Execution:
     def described(self) -> dict[str, str | int | bool]:
         """All that may change bits, as JSON values."""
         return dict(vars(self))
+
+    def begin(self) -> None:
+        """Makes this process ready to train so: threads, deterministic operations, freed memory kept."""
+        torch.set_num_threads(self.threads)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        heap.keep()
 
     @classmethod
     def resolve(

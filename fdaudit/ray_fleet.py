@@ -129,10 +129,9 @@ def fit_group(group: Group, *payloads: bytes) -> list[_Made] | str:
     """
     try:
         prepare(group.versions, group.surroundings)
-        torch.set_num_threads(1)
-        torch.use_deterministic_algorithms(True, warn_only=True)
         name, params, shape, classes = group.network
         execution = Execution(device="cpu", threads=1, strategy="loop", memory_format=group.memory_format)
+        execution.begin()
         trainer = Trainer(Architecture(name, params, shape, classes), execution)
         opened = [_ordered(decode(data), names) for data, names in zip(payloads, group.names, strict=True)]
         jobs = [_job(described, opened) for described in group.jobs]

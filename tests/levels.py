@@ -17,6 +17,7 @@ VOCABULARY = (  # level 0, lower ones first: nothing of ours but what stands fur
     "privacy",
     "spec",
     "registry",
+    "heap",
     "parallel",
     "writer",
     "cache",
