@@ -193,6 +193,11 @@ def test_realism_alone_leaves_no_gap():
     assert p > 0.01
 
 
+def test_halves_that_are_alike_have_no_gap_whatever_is_exchanged():
+    half = records(30, 1)[0]
+    assert "p = 1 " in figures(records(50, 3)[0], half, half)["frechet_gap"].note
+
+
 def test_exchanging_the_halves_changes_the_sign():
     made, inside, outside = records(50, 3)[0], records(30, 1)[0], records(30, 2)[0]
     one, other = figures(made, inside, outside), figures(made, outside, inside)

@@ -23,7 +23,7 @@ from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, images, same_shape
 from fdaudit.types import Figure
 
-__all__ = ["frechet_distance", "frechet_figure", "frechet_from", "task_encoder_distance"]
+__all__ = ["frechet_distance", "frechet_figure", "frechet_to_subsets", "task_encoder_distance"]
 
 
 def _features(values: Any, field: str) -> Floats:
@@ -55,34 +55,52 @@ def frechet_distance(features_a: Any, features_b: Any) -> float:
     Raises:
         UsageError: fewer than two samples on a side, widths that differ, or numbers that are not finite.
     """
-    return frechet_from(features_a)(features_b)
+    first, second = _both(features_a, features_b)
+    (mean_a, root_a), (mean_b, root_b) = _root(first), _root(second)
+    cross = float(np.linalg.svd(root_a @ root_b.T, compute_uv=False).sum())
+    apart = float(((mean_a - mean_b) ** 2).sum())
+    # Not negative in exact arithmetic; equal features round to either side of zero.
+    return max(0.0, apart + float((root_a**2).sum()) + float((root_b**2).sum()) - 2 * cross)
 
 
-def frechet_from(features_a: Any) -> Callable[[Any], float]:
-    """`frechet_distance` from one set of features (n, d), whose covariance is worked out once.
+def frechet_to_subsets(features_a: Any, features_b: Any, rows: Any) -> Floats:
+    """`frechet_distance` from features (n, d) to many subsets of others (m, d) at once.
+
+    The pool is projected once; each subset then costs the eigenvalues of a matrix as large as itself. Their roots are
+    right to about 1e-8 of the largest only, where single distances are right to rounding.
+
+    Args:
+        features_a: (n, d).
+        features_b: (m, d), the pool.
+        rows: (k, l) row numbers of the pool, l >= 2: those of one subset in each line.
+
+    Returns:
+        (k,) squared distances.
 
     Raises:
         UsageError: as `frechet_distance`.
     """
-    first = _features(features_a, "features_a")
+    first, pool = _both(features_a, features_b)
     mean_a, root_a = _root(first)
+    seen, constant = pool @ root_a.T, float((root_a**2).sum())
+    return np.array([_to_subset(mean_a, constant, pool[one], seen[one]) for one in np.asarray(rows)])
 
-    def distance(features_b: Any) -> float:
-        second = _features(features_b, "features_b")
-        if first.shape[1] != second.shape[1]:
-            raise UsageError(
-                "features_b",
-                second.shape,
-                f"does not have {first.shape[1]} columns",
-                "Use one encoder for both.",
-            )
-        mean_b, root_b = _root(second)
-        cross = float(np.linalg.svd(root_a @ root_b.T, compute_uv=False).sum())
-        apart = float(((mean_a - mean_b) ** 2).sum())
-        # Not negative in exact arithmetic; equal features round to either side of zero.
-        return max(0.0, apart + float((root_a**2).sum()) + float((root_b**2).sum()) - 2 * cross)
 
-    return distance
+def _to_subset(mean_a: Floats, trace_a: float, subset: Floats, seen: Floats) -> float:
+    """The distance to a subset (l, d) that is seen as (l, r) through the other side's root."""
+    mean_b, spread = subset.mean(0), seen - seen.mean(0)
+    gram = (spread @ spread.T if len(spread) < spread.shape[1] else spread.T @ spread) / (len(subset) - 1)
+    cross = float(np.sqrt(np.linalg.eigvalsh(gram).clip(0)).sum())
+    trace_b = float(((subset - mean_b) ** 2).sum()) / (len(subset) - 1)
+    return max(0.0, float(((mean_a - mean_b) ** 2).sum()) + trace_a + trace_b - 2 * cross)
+
+
+def _both(features_a: Any, features_b: Any) -> tuple[Floats, Floats]:
+    first, second = _features(features_a, "features_a"), _features(features_b, "features_b")
+    if first.shape[1] != second.shape[1]:
+        problem = f"does not have {first.shape[1]} columns"
+        raise UsageError("features_b", second.shape, problem, "Use one encoder for both.")
+    return first, second
 
 
 def frechet_figure(features_a: Any, features_b: Any, name: str) -> Figure:

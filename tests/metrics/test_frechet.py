@@ -11,6 +11,7 @@ from scipy import linalg
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics import frechet_distance, frechet_figure, task_encoder_distance
+from fdaudit.metrics.frechet import frechet_to_subsets
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -48,6 +49,17 @@ def test_against_the_matrix_square_root_and_pytorch_fid(n: int) -> None:
         warnings.filterwarnings("ignore", category=DeprecationWarning, message="The `disp` argument")
         theirs = calculate_frechet_distance(a.mean(0), ca, b.mean(0), cb)
     assert frechet_distance(a, b) == pytest.approx(theirs, rel=1e-8)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SEEDS, st.integers(2, 12), st.integers(4, 12), st.integers(1, 20))
+def test_to_subsets_of_a_pool_as_to_each_by_itself(seed: int, n: int, m: int, d: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, pool = rng.normal(size=(n, d)), rng.normal(size=(m, d)) * rng.uniform(0.1, 10, d)
+    length = int(rng.integers(2, m + 1))
+    rows = [rng.permutation(m)[:length] for _ in range(3)]
+    expected = [frechet_distance(a, pool[one]) for one in rows]
+    assert frechet_to_subsets(a, pool, rows) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 @settings(max_examples=25, deadline=None)
