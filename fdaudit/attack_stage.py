@@ -73,7 +73,8 @@ class Desk:
 
     @cached_property
     def _stage(self) -> Stage:
-        return Stage(_on_one_thread(self.plan), self._run)
+        common = self._open.enter_context(tempfile.TemporaryDirectory(prefix="fdaudit-shadow-"))
+        return Stage(_on_one_thread(self.plan), self._run, Path(common))
 
     def cells(self, attack: AttackPlan, adversaries: Sequence[str]) -> Iterator[tuple[Cell, float]]:
         """Each adversary's cell of an attack, and the seconds that it took."""

@@ -12,12 +12,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from fdaudit.answering import Answering
+from fdaudit.cache import digest_of
 from fdaudit.controls import controls, depends_on
 from fdaudit.knowledge import Knowledge
 from fdaudit.manifest import read_manifest
@@ -55,10 +57,11 @@ class Stage:
     Args:
         plan: the run's plan.
         run: the run directory.
+        common: a directory for what every adversary could make for itself; without one they share nothing.
     """
 
-    def __init__(self, plan: Plan, run: Path) -> None:
-        self.plan, self.run = plan, run
+    def __init__(self, plan: Plan, run: Path, common: Path | None = None) -> None:
+        self.plan, self.run, self._common = plan, run, common
         self._vault = Vault(run / "vault")
         self._truth = Truth(plan, self._vault)
         self._answering = Answering(plan, self._vault)
@@ -101,7 +104,7 @@ class Stage:
             encode=self.plan.encoder,
             public=self.plan.public if len(self.plan.public) else None,
             classes=self.plan.dataset.classes,
-            rehearse=_Rehearsal(self.plan, adversary.name, adversary.scratch),
+            rehearse=_Rehearsal(self.plan, adversary.name, adversary.scratch, self._common),
             task=self.plan.dataset.task,
         )
 
@@ -318,17 +321,21 @@ class _Base:
 
 
 class _Rehearsal:
-    """Runs the protocol on data of the adversary's choosing; holds names and settings, no weight and no record."""
+    """Runs the protocol on data of the adversary's choosing; no weight and no client's record in it.
 
-    def __init__(self, plan: Plan, adversary: str, folder: Path) -> None:
+    What is rehearsed on nothing but auxiliary records, which every adversary has, is run once for all that ask for it.
+    """
+
+    def __init__(self, plan: Plan, adversary: str, own: Path, common: Path | None) -> None:
         self._protocol, self._config, self._adversary = plan.protocol, plan.protocol_config, adversary
-        self._common, self._defenses, self._folder = plan.common, dict(plan.defenses), folder
+        self._common, self._defenses = plan.common, dict(plan.defenses)
         self._training = dict(plan.training)
         self._withheld, self._transport = plan.spec.withhold, plan.spec.transport
+        self._own, self._shared, self._auxiliary = own, common, plan.auxiliary
 
     def __call__(self, data: list[tuple[Tensor, Tensor]], seed: int) -> View:
         return rehearse(
-            Path(tempfile.mkdtemp(dir=self._folder)),
+            self._folder(data, seed),
             protocol=self._protocol,
             config=self._config,
             common=self._common,
@@ -340,3 +347,15 @@ class _Rehearsal:
             withheld=self._withheld,
             transport=self._transport,
         )
+
+    def _folder(self, data: list[tuple[Tensor, Tensor]], seed: int) -> Path:
+        asked = set[str]().union(*(_records(x, y) for x, y in data))
+        if self._shared is None or not asked <= _records(*self._auxiliary):
+            return Path(tempfile.mkdtemp(dir=self._own)) / "transcript"
+        return self._shared / digest_of({"seed": seed}, *(t for pair in data for t in pair))
+
+
+def _records(x: Tensor, y: Tensor) -> set[str]:
+    """Digests of single records."""
+    pairs = zip(x.numpy(), y.numpy(), strict=True)
+    return {sha256(one.tobytes() + label.tobytes()).hexdigest() for one, label in pairs}

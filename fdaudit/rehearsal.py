@@ -13,6 +13,7 @@ from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
 from fdaudit.federation import Common, PartyData, Setting, applies
 from fdaudit.rng import SecretStream, child_seed
+from fdaudit.storage import written_whole
 from fdaudit.trainers import Networks
 from fdaudit.transcript import Transcript
 from fdaudit.view import View, view_of
@@ -99,7 +100,7 @@ def rehearse(
     """Runs a protocol from start to end and returns an adversary's view of it.
 
     Args:
-        folder: an empty directory for the transcript, which must outlive the view.
+        folder: the transcript's directory, which must outlive the view: a new one, or what an equal rehearsal filled.
         protocol: the protocol's class.
         config: its settings.
         common: networks, training, public samples: what everybody has.
@@ -117,20 +118,24 @@ def rehearse(
     )
     parties = parties_of(protocol, config, len(data))
     records = {f"client/{k}": PartyData(x, y) for k, (x, y) in enumerate(data)}
-    with Transcript(folder, secret=secret, shards=protocol.many_messages) as transcript:
-        wire = Wire(
-            transcript,
-            parties=parties,
-            kinds=kinds_of(protocol),
-            device=torch.device(common.execution.device),
-            secret=secret,
-            defenses=defenses,
-            training=training,
-            withheld=withheld,
-            withholdable=protocol.withholdable,
-        )
-        for _ in protocol(config, setting_of(protocol, common, records, wire, seed)).rounds(0):
-            pass
+    if not folder.exists():
+        with (
+            written_whole(folder) as scratch,
+            Transcript(scratch, secret=secret, shards=protocol.many_messages) as transcript,
+        ):
+            wire = Wire(
+                transcript,
+                parties=parties,
+                kinds=kinds_of(protocol),
+                device=torch.device(common.execution.device),
+                secret=secret,
+                defenses=defenses,
+                training=training,
+                withheld=withheld,
+                withholdable=protocol.withholdable,
+            )
+            for _ in protocol(config, setting_of(protocol, common, records, wire, seed)).rounds(0):
+                pass
     return view_of(
         folder,
         adversary,

@@ -35,6 +35,7 @@ __all__ = [
     "LOG",
     "Position",
     "Transcript",
+    "read_lines",
     "read_messages",
     "verify_transcript",
 ]
@@ -188,8 +189,12 @@ def _last_line(path: Path) -> bytes:
     return tail[:-1].rpartition(b"\n")[2]
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """The log's lines, split on the newline byte only; a missing final newline is damage."""
+def read_lines(path: Path) -> Iterator[bytes]:
+    """A log's lines without their newlines, split on the newline byte only; line k is message k's.
+
+    Raises:
+        IntegrityError: the final newline is missing.
+    """
     with path.open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
@@ -203,7 +208,7 @@ def read_messages(directory: Path, log: str = LOG) -> Iterator[Message]:
     Raises:
         IntegrityError: a line is not a message.
     """
-    for number, line in enumerate(_lines(directory / log), start=1):
+    for number, line in enumerate(read_lines(directory / log), start=1):
         try:
             yield Message.from_line(line)
         except IntegrityError as error:
@@ -232,7 +237,7 @@ def verify_transcript(
     if not path.is_file() or path.is_symlink() or directory.is_symlink():
         return [f"{log} is missing, or no regular file"]
     try:
-        for number, line in enumerate(_lines(path), start=1):
+        for number, line in enumerate(read_lines(path), start=1):
             where = f"{log} line {number}"
             try:
                 message = Message.from_line(line)

@@ -25,7 +25,7 @@ from fdaudit.errors import IntegrityError, SpecError, nearest
 from fdaudit.messages import GENESIS, Message, canonical
 from fdaudit.payloads import PAYLOADS, payload_name, read_payload
 from fdaudit.storage import decode, load_json, load_tensors, save_json, save_tensors, write_atomically
-from fdaudit.transcript import LOG, read_messages
+from fdaudit.transcript import LOG, read_lines, read_messages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -165,12 +165,10 @@ def view_log(view: View) -> bytes:
     """The log of a view as it is exported: its own messages' lines, and of every other message its line's hash."""
     mine = {m.seq for m in view.messages}
     lines = []
-    for message in read_messages(view.directory):
-        line = message.to_line()
-        if message.seq not in mine:
-            hidden = {"seq": message.seq, "line_sha256": hashlib.sha256(line[:-1]).hexdigest()}
-            line = canonical(hidden) + b"\n"
-        lines.append(line)
+    for seq, line in enumerate(read_lines(view.directory / LOG)):
+        if seq not in mine:
+            line = canonical({"seq": seq, "line_sha256": hashlib.sha256(line).hexdigest()})
+        lines.append(line + b"\n")
     return b"".join(lines)
 
 

@@ -157,7 +157,7 @@ def test_nothing_that_an_attack_is_given_leads_to_what_it_must_not_have(audited,
         ("server", "view.directory"),
         ("server", "knowledge.train._module._modules['head']"),
         ("server", "knowledge.encode._auxiliary"),
-        ("server", "knowledge.rehearse._folder"),
+        ("server", "knowledge.rehearse._own"),
         ("server", "task.challenges['client/0'].x"),
         ("client/0", "view.own_data['client/0'][0]"),
         ("world", "task.oracle._questions.queue"),
@@ -189,6 +189,27 @@ def test_what_one_adversary_rehearses_no_other_can_read(stage):
         assert findings(roots, limits) == []
     assert not client.scratch.exists()
     assert not client.view.directory.exists()
+
+
+def test_what_is_rehearsed_on_auxiliary_records_alone_is_run_once(audited, tmp_path):
+    stage = Stage(audited.plan, audited.run, tmp_path)
+    x, y = audited.plan.auxiliary
+    data = [(x[:40], y[:40]), (x[40:80], y[40:80])]
+    with stage.adversary("client/0") as client, stage.adversary("server") as server:
+        rehearse = {a.name: stage.knowledge(a).rehearse for a in (client, server)}
+        own = rehearse["client/0"]([client.view.own_data["client/0"], data[1]], 3)
+        assert not list(tmp_path.iterdir())
+        seen = {name: one(data, 3) for name, one in rehearse.items()}
+        assert len(list(tmp_path.iterdir())) == 1
+        assert not list(server.scratch.iterdir())
+        alone = Stage(audited.plan, audited.run)
+        with alone.adversary("server") as by_itself:
+            again = alone.knowledge(by_itself).rehearse(data, 3)
+            assert [m.sha256 for m in again.messages] == [m.sha256 for m in seen["server"].messages]
+        assert seen["client/0"].name == own.name == "client/0"
+        assert all("client/0" in m.parties() for m in seen["client/0"].messages)
+        rehearse["server"](data, 4)
+        assert len(list(tmp_path.iterdir())) == 2
 
 
 # -- leaks are found ----------------------------------------------------------------------------------------------

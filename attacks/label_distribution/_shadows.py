@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fdaudit.cache import digest_of
+
 if TYPE_CHECKING:
     from fdaudit.knowledge import Knowledge
     from fdaudit.view import View
@@ -106,10 +108,10 @@ def draw_shadow(
     return (x[index], y[index]), held_counts / held_counts.sum()
 
 
-def calibrated(
-    read: Reading, view: View, knowledge: Knowledge, shadows: int, penalty: float, generator: torch.Generator
-) -> ShareModel:
+def calibrated(read: Reading, view: View, knowledge: Knowledge, shadows: int, penalty: float) -> ShareModel:
     """A share model from at least `shadows` shadow clients, in federations as large as the view's.
+
+    Their chance follows from the auxiliary records alone: whoever has these rehearses the same federations.
 
     Raises:
         ValueError: the adversary has no auxiliary records or cannot rehearse, or reads nothing about any shadow.
@@ -118,6 +120,8 @@ def calibrated(
         raise ValueError("calibrated: needs auxiliary records and a rehearsal. Ask `applicable` first.")
     x, y = knowledge.auxiliary
     clients = [p for p in view.parties if p.startswith("client/")]
+    digest = digest_of({"what": "shadow federations", "clients": len(clients)}, x, y)
+    generator = torch.Generator().manual_seed(int(digest[:15], 16))
     features, shares = [], []
     for _ in range(math.ceil(shadows / len(clients))):
         drawn = [draw_shadow(x, y, knowledge.classes, generator) for _ in clients]

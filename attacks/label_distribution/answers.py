@@ -81,7 +81,7 @@ class LabelAnswers:
         def read(seen: View, client: str) -> Tensor | None:
             return read_answers(seen, client, knowledge.classes)
 
-        model = calibrated(read, view, knowledge, self.config.shadows, self.config.penalty, generator)
+        model = calibrated(read, view, knowledge, self.config.shadows, self.config.penalty)
 
         def shares(target: str) -> Tensor | None:
             found = read(view, target)

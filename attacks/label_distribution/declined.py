@@ -84,7 +84,7 @@ class LabelDeclined:
         def read(seen: View, client: str) -> Tensor | None:
             return read_declined(seen, client, classes_of)
 
-        model = calibrated(read, view, knowledge, self.config.shadows, self.config.penalty, generator)
+        model = calibrated(read, view, knowledge, self.config.shadows, self.config.penalty)
 
         def shares(target: str) -> Tensor | None:
             found = read(view, target)

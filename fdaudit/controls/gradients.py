@@ -105,7 +105,7 @@ class _Case:
         fedavg = protocols.REGISTRY.load("fedavg")
         seed = child_seed(self.plan.seed, "control", self.attack.name)
         return rehearse(
-            folder,
+            folder / "transcript",
             protocol=fedavg,
             config=fedavg.Config(rounds=1, upload="gradient", batch_size=1),
             common=Common(

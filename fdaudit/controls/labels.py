@@ -140,7 +140,7 @@ def _guesses(
 def _rehearsed(plan: Plan, folder: Path, data: list[tuple[Tensor, Tensor]], seed: int) -> View:
     """The run's protocol with its own defences left out, as someone sees it who reads the whole wire."""
     return rehearse(
-        folder,
+        folder / "transcript",
         protocol=plan.protocol,
         config=_short(plan.protocol_config),
         common=plan.common,
