@@ -1,13 +1,15 @@
 """What a large federation costs, predicted from small ones and checked by the largest that fits here.
 
-FedAvg with every message on disk, networks of two wide layers on 64 inputs, five steps of 16 records a client and
-round, one thread. Each point is a process of its own; its time is that of the rounds after the first, its memory the
-highest of the process. Time and memory are fitted on small points by non-negative least squares:
+FedAvg with every message on disk, networks of two wide layers on 64 inputs, steps of 16 records, one thread. Each point
+is a process of its own; its time is that of the rounds after the first, its memory the highest of the process. Time and
+memory are fitted on small points by non-negative least squares:
 
-    seconds a round = a clients·steps + b clients·steps·parameters + c bytes on disk
+    seconds a round = a clients·steps + b clients·steps·parameters + c clients·parameters
     memory          = d + e clients·parameters + f parameters
 
-Then the large point is predicted, run, and compared.
+a and b are what training costs, which workers share; c is what a message costs whoever sends it (encoding, digesting,
+writing, adding up), which the federation's own process pays. Then the large point is predicted, run, and compared; run
+once more with digests alone on record; and a federation beyond any machine is priced.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ from pathlib import Path
 import numpy as np
 from _pairs import table
 
-STEPS, BATCH = 5, 16
-SMALL = [(c, p) for c in (4, 8, 16) for p in (1_000_000, 2_000_000, 4_000_000)]
-ROUNDS = 4
-LARGE = (24, 10_000_000)
+BATCH, ROUNDS = 16, 4
+SMALL = [(c, p, s) for c in (4, 8, 16) for p in (1_000_000, 2_000_000, 4_000_000) for s in (1, 5)]
+"""Clients, parameters, steps."""
+LARGE = (24, 10_000_000, 5)
+BEYOND = (1000, 10_000_000, 5)
+BEYOND_ROUNDS = 1000
+CORES = 16
+"""Of a node."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ class Point:
 
     clients: int
     parameters: int
+    steps: int
     seconds: float
     """A round."""
     disk: float
@@ -46,7 +53,7 @@ class Point:
     """Bytes, at most."""
 
 
-def run(clients: int, parameters: int, where: str | None) -> Point:
+def run(clients: int, parameters: int, steps: int, record: str, where: str | None) -> Point:
     """In a process of its own: a federation of so many clients, and networks of about so many parameters."""
     from fdaudit.plan import make_plan
     from fdaudit.simulation import federate
@@ -64,8 +71,9 @@ def run(clients: int, parameters: int, where: str | None) -> Point:
         "model": {"name": "mlp", "params": {"widths": [width, width]}},
         "protocol": {
             "name": "fedavg",
-            "params": {"rounds": ROUNDS, "local_steps": STEPS, "batch_size": BATCH, "lr": 0.01},
+            "params": {"rounds": ROUNDS, "local_steps": steps, "batch_size": BATCH, "lr": 0.01},
         },
+        "record": record,
         "evaluate_every": 1000,
         "references": [],
         "attacks": [],
@@ -83,40 +91,46 @@ def run(clients: int, parameters: int, where: str | None) -> Point:
     if len(times) != ROUNDS:
         raise SystemExit(f"{len(times)} rounds were told of, not {ROUNDS}")
     memory = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return Point(clients, counted, (times[-1] - times[0]) / (ROUNDS - 1), disk / ROUNDS, memory)
+    return Point(clients, counted, steps, (times[-1] - times[0]) / (ROUNDS - 1), disk / ROUNDS, memory)
 
 
-def apart(clients: int, parameters: int, where: str | None) -> Point:
+def apart(size: tuple[int, int, int], where: str | None, record: str = "full") -> Point:
     """`run` in a process of its own."""
-    command = [sys.executable, __file__, "--point", str(clients), str(parameters)]
+    command = [sys.executable, __file__, "--point", *map(str, size), "--record", record]
     command += ["--where", where] if where else []
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     return Point(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def features(clients: float, parameters: float) -> tuple[list[float], list[float]]:
+def features(clients: float, parameters: float, steps: float) -> tuple[list[float], list[float]]:
     """Of seconds a round, and of memory."""
-    disk = 4 * (clients + 1) * parameters
-    return [clients * STEPS, clients * STEPS * parameters, disk], [1.0, clients * parameters, parameters]
+    sent = clients * parameters
+    return [clients * steps, sent * steps, sent], [1.0, sent, parameters]
 
 
 class Model:
     """What a federation of any size costs, from points of small ones."""
 
     def __init__(self, points: Sequence[Point]) -> None:
-        both = [features(p.clients, p.parameters) for p in points]
+        both = [features(p.clients, p.parameters, p.steps) for p in points]
         self.time = _fit([t for t, _ in both], [p.seconds for p in points])
         self.memory = _fit([m for _, m in both], [p.memory for p in points])
 
-    def __call__(self, clients: float, parameters: float) -> Point:
-        of_time, of_memory = features(clients, parameters)
+    def __call__(self, clients: int, parameters: int, steps: int) -> Point:
+        of_time, of_memory = features(clients, parameters, steps)
         return Point(
-            int(clients),
-            int(parameters),
+            clients,
+            parameters,
+            steps,
             float(np.dot(self.time, of_time)),
             4 * (clients + 1) * parameters,
             float(np.dot(self.memory, of_memory)),
         )
+
+    def parts(self, clients: int, parameters: int, steps: int) -> tuple[float, float]:
+        """Seconds a round of training, on one thread, and of the federation's own process."""
+        products = self.time * features(clients, parameters, steps)[0]
+        return float(products[:2].sum()), float(products[2])
 
 
 def _fit(rows: Sequence[Sequence[float]], values: Sequence[float]) -> np.ndarray:
@@ -131,38 +145,78 @@ def _fit(rows: Sequence[Sequence[float]], values: Sequence[float]) -> np.ndarray
 
 def line(what: str, point: Point) -> list[str]:
     """A row of the table."""
-    size = [f"{point.clients}", f"{point.parameters:,}"]
+    size = [f"{point.clients}", f"{point.parameters:,}", f"{point.steps}"]
     return [what, *size, f"{point.seconds:.3g}", f"{point.disk / 1e6:.4g}", f"{point.memory / 1e6:.4g}"]
 
 
+def beyond(model: Model, digest: float, price: float) -> list[list[str]]:
+    """Rows of nodes, record, days and money for `BEYOND_ROUNDS` rounds of `BEYOND`.
+
+    Args:
+        model: the fit.
+        digest: seconds a client and parameter that digests alone save.
+        price: of a node for an hour.
+    """
+    training, own = model.parts(*BEYOND)
+    rows = []
+    for nodes in (1, 10, 100):
+        for record, saved in (("full", 0.0), ("digest", digest * BEYOND[0] * BEYOND[1])):
+            seconds = training / (nodes * CORES) + max(0.0, own - saved)
+            hours = BEYOND_ROUNDS * seconds / 3600
+            disk = BEYOND_ROUNDS * model(*BEYOND).disk / 1e12 if record == "full" else 0.0
+            own_share = max(0.0, own - saved) / seconds
+            rows.append(
+                [
+                    str(nodes),
+                    record,
+                    f"{seconds:.3g}",
+                    f"{own_share:.0%}",
+                    f"{hours / 24:.3g}",
+                    f"{disk:.3g}",
+                    f"{price * nodes * hours:.0f}",
+                ]
+            )
+    return rows
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--point", nargs=2, type=int, help="measure one federation and print it as JSON")
-    parser.add_argument("--large", nargs=2, type=int, default=LARGE, help="clients and parameters to check")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--point", nargs=3, type=int, help="measure one federation and print it as JSON")
+    parser.add_argument("--record", default="full", help="of that one: full or digest")
+    parser.add_argument(
+        "--large", nargs=3, type=int, default=LARGE, help="clients, parameters and steps to check"
+    )
+    parser.add_argument("--price", type=float, default=0.8, help=f"of a node of {CORES} cores for an hour")
     parser.add_argument(
         "--where", help="directory of the runs, /dev/shm for memory; default: temporary files"
     )
     options = parser.parse_args()
     if options.point:
-        print(json.dumps(asdict(run(*options.point, options.where))))
+        print(json.dumps(asdict(run(*options.point, options.record, options.where))))
         return
-    small = [apart(*size, options.where) for size in SMALL]
+    small = [apart(size, options.where) for size in SMALL]
     model = Model(small)
-    measured = apart(*options.large, options.where)
-    predicted = model(measured.clients, measured.parameters)
-    heads = ("", "clients", "parameters", "seconds a round", "MB on disk a round", "MB of memory")
+    large = tuple(options.large)
+    measured, digests = apart(large, options.where), apart(large, options.where, "digest")
+    predicted = model(measured.clients, measured.parameters, measured.steps)
+    heads = ("", "clients", "parameters", "steps", "seconds a round", "MB on disk a round", "MB of memory")
     rows = [line("measured", p) for p in small]
-    rows += [line("predicted", predicted), line("measured", measured)]
+    rows += [line("predicted", predicted), line("measured", measured), line("with digests alone", digests)]
     print(table(heads, rows))
     for name in ("seconds", "disk", "memory"):
         print(f"measured / predicted, {name}: {getattr(measured, name) / getattr(predicted, name):.3f}")
     a, b, c = model.time
     print(
-        f"seconds a round = {a:.3g} clients·steps + {b:.3g} clients·steps·parameters + {c:.3g} bytes on disk"
+        f"seconds a round = {a:.3g} clients·steps + {b:.3g} clients·steps·parameters + {c:.3g} clients·parameters"
     )
     d, e, f = model.memory
     print(f"bytes of memory = {d:.4g} + {e:.3g} clients·parameters + {f:.3g} parameters")
-    print(table(heads, [line("predicted", model(1000, 10_000_000))]))
+    print(table(heads, [line("predicted", model(*BEYOND))]))
+    saved = (measured.seconds - digests.seconds) / (measured.clients * measured.parameters)
+    heads = ("nodes", "record", "seconds a round", "own process", "days", "TB on disk", "price")
+    print(table(heads, beyond(model, saved, options.price)))
 
 
 if __name__ == "__main__":

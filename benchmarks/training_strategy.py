@@ -77,7 +77,10 @@ def main() -> None:
     rows = []
     for model in MODELS:
         ruled = Execution.resolve(
-            device=options.device, convolutions=model.startswith("cnn"), batchnorm=False
+            device=options.device,
+            convolutions=model.startswith("cnn"),
+            batchnorm=False,
+            work=architecture(ModelSpec(name=model), SHAPE, CLASSES).work,
         )
         on = partial(fitting, model, device=ruled.device)
         best = on("loop", ruled.memory_format if ruled.strategy == "loop" else "channels_last")
@@ -93,6 +96,11 @@ def main() -> None:
             inside = on("loop", ruled.memory_format, inside=ruled.threads)
             found = compare(side_by_side, inside, pairs=options.pairs)
             rows.append(row(f"{model}: {ruled.threads} threads side by side / inside", found, "A"))
+            single = on("loop", ruled.memory_format, inside=1), inside
+            found = compare(*single, pairs=options.pairs)
+            rows.append(
+                row(f"{model}: one thread / {ruled.threads} inside", found, "A" if ruled.inside == 1 else "B")
+            )
     print(
         f"{CLIENTS} clients x {STEPS} steps of {BATCH} on {ruled.device}; one thread unless a line says more"
     )

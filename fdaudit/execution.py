@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from dataclasses import dataclass
@@ -14,12 +15,15 @@ from fdaudit import heap
 
 __all__ = ["Execution"]
 
+_WORTH_THREADS = 1e6
+
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
     """How training runs; part of the resolved spec because it changes bits.
 
-    Several jobs of a `loop` on a CPU get one of the `threads` each; a single job uses all of them.
+    Several jobs of a `loop` on a CPU get one of the `threads` each; a single job has as many as are `inside`
+    its operations.
     """
 
     device: str
@@ -28,6 +32,7 @@ class Execution:
     memory_format: Literal["contiguous", "channels_last"]
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
+    inside: int = 1
 
     @property
     def described(self) -> dict[str, str | int | bool]:
@@ -36,7 +41,7 @@ class Execution:
 
     def begin(self) -> None:
         """Makes this process ready to train so: threads, deterministic operations, freed memory kept."""
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(self.inside)
         torch.use_deterministic_algorithms(True, warn_only=True)
         heap.keep()
 
@@ -52,13 +57,16 @@ class Execution:
         compile: bool = False,
         convolutions: bool,
         batchnorm: bool,
+        work: float = math.inf,
     ) -> Execution:
         """Fills in what is left to fdaudit, by rule.
 
         Device: CUDA where there is one. Threads: the processor count, at most 8. Strategy: `stacked` on CUDA,
         `loop` on a CPU (grouped convolutions make stacked CNN clients about twice as slow there) and wherever
         BatchNorm keeps running statistics. Memory format: `channels_last` for convolutions under `loop`, which
-        takes a third off small CNNs' time. `benchmarks/training_strategy.py` measures both again. Precision: float32,
+        takes a third off small CNNs' time. Inside operations: all threads where `work`, the floating-point operations
+        of a forward pass for one image of the largest network, is a million or more; below it threads wait for each
+        other longer than they work. `benchmarks/training_strategy.py` measures all three again. Precision: float32,
         since nobody has measured what bfloat16 costs in accuracy. What cannot be compiled here is not, with a warning.
         """
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -66,13 +74,15 @@ class Execution:
             strategy = "stacked" if chosen.startswith("cuda") and not batchnorm else "loop"
         if memory_format == "auto":
             memory_format = "channels_last" if convolutions and strategy == "loop" else "contiguous"
+        threads = threads or min(os.cpu_count() or 1, 8)
         return cls(
             device=chosen,
-            threads=threads or min(os.cpu_count() or 1, 8),
+            threads=threads,
             strategy="stacked" if strategy == "stacked" else "loop",
             memory_format="channels_last" if memory_format == "channels_last" else "contiguous",
             precision="bfloat16" if precision == "bfloat16" else "float32",
             compile=compile and _can_compile(chosen),
+            inside=threads if work >= _WORTH_THREADS else 1,
         )
 
 

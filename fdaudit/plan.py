@@ -195,6 +195,7 @@ def make_plan(spec: Spec, seed: int) -> Plan:
         compile=spec.compile,
         convolutions=any(n.has_convolutions for n in networks.distinct),
         batchnorm=any(n.has_batchnorm for n in networks.distinct),
+        work=max(n.work for n in networks.distinct),
     )
     _refuse_absent_device(execution.device)
     if getattr(config, "upload", None) == "gradient" and networks.shared.has_batchnorm:

@@ -345,3 +345,14 @@ def test_residual_blocks_compute_what_torchvisions_compute_bit_for_bit(name):
                     resnet.BasicBlock if isinstance(block, resnet.BasicBlock) else resnet.Bottleneck
                 )
         assert torch.equal(made(x), ours)
+
+
+def test_the_work_of_a_network_is_counted_by_hand():
+    """Two operations a weight of a matrix, and a weight of a convolution at each place."""
+    dense = architecture(ModelSpec(name="mlp", params={"widths": [7]}), (1, 4, 4), 3)
+    assert dense.work == 2 * (16 * 7 + 7 * 3)
+    strided = architecture(ModelSpec(name="cnn-strided", params={"channels": [5], "kernel": 3}), (2, 8, 8), 3)
+    layers = [m for m in strided.build(child(0, "w")).modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    (conv, head) = layers
+    places = head.in_features // conv.out_channels
+    assert strided.work == 2 * (conv.weight.numel() * places + head.weight.numel())

@@ -100,9 +100,22 @@ def test_threads_are_the_processors_at_most_eight_unless_given(monkeypatch, core
     assert resolved(monkeypatch, cores=cores, threads=given).threads == threads
 
 
+@pytest.mark.parametrize(
+    ("work", "inside"), [(999_999, 1), (1_000_000, 4)], ids=["small network", "large network"]
+)
+def test_threads_are_inside_operations_where_a_network_is_worth_them(monkeypatch, work, inside):
+    found = Execution.resolve(threads=4, device="cpu", convolutions=True, batchnorm=False, work=work)
+    assert (found.threads, found.inside) == (4, inside)
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    found.begin()
+    assert asked == [inside]
+
+
 def test_what_is_resolved_stays_as_it_is_when_resolved_again(monkeypatch):
     once = resolved(monkeypatch, convolutions=True)
-    again = resolved(monkeypatch, cuda=True, cores=64, convolutions=True, **vars(once))
+    given = {name: value for name, value in vars(once).items() if name != "inside"}  # no setting: it follows
+    again = resolved(monkeypatch, cuda=True, cores=64, convolutions=True, **given)
     assert again == once
 
 

@@ -49,6 +49,7 @@ def bare_gradients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
         threads=plan.execution.threads,
         convolutions=network.has_convolutions,
         batchnorm=network.has_batchnorm,
+        work=network.work,
     )
     case = _Case(attack, plan, network, execution, (x[known], y[known]))
     what = f"{count} bare gradients of single auxiliary images, untrained {model}"

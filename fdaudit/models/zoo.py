@@ -128,6 +128,26 @@ class Architecture:
         kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
         return any(isinstance(module, kinds) for module in self._skeleton.modules())
 
+    @cached_property
+    def work(self) -> int:
+        """Floating-point operations of convolutions and matrix products in a forward pass, for one image."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with FlopCounterMode(display=False) as counter:
+            self.tried(1)
+        return int(counter.get_total_flops())
+
+    def tried(self, images: int) -> Any:
+        """What the network makes of so many images: from one without storage nothing but a shape."""
+        device = torch.device("cpu" if self.name.startswith(_IMPORT) else "meta")
+        # The trial run of an imported module may draw at random: inside the fork, like the building.
+        with forked_randomness(), torch.no_grad():
+            module = self._skeleton
+            training = module.training
+            output = module.eval()(torch.zeros(images, *self.input_shape, device=device))
+            module.train(training)
+        return output
+
     def _seeded(self, seed: int) -> nn.Module:
         return seeded(seed, lambda: _module(self.name, self.params, self.input_shape, self.classes))
 
@@ -208,14 +228,8 @@ def _imported(name: str, params: Mapping[str, Any], input_shape: _Shape, classes
 def _misfit(made: Architecture) -> str | None:
     """Why the network does not map images to logits, or None when it does."""
     n = 3 if made.classes == 2 else 2  # so that (n, classes) and (classes, n) differ
-    device = torch.device("cpu" if made.name.startswith(_IMPORT) else "meta")
     try:
-        # The trial run of an imported module may draw at random: inside the fork, like the building.
-        with forked_randomness(), torch.no_grad():
-            module = made._skeleton
-            training = module.training
-            output = module.eval()(torch.zeros(n, *made.input_shape, device=device))
-            module.train(training)
+        output = made.tried(n)
     except SpecError:
         raise
     except Exception as error:
