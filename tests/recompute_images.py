@@ -164,20 +164,8 @@ class _Draws(NamedTuple):
 
 @lru_cache
 def _draws(seed: int, known: tuple[int, ...], sizes: tuple[int, ...]) -> _Draws:
-    """In their order, after those of the choice of the prior's strategies.
-
-    For each size of batch so many digits are held out, 32 times, and as many are drawn of their classes from the
-    rest. Strategies of means draw nothing.
-    """
+    """In their order; strategies of means draw nothing."""
     draws, labels = np.random.default_rng(seed), np.array(known)
-    for size in dict.fromkeys(sizes):
-        for _ in range(32):
-            held = draws.choice(len(labels), size=min(size, len(labels) // 2), replace=False)
-            rest = np.delete(labels, held)
-            wanted = Counter(labels[held[np.arange(size) % len(held)]].tolist())
-            for label, times in sorted(wanted.items()):
-                there = int((rest == label).sum()) or len(rest)
-                draws.choice(there, size=times, replace=times > there)
     counts = [statistics.drawn(sum(sizes), draws) for _ in range(9)]
     return _Draws(counts, [[draws.choice(labels, size).tolist() for size in sizes] for _ in range(256)])
 

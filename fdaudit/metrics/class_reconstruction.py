@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -211,7 +212,7 @@ def _prior(
 ) -> tuple[dict[str, Floats], dict[str, tuple[str, ...]]]:
     """The baseline's likeness by measure, (draws, guesses), and the strategies played."""
     known = {label: _held(pool, label) for t in targets for label in np.unique(t.labels).tolist()}
-    chosen = {held: _choose(pool, held, measures, generator) for held in sorted(set(known.values()))}
+    chosen = {held: _choose(pool, held, tuple(measures)) for held in sorted(set(known.values()))}
     strategies = sorted({s for c in chosen.values() for s in c.values()})
     pairs = [
         target.beside(pool.guess(s, len(target.labels), target.labels, generator).float())
@@ -238,10 +239,10 @@ def _held(pool: AuxiliaryPool, label: int) -> bool:
     return pool.labels is None or bool((pool.labels == label).any())
 
 
-def _choose(
-    pool: AuxiliaryPool, held: bool, measures: Sequence[Measure], generator: np.random.Generator
-) -> dict[str, str]:
+@lru_cache(maxsize=8)
+def _choose(pool: AuxiliaryPool, held: bool, measures: tuple[Measure, ...]) -> Mapping[str, str]:
     """The best strategy on auxiliary data for classes that they hold, or for classes that they lack."""
+    generator = pool.generator()
     labels = np.zeros(len(pool), dtype=np.int64) if pool.labels is None else pool.labels
     classes = np.unique(labels)
     if not held and len(classes) < 2:

@@ -22,11 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
+from fdaudit.cache import digest_of
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Flags, Integers, images, integers
 from fdaudit.metrics.images import match
@@ -44,7 +46,7 @@ class Measure:
 
 
 class AuxiliaryPool:
-    """Auxiliary images, and guesses made from them.
+    """Auxiliary images, and guesses made from them; pools of equal images and labels are equal.
 
     Args:
         auxiliary: (N, c, h, w) in [0, 1], N >= 2.
@@ -73,6 +75,22 @@ class AuxiliaryPool:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AuxiliaryPool) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of images and labels."""
+        labels = {} if self.labels is None else {"labels": torch.from_numpy(self.labels)}
+        return digest_of({"what": "auxiliary pool"}, {"images": self.images, **labels})
+
+    def generator(self) -> np.random.Generator:
+        """For what is found out about the pool alone: the same for whoever asks."""
+        return np.random.default_rng(int(self.digest[:15], 16))
 
     @property
     def strategies(self) -> tuple[str, ...]:

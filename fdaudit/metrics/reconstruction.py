@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -220,7 +221,25 @@ def likenesses(network: torch.nn.Module | None) -> tuple[tuple[Measure, ...], st
         loaded = load_lpips() if network is None else network
     except WeightsUnavailableError as error:
         return measures, str(error)
-    return (*measures, Measure("lpips", lambda a, b: lpips_distance(a, b, loaded), False)), ""
+    return (*measures, Measure("lpips", _Lpips(loaded), False)), ""
+
+
+@dataclass(frozen=True)
+class _Lpips:
+    """LPIPS by one network; equal where that is the same."""
+
+    network: torch.nn.Module
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return lpips_distance(a, b, self.network)
+
+
+@lru_cache(maxsize=32)
+def _chosen(
+    pool: AuxiliaryPool, n: int, m: int, told: bool, measures: tuple[Measure, ...]
+) -> Mapping[str, str]:
+    """`choose_strategies`, once for each pool: it knows nothing of any truth."""
+    return choose_strategies(pool, n, m, measures, pool.generator(), labels_known=told)
 
 
 def _prior(
@@ -240,7 +259,7 @@ def _prior(
         told = labels_known and batch.labels is not None
         key = (len(batch.kept), len(batch.guess), told)
         if key not in chosen:
-            chosen[key] = choose_strategies(pool, *key[:2], measures, generator, labels_known=told)
+            chosen[key] = _chosen(pool, *key, measures)
         truth = batch.truth[batch.kept]
         labels = batch.labels[batch.kept] if told and batch.labels is not None else None
         lined_up: dict[str, list[torch.Tensor]] = {s: [] for s in sorted(set(chosen[key].values()))}
