@@ -70,9 +70,10 @@ KINDS: Mapping[str, str] = MappingProxyType(
 
 def canonical(value: Any) -> bytes:
     """The one byte string a JSON value has here: ASCII, sorted keys, no spaces, no NaN, no newline."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    ).encode()
+    return _CANONICAL.encode(value).encode()
+
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def role(party: str) -> str:
@@ -134,16 +135,18 @@ class Message:
         """
         try:
             value = json.loads(line)
+            same = canonical(value) == line
             _refuse_mistyped(value)
+            told = value["event"]
             value["tensors"] = {
-                str(k): TensorInfo(t["dtype"], tuple(t["shape"])) for k, t in value["tensors"].items()
+                k: TensorInfo(t["dtype"], tuple(t["shape"])) for k, t in value["tensors"].items()
             }
             value["receivers"] = tuple(value["receivers"])
             value["defenses"] = tuple(value["defenses"])
             value["inputs"] = value["inputs"] if value["inputs"] == ALL else tuple(value["inputs"])
-            value["event"] = None if value["event"] is None else event_from_json(value["event"])
+            value["event"] = None if told is None else event_from_json(told)
+            same &= told is None or canonical(event_to_json(value["event"])) == canonical(told)
             message = cls(**value)
-            same = message.to_line() == line + b"\n"
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise IntegrityError([f"line is not a message: {type(error).__name__}: {error}"]) from None
         if not same:
@@ -167,12 +170,15 @@ def _refuse_mistyped(value: Any) -> None:
         found = value[name]
         if type(found) is not wanted or (type(found) is int and found < 0):
             raise TypeError(f"{name} is not a {'count' if wanted is int else wanted.__name__}")
+    if any(set(t) != {"dtype", "shape"} or type(t["shape"]) is not list for t in value["tensors"].values()):
+        raise TypeError("tensors have something other than dtype and shape")
     shapes = [n for t in value["tensors"].values() for n in t["shape"]]
     _each("receivers", value["receivers"], str)
     _each("defenses", value["defenses"], dict)
     _each("tensors.dtype", [t["dtype"] for t in value["tensors"].values()], str)
     _each("tensors.shape", shapes, int)
-    if value["inputs"] != ALL and not all(type(i) in (int, str) for i in value["inputs"]):
+    inputs = [] if value["inputs"] == ALL else value["inputs"]
+    if type(inputs) is not list or not all(type(i) in (int, str) for i in inputs):
         raise TypeError("inputs are neither messages nor names")
     if value["payload"] is not None:
         where = {name: type(part) for name, part in value["payload"].items()}
