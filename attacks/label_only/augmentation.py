@@ -13,6 +13,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import affine
 
+from fdaudit.cache import digest_of, remembered
 from fdaudit.types import Challenge
 
 from .._shadows import shadows
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Augmentation", "AugmentationConfig", "augmentations", "best_weights"]
 
 Transform = Callable[[Tensor], Tensor]
+
+_WAYS = ("logistic regression", "count", "the sample as it is")
 
 
 class AugmentationConfig(LabelOnlyConfig):
@@ -104,8 +107,22 @@ class Augmentation(LabelOnly):
             hyperparameters=given.view.hyperparameters,
             most_steps=self.config.shadow_steps,
         )
-        vectors = [self._right(_classifier(knowledge.train, w), x, y, 1024) for w in made.parameters]
-        return best_weights(torch.stack(vectors), made.inside)
+        train = knowledge.train
+
+        def learn() -> dict[str, Tensor]:
+            vectors = [self._right(_classifier(train, w), x, y, 1024) for w in made.parameters]
+            weights, way = best_weights(torch.stack(vectors), made.inside)
+            return {"weights": weights, "way": torch.tensor(_WAYS.index(way))}
+
+        card = {
+            "what": "augmentation: weights of right answers",
+            "rotation": self.config.rotation,
+            "translation": self.config.translation,
+            "network": None if knowledge.architecture is None else knowledge.architecture.described,
+            "execution": train.execution.described,
+        }
+        found = remembered(digest_of(card, x, y, made.inside, *made.parameters), learn)
+        return found["weights"], _WAYS[int(found["way"])]
 
 
 def best_weights(vectors: Tensor, inside: Tensor) -> tuple[Tensor, str]:
@@ -124,7 +141,7 @@ def best_weights(vectors: Tensor, inside: Tensor) -> tuple[Tensor, str]:
     count = torch.full((vectors.shape[2],), 1 / vectors.shape[2], dtype=torch.float64)
     plain = torch.zeros_like(count).index_fill(0, torch.tensor([0]), 1.0)
     every = torch.arange(len(vectors))
-    found: dict[str, list[float]] = {"logistic regression": [], "count": [], "the sample as it is": []}
+    found: dict[str, list[float]] = {way: [] for way in _WAYS}
     for k in every:
         rest = every != k
         if len(inside[k].unique()) < 2 or len(inside[rest].unique()) < 2:
@@ -133,9 +150,9 @@ def best_weights(vectors: Tensor, inside: Tensor) -> tuple[Tensor, str]:
         for way, weights in zip(found, (learnt, count, plain), strict=True):
             found[way].append(float(roc_auc_score(inside[k].numpy(), (vectors[k] @ weights).numpy())))
     best = max(found, key=lambda way: sum(found[way]))
-    if best == "logistic regression":
+    if best == _WAYS[0]:
         return _regression(vectors, inside), best
-    return count if best == "count" else plain, best
+    return count if best == _WAYS[1] else plain, best
 
 
 def _classifier(train: Trainer, parameters: Parameters) -> Callable[[Tensor], Tensor]:

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fdaudit.cache import digest_of, remembered
 from fdaudit.types import Challenge
 
 from .._shadows import Shadows, shadows
@@ -80,23 +81,34 @@ class YOQO(LabelOnly):
                 break
             first += len(other.y)
         inside = made.inside[:, first : first + len(challenge.y)]
-        train = given.knowledge.train
-        if train is None:
-            raise ValueError("yoqo: no training core. Ask `applicable` first.")
-        networks = [train.network(p).eval().requires_grad_(False) for p in made.parameters]
         found = torch.zeros(len(challenge.y), dtype=torch.float64)
         for rows in torch.arange(len(challenge.y)).split(_CHUNK):
-            queries = craft_queries(
-                networks,
-                inside[:, rows],
-                challenge.x[rows],
-                challenge.y[rows],
-                iterations=self.config.iterations,
-                lr=self.config.lr,
-                alpha=self.config.alpha,
+            queries = self._crafted(
+                made, inside[:, rows], challenge.x[rows], challenge.y[rows], given.knowledge
             )
             found[rows] = (ask(queries) == challenge.y[rows]).double()
         return found, ""
+
+    def _crafted(self, made: Shadows, inside: Tensor, x: Tensor, y: Tensor, knowledge: Knowledge) -> Tensor:
+        """`craft_queries`, once for whoever has the same shadow models and candidates."""
+        train, config = knowledge.train, self.config
+        if train is None:
+            raise ValueError("yoqo: no training core. Ask `applicable` first.")
+
+        def craft() -> dict[str, Tensor]:
+            networks = [train.network(p).eval().requires_grad_(False) for p in made.parameters]
+            queries = craft_queries(
+                networks, inside, x, y, iterations=config.iterations, lr=config.lr, alpha=config.alpha
+            )
+            return {"queries": queries}
+
+        card = {
+            "what": "yoqo: queries",
+            "settings": config.model_dump(mode="json", include={"iterations", "lr", "alpha"}),
+            "network": None if knowledge.architecture is None else knowledge.architecture.described,
+            "execution": train.execution.described,
+        }
+        return remembered(digest_of(card, x, y, inside, *made.parameters), craft)["queries"]
 
     def _shadows(self, challenge: Challenge, given: Given) -> Shadows:
         """Shadow models on halves of one pool: every victim's candidates in order, then the adversary's own records."""
