@@ -216,7 +216,7 @@ def _one_thread() -> Iterator[None]:
 
 def _on_one_thread(plan: Plan) -> Plan:
     """The plan as cells see it: threads inside small operations are slower than cells side by side."""
-    return replace(plan, execution=replace(plan.execution, threads=1))
+    return replace(plan, execution=replace(plan.execution, threads=1, inside=1))
 
 
 def _path(run: Path, adversary: str, attack: str) -> Path:

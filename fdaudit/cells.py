@@ -357,5 +357,5 @@ class _Rehearsal:
 
 def _records(x: Tensor, y: Tensor) -> set[str]:
     """Digests of single records."""
-    pairs = zip(x.numpy(), y.numpy(), strict=True)
+    pairs = zip(*(t.detach().cpu().numpy() for t in (x, y)), strict=True)
     return {sha256(one.tobytes() + label.tobytes()).hexdigest() for one, label in pairs}

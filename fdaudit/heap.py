@@ -23,7 +23,7 @@ _NEVER, _LARGEST = -1, 1 << 30
 def keep() -> bool:
     """From now on, freed memory is kept for the next tensors; whether that could be arranged."""
     libc = _glibc()
-    if libc is None or any(name.startswith("MALLOC_") for name in os.environ):
+    if libc is None or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False
     kept: int = libc.mallopt(_TRIM_THRESHOLD, _NEVER) and libc.mallopt(_MMAP_THRESHOLD, _LARGEST)
     return bool(kept)
