@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ def test_an_attack_that_runs_here_has_its_shadow_models_fitted_there(
     node: Path, here: fdaudit.Run, little: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FDAUDIT_CACHE", raising=False)
-    monkeypatch.setattr("fdaudit.attacks._shadows._recall", lambda key, count: None)
+    monkeypatch.setattr("fdaudit.cache._kept", OrderedDict())
     run, fitted = fdaudit.load(federated(here, tmp_path / "there")), list[str]()
     real = Trainer._elsewhere
 
