@@ -41,7 +41,7 @@ print(json.dumps({"kept": kept, "faults": faults, "returned": held - resident()}
 
 
 def measured(how: str, **variables: str) -> dict[str, int]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
         [sys.executable, "-c", CODE, how], env={**own, **variables}, stdout=subprocess.PIPE, check=True
     )
