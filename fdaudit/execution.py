@@ -39,6 +39,11 @@ class Execution:
         """All that may change bits, as JSON values."""
         return dict(vars(self))
 
+    @property
+    def settings(self) -> dict[str, str | int | bool]:
+        """What a spec says of it: all but what follows from the networks."""
+        return {name: value for name, value in self.described.items() if name != "inside"}
+
     def begin(self) -> None:
         """Makes this process ready to train so: threads, deterministic operations, freed memory kept."""
         torch.set_num_threads(self.inside)

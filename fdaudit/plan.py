@@ -186,17 +186,7 @@ def make_plan(spec: Spec, seed: int) -> Plan:
     _refuse_other_tasks(spec, protocol, dataset)
     networks = _networks(spec, protocol, dataset)
     refuse_untrainable(attached, spec, networks_of(protocol, networks))
-    execution = Execution.resolve(
-        device=spec.device,
-        threads=spec.threads,
-        strategy=spec.strategy,
-        memory_format=spec.memory_format,
-        precision=spec.precision,
-        compile=spec.compile,
-        convolutions=any(n.has_convolutions for n in networks.distinct),
-        batchnorm=any(n.has_batchnorm for n in networks.distinct),
-        work=max(n.work for n in networks.distinct),
-    )
+    execution = _execution(spec, networks)
     _refuse_absent_device(execution.device)
     if getattr(config, "upload", None) == "gradient" and networks.shared.has_batchnorm:
         raise SpecError(
@@ -208,7 +198,7 @@ def make_plan(spec: Spec, seed: int) -> Plan:
     public = _public(spec, protocol, dataset, splits, seed)
     _refuse_attacks_without_controls(spec, attack_plans, len(splits.auxiliary))
     plan = Plan(
-        spec=spec.model_copy(update=vars(execution)),
+        spec=spec.model_copy(update=execution.settings),
         seed=seed,
         dataset=dataset,
         splits=splits,
@@ -226,6 +216,20 @@ def make_plan(spec: Spec, seed: int) -> Plan:
     )
     set_up(protocol, config, plan.common, plan.clients, seed)  # what it refuses, it refuses now
     return plan
+
+
+def _execution(spec: Spec, networks: Networks) -> Execution:
+    return Execution.resolve(
+        device=spec.device,
+        threads=spec.threads,
+        strategy=spec.strategy,
+        memory_format=spec.memory_format,
+        precision=spec.precision,
+        compile=spec.compile,
+        convolutions=any(n.has_convolutions for n in networks.distinct),
+        batchnorm=any(n.has_batchnorm for n in networks.distinct),
+        work=max(n.work for n in networks.distinct),
+    )
 
 
 def _records(spec: Spec, seed: int) -> tuple[Dataset, Splits]:

@@ -112,10 +112,7 @@ def rehearse(
         withheld: kinds that are not sent.
         transport: what an eavesdropper sees of it.
     """
-    # A rehearsal has nothing to hide: its secret follows from its seed, and so it is reproducible.
-    secret = SecretStream(child_seed(seed, "rehearsal", "secret").to_bytes(8, "big") * 2, "rehearsal").bytes(
-        32
-    )
+    secret = _secret_of(seed)
     parties = parties_of(protocol, config, len(data))
     records = {f"client/{k}": PartyData(x, y) for k, (x, y) in enumerate(data)}
     if not folder.exists():
@@ -144,3 +141,9 @@ def rehearse(
         transport=transport,
         own_data={k: (d.x, d.y) for k, d in records.items()},
     )
+
+
+def _secret_of(seed: int) -> bytes:
+    """A rehearsal has nothing to hide: its secret follows from its seed, and so it is reproducible."""
+    key = child_seed(seed, "rehearsal", "secret").to_bytes(8, "big") * 2
+    return SecretStream(key, "rehearsal").bytes(32)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fdaudit import execution as execution_module
 from fdaudit.execution import Execution
 from fdaudit.rng import child
+from fdaudit.spec import Spec
 from fdaudit.training import draw_batches
 
 # -- batches ------------------------------------------------------------------------------------------------------
@@ -112,10 +113,13 @@ def test_threads_are_inside_operations_where_a_network_is_worth_them(monkeypatch
     assert asked == [inside]
 
 
+def test_a_spec_holds_what_was_chosen_and_nothing_that_follows_from_it(monkeypatch):
+    assert set(resolved(monkeypatch).settings) <= set(Spec.model_fields)
+
+
 def test_what_is_resolved_stays_as_it_is_when_resolved_again(monkeypatch):
     once = resolved(monkeypatch, convolutions=True)
-    given = {name: value for name, value in vars(once).items() if name != "inside"}  # no setting: it follows
-    again = resolved(monkeypatch, cuda=True, cores=64, convolutions=True, **given)
+    again = resolved(monkeypatch, cuda=True, cores=64, convolutions=True, **once.settings)
     assert again == once
 
 

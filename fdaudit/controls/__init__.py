@@ -54,7 +54,7 @@ def depends_on(attack: AttackPlan, plan: Plan) -> bytes:
         "attack": attack.name,
         "params": {} if attack.config is None else attack.config.model_dump(mode="json"),
         "network": [network.name, dict(network.params), list(network.input_shape), network.classes],
-        "execution": vars(plan.execution),
+        "execution": plan.execution.described,
         "queries": plan.spec.query_budget,
         "task": plan.dataset.task,
         "seed": plan.seed,
