@@ -25,11 +25,11 @@ from threadpoolctl import threadpool_limits
 from fdaudit.cache import BYTES, DIRECTORY
 from fdaudit.cells import Adversary, Stage
 from fdaudit.plan import AttackPlan, Plan, plan_attack
-from fdaudit.pool import Workers, standing_pool
+from fdaudit.pool import Pool, Workers, standing_pool
 from fdaudit.result import Cell
 from fdaudit.storage import load_json, save_json
 
-__all__ = ["Desk", "Piece", "Tick", "attack_cells", "note_time"]
+__all__ = ["Desk", "Piece", "Tick", "attack_cells", "note_time", "stand_by"]
 
 Tick = Callable[[str, int, int], None]
 _WORKER = "fdaudit.attack_worker"
@@ -141,12 +141,20 @@ def attack_cells(
     return [found[a, n] for a in adversaries for n in names if (a, n) in found]
 
 
+def stand_by(plan: Plan) -> None:
+    """Starts the processes that will run a run's cells here, so that they are ready when its federation is."""
+    cells = sum(len(a.adversaries) for a in plan.attacks if a.config is not None)
+    workers = _workers(plan, cells, None)
+    if isinstance(workers, Pool):
+        workers.stand_by()
+
+
 def _outcomes(
     plan: Plan, run: Path, pieces: Sequence[Piece], others: Workers | None, say: Callable[[str], None]
 ) -> Generator[tuple[Cell, float], None, None]:
     """Every cell of the pieces as it is done: here, or by workers where there is enough to do."""
     asked = [p for p in pieces if p.attack.config is not None]
-    workers = _workers(plan, asked, others)
+    workers = _workers(plan, sum(len(p.adversaries) for p in asked), others)
     if workers is not None and len(asked) < workers.size:  # few attacks: their adversaries part instead
         asked = [replace(p, adversaries=(a,)) for p in asked for a in p.adversaries]
     elsewhere = workers is not None and len(asked) > 1
@@ -170,13 +178,15 @@ def _in_common() -> dict[str, str]:
     return {DIRECTORY: folder, BYTES: str(_MOST_IN_COMMON)}
 
 
-def _workers(plan: Plan, asked: Sequence[Piece], others: Workers | None) -> Workers | None:
+def _workers(plan: Plan, cells: int, others: Workers | None) -> Workers | None:
     """Who runs cells besides this process; nobody on an accelerator, nor where there is one cell or one thread."""
-    cells = sum(len(p.adversaries) for p in asked)
     if plan.execution.device.startswith("cuda") or cells < 2:
         return None
-    if others is not None:
-        return others
+    return others or _processes(plan, cells)
+
+
+def _processes(plan: Plan, cells: int) -> Pool | None:
+    """Processes of this machine, as many as the run has threads; none for one."""
     size = min(plan.execution.threads, cells)
     return None if size < 2 else standing_pool(_WORKER, size, _in_common())
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from fdaudit import heap
-from fdaudit.attack_stage import Tick, attack_cells, note_time
+from fdaudit.attack_stage import Tick, attack_cells, note_time, stand_by
 from fdaudit.cells import take_controls
 from fdaudit.conclusion import conclude
 from fdaudit.elsewhere import HERE, Elsewhere
@@ -73,6 +73,8 @@ def federated(
     plan.execution.begin()
     _open_directory(plan, out, secrets)
     if not (out / MANIFEST).is_file():
+        if elsewhere.cells is None:
+            stand_by(plan)
         tick(plan.protocol.name, 0, plan.protocol_config.rounds)  # type: ignore[attr-defined]
         seconds = time.perf_counter()
         end = federate(plan, out, tick)

@@ -5,6 +5,7 @@ can be imported by nobody.
 
 Guarantees:
   * a process that ends is noticed, what it had in hand is reported as lost, and another takes its place;
+  * no more of them are at work than the pool's size, however many ask at once: who came first is served first;
   * no process outlives the one that started it: it ends as soon as its input does.
 """
 
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Condition, Lock, Thread
 from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
 
@@ -51,7 +52,7 @@ class Pool:
     """Processes that run `module`, started when they are first needed.
 
     Args:
-        module: what `python -m` runs; it serves by `serve_lines` of its own.
+        module: what `python -m` runs.
         size: how many.
         variables: set for the processes, beside those of this process.
     """
@@ -59,33 +60,56 @@ class Pool:
     def __init__(self, module: str, size: int, variables: Mapping[str, str] = MappingProxyType({})) -> None:
         self._module, self.size, self._variables = module, size, dict(variables)
         self._idle: list[subprocess.Popen[str]] = []
+        self._turn, self._at_work = Condition(), 0
+        self._unserved: list[deque[tuple[int, Mapping[str, Any]]]] = []
+
+    def stand_by(self) -> None:
+        """Starts the processes already, so that they load their libraries while nothing is asked of them."""
+        with self._turn:
+            for _ in range(self.size - self._at_work - len(self._idle)):
+                self._idle.append(self._start())
 
     def work(self, pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
         """Hands out the pieces in their order, and yields every answer as it comes; a piece ends with `{"done": true}`.
 
         Closing the iterator early ends the processes that are still at work.
         """
-        waiting, answers, lock = deque(enumerate(pieces)), SimpleQueue[Answer | None](), Lock()
+        waiting, answers = deque(enumerate(pieces)), SimpleQueue[Answer | None]()
         busy: list[subprocess.Popen[str]] = []
+
+        def my_turn() -> bool:
+            return not waiting or (self._at_work < self.size and self._unserved[0] is waiting)
 
         def serve() -> None:
             while True:
-                with lock:
+                with self._turn:
+                    self._turn.wait_for(my_turn)
                     if not waiting:
                         break
                     number, piece = waiting.popleft()
-                    process = self._idle.pop() if self._idle else self._start()
+                    if not waiting:
+                        self._served(waiting)
+                    try:
+                        process = self._ready()
+                    except OSError:  # no process can be had: lost like what a process had that ended
+                        answers.put((number, None))
+                        continue
                     busy.append(process)
+                    self._at_work += 1
                 whole = _ask(process, piece, number, answers)
-                with lock:
+                with self._turn:
                     busy.remove(process)
-                    if whole:
+                    self._at_work -= 1
+                    if whole and process.poll() is None:  # not ended meanwhile by whoever stopped listening
                         self._idle.append(process)
+                    self._turn.notify_all()
                 if not whole:
                     _end(process)
                     answers.put((number, None))
             answers.put(None)
 
+        with self._turn:
+            self._unserved.append(waiting)
         threads = [Thread(target=serve, daemon=True) for _ in range(min(self.size, len(pieces)))]
         for thread in threads:
             thread.start()
@@ -98,8 +122,9 @@ class Pool:
                 else:
                     yield answer
         finally:
-            with lock:
+            with self._turn:
                 waiting.clear()
+                self._served(waiting)
                 for process in busy:
                     _end(process)
             for thread in threads:
@@ -109,6 +134,20 @@ class Pool:
         """Ends the processes that stand by."""
         while self._idle:
             _end(self._idle.pop())
+
+    def _served(self, call: deque[tuple[int, Mapping[str, Any]]]) -> None:
+        """The next call's turn, once nothing of this one waits; asked for with the turn in hand."""
+        self._unserved = [other for other in self._unserved if other is not call]
+        self._turn.notify_all()
+
+    def _ready(self) -> subprocess.Popen[str]:
+        """One that stands by, if it has not ended meanwhile, or a new one."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.poll() is None:
+                return process
+            _end(process)
+        return self._start()
 
     def _start(self) -> subprocess.Popen[str]:
         # In a session of its own: what interrupts this process is for this process to pass on.
@@ -157,15 +196,17 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 _standing: dict[tuple[str, int], Pool] = {}
+_lock = Lock()
 
 
 def standing_pool(module: str, size: int, variables: Mapping[str, str] = MappingProxyType({})) -> Pool:
     """A pool that stays until this process ends, so that several runs load their libraries once."""
     key = (module, size)
-    if key not in _standing:
-        _standing[key] = Pool(module, size, variables)
-        atexit.register(_standing[key].close)
-    return _standing[key]
+    with _lock:
+        if key not in _standing:
+            _standing[key] = Pool(module, size, variables)
+            atexit.register(_standing[key].close)
+        return _standing[key]
 
 
 def leave(home: str | None) -> NoReturn:

@@ -47,7 +47,8 @@ def quickstart(
 ) -> tuple[tuple[Run, ...], Path]:
     """Runs every spec into a directory of its own below `out`, writes their reports and the comparison.
 
-    While one run is attacked, by processes that this one waits for, the federation of the next goes on here.
+    While one run is attacked, by processes that this one waits for, the federation of the next goes on here; whoever
+    has nothing left to do for the one begins with the next.
 
     Args:
         out: where they go.
@@ -78,7 +79,7 @@ def quickstart(
 
 
 class _Beside:
-    """Attacks runs one after another in one thread, and writes their reports in another.
+    """Attacks runs, and writes their reports, while the caller goes on; of two runs under attack the first comes first.
 
     Args:
         wait: have each run attacked and reported before anything else goes on.
@@ -86,7 +87,7 @@ class _Beside:
 
     def __init__(self, wait: bool) -> None:
         self._wait, self._stop = wait, Event()
-        self._attacks, self._reports = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._attacks, self._reports = ThreadPoolExecutor(1 if wait else 2), ThreadPoolExecutor(1)
         self._under_way = list[Future[Future[Path]]]()
 
     def __enter__(self) -> _Beside:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit import attack_stage
+from fdaudit import attack_stage, audit
 from fdaudit.attack_stage import Desk, attack_cells
 from fdaudit.audit import reopen
+from fdaudit.pool import Pool
 from fdaudit.result import Cell
 from fdaudit.storage import load_json
 
@@ -163,3 +164,15 @@ def test_one_thread_or_an_accelerator_starts_no_process(
     monkeypatch.setattr(attack_stage, "standing_pool", refuse)
     made = fdaudit.run({**SPEC, "threads": 1}, tmp_path / "run")
     assert {c["status"] for c in made.result["cells"]} <= {"run", "inconclusive", "not-requested"}
+
+
+def test_processes_are_ready_when_the_federation_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = list[str]()
+    ready, federate = Pool.stand_by, audit.federate
+    monkeypatch.setattr(Pool, "stand_by", lambda pool: (begun.append("processes"), ready(pool)))
+    monkeypatch.setattr(audit, "federate", lambda *given: begun.append("federation") or federate(*given))
+    fdaudit.run(SPEC, tmp_path / "run")
+    assert begun == ["processes", "federation"]
+    begun.clear()
+    fdaudit.run({**SPEC, "attacks": []}, tmp_path / "none")
+    assert begun == ["federation"]

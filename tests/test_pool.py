@@ -7,6 +7,8 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ import json, os, signal, sys, time
 for line in sys.stdin:
     piece = json.loads(line)
     for n in range(piece.get("lines", 1)):
-        print(json.dumps({"pid": os.getpid(), "said": piece["say"], "n": n}), flush=True)
+        print(json.dumps({"pid": os.getpid(), "said": piece["say"], "n": n, "at": time.time()}), flush=True)
     if piece.get("die"):
         os.kill(os.getpid(), signal.SIGKILL)
     if piece.get("babble"):
@@ -58,6 +60,70 @@ def test_processes_serve_again(pool: Pool) -> None:
     second = {line["pid"] for _, line in pool.work([{"say": 1, "sleep": 0.3}] * 2) if line}
     assert len(first) == 2
     assert first == second
+
+
+def test_processes_that_stood_by_are_the_ones_that_serve(pool: Pool) -> None:
+    pool.stand_by()
+    pool.stand_by()
+    ready = {process.pid for process in pool._idle}
+    assert len(ready) == 2
+    assert {line["pid"] for _, line in pool.work([{"say": 1, "sleep": 0.3}] * 2) if line} == ready
+
+
+def test_a_process_that_ended_while_it_stood_by_is_handed_nothing(pool: Pool) -> None:
+    pool.stand_by()
+    ended = pool._idle[-1]
+    ended.kill()
+    ended.wait()
+    found = list(pool.work([{"say": n} for n in range(4)]))
+    assert sorted(n for n, line in found if line) == [0, 1, 2, 3]
+    assert all(line and line["pid"] != ended.pid for _, line in found)
+
+
+def test_what_no_process_can_be_had_for_is_lost_and_nobody_waits(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Pool) -> None:
+        raise OSError(12, "cannot allocate memory")
+
+    monkeypatch.setattr(Pool, "_start", fails)
+    told = list[Any]()
+    thread = Thread(target=lambda: told.extend(pool.work([{"say": 1}] * 3)), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert sorted(told) == [(0, None), (1, None), (2, None)]
+
+
+def test_of_those_who_ask_at_once_the_first_is_served_first_and_by_no_more_processes(pool: Pool) -> None:
+    told: dict[str, list[Any]] = {"first": [], "second": []}
+
+    def ask(who: str) -> None:
+        told[who] = [line for _, line in pool.work([{"say": who, "sleep": 0.2}] * 5) if line]
+
+    first, second = (Thread(target=ask, args=(who,)) for who in told)
+    first.start()
+    while not pool._at_work:
+        time.sleep(0.01)
+    second.start()
+    first.join()
+    second.join()
+    assert [len(lines) for lines in told.values()] == [5, 5]
+    assert len({line["pid"] for lines in told.values() for line in lines}) == 2
+    began = sorted((line["at"], who) for who, lines in told.items() for line in lines)
+    # The last of the first and the first of the second are begun at once, by two processes.
+    assert [who for _, who in began][:4] == ["first"] * 4
+    assert [who for _, who in began][6:] == ["second"] * 4
+
+
+def test_whoever_stops_listening_leaves_the_others_their_turn(pool: Pool) -> None:
+    leaves = pool.work([{"say": "leaves", "sleep": 0.2}] * 20)
+    next(leaves)
+    stays = list[Any]()
+    thread = Thread(target=lambda: stays.extend(pool.work([{"say": "stays"}] * 3)))
+    thread.start()
+    leaves.close()
+    thread.join(30)
+    assert [line["said"] for _, line in stays] == ["stays"] * 3
 
 
 @pytest.mark.parametrize("how", ["die", "babble"])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,17 +113,31 @@ def test_a_run_is_laid_down_once(run: fdaudit.Run, node: Path, tmp_path: Path) -
         assert len(list(node.iterdir())) == 1
 
 
-def test_a_process_that_ends_takes_the_copy_with_it(run: fdaudit.Run, node: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_work", [True, False], ids=["at work", "standing by"])
+def test_only_what_a_process_had_in_hand_is_lost_with_it(
+    at_work: bool, run: fdaudit.Run, node: Path, tmp_path: Path
+) -> None:
     at = bare(run, tmp_path / "run")
     parcel = Parcel(digest="1", parts=[list(pack(at))])
     lines = serve_piece(errand(run, at, "gap", tmp_path / "unseen"), parcel, list)
     next(lines)
-    until(lambda: _standing["fdaudit.attack_worker", 1]._idle, 20)
-    (process,) = _standing["fdaudit.attack_worker", 1]._idle
-    process.kill()
-    process.wait()
-    assert {"lost": True} in list(lines)
-    assert not list(node.iterdir())
+    pool = _standing["fdaudit.attack_worker", 1]
+    until(lambda: pool._idle, 20)
+    (process,) = pool._idle
+    with ThreadPoolExecutor(1) as beside:
+        if at_work:
+            process.send_signal(signal.SIGSTOP)  # handed the next piece, it does nothing with it
+            rest = beside.submit(list, lines)
+            until(lambda: pool._at_work, 20)
+            process.kill()
+        else:
+            process.kill()
+            process.wait()
+            rest = beside.submit(list, lines)
+        said = rest.result()
+    assert ({"lost": True} in said) == at_work
+    assert sum("cell" in line for line in said) == len(ADVERSARIES) - at_work
+    assert bool(list(node.iterdir())) != at_work
 
 
 def test_a_node_that_shares_the_directory_works_in_it(run: fdaudit.Run, node: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from fdaudit.protocols import REGISTRY
 
 import fdaudit
 from fdaudit import attacks, suite
+from fdaudit.attack_stage import Tick
 from fdaudit.errors import UsageError
 from fdaudit.plan import make_plan
 from fdaudit.spec import load_spec
@@ -152,6 +154,37 @@ def test_what_goes_wrong_with_the_attacks_of_a_run_ends_the_quickstart(
     with pytest.raises(OSError, match="no space left"):
         suite.quickstart(tmp_path / "audit")
     assert not (tmp_path / "audit" / "index.html").exists()
+
+
+def test_an_interruption_ends_all_attacks_that_are_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs may be under attack while a third is federated."""
+    three, under_way, ended = {**two(), "third": two()["other"]}, set[str](), set[str]()
+
+    def attacked(plan: Any, place: Path, *, tick: Tick, **options: Any) -> None:
+        under_way.add(place.name)
+        try:
+            while True:
+                time.sleep(0.01)
+                tick("attacks", 1, 2)
+        except InterruptedError:
+            ended.add(place.name)
+            raise
+
+    def federated(spec: Any, place: Path, **options: Any) -> None:
+        if place.name == "third":
+            given_up = time.monotonic() + 30
+            while len(under_way) < 2 and time.monotonic() < given_up:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(suite, "specs", lambda: three)
+    monkeypatch.setattr(suite, "federated", federated)
+    monkeypatch.setattr(suite, "attacked", attacked)
+    with pytest.raises(KeyboardInterrupt):
+        suite.quickstart(tmp_path / "audit")
+    assert under_way == ended == {"one", "other"}
 
 
 @pytest.mark.usefixtures("small")
