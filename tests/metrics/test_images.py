@@ -120,6 +120,16 @@ def test_ssim_is_one_for_identical_images_and_symmetric() -> None:
     assert (ssim(a, b) < 0.9).all()
 
 
+def test_ssim_does_not_depend_on_how_many_images_are_in_memory_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = (torch.rand(9, 1, 12, 12, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
+    together = ssim(a, b)
+    for values in (1, 12 * 12 * 2, 12 * 12 * 4):
+        monkeypatch.setattr("fdaudit.metrics.images._AT_ONCE", values)
+        assert torch.equal(ssim(a, b), together)
+
+
 def test_ssim_refuses_images_without_structure() -> None:
     with pytest.raises(UsageError, match="too small"):
         ssim(torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 2, 8))
