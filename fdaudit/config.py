@@ -34,6 +34,7 @@ class Config(BaseModel):
 
 # How pydantic names a member of a union inside an error's location: `literal['all']`, `tuple[…]`, `Model`.
 _UNION_MEMBER = re.compile(r".*\[|function-|[A-Z]")
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d{1,3}")
 
 C = TypeVar("C", bound=Config)
@@ -78,7 +79,7 @@ def _refuse_foreign(value: Any, where: str) -> None:
         for number, below in enumerate(value):
             _refuse_foreign(below, f"{where}.{number}".lstrip("."))
     elif isinstance(value, str):
-        if any("\ud800" <= c <= "\udfff" for c in value):
+        if _HALF_CHARACTER.search(value):
             raise SpecError(where or "spec", value, "holds half a character", "Write whole characters.")
     elif not (value is None or isinstance(value, (bool, int, float))):
         problem = f"is a {type(value).__name__}, not plain data"

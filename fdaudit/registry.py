@@ -7,7 +7,8 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping
-from functools import cached_property
+from copy import deepcopy
+from functools import cache, cached_property
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -62,20 +63,25 @@ class Registry:
     def describe(self, name: str, field: str | None = None) -> dict[str, Any]:
         """The class's docstring (key `doc`) and every class attribute that is a plain literal."""
         module, _, attribute = self._target(name, field).partition(":")
-        tree = ast.parse(_source(module))
-        classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-        described: dict[str, Any] = {}
-        for base in classes[attribute].bases:
-            if isinstance(base, ast.Name) and base.id in classes:
-                described |= _literals(classes[base.id])
-        described |= _literals(classes[attribute])
-        return {"doc": ast.get_docstring(classes[attribute]) or "", **described}
+        return deepcopy(_described(_source(module), attribute))
 
     def _target(self, name: str, field: str | None) -> str:
         if name not in self._targets:
             where = field or self.group.rpartition(".")[2].removesuffix("s")
             raise SpecError(where, name, "is not known", nearest(name, self._targets))
         return self._targets[name]
+
+
+@cache
+def _described(source: str, name: str) -> dict[str, Any]:
+    """The docstring and literal attributes of a class, those that it inherits in its own module among them."""
+    classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+    described: dict[str, Any] = {}
+    for base in classes[name].bases:
+        if isinstance(base, ast.Name) and base.id in classes:
+            described |= _literals(classes[base.id])
+    described |= _literals(classes[name])
+    return {"doc": ast.get_docstring(classes[name]) or "", **described}
 
 
 def _source(module: str) -> str:
