@@ -10,7 +10,9 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["Growth", "Sample", "exponent", "measured"]
+from fdaudit import heap
+
+__all__ = ["Growth", "Sample", "exponent", "in_operators", "measured"]
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -21,27 +23,29 @@ class Sample:
 
     Attributes:
         seconds: by the wall clock, the better of two.
-        operators: share of them in PyTorch's operators, under its profiler (which makes all else a little slower).
         megabytes: highest resident memory while it ran, above what there was before.
     """
 
     seconds: float
-    operators: float
     megabytes: float
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Samples along one axis."""
+    """Samples along one axis.
+
+    Attributes:
+        operators: share of the time in PyTorch's operators, at the smallest size.
+    """
 
     stage: str
     axis: str
     sizes: tuple[float, ...]
     samples: tuple[Sample, ...]
+    operators: float
 
     def row(self) -> list[str]:
         """One line of the table: stage, axis, sizes, seconds, exponent, share in operators, memory."""
-        last = self.samples[-1]
         slope, residual = exponent(self.sizes, [s.seconds for s in self.samples])
         return [
             self.stage,
@@ -49,26 +53,32 @@ class Growth:
             ", ".join(f"{size:g}" for size in self.sizes),
             ", ".join(f"{s.seconds:.3g}" for s in self.samples),
             f"{slope:.2f} ± {residual:.2f}",
-            f"{last.operators:.0%}",
+            f"{self.operators:.0%}",
             f"{max(s.megabytes for s in self.samples):.0f}",
         ]
 
 
 def measured(make: Callable[[], Callable[[], object]]) -> Sample:
-    """Measures what `make` returns; `make` is called anew for each of three times, unmeasured."""
-    from torch.profiler import ProfilerActivity, profile
-
+    """Measures what `make` returns; `make` is called anew for each of two times, unmeasured."""
     work = make()
+    heap.give_back()
     before = _memory("VmRSS")
     _RESET.write_text("5")
     seconds = [_timed(work)]
     megabytes = max(0.0, _memory("VmHWM") - before)
     seconds.append(_timed(make()))
+    return Sample(min(seconds), megabytes)
+
+
+def in_operators(make: Callable[[], Callable[[], object]]) -> float:
+    """The share of the time that PyTorch's operators take, under its profiler, which makes all else a little slower."""
+    from torch.profiler import ProfilerActivity, profile
+
     work = make()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         whole = _timed(work)
     inside = sum(e.self_cpu_time_total for e in seen.key_averages() if e.key.startswith("aten::")) / 1e6
-    return Sample(min(seconds), min(1.0, inside / whole), megabytes)
+    return min(1.0, inside / whole)
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:

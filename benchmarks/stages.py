@@ -1,8 +1,8 @@
-"""Every stage of an audit at four sizes: seconds, share in operators, memory, and the exponent by which time grows.
+"""Every stage of an audit at four sizes: seconds, memory, the exponent of its growth, and the share in operators.
 
 Federations are run as `fdaudit run` does them, records, checkpoints and evaluations included; attacks as cells, scoring
 included and controls left out; one thread. An exponent of 1 means that twice the size takes twice the time; below 1,
-part of the time does not depend on the size.
+part of the time does not depend on the size. The share in PyTorch's operators is that of the smallest size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _measured import Growth, Sample, measured
+from _measured import Growth, in_operators, measured
 from _pairs import table
 
 import fdaudit.cells
@@ -40,7 +40,7 @@ PROTOCOLS: Mapping[str, Mapping[str, Any]] = {
     "fedavg": {"rounds": 4, "local_steps": 5, "batch_size": 16, "lr": 0.1},
     "fedkd": {"local_epochs": 5, "batch_size": 16, "distill_steps": 50},
     "selective-fd": {"rounds": 4, "local_steps": 5, "batch_size": 16},
-    "fediod": {"rounds": 20, "batch_size": 16},
+    "fediod": {"rounds": 5, "batch_size": 16},
     "dafkd": {"rounds": 4, "local_epochs": 1, "batch_size": 16},
     "fedmd": {"rounds": 4, "batch_size": 16},
     "ds-fl": {"rounds": 4, "batch_size": 16},
@@ -55,13 +55,18 @@ ATTACKS: Sequence[tuple[str, str, str, str, Sequence[int]]] = (
     ("inverting-gradients", "gradients", "server", "restarts", (1, 2, 4, 8)),
     ("analytic", "perceptron", "server", "victims", (1, 2, 4, 8)),
     ("ideal-soft", "fedavg", "server", "queries", (2000, 4000, 8000, 16000)),
+    ("ideal-soft", "fedavg", "server", "rounds", (4, 8, 16, 32)),
     ("ideal-hard", "fedavg", "server", "queries", (2000, 4000, 8000, 16000)),
+    ("ideal-hard", "fedavg", "server", "rounds", (4, 8, 16, 32)),
     ("inversion-network", "fedavg", "server", "queries", (1000, 2000, 4000, 8000)),
+    ("inversion-network", "fedavg", "server", "steps", (150, 300, 600, 1200)),
     ("gmi", "fedavg", "server", "gan_steps", (50, 100, 200, 400)),
+    ("gmi", "fedavg", "server", "restarts", (4, 8, 16, 32)),
     ("paired-logits", "fedkd", "aggregator", "steps", (100, 200, 400, 800)),
     ("gap", "fedavg", "server", "victims", (1, 2, 4, 8)),
     ("augmentation", "fedavg", "server", "victims", (1, 2, 4, 8)),
     ("boundary-distance", "fedavg", "server", "victims", (1, 2, 4, 8)),
+    ("boundary-distance", "fedavg", "server", "queries", (250, 500, 1000, 2000)),
     ("noise-robustness", "fedavg", "server", "queries", (50, 100, 200, 400)),
     ("yoqo", "fedavg", "server", "shadows", (4, 8, 16, 32)),
     ("loss-threshold", "fedavg", "server", "victims", (1, 2, 4, 8)),
@@ -91,7 +96,7 @@ def spec_of(protocol: str, params: Mapping[str, Any], **changed: Any) -> dict[st
         "dataset": {"name": "digits", "limit": 1200},
         "splits": {"test": 0.1, "proxy": 0.2, "auxiliary": 0.1},
         "model": STRIDED,
-        "victims": 5,
+        "victims": min(5, changed.get("clients", 10)),
         "adversaries": ["server"],
         "evaluate_every": 1000,
         "references": [],
@@ -130,6 +135,10 @@ def of_federations() -> Iterator[Growth]:
             plan = make_plan(load_spec(spec_of(name, params, model=model)), SEED)
             count = sum(t.numel() for t in plan.initial().values())
             made["parameters"].append((count, federation(name, params, model=model)))
+        made["records"] = []
+        for limit in (225, 450, 900, 1797):
+            digits = {"name": "digits", "limit": limit}
+            made["records"].append((limit, federation(name, params, clients=4, dataset=digits)))
         for axis, points in made.items():
             yield growth(f"{name}: federation", axis, points)
 
@@ -276,8 +285,8 @@ def images(count: int) -> Callable[[], Callable[[], object]]:
 def growth(
     stage: str, axis: str, points: Sequence[tuple[float, Callable[[], Callable[[], object]]]]
 ) -> Growth:
-    samples: tuple[Sample, ...] = tuple(measured(make) for _, make in points)
-    return Growth(stage, axis, tuple(float(size) for size, _ in points), samples)
+    samples = tuple(measured(make) for _, make in points)
+    return Growth(stage, axis, tuple(float(size) for size, _ in points), samples, in_operators(points[0][1]))
 
 
 _FOLDER: list[tempfile.TemporaryDirectory[str]] = []
