@@ -66,7 +66,8 @@ def main() -> None:
         classes=plan.dataset.classes,
     )
     with tempfile.TemporaryDirectory() as folder:
-        view = rehearse(Path(folder), protocol=fedmd, config=config, common=plan.common, data=data, seed=SEED)
+        record = Path(folder) / "record"
+        view = rehearse(record, protocol=fedmd, config=config, common=plan.common, data=data, seed=SEED)
         took(view, knowledge, challenges, members, asked.profile)
 
 
