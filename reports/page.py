@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from functools import cache
@@ -27,6 +28,7 @@ from . import text, verdict
 __all__ = ["render", "write"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_CODE = re.compile("`([^`]+)`")
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
@@ -73,6 +75,7 @@ def _environment() -> jinja2.Environment:
         measure=text.measure,
         sentence=text.sentence,
         spans=text.spans,
+        with_code=_with_code,
     )
     script = (_TEMPLATES / "report.js").read_text("utf-8")
     environment.globals.update(
@@ -95,6 +98,12 @@ def _finalize(value: Any) -> Any:
 def _breakable(value: str) -> Markup:
     """A name, escaped, that may be broken after its underscores and nowhere else in a word."""
     return escape(text.visible(value)).replace("_", Markup("_<wbr>"))
+
+
+def _with_code(value: str) -> Markup:
+    """A text, escaped, with what stands between backticks as code."""
+    parts = _CODE.split(text.visible(value))
+    return Markup().join(Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in enumerate(parts))
 
 
 def _exact(value: float) -> str:

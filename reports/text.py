@@ -106,7 +106,7 @@ def amount(value: float, unit: str = "") -> str:
 def _decimal(value: float, digits: int) -> str:
     """`value` to `digits` decimals, or to two significant digits where those would show a false zero."""
     vanishes = value != 0 and abs(value) < 0.5 * 10.0**-digits
-    text = f"{value:.1e}" if vanishes else f"{value:,.{digits}f}"
+    text = f"{value:.2g}" if vanishes else f"{value:,.{digits}f}"
     return text.replace("-", MINUS)
 
 

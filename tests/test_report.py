@@ -32,6 +32,7 @@ HOSTILE = (
     "{{ 7 * 7 }}{% raw %}{{ cycler.__init__.__globals__ }}",
     "</title></style></svg><script>alert(2)</script>",
     "$\\frac{1}{2}$ javascript:alert(3)",
+    "`<script>alert(4)</script>` `",
     "\u202egnp.exe\u2066\u200b\x00\x1b[31m",
 )
 CLOSED = {"schema", "status", "direction", "truth", "guess", "prior", "goal"}
@@ -214,6 +215,12 @@ def test_free_text_of_every_kind_reaches_the_page() -> None:
     expected = [f"n{k}n" for k in range(len(places))] + ["l0l", "l1l", "c", "o"]
     for mark in expected:
         assert mark + visible(payload) in text, mark
+
+
+def test_what_stands_between_backticks_is_code() -> None:
+    raw = load()
+    raw["run"]["deviations"] = ["as `a<b` says, and a lone ` stays"]
+    assert "<li>as <code>a&lt;b</code> says, and a lone ` stays</li>" in render(raw)
 
 
 def test_names_of_ten_thousand_characters_are_cut_where_they_are_names() -> None:
