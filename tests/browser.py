@@ -96,6 +96,7 @@ def chromium(profile: Path) -> Iterator[Browser]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = selenium.Chrome(options=options, service=Service(driver_path))
     try:
+        driver.get("about:blank")  # or Chromium's own first page may still load while a test listens
         yield Browser(driver)
     finally:
         driver.quit()
