@@ -58,10 +58,15 @@ def squared_l2(simulated: Tensor, target: Tensor) -> Tensor:
     return (simulated - target).square().sum(1)
 
 
-def cosine_distance(simulate: Simulator, x: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """1 − cos∠(simulated, target) of each problem, (R,), in [0, 2]; gradients may vanish, then it is 1."""
-    dot, square = simulate.products(x, y, target)
-    return 1 - dot / (square * target.square().sum(1)).clamp_min(1e-30).sqrt()
+def cosine_distance(dot: Tensor, square: Tensor, target_square: Tensor) -> Tensor:
+    """1 − cos∠(simulated, target) of each problem, (R,), in [0, 2]; gradients may vanish, then it is 1.
+
+    Args:
+        dot: (R,) inner products of what was simulated and the target.
+        square: (R,) squared norms of what was simulated.
+        target_square: (R,) of the target.
+    """
+    return 1 - dot / (square * target_square).clamp_min(1e-30).sqrt()
 
 
 def total_variation(x: Tensor) -> Tensor:
@@ -174,9 +179,10 @@ def _adam(
     best, best_total = x.clone(), x.new_full((len(x),), torch.inf)
     best_distance = best_total.clone()
     drops = [math.ceil(iterations * k / 8) for k in (3, 5, 7)]
+    target_square = target.square().sum(1)
     for i in range(1, iterations + 1):
         v = x.requires_grad_()
-        distance = cosine_distance(simulate, v, y, target)
+        distance = cosine_distance(*simulate.products(v, y, target), target_square)
         total = distance + tv * total_variation(v) if tv else distance
         (g,) = torch.autograd.grad(total.sum(), v)
         x = x.detach()
