@@ -7,34 +7,29 @@ Guarantees:
 
 from __future__ import annotations
 
-import atexit
-import os
-import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
-from fdaudit.cache import BYTES, DIRECTORY
+from fdaudit.attack_pool import attack_pool, dismiss
 from fdaudit.cells import Adversary, Stage
 from fdaudit.plan import AttackPlan, Plan, plan_attack
-from fdaudit.pool import Pool, Workers, standing_pool
+from fdaudit.pool import Pool, Workers
 from fdaudit.result import Cell
 from fdaudit.storage import load_json, save_json
 
 __all__ = ["Desk", "Piece", "Tick", "attack_cells", "note_time", "stand_by"]
 
 Tick = Callable[[str, int, int], None]
-_WORKER = "fdaudit.attack_worker"
-_MOST_IN_COMMON = 1 << 30
-"""Bytes that processes keep for each other where the user names no directory."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +142,8 @@ def stand_by(plan: Plan) -> None:
     workers = _workers(plan, cells, None)
     if isinstance(workers, Pool):
         workers.stand_by()
+    elif plan.execution.device.startswith("cuda"):
+        dismiss()
 
 
 def _outcomes(
@@ -168,16 +165,6 @@ def _outcomes(
         desk.close()
 
 
-@cache
-def _in_common() -> dict[str, str]:
-    """Where processes keep what one of them has computed for all; as long as this process lasts, if none is named."""
-    if os.environ.get(DIRECTORY):
-        return {}
-    folder = tempfile.mkdtemp(prefix="fdaudit-cache-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return {DIRECTORY: folder, BYTES: str(_MOST_IN_COMMON)}
-
-
 def _workers(plan: Plan, cells: int, others: Workers | None) -> Workers | None:
     """Who runs cells besides this process; nobody on an accelerator, nor where there is one cell or one thread."""
     if plan.execution.device.startswith("cuda") or cells < 2:
@@ -188,7 +175,7 @@ def _workers(plan: Plan, cells: int, others: Workers | None) -> Workers | None:
 def _processes(plan: Plan, cells: int) -> Pool | None:
     """Processes of this machine, as many as the run has threads; none for one."""
     size = min(plan.execution.threads, cells)
-    return None if size < 2 else standing_pool(_WORKER, size, _in_common())
+    return None if size < 2 else attack_pool(size)
 
 
 def _by_workers(
@@ -212,11 +199,17 @@ def _by_workers(
                     yield stage.failed(name, attack, told["failed"]), 0.0
 
 
+@lru_cache(maxsize=1)
+def _libraries(modules: int) -> ThreadpoolController:
+    """The libraries that have threads of their own, looked for anew where there are more Python modules than before."""
+    return ThreadpoolController()
+
+
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """PyTorch and the linear algebra under NumPy and SciPy keep to one thread."""
     threads = torch.get_num_threads()
-    with threadpool_limits(limits=1):
+    with _libraries(len(sys.modules)).limit(limits=1):
         torch.set_num_threads(1)
         try:
             yield

@@ -75,6 +75,10 @@ def quickstart(
     as_json: AsJson = False,
 ) -> None:
     """Run five protocols on digits, which ship with scikit-learn; write their reports and a page to compare them."""
+    from fdaudit import attack_pool
+
+    if executor == "local":
+        attack_pool.stand_by()  # they load their libraries while this process loads its own
     from fdaudit import suite
     from fdaudit.storage import load_json
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Literal
 import torch
 
 from fdaudit import heap
+from fdaudit.pool import processors
 
 __all__ = ["Execution"]
 
@@ -79,7 +79,7 @@ class Execution:
             strategy = "stacked" if chosen.startswith("cuda") and not batchnorm else "loop"
         if memory_format == "auto":
             memory_format = "channels_last" if convolutions and strategy == "loop" else "contiguous"
-        threads = threads or min(os.cpu_count() or 1, 8)
+        threads = threads or processors()
         return cls(
             device=chosen,
             threads=threads,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
-from fdaudit.optimizers import moments_of, restore_moments
+from fdaudit.optimizers import adam, moments_of, restore_moments
 
 if TYPE_CHECKING:
     from fdaudit.training import Parameters
@@ -39,7 +39,7 @@ class Optimizer(Config):
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimiser over `parameters`."""
         if self.name == "adam":
-            return torch.optim.Adam(parameters, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
+            return adam(parameters, self.lr, betas=self.betas, weight_decay=self.weight_decay)
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 

@@ -1,14 +1,50 @@
-"""What an optimiser needs to go on where it stopped, as named tensors, and the learning rate along the way."""
+"""Adam in one operation, what an optimiser needs to go on where it stopped, and the learning rate along the way."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["annealed", "moments_of", "restore_moments"]
+__all__ = ["adam", "annealed", "moments_of", "restore_moments"]
+
+
+def adam(
+    parameters: Iterable[Tensor],
+    lr: float,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
+) -> torch.optim.Adam:
+    """Adam (Kingma & Ba 2015), in one operation for all parameters on a CPU, where a dozen for each took longer.
+
+    Args:
+        parameters: all on one device.
+        lr: the step.
+        betas: decay of the moments.
+        weight_decay: of the parameters.
+        decoupled: decay them apart from the gradient (AdamW, Loshchilov & Hutter 2019).
+    """
+    tensors = list(parameters)
+    fused = bool(tensors) and tensors[0].device.type == "cpu"
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    optimizer = kind(tensors, lr=lr, betas=betas, weight_decay=weight_decay, fused=fused or None)
+    if fused:
+        optimizer.register_step_pre_hook(_laid_as_parameters)
+    return optimizer
+
+
+def _laid_as_parameters(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Lays gradients out in memory as their parameters are: the one operation does not look how they lie."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is not None and gradient.stride() != parameter.stride():
+                parameter.grad = torch.empty_like(parameter).copy_(gradient)
 
 
 def annealed(lr: float, final: float | None, step: int, steps: int) -> float:

@@ -24,7 +24,7 @@ from threading import Condition, Lock, Thread
 from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
 
-__all__ = ["Answer", "Pool", "Workers", "leave", "standing_pool"]
+__all__ = ["Answer", "Pool", "Workers", "leave", "processors", "standing_pool"]
 
 _PATIENCE = 10.0
 """Seconds that a process has to end."""
@@ -207,6 +207,11 @@ def standing_pool(module: str, size: int, variables: Mapping[str, str] = Mapping
             _standing[key] = Pool(module, size, variables)
             atexit.register(_standing[key].close)
         return _standing[key]
+
+
+def processors() -> int:
+    """How many threads or processes there are where nobody says how many: one for each processor, at most 8."""
+    return min(os.cpu_count() or 1, 8)
 
 
 def leave(home: str | None) -> NoReturn:

@@ -35,7 +35,7 @@ from fdaudit.guard import Guard, Step, per_sample_gradients
 from fdaudit.jobs import Fit, Fitted, Job, Parameters, draw_batches, finite, parameters_of
 from fdaudit.models import Architecture
 from fdaudit.objectives import loss_function
-from fdaudit.optimizers import annealed, moments_of, restore_moments
+from fdaudit.optimizers import adam, annealed, moments_of, restore_moments
 from fdaudit.parallel import forked_randomness, side_by_side
 
 __all__ = [
@@ -363,7 +363,7 @@ class Trainer:
 
 def _optimizer(tensors: list[Tensor], fit: Fit) -> torch.optim.Optimizer:
     if fit.optimizer == "adam":
-        return torch.optim.Adam(tensors, lr=fit.lr, weight_decay=fit.weight_decay)
+        return adam(tensors, fit.lr, weight_decay=fit.weight_decay)
     return torch.optim.SGD(tensors, lr=fit.lr, momentum=fit.momentum, weight_decay=fit.weight_decay)
 
 

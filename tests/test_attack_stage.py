@@ -79,7 +79,7 @@ class _Dying:
 def test_a_cell_whose_process_ended_has_failed_and_says_so(
     run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attack_stage, "standing_pool", lambda module, size, variables: _Dying())
+    monkeypatch.setattr(attack_stage, "attack_pool", lambda size: _Dying())
     cells = attack_cells(reopen(run.directory), run.directory, again=True)
     asked = {c.id: c for c in cells if c.status != "not-requested"}
     assert {i: c.status == "failed" for i, c in asked.items()} == {
@@ -158,10 +158,10 @@ def test_one_cell_is_run_here(run: fdaudit.Run) -> None:
 def test_one_thread_or_an_accelerator_starts_no_process(
     run: fdaudit.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(module: str, size: int) -> None:
+    def refuse(size: int) -> None:
         raise AssertionError("a process was wanted")
 
-    monkeypatch.setattr(attack_stage, "standing_pool", refuse)
+    monkeypatch.setattr(attack_stage, "attack_pool", refuse)
     made = fdaudit.run({**SPEC, "threads": 1}, tmp_path / "run")
     assert {c["status"] for c in made.result["cells"]} <= {"run", "inconclusive", "not-requested"}
 

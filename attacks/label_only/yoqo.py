@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fdaudit.cache import digest_of, remembered
+from fdaudit.optimizers import adam
 from fdaudit.types import Challenge
 
 from .._shadows import Shadows, shadows
@@ -159,7 +160,7 @@ def craft_queries(
     held = inside.to(device)
     share_in = held / held.sum(0).clamp_min(1)
     share_out = alpha * ~held / (~held).sum(0).clamp_min(1)
-    optimizer = torch.optim.Adam([queries], lr=lr)
+    optimizer = adam([queries], lr)
     for _ in range(iterations):
         optimizer.zero_grad(set_to_none=True)
         for network, a, b in zip(networks, share_in, share_out, strict=True):

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fdaudit.config import Config
 from fdaudit.models.network import seed_from, seeded
+from fdaudit.optimizers import adam
 
 __all__ = ["DecoderConfig", "evidence", "fit_decoder", "sure_of"]
 
@@ -73,7 +74,7 @@ def fit_decoder(
         images: Tensor = mean + network((y - centre) / scale).unflatten(1, shape)
         return images
 
-    optimizer = torch.optim.AdamW(network.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    optimizer = adam(network.parameters(), config.lr, weight_decay=config.weight_decay, decoupled=True)
     for step in range(config.steps):
         batch = torch.randint(len(x), (min(config.batch, len(x)),), generator=generator).to(device)
         loss = F.mse_loss(decode(y[batch]), x[batch])

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fdaudit.cache import computed_once
 from fdaudit.config import Config
 from fdaudit.models.generative import build_discriminator, build_generator
+from fdaudit.optimizers import adam
 
 from .priors import composites
 
@@ -84,8 +85,8 @@ def _fit(
     G.load_state_dict(fresh.generator.state_dict())
     D.load_state_dict(fresh.discriminator.state_dict())
     betas = (0.5, 0.99)
-    of_g = torch.optim.Adam(G.parameters(), lr=config.gan_lr, betas=betas)
-    of_d = torch.optim.Adam(D.parameters(), lr=config.gan_lr / 2, betas=betas)
+    of_g = adam(G.parameters(), config.gan_lr, betas=betas)
+    of_d = adam(D.parameters(), config.gan_lr / 2, betas=betas)
     for _ in range(config.gan_steps):
         real = composites(images, config.batch, config.noise, draws).to(device)
         made = G(torch.randn(config.batch, config.latent, generator=draws).to(device))

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fdaudit.cache import computed_once
 from fdaudit.models.generative import SMALLEST_SIDE
+from fdaudit.optimizers import adam
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
 from .._asked import shared_model
@@ -130,7 +131,7 @@ class GMI:
         labels = torch.arange(classes, device=device).repeat_interleave(config.restarts)
         expected = centre.repeat_interleave(config.restarts, 0)
         z = torch.randn(len(labels), prior.latent, generator=generator).to(device).requires_grad_()
-        optimizer = torch.optim.Adam([z], lr=config.lr)
+        optimizer = adam([z], config.lr)
         for step in range(config.iterations):
             x = prior.generator(z)
             e = torch.randn(x.shape, generator=generator).to(device)

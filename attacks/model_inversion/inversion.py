@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fdaudit.config import Config
+from fdaudit.optimizers import adam
 
 from .priors import total_variation
 
@@ -65,7 +66,7 @@ def invert_classes(
     expected = centre.repeat_interleave(R, 0)
     start = 0.1 * torch.randn(expected.shape, generator=generator)
     x = (expected + start.to(expected)).clamp(0, 1).requires_grad_()
-    optimizer = torch.optim.Adam([x], lr=config.lr)
+    optimizer = adam([x], config.lr)
     repeated = labels.repeat_interleave(K)
 
     def objective() -> Tensor:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fdaudit.config import Config
 from fdaudit.models import architecture
 from fdaudit.models.generative import SMALLEST_SIDE, build_generator
+from fdaudit.optimizers import adam
 from fdaudit.spec import ModelSpec
 
 __all__ = ["SurrogateConfig", "fit_surrogate"]
@@ -65,7 +66,7 @@ def fit_surrogate(
     """
     spec = ModelSpec(name="mlp", params={"widths": [config.width]})
     surrogate = architecture(spec, shape, classes).build(generator).to(device)
-    optimizer = torch.optim.Adam(surrogate.parameters(), lr=config.surrogate_lr)
+    optimizer = adam(surrogate.parameters(), config.surrogate_lr)
     x, p = torch.zeros(0, *shape), torch.zeros(0, classes)
     rounds = min(config.rounds, queries)
     for number in range(rounds):
@@ -97,7 +98,7 @@ def _generated(
     if min(shape[1:]) < SMALLEST_SIDE:
         return torch.rand(n, *shape, generator=generator)
     network = build_generator(generator, _LATENT, _WIDTH, shape).to(device)
-    optimizer = torch.optim.Adam(network.parameters(), lr=config.surrogate_lr)
+    optimizer = adam(network.parameters(), config.surrogate_lr)
 
     def draw(n: int) -> Tensor:
         images: Tensor = network(torch.randn(n, _LATENT, generator=generator).to(device))

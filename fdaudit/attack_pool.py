@@ -1,0 +1,44 @@
+"""The processes of this machine that run attack cells; loaded in no time, so that they can be started first of all."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from functools import cache
+
+from fdaudit.cache import BYTES, DIRECTORY
+from fdaudit.pool import Pool, processors, standing_pool
+
+__all__ = ["attack_pool", "dismiss", "stand_by"]
+
+_WORKER = "fdaudit.attack_worker"
+_MOST_IN_COMMON = 1 << 30
+"""Bytes that processes keep for each other where the user names no directory."""
+
+
+def attack_pool(size: int) -> Pool:
+    """The processes, the same ones whenever as many are asked for; none is started before it is needed."""
+    return standing_pool(_WORKER, size, _in_common())
+
+
+def stand_by() -> None:
+    """Starts the processes that a run of as many threads as usual will ask for; none for one thread."""
+    if processors() > 1:
+        attack_pool(processors()).stand_by()
+
+
+def dismiss() -> None:
+    """Ends them, where it turns out that nobody will ask."""
+    attack_pool(processors()).close()
+
+
+@cache
+def _in_common() -> dict[str, str]:
+    """Where processes keep what one of them has computed for all; as long as this process lasts, if none is named."""
+    if os.environ.get(DIRECTORY):
+        return {}
+    folder = tempfile.mkdtemp(prefix="fdaudit-cache-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {DIRECTORY: folder, BYTES: str(_MOST_IN_COMMON)}
