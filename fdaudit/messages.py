@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -133,25 +134,29 @@ class Message:
         Raises:
             IntegrityError: the line is not the canonical form of a message.
         """
-        try:
-            value = json.loads(line)
-            same = canonical(value) == line
-            _refuse_mistyped(value)
-            told = value["event"]
-            value["tensors"] = {
-                k: TensorInfo(t["dtype"], tuple(t["shape"])) for k, t in value["tensors"].items()
-            }
-            value["receivers"] = tuple(value["receivers"])
-            value["defenses"] = tuple(value["defenses"])
-            value["inputs"] = value["inputs"] if value["inputs"] == ALL else tuple(value["inputs"])
-            value["event"] = None if told is None else event_from_json(told)
-            same &= told is None or canonical(event_to_json(value["event"])) == canonical(told)
-            message = cls(**value)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise IntegrityError([f"line is not a message: {type(error).__name__}: {error}"]) from None
-        if not same:
-            raise IntegrityError(["line is not in canonical form"])
-        return message
+        return _parsed(line)
+
+
+@lru_cache(maxsize=1 << 13)
+def _parsed(line: bytes) -> Message:
+    """The message of a line: each view of a transcript has the same ones parsed."""
+    try:
+        value = json.loads(line)
+        same = canonical(value) == line
+        _refuse_mistyped(value)
+        told = value["event"]
+        value["tensors"] = {k: TensorInfo(t["dtype"], tuple(t["shape"])) for k, t in value["tensors"].items()}
+        value["receivers"] = tuple(value["receivers"])
+        value["defenses"] = tuple(value["defenses"])
+        value["inputs"] = value["inputs"] if value["inputs"] == ALL else tuple(value["inputs"])
+        value["event"] = None if told is None else event_from_json(told)
+        same &= told is None or canonical(event_to_json(value["event"])) == canonical(told)
+        message = Message(**value)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise IntegrityError([f"line is not a message: {type(error).__name__}: {error}"]) from None
+    if not same:
+        raise IntegrityError(["line is not in canonical form"])
+    return message
 
 
 _TYPES: Mapping[str, type] = MappingProxyType(

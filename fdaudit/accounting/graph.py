@@ -69,6 +69,7 @@ class MessageGraph:
         self._held: dict[str, list[int]] = {}
         self._before: list[int] = []
         self._marks: dict[str, list[int]] = {}
+        self._inputs: dict[State, tuple[State, ...]] = {}
         for seq, message in enumerate(self.messages):
             later = [i for i in message.inputs if isinstance(i, int) and not 0 <= i < seq]
             if message.seq != seq or later:
@@ -83,8 +84,13 @@ class MessageGraph:
             for party in {message.sender, *message.receivers}:
                 self._held.setdefault(party, []).append(message.seq)
 
-    def inputs(self, state: State) -> Iterator[State]:
+    def inputs(self, state: State) -> tuple[State, ...]:
         """What a node was computed from."""
+        if state not in self._inputs:  # every victim of every view asks
+            self._inputs[state] = tuple(self._found(state))
+        return self._inputs[state]
+
+    def _found(self, state: State) -> Iterator[State]:
         (what, party, number), only = state
         if what == "held":
             marks = self._marks[party]
@@ -104,8 +110,12 @@ class MessageGraph:
                 node: Node = ("data", message.sender, 0) if source == DATA else ("message", "", int(source))
                 yield node, None
 
-    def split(self, state: State, covers: Collection[str], victim: str) -> tuple[list[State], list[State]]:
+    def split(
+        self, state: State, covers: Collection[str], victim: str
+    ) -> tuple[Sequence[State], Sequence[State]]:
         """A node's inputs: those that an event covers for this victim, and the others."""
+        if not covers:
+            return (), self.inputs(state)
         covered, bare = list[State](), list[State]()
         for below in self.inputs(state):
             (what, _, number), _ = below
@@ -164,14 +174,14 @@ class _Cut:
         self._graph, self._victim, self._guarantees = graph, victim, guarantees
         self._sources: list[State] = [(("message", "", seq), None) for seq in sorted(seen)]
         self._sink: State = (("data", victim, 0), None)
-        self._edges: dict[State, tuple[list[State], list[State]]] = {}
+        self._edges: dict[State, tuple[Sequence[State], Sequence[State]]] = {}
         self._explore()
         bare = {state: uncovered for state, (_, uncovered) in self._edges.items()}
-        free = _reached([self._sink], _reversed(bare))
         opened = _reached(self._sources, bare)
-        self.leak = self._leak(opened & free)
+        self.leak = self._leak(opened)
         if self.leak is not None:
             return
+        free = _reached([self._sink], _reversed(bare))
         both = {state: [*covered, *uncovered] for state, (covered, uncovered) in self._edges.items()}
         self._reaching = _reached([self._sink], _reversed(both))
         gates = [s for s in self._edges if self._stops(s, self._reaching)]
@@ -194,16 +204,16 @@ class _Cut:
                 covered, bare = self._edges[state] = self._split(state)
                 pending += [*covered, *bare]
 
-    def _split(self, state: State) -> tuple[list[State], list[State]]:
+    def _split(self, state: State) -> tuple[Sequence[State], Sequence[State]]:
         """A node's covered and uncovered inputs."""
         (what, _, number), _ = state
         event = self._guarantees.get(number) if what == "message" else None
         covers = () if event is None or isinstance(event, NoGuarantee) else event.covers
         return self._graph.split(state, covers, self._victim)
 
-    def _leak(self, open_to_both: set[State]) -> Leak | None:
-        """The first message, of those that nothing stands before or behind, that is computed from the data itself."""
-        through = [_seq(s) for s in open_to_both if s[0][0] == "message" and self._sink in self._edges[s][1]]
+    def _leak(self, opened: set[State]) -> Leak | None:
+        """The first message, of those that nothing stands before, that nothing keeps from the data itself."""
+        through = [_seq(s) for s in opened if s[0][0] == "message" and self._sink in self._edges[s][1]]
         if not through:
             return None
         event = self._guarantees.get(min(through))
