@@ -12,7 +12,6 @@ from pathlib import Path
 from unittest import mock
 
 from fdaudit.reports import figures
-from markupsafe import Markup
 
 import fdaudit
 
@@ -27,11 +26,14 @@ def main() -> None:
         run = fdaudit.load(directory)
         cells = sum(c["status"] == "run" for c in run.result["cells"])
         out = directory / "report" / "benchmark.html"
+        for kept in (figures._forest, figures._roc, figures._shares):
+            kept.cache_clear()
         start = time.perf_counter()
         fdaudit.report(run, out)
         whole = time.perf_counter() - start
         size = out.stat().st_size / 1e6
-        with mock.patch.object(figures, "inline_svg", return_value=Markup("")):
+        # What is drawn is kept: only what is in no other report would be drawn again.
+        with mock.patch.object(figures, "_svg", return_value='<svg viewBox="0 0 1 1"></svg>'):
             start = time.perf_counter()
             fdaudit.report(run, out)
             bare = time.perf_counter() - start
