@@ -1,8 +1,10 @@
-"""What the rules in `Execution.resolve` rest on: loop against stacked, channels_last against contiguous.
+"""What the rules of execution rest on: loop against stacked, channels_last against contiguous, parts against batches.
 
 Ten clients of one architecture take a few local steps of SGD; ratios of seconds, both sides in the same run. On
 a CPU also: clients side by side with a thread each against one after the other with all threads inside every
-operation. `holds` says that the way the rules choose is not slower than the other, within the interval.
+operation; and ten steps of one client, and predictions, whose batches are worked through in parts (`fdaudit.copies`)
+against the same batches at once. `holds` says that the way the rules choose is not slower than the other, within the
+interval.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
+from unittest.mock import patch
 
 import torch
 from _pairs import HEADS, Pairs, compare, table
 
+from fdaudit import copies
 from fdaudit.execution import Execution
 from fdaudit.models import architecture
 from fdaudit.rng import child
@@ -22,6 +26,14 @@ from fdaudit.training import Fit, Job, Trainer, draw_batches, parameters_of
 
 SHAPE, CLASSES, CLIENTS, STEPS, BATCH = (1, 28, 28), 10, 10, 3, 64
 MODELS = ("cnn-5-5", "mlp-1024-1024")
+
+LARGE, WHOLE = 512, 1e12
+LARGE_IMAGES = (
+    ("cnn-5-5", SHAPE),
+    ("cnn-5-3", (3, 32, 32)),
+    ("cnn-strided", SHAPE),
+    ("lenet-dlg", (3, 32, 32)),
+)
 
 
 def fitting(
@@ -58,6 +70,24 @@ def fitting(
     def run() -> None:
         torch.set_num_threads(inside)
         trainer.fit(jobs, Fit(lr=0.05))  # ends by reading the losses, so a GPU's work is done too
+
+    return run
+
+
+def in_parts(
+    model: str, shape: tuple[int, int, int], predicting: bool, pixels: float
+) -> Callable[[], object]:
+    """Takes a step of a large batch, or predicts for it, so many pixels at a time."""
+    network = architecture(ModelSpec(name=model), shape, CLASSES)
+    trainer = Trainer(network, Execution.resolve(device="cpu", threads=1, convolutions=True, batchnorm=False))
+    start, x = parameters_of(network.build(child(1, "start"))), torch.rand(LARGE, *shape)
+    y, batches = torch.arange(LARGE) % CLASSES, [torch.arange(LARGE)] * 10
+    job = Job(party="client/0", parameters=start, x=x, targets=y, batches=batches)
+
+    def run() -> None:
+        torch.set_num_threads(1)
+        with patch("fdaudit.copies._PIXELS", pixels):
+            trainer.predict(start, x) if predicting else trainer.fit([job], Fit(lr=0.05))
 
     return run
 
@@ -101,6 +131,12 @@ def main() -> None:
             rows.append(
                 row(f"{model}: one thread / {ruled.threads} inside", found, "A" if ruled.inside == 1 else "B")
             )
+    for model, shape in LARGE_IMAGES if ruled.device == "cpu" else ():
+        size = f"{shape[1]}x{shape[2]}"
+        for what, predicting in (("steps", False), ("predictions", True)):
+            ways = [in_parts(model, shape, predicting, pixels) for pixels in (copies._PIXELS, WHOLE)]
+            found = compare(*ways, pairs=options.pairs)
+            rows.append(row(f"{model}, {size}: {what} for {LARGE} in parts / at once", found, "A"))
     print(
         f"{CLIENTS} clients x {STEPS} steps of {BATCH} on {ruled.device}; one thread unless a line says more"
     )

@@ -15,7 +15,7 @@ from fdaudit.pool import processors
 
 __all__ = ["Execution"]
 
-_WORTH_THREADS = 1e6
+_WORTH_THREADS = 8e5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Execution:
         `loop` on a CPU (grouped convolutions make stacked CNN clients about twice as slow there) and wherever
         BatchNorm keeps running statistics. Memory format: `channels_last` for convolutions under `loop`, which
         takes a third off small CNNs' time. Inside operations: all threads where `work`, the floating-point operations
-        of a forward pass for one image of the largest network, is a million or more; below it threads wait for each
+        of a forward pass for one image of the largest network, is 800,000 or more; below it threads wait for each
         other longer than they work. `benchmarks/training_strategy.py` measures all three again. Precision: float32,
         since nobody has measured what bfloat16 costs in accuracy. What cannot be compiled here is not, with a warning.
         """

@@ -10,7 +10,8 @@ A `Fleet`, where there is one, takes groups of a loop's jobs to other machines (
 guard stay, and so do those of networks with dropout, which take turns here on all threads.
 
 Guarantees:
-  * both strategies compute the same steps; they agree to float tolerance;
+  * both strategies compute the same steps, whole batches or their parts one after another; they agree to float
+    tolerance;
   * jobs fitted side by side, here or in a fleet, end bit for bit as one after the other on one thread;
   * no global random state is read or left changed; dropout draws from the job's own seed;
   * a loss that is NaN or infinite stops the run and names the party, the step and the value;
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from fdaudit.copies import Copy, Traits
 from fdaudit.execution import Execution
 from fdaudit.fleet import Fleet, groups_of, may_leave
 from fdaudit.guard import Guard, Step, per_sample_gradients
@@ -53,6 +55,7 @@ _PREDICT_BATCH = 1024
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
+_Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Buildable(Protocol):
@@ -61,23 +64,6 @@ class Buildable(Protocol):
     def build(self, generator: torch.Generator) -> nn.Module:
         """A network with initial weights drawn from `generator`."""
         ...
-
-
-class _Copy:
-    """A network of its own for whoever trains with it, and its floating-point parameters and buffers by name."""
-
-    def __init__(self, module: nn.Module, compiled: bool = False) -> None:
-        self.module = module
-        self.forward: Callable[[Tensor], Tensor] = torch.compile(module) if compiled else module
-        self.named = {n: t for n, t in module.state_dict(keep_vars=True).items() if t.is_floating_point()}
-
-    def load(self, parameters: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, tensor in self.named.items():
-                tensor.copy_(parameters[name])
-
-    def unload(self) -> Parameters:
-        return {n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in self.named.items()}
 
 
 class Trainer:
@@ -97,18 +83,13 @@ class Trainer:
             torch.channels_last if execution.memory_format == "channels_last" else torch.contiguous_format
         )
         self._architecture = architecture
-        self._mixed, self._compiled = execution.precision == "bfloat16", False
+        self._mixed = execution.precision == "bfloat16"
         self._copies = [self._build()]
         self._module, self._named = self._copies[0].module, self._copies[0].named
         self._trainable = frozenset(n for n, p in self._module.named_parameters() if p.requires_grad)
-        self._random = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in self._module.modules())
-        if execution.compile and not self._random:  # what is compiled draws otherwise
-            self._compiled, self._copies = True, [_Copy(self._module, compiled=True)]
-        # vmap can neither lend each model a seed of its own nor update statistics in place.
-        self._stackable = not self._random and not any(
-            isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
-            for m in self._module.modules()
-        )
+        self._traits = Traits.of(self._module, execution)
+        if self._traits.compiled:
+            self._copies = [Copy(self._module, compiled=True)]
 
     @property
     def trainable(self) -> frozenset[str]:
@@ -124,7 +105,7 @@ class Trainer:
             TrainingDivergedError: a loss became NaN or infinite.
         """
         bare = all(job.moments is None and job.guard is None for job in jobs)
-        alike = bare and _same_shapes(jobs) and self._stackable
+        alike = bare and _same_shapes(jobs) and self._traits.stackable
         if self.execution.strategy == "stacked" and len(jobs) > 1 and alike:
             return finite(jobs, self._fit_stacked(jobs, fit))
         return finite(jobs, self._elsewhere(jobs, fit) or self.fit_each(jobs, fit))
@@ -138,7 +119,7 @@ class Trainer:
         fleet, network = self._fleet, self._architecture
         if fleet is None or not isinstance(network, Architecture):
             return None
-        plain = not (self._random or self._compiled or self._mixed)
+        plain = not (self._traits.random or self._traits.compiled or self._mixed)
         if not plain or self.device.type != "cpu" or not may_leave(jobs):
             return None
         groups = groups_of(jobs, fleet.size)
@@ -151,7 +132,7 @@ class Trainer:
         }
         return [by_number[n] for n in range(len(jobs))]
 
-    def _fit_one(self, copy: _Copy, job: Job, fit: Fit) -> Fitted:
+    def _fit_one(self, copy: Copy, job: Job, fit: Fit) -> Fitted:
         if job.guard is not None:
             return self._fit_guarded(copy, job, job.guard, fit)
         copy.load(job.parameters)
@@ -165,19 +146,31 @@ class Trainer:
         losses = []
         with self.randomness(job.seed):
             for step, batch in enumerate(job.batches):
-                logits = self._logits(copy.forward, self._images(_rows(x, batch)))
-                loss = loss_of(logits, _rows(targets, batch))
-                losses.append(loss.detach())
+                near = None
                 if anchor is not None:
-                    loss = loss + fit.mu / 2 * _distance({n: copy.named[n] for n in anchor}, anchor)
+                    near = fit.mu / 2 * _distance({n: copy.named[n] for n in anchor}, anchor)
                 optimizer.zero_grad(set_to_none=True)
-                loss.backward()
+                losses.append(self._backward(copy, x, targets, batch, loss_of, near))
                 _set_rate(optimizer, fit, step, len(job.batches))
                 optimizer.step()
         kept = {} if job.moments is None else moments_of(optimizer, free)
         return Fitted(copy.unload(), _table(losses), kept, job.batches)
 
-    def _fit_guarded(self, copy: _Copy, job: Job, guard: Guard, fit: Fit) -> Fitted:
+    def _backward(
+        self, copy: Copy, x: Tensor, targets: Tensor, batch: Tensor, loss_of: _Loss, near: Tensor | None
+    ) -> Tensor:
+        """Adds the gradient of a batch's mean loss, and of `near`, to the parameters' own; gives the mean loss."""
+        parts, told = batch.chunk(self._traits.parts(len(batch), x)), list[Tensor]()
+        for part in parts:
+            loss = loss_of(self._logits(copy.forward, self._images(_rows(x, part))), _rows(targets, part))
+            if len(parts) > 1:  # every objective is a mean over records
+                loss = loss * (len(part) / len(batch))
+            told.append(loss.detach())
+            (loss if near is None else loss + near).backward()
+            near = None
+        return torch.stack(told).sum() if len(parts) > 1 else told[0]
+
+    def _fit_guarded(self, copy: Copy, job: Job, guard: Guard, fit: Fit) -> Fitted:
         """The same steps along noisy gradients; FedProx's term, decay and momentum know nothing of the records."""
         copy.load(job.parameters)
         free = self._free(copy)
@@ -195,7 +188,7 @@ class Trainer:
         kept = {} if job.moments is None else moments_of(optimizer, free)
         return Fitted(copy.unload(), _table([s.loss for s in steps]), kept, [s.batch for s in steps])
 
-    def _guarded_steps(self, copy: _Copy, job: Job, guard: Guard, fit: Fit) -> Iterator[Step]:
+    def _guarded_steps(self, copy: Copy, job: Job, guard: Guard, fit: Fit) -> Iterator[Step]:
         """The guard's steps, each from the parameters as they stand when it is asked for."""
         copy.module.train()
         mean_of = loss_function(fit.objective, fit.temperature)
@@ -258,7 +251,7 @@ class Trainer:
         """
         return finite(jobs, self._by_themselves(lambda copy, job: self._gradient(copy, job, fit), jobs))
 
-    def _gradient(self, copy: _Copy, job: Job, fit: Fit) -> Fitted:
+    def _gradient(self, copy: Copy, job: Job, fit: Fit) -> Fitted:
         copy.load(job.parameters)
         if job.guard is not None:
             (step,) = self._guarded_steps(copy, job, replace(job.guard, steps=1), fit)
@@ -273,7 +266,7 @@ class Trainer:
         gradient = {n: g.contiguous() for n, g in zip(free, values, strict=True)}
         return Fitted(gradient, loss.detach().reshape(1).cpu(), batches=[batch])
 
-    def _by_themselves(self, work: Callable[[_Copy, Job], Fitted], jobs: Sequence[Job]) -> list[Fitted]:
+    def _by_themselves(self, work: Callable[[Copy, Job], Fitted], jobs: Sequence[Job]) -> list[Fitted]:
         """Every job on its own; on a CPU as many at a time as there are threads."""
         workers = self._workers(len(jobs))
         if workers <= 1:
@@ -288,7 +281,8 @@ class Trainer:
         """Logits (n, C) of one model for samples (n, c, h, w), on the CPU."""
         self._copies[0].load(parameters)
         self._module.eval()
-        return torch.cat([self._module(self._images(part)).cpu() for part in x.split(_PREDICT_BATCH)])
+        size = int(min(_PREDICT_BATCH, self._traits.at_once(x)))
+        return torch.cat([self._module(self._images(part)).cpu() for part in x.split(size)])
 
     # -- lending --------------------------------------------------------------------------------------------
 
@@ -316,7 +310,7 @@ class Trainer:
     @contextmanager
     def randomness(self, seed: int) -> Iterator[None]:
         """Dropout can only draw from the global generator: lends it this seed, then puts it back."""
-        if not self._random:
+        if not self._traits.random:
             yield
             return
         devices = [self.device] if self.device.type == "cuda" else []
@@ -332,12 +326,12 @@ class Trainer:
 
     def _workers(self, pieces: int) -> int:
         # Dropout draws from the one global generator, and compilers are no friends of threads: such work takes turns.
-        alone = self._random or self._compiled or self.device.type != "cpu"
+        alone = self._traits.random or self._traits.compiled or self.device.type != "cpu"
         return 1 if alone else min(self.execution.threads, pieces)
 
-    def _build(self) -> _Copy:
+    def _build(self) -> Copy:
         built = self._architecture.build(torch.Generator().manual_seed(0))
-        return _Copy(built.to(self.device).to(memory_format=self._format))
+        return Copy(built.to(self.device).to(memory_format=self._format))
 
     def _logits(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """What a network says of images on the device, (n, c, h, w), while it is trained; float32."""
@@ -350,7 +344,7 @@ class Trainer:
         x = x.to(self.device)
         return x.contiguous(memory_format=self._format) if x.dim() == 4 else x
 
-    def _free(self, copy: _Copy) -> dict[str, Tensor]:
+    def _free(self, copy: Copy) -> dict[str, Tensor]:
         return {n: t for n, t in copy.named.items() if n in self._trainable}
 
     def _anchor(self, job: Job, fit: Fit) -> Parameters | None:

@@ -31,6 +31,7 @@ CORE = (  # level 1, lower ones first: the vocabulary, and what stands further u
     "objectives",
     "guard",
     "jobs",
+    "copies",
     "fleet",
     "training",
     "trainers",

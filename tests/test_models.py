@@ -5,9 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
@@ -81,15 +85,15 @@ def test_parameter_counts_are_those_worked_out_by_hand(name, shape, classes, cou
     [
         (
             "cnn-5-5",
-            "Conv(10, 5, 0) ReLU Pool(2) Conv(20, 5, 0) ReLU Pool(2) Flatten Linear(50) ReLU Linear(10)",
+            "Conv(10, 5, 0) Pool(2) ReLU Conv(20, 5, 0) Pool(2) ReLU Flatten Linear(50) ReLU Linear(10)",
         ),
         (
             "cnn-3-3",
-            "Conv(10, 3, 1) ReLU Pool(2) Conv(20, 3, 1) ReLU Pool(2) Flatten Linear(128) ReLU Linear(10)",
+            "Conv(10, 3, 1) Pool(2) ReLU Conv(20, 3, 1) Pool(2) ReLU Flatten Linear(128) ReLU Linear(10)",
         ),
         (
             "cnn-5-3",
-            "Conv(10, 5, 0) ReLU Pool(2) Conv(20, 3, 1) ReLU Pool(2) Flatten Linear(64) ReLU Linear(10)",
+            "Conv(10, 5, 0) Pool(2) ReLU Conv(20, 3, 1) Pool(2) ReLU Flatten Linear(64) ReLU Linear(10)",
         ),
         (
             "mlp-1024-512-256",
@@ -99,6 +103,8 @@ def test_parameter_counts_are_those_worked_out_by_hand(name, shape, classes, cou
     ],
 )
 def test_layers_are_the_tables(name, layers):
+    """But for ReLU, which the tables name before the pooling."""
+
     def shown(module):
         if isinstance(module, nn.Conv2d):
             return f"Conv({module.out_channels}, {module.kernel_size[0]}, {module.padding[0]})"
@@ -120,6 +126,19 @@ def test_a_cnn_computes_what_its_formula_says():
     expected = (h @ w3.T + b3).clamp(min=0) @ w4.T + b4
     torch.testing.assert_close(model(x), expected)
     assert model.features(x).shape == (3, 320)
+
+
+@given(x=arrays(np.float32, (2, 3, 4, 6), elements=st.sampled_from([-2.0, -1.0, 0.0, 1.0, 2.0])))
+def test_pooling_before_relu_is_pooling_after_it_bit_for_bit(x):
+    """Ties and zeros included; so are the gradients, whatever comes back from above."""
+    above = torch.randn(2, 3, 2, 3, generator=child(0, "above"))
+    outputs, gradients = [], []
+    for layers in ([nn.ReLU(), nn.MaxPool2d(2)], [nn.MaxPool2d(2), nn.ReLU()]):
+        images = torch.from_numpy(x).requires_grad_()
+        outputs.append(nn.Sequential(*layers)(images))
+        gradients += torch.autograd.grad(outputs[-1], images, above)
+    assert torch.equal(*outputs)
+    assert torch.equal(*gradients)
 
 
 def test_dlgs_lenet_has_its_authors_layers_and_initial_weights():

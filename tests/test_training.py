@@ -231,6 +231,33 @@ def test_channels_last_agrees_with_contiguous():
         assert all(t.is_contiguous() for t in b.parameters.values())
 
 
+def part_sizes(monkeypatch, network, work, fit, memory_format="channels_last"):
+    """What is fitted where two images and a half fill a processor's caches, and the sizes of the forward passes."""
+    monkeypatch.setattr("fdaudit.copies._PIXELS", 2.5 * 64)
+    trainer, sizes = Trainer(network, execution(memory_format=memory_format)), []
+    trainer._module.register_forward_hook(lambda module, given, logits: sizes.append(len(logits)))
+    return trainer.fit(work, fit), sizes
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_a_large_batch_in_parts_makes_the_step_of_the_whole(monkeypatch, name):
+    network, fit = NETWORKS["cnn"], FITS[name]
+    (job,) = jobs(network, count=1, objective=fit.objective)
+    (fitted,), sizes = part_sizes(monkeypatch, network, [job], fit)
+    assert sizes == [3, 2] * STEPS
+    parameters, losses = plain(network, job, fit)
+    close(fitted.parameters, parameters)
+    torch.testing.assert_close(fitted.losses, losses, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "memory_format"), [("norm", "channels_last"), ("mlp", "channels_last"), ("cnn", "contiguous")]
+)
+def test_a_batch_stays_whole_where_it_must_or_is_quicker_so(monkeypatch, model, memory_format):
+    work = jobs(NETWORKS[model], count=1)
+    assert part_sizes(monkeypatch, NETWORKS[model], work, FITS["sgd"], memory_format)[1] == [5] * STEPS
+
+
 @pytest.mark.parametrize("strategy", ["loop", "stacked"])
 def test_mixed_precision_takes_about_the_same_steps_and_keeps_float32(strategy):
     network, fit = NETWORKS["cnn"], FITS["momentum"]
@@ -333,13 +360,14 @@ def test_a_gradient_step_is_what_sgd_does():
     close(fitted.parameters, {n: p - 0.2 * gradient.parameters[n] for n, p in job.parameters.items()})
 
 
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("model", NETWORKS)
-def test_predictions_are_the_modules_own_in_evaluation_mode_in_any_number(model):
+def test_predictions_are_the_modules_own_in_evaluation_mode_in_any_number(model, memory_format):
     network = NETWORKS[model]
     weights = parameters_of(network.build(child(7, "w")))
     module = network.build(child(0, "p")).eval()
     module.load_state_dict(weights, strict=False)
-    trainer = Trainer(network, execution())
+    trainer = Trainer(network, execution(memory_format=memory_format))
     trainer.fit(jobs(network, 1), Fit(lr=0.1))  # training mode and other weights must not stay behind
     x = torch.rand(1030, *SHAPE, generator=child(8, "x"))
     found = trainer.predict(weights, x)

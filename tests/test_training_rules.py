@@ -102,7 +102,7 @@ def test_threads_are_the_processors_at_most_eight_unless_given(monkeypatch, core
 
 
 @pytest.mark.parametrize(
-    ("work", "inside"), [(999_999, 1), (1_000_000, 4)], ids=["small network", "large network"]
+    ("work", "inside"), [(799_999, 1), (800_000, 4)], ids=["small network", "large network"]
 )
 def test_threads_are_inside_operations_where_a_network_is_worth_them(monkeypatch, work, inside):
     found = Execution.resolve(threads=4, device="cpu", convolutions=True, batchnorm=False, work=work)
