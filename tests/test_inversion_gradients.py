@@ -107,20 +107,34 @@ def test_folded_convolutions_of_any_shape(
     torch.testing.assert_close(folded.detach(), loop.detach())
 
 
-def test_convolutions_too_large_to_unfold_at_once_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_convolutions_too_large_to_unfold_give_the_same(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """The gradients, their products with a target, and the derivatives of these in the images."""
     module, x, y = _case("strided", 3, 2)
-    small = GradientMap(module, tensors(module), "folded")(x, y)
-    monkeypatch.setattr("fdaudit.attacks.gradient_inversion.folded._PATCH_VALUES", 0)
-    torch.testing.assert_close(GradientMap(module, tensors(module), "folded")(x, y), small)
+    module, x = module.to(dtype), x.to(dtype).requires_grad_()
+    found = []
+    for limit in (1 << 30, 0):
+        monkeypatch.setattr("fdaudit.attacks.gradient_inversion.folded._PATCH_VALUES", limit)
+        simulate = GradientMap(module, tensors(module), "folded")
+        v = simulate(x, y)
+        dot, square = simulate.products(x, y, v.detach().flip(0))
+        derived = (torch.autograd.grad(t.cos().sum(), x, retain_graph=True)[0] for t in (v, dot, square))
+        found.append((v, dot, square, *derived))
+    for small, large in zip(*found, strict=True):
+        torch.testing.assert_close(small, large)
 
 
 def test_the_rule_depends_on_shapes_and_layers_alone() -> None:
     g = torch.Generator().manual_seed(0)
     small, normed = dlg_lenet(16, g), nn.Sequential(nn.GroupNorm(1, 1), nn.Flatten(), nn.Linear(256, 10))
     assert unfolded_values(small, (1, 16, 16)) == 25 * 64 + 300 * 16 + 300 * 16 + 192
-    assert choose_strategy(small, 1, 1, (1, 16, 16)) == "loop"
+    assert choose_strategy(small, 1, 8, (1, 16, 16)) == "folded"
+    assert choose_strategy(small, 1, 9, (1, 16, 16)) == "loop"
     assert choose_strategy(small, 2, 1, (1, 16, 16)) == "folded"
-    assert choose_strategy(small, 8, 100, (1, 16, 16)) == "vmap"
+    assert choose_strategy(small, 8, 100, (1, 16, 16)) == "folded"
+    assert choose_strategy(small, 8, 400, (1, 16, 16)) == "loop"
     assert choose_strategy(normed, 4, 1, (1, 16, 16)) == "vmap"
     assert choose_strategy(normed, 3, 1, (1, 16, 16)) == "loop"
 

@@ -145,7 +145,7 @@ def _until(condition: Any, seconds: float = 120) -> None:
 def test_killed_in_the_middle_it_leaves_no_process_and_goes_on_to_the_same_results(tmp_path: Path) -> None:
     made = grid(defences=[], epsilon=["inf"], seeds=[1, 2])
     made["protocols"] = made["protocols"][:1]
-    made["protocols"][0]["params"]["rounds"] = 25
+    made["protocols"][0]["params"]["rounds"] = 75
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(made))
     out = tmp_path / "out"
     command = [sys.executable, "-m", "fdaudit", "sweep", str(tmp_path / "grid.yaml"), "--out", str(out)]

@@ -32,8 +32,11 @@ __all__ = [
     "total_variation",
 ]
 
-_CHUNK = 1 << 15
-"""Image values (pixels by channels) evaluated at once: beyond about this, caches overflow and nothing is won."""
+_CHUNK = 1 << 17
+"""Image values (pixels by channels) evaluated at once: beyond about this little is won, and memory spent."""
+
+_CHUNK_GRADIENTS = 1 << 25
+"""Values of gradients at once, which bounds memory for large networks."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,7 +104,7 @@ def match_lbfgs(
     optimise_labels = y.dim() == 3
     start = torch.cat([x.flatten(1), y.flatten(1)], 1) if optimise_labels else x.flatten(1)
     scale = target.square().sum(1).clamp_min(1e-30)
-    size = max(1, _CHUNK // split)
+    size = _at_once(split, target)
 
     def objective(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         values, gradients = [], []
@@ -150,7 +153,7 @@ def match_adam(
         tv: weight of the total variation.
         signed: replace the gradient by its sign.
     """
-    size = max(1, _CHUNK // x[0].numel())
+    size = _at_once(x[0].numel(), target)
     parts = [
         _adam(simulate, target[part], x[part], y[part], iterations, lr, tv, signed)
         for part in _chunks(len(x), size)
@@ -196,6 +199,11 @@ def _adam(
         step = lr * 0.1 ** sum(i > d for d in drops) / (1 - 0.9**i)
         x = (x - step * first / ((second / (1 - 0.999**i)).sqrt() + 1e-8)).clamp_(0, 1)
     return best, best_distance
+
+
+def _at_once(values: int, target: Tensor) -> int:
+    """How many problems advance together, of so many image values each, for gradients like `target` (R, P)."""
+    return max(1, min(_CHUNK // values, _CHUNK_GRADIENTS // target.shape[1]))
 
 
 def best_of(matched: Matched, restarts: int) -> Matched:

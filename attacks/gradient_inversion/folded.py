@@ -2,7 +2,8 @@
 
 Under `vmap` a convolution's per-batch weight gradients become grouped convolutions, and every layer pays for
 R sets of weights. Here all images pass through the one set of weights there is, and the per-batch weight
-gradients are formed from each layer's input and from the loss's derivative at its output.
+gradients are formed from each layer's input and from the loss's derivative at its output: small convolutions by
+products of matrices, over their input patches, larger ones as in `convolutions`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from torch.func import functional_call
 
 from fdaudit.errors import UsageError
 
+from .convolutions import Geometry, shared_convolution, weight_gradients, weight_products
+
 __all__ = ["Folded", "foldable"]
 
-_PATCH_VALUES = 400_000
-"""Input patches of more values than this leave the caches; then PyTorch's own convolution is faster forward."""
+_PATCH_VALUES = 150_000
+"""Input patches of more values than this take longer to write than PyTorch's convolutions to set out."""
 
 
 def foldable(module: nn.Module) -> bool:
@@ -164,6 +167,8 @@ class _RecordingLinear(_Recorder):
         T = target.view(R, s.shape[2], -1)
         # One T for all (restarts of one message) is one product of matrices, not R.
         aT = F.linear(a, T[0]) if target.stride(0) == 0 else torch.bmm(a, T.mT)
+        if s.shape[1] == 1:
+            return (s * aT).sum((1, 2)), s.square().sum((1, 2)) * a.square().sum((1, 2))
         gram = torch.bmm(s, s.mT) * torch.bmm(a, a.mT)
         return (s * aT).sum((1, 2)), gram.sum((1, 2))
 
@@ -174,33 +179,38 @@ class _RecordingLinear(_Recorder):
 class _RecordingConv(_Recorder):
     def __init__(self, layer: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        self._kernel, self._dilation = layer.kernel_size, layer.dilation
+        self._kernel = layer.kernel_size
         # `foldable` has refused padding given by name.
-        self._padding = (int(layer.padding[0]), int(layer.padding[1]))
-        self._stride = layer.stride
+        stride, padding, dilation = (
+            (int(v[0]), int(v[1])) for v in (layer.stride, layer.padding, layer.dilation)
+        )
+        self._geometry = Geometry(stride, padding, dilation)
 
     def forward(self, a: Tensor) -> Tensor:
-        sizes = zip(a.shape[2:], self._kernel, self._dilation, self._padding, self._stride, strict=True)
+        stride, padding, dilation = self._geometry
+        sizes = zip(a.shape[2:], self._kernel, dilation, padding, stride, strict=True)
         out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, d, p, s in sizes]
         if len(a) * self.weight[0].numel() * out[0] * out[1] > _PATCH_VALUES:
-            z = F.conv2d(a, self.weight, self.bias, self._stride, self._padding, self._dilation)
+            z = shared_convolution(a, self.weight, self.bias, self._geometry)
             self.keep(a, z)
             return z
-        patches = self._unfold(a)
+        patches = F.unfold(a, self._kernel, dilation, padding, stride)  # (N, K, P)
         z = self.weight.flatten(1) @ patches
         if self.bias is not None:
             z = z + self.bias[:, None]
         self.keep(patches, z)
         return z.view(len(a), -1, *out)
 
-    def _unfold(self, a: Tensor) -> Tensor:
-        """Input patches (N, K, P) of images (N, c, h, w)."""
-        return F.unfold(a, self._kernel, self._dilation, self._padding, self._stride)
-
     def weight_gradient(self, a: Tensor, signal: Tensor, R: int) -> Tensor:
-        patches = a if a.dim() == 3 else self._unfold(a)
-        each = torch.bmm(signal.flatten(2), patches.mT)  # (R*B, O, K)
+        if a.dim() == 4:
+            return weight_gradients(a, signal, R, self.weight.shape, self._geometry)
+        each = torch.bmm(signal.flatten(2), a.mT)  # (R*B, O, K)
         return (each.view(R, -1, *each.shape[1:]).sum(1) if len(each) > R else each).flatten(1)
+
+    def weight_products(self, a: Tensor, signal: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        if a.dim() == 4:
+            return weight_products(a, signal, target, self.weight.shape, self._geometry)
+        return super().weight_products(a, signal, target)
 
     def bias_gradient(self, signal: Tensor, R: int) -> Tensor:
         return signal.flatten(2).sum(2).view(R, -1, signal.shape[1]).sum(1)

@@ -39,7 +39,7 @@ __all__ = [
 Strategy = Literal["loop", "vmap", "folded"]
 """How R gradients are computed: one at a time, under `torch.func.vmap`, or folded into one large batch."""
 
-_FOLDED_VALUES = 100_000
+_FOLDED_VALUES = {"one": 100_000, "several": 4_000_000}
 _VMAP_BATCHES = 4
 
 
@@ -93,10 +93,10 @@ def unfolded_values(module: nn.Module, shape: Sequence[int]) -> int:
 
 
 def choose_strategy(module: nn.Module, batches: int, images: int, shape: Sequence[int]) -> Strategy:
-    """The fixed rule: one batch by plain autograd; several folded where that fits the caches, else `vmap`.
+    """The fixed rule: folded, but where few batches are so large that plain autograd has full caches anyway.
 
-    Measured on CPU cores: folding pays while a batch's unfolded inputs stay below about 100,000 values;
-    `vmap`, whose per-batch weight gradients are grouped convolutions, pays from about four batches on.
+    Measured on CPU cores: folding one batch pays while its unfolded inputs stay below about 100,000 values, of several
+    while each one's stay below 4 million. `vmap`, for networks that cannot be folded, pays from about four batches on.
 
     Args:
         module: the network.
@@ -104,10 +104,9 @@ def choose_strategy(module: nn.Module, batches: int, images: int, shape: Sequenc
         images: B, images behind each.
         shape: (c, h, w) of an image.
     """
-    if batches == 1:
-        return "loop"
-    if foldable(module) and images * unfolded_values(module, shape) <= _FOLDED_VALUES:
-        return "folded"
+    most = _FOLDED_VALUES["one" if batches == 1 else "several"]
+    if foldable(module):
+        return "folded" if images * unfolded_values(module, shape) <= most else "loop"
     return "vmap" if batches >= _VMAP_BATCHES else "loop"
 
 
