@@ -169,6 +169,41 @@ def test_a_layer_called_twice_is_refused_when_folded() -> None:
         GradientMap(module, tensors(module), "folded")(torch.rand(2, 1, 1, 4, 4), torch.zeros(2, 1).long())
 
 
+class _LeavesOut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(16, 5), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.used(x.flatten(1))
+        return out
+
+
+class _Overwrites(_LeavesOut):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x.flatten(1)).add(self.spare(x.flatten(1)).relu_())
+
+
+@pytest.mark.parametrize("network", [_CallsTwice, _LeavesOut, _Overwrites])
+@pytest.mark.parametrize("R", [1, 2, 4])
+def test_unless_asked_for_what_cannot_be_recorded_is_not_folded(network: type[nn.Module], R: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    module = network()
+    init_uniform(module, g)
+    x, y = torch.rand(R, 2, 1, 4, 4, generator=g), torch.randint(0, 5, (R, 2), generator=g)
+    with pytest.raises(UsageError):
+        GradientMap(module, tensors(module), "folded")(x, y)
+    found = GradientMap(module, tensors(module))(x, y)
+    for r in range(R):
+        loss = F.cross_entropy(module(x[r]), y[r])
+        expected = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True)
+        flat = [
+            torch.zeros(p.numel()) if t is None else t.flatten()
+            for t, p in zip(expected, module.parameters(), strict=True)
+        ]
+        torch.testing.assert_close(found[r], torch.cat(flat))
+
+
 def test_refuses_batchnorm_tied_weights_and_parameters_of_another_network() -> None:
     normed = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))
     with pytest.raises(UsageError, match="BatchNorm"):

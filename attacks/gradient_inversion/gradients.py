@@ -107,6 +107,10 @@ def choose_strategy(module: nn.Module, batches: int, images: int, shape: Sequenc
     most = _FOLDED_VALUES["one" if batches == 1 else "several"]
     if foldable(module):
         return "folded" if images * unfolded_values(module, shape) <= most else "loop"
+    return _unfolded(batches)
+
+
+def _unfolded(batches: int) -> Strategy:
     return "vmap" if batches >= _VMAP_BATCHES else "loop"
 
 
@@ -156,8 +160,17 @@ class GradientMap(Simulator):
             return self._strategy
         key = (len(x), *x.shape[1:])
         if key not in self._rule:
-            self._rule[key] = choose_strategy(self._module, len(x), x.shape[1], x.shape[2:])
+            rule = choose_strategy(self._module, len(x), x.shape[1], x.shape[2:])
+            self._rule[key] = _unfolded(len(x)) if rule == "folded" and not self._records(x) else rule
         return self._rule[key]
+
+    def _records(self, x: Tensor) -> bool:
+        """Whether a pass can be recorded: each layer is called once, and no output overwritten."""
+        try:
+            self._fold()(torch.zeros_like(x[:1, :1]), torch.zeros(1, 1, dtype=torch.long, device=x.device))
+        except UsageError:
+            return False
+        return True
 
     def _fold(self) -> Folded:
         if self._folded is None:
