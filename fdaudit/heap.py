@@ -15,9 +15,9 @@ from functools import cache
 
 __all__ = ["give_back", "keep"]
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 """Numbers of `mallopt`'s options, from glibc's `malloc.h`."""
-_NEVER, _LARGEST = -1, 1 << 30
+_NEVER, _NONE = -1, 0
 
 
 def keep() -> bool:
@@ -25,7 +25,7 @@ def keep() -> bool:
     libc = _glibc()
     if libc is None or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False
-    kept: int = libc.mallopt(_TRIM_THRESHOLD, _NEVER) and libc.mallopt(_MMAP_THRESHOLD, _LARGEST)
+    kept: int = libc.mallopt(_TRIM_THRESHOLD, _NEVER) and libc.mallopt(_MMAP_MAX, _NONE)
     return bool(kept)
 
 

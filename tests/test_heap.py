@@ -26,6 +26,9 @@ def step():
     a = torch.ones(16 << 20)  # 64 MB
     return (a + a * 2).sum()
 
+def vast():
+    torch.empty(320 << 20)[:: 1 << 18] = 1  # 1.25 GiB, of which 5 MiB are touched
+
 kept = heap.keep() if sys.argv[1] == "keep" else None
 torch.set_num_threads(1)
 for _ in range(15):
@@ -34,9 +37,13 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(5):
     step()
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+vast()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+vast()
+of_vast = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 held = resident()
 heap.give_back()
-print(json.dumps({"kept": kept, "faults": faults, "returned": held - resident()}))
+print(json.dumps({"kept": kept, "faults": faults, "of_vast": of_vast, "returned": held - resident()}))
 """
 
 
@@ -53,6 +60,8 @@ def test_kept_memory_is_not_faulted_in_again() -> None:
     without, kept = measured("leave"), measured("keep")
     assert kept["kept"] is True
     assert without["faults"] > 2 * kept["faults"], (without, kept)
+    assert without["of_vast"] > 1000
+    assert kept["of_vast"] < 100, "whatever a block's size"
     assert without["returned"] < 16 << 20
     assert kept["returned"] > 48 << 20, "what is given back is the operating system's"
 
