@@ -37,14 +37,15 @@ from .gradient_inversion_cases import (
     true_gradient,
 )
 
+LIMIT = "fdaudit.attacks.gradient_inversion.folded._PATCH_VALUES"
 STRATEGIES: tuple[Strategy, ...] = ("loop", "vmap", "folded")
 NETWORKS = {"lenet": dlg_lenet, "strided": strided_cnn, "pooling": pooling_cnn, "mlp": mlp}
 
 
-def _case(network: str, R: int, B: int, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    module = NETWORKS[network](16, g).double()
-    x = torch.rand(R, B, 1, 16, 16, generator=g, dtype=torch.float64)
+def _case(network: str, R: int, B: int, c: int = 1) -> tuple[nn.Module, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    module = NETWORKS[network](16, g, c).double()
+    x = torch.rand(R, B, c, 16, 16, generator=g, dtype=torch.float64)
     return module, x, torch.randint(0, 10, (R, B), generator=g)
 
 
@@ -77,22 +78,26 @@ def test_gradients_and_their_derivatives_are_those_of_plain_autograd(
     stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
     dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    outputs=st.sampled_from([3, 8]),
+    large=st.booleans(),
     bias=st.booleans(),
     soft=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_folded_convolutions_of_any_shape(
     kernel: tuple[int, int],
     stride: tuple[int, int],
     padding: tuple[int, int],
     dilation: tuple[int, int],
+    outputs: int,
+    large: bool,
     bias: bool,
     soft: bool,
     seed: int,
 ) -> None:
     g = torch.Generator().manual_seed(seed)
-    conv = nn.Conv2d(2, 3, kernel, stride, padding, dilation, bias=bias)
+    conv = nn.Conv2d(2, outputs, kernel, stride, padding, dilation, bias=bias)
     x = torch.rand(2, 2, 2, 9, 8, generator=g, dtype=torch.float64)
     width = conv(torch.zeros(1, 2, 9, 8)).numel()
     module = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(width, 4, bias=bias)).double()
@@ -103,20 +108,23 @@ def test_folded_convolutions_of_any_shape(
         if soft
         else torch.tensor([[0, 3], [1, 1]])
     )
-    folded, loop = (GradientMap(module, tensors(module), s)(x, y) for s in ("folded", "loop"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LIMIT, 0 if large else 1 << 30)
+        folded, loop = (GradientMap(module, tensors(module), s)(x, y) for s in ("folded", "loop"))
     torch.testing.assert_close(folded.detach(), loop.detach())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("channels", [1, 3])
 def test_convolutions_too_large_to_unfold_give_the_same(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, channels: int, dtype: torch.dtype
 ) -> None:
     """The gradients, their products with a target, and the derivatives of these in the images."""
-    module, x, y = _case("strided", 3, 2)
+    module, x, y = _case("strided", 3, 2, channels)
     module, x = module.to(dtype), x.to(dtype).requires_grad_()
     found = []
     for limit in (1 << 30, 0):
-        monkeypatch.setattr("fdaudit.attacks.gradient_inversion.folded._PATCH_VALUES", limit)
+        monkeypatch.setattr(LIMIT, limit)
         simulate = GradientMap(module, tensors(module), "folded")
         v = simulate(x, y)
         dot, square = simulate.products(x, y, v.detach().flip(0))

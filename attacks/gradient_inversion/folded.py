@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from fdaudit.errors import UsageError
 
+from .columns import arranged
 from .convolutions import Geometry, shared_convolution, weight_gradients, weight_products
 
 __all__ = ["Folded", "foldable"]
@@ -185,13 +186,15 @@ class _RecordingConv(_Recorder):
             (int(v[0]), int(v[1])) for v in (layer.stride, layer.padding, layer.dilation)
         )
         self._geometry = Geometry(stride, padding, dilation)
+        self._form = arranged(weight.shape, self._geometry, weight.device)
 
     def forward(self, a: Tensor) -> Tensor:
         stride, padding, dilation = self._geometry
         sizes = zip(a.shape[2:], self._kernel, dilation, padding, stride, strict=True)
         out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, d, p, s in sizes]
         if len(a) * self.weight[0].numel() * out[0] * out[1] > _PATCH_VALUES:
-            z = shared_convolution(a, self.weight, self.bias, self._geometry)
+            a, weight = self._form.images(a), self._form.weights(self.weight.reshape(1, -1))
+            z = shared_convolution(a, weight.view(self._form.kernel), self.bias, self._form.geometry)
             self.keep(a, z)
             return z
         patches = F.unfold(a, self._kernel, dilation, padding, stride)  # (N, K, P)
@@ -203,13 +206,15 @@ class _RecordingConv(_Recorder):
 
     def weight_gradient(self, a: Tensor, signal: Tensor, R: int) -> Tensor:
         if a.dim() == 4:
-            return weight_gradients(a, signal, R, self.weight.shape, self._geometry)
+            found = weight_gradients(a, signal, R, self._form.kernel, self._form.geometry)
+            return self._form.restored(found)
         each = torch.bmm(signal.flatten(2), a.mT)  # (R*B, O, K)
         return (each.view(R, -1, *each.shape[1:]).sum(1) if len(each) > R else each).flatten(1)
 
     def weight_products(self, a: Tensor, signal: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         if a.dim() == 4:
-            return weight_products(a, signal, target, self.weight.shape, self._geometry)
+            target = self._form.weights(target)
+            return weight_products(a, signal, target, self._form.kernel, self._form.geometry)
         return super().weight_products(a, signal, target)
 
     def bias_gradient(self, signal: Tensor, R: int) -> Tensor:
