@@ -5,11 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,41 +12,17 @@ import pytest
 
 import fdaudit
 from fdaudit import attacks, defenses, protocols
-from fdaudit.errors import FdauditError
 from fdaudit.terminal import _visible
 
-from .run_cases import cli, finished, tiny, tree, write_spec
+from .cli_cases import Shell
+from .run_cases import finished, tree, write_spec
 
 LOSS = {"name": "loss-threshold"}
 
 
-class Shell:
-    """The command line in this process, in a directory of its own."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path
-    ) -> None:
-        self._monkeypatch, self._capsys, self.home = monkeypatch, capsys, home
-        monkeypatch.chdir(home)
-
-    def __call__(self, *arguments: object) -> tuple[int, str, str]:
-        return cli(self._monkeypatch, self._capsys, *arguments)
-
-    def json(self, *arguments: object, code: int = 0) -> Any:
-        found, out, err = self(*arguments, "--json")
-        assert found == code, err
-        assert len(out.splitlines()) == 1
-        return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-
-    def spec(self, **changes: Any) -> Path:
-        return write_spec(self.home / "spec.yaml", tiny(**changes))
-
-
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Shell:
-    home = tmp_path / "home"
-    home.mkdir()
-    return Shell(monkeypatch, capsys, home)
+    return Shell(monkeypatch, capsys, tmp_path / "home")
 
 
 @pytest.fixture(scope="module")
@@ -332,64 +303,6 @@ def test_explain_names_the_nearest(shell: Shell) -> None:
     code, out, err = shell("explain", "fedagv")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "Did you mean 'fedavg'?" in err
-
-
-# -- the frame ------------------------------------------------------------------------------------------------------
-
-
-def test_help_is_there_for_every_command(shell: Shell) -> None:
-    code, out, _ = shell("--help")
-    assert code == 0
-    commands = ("quickstart", "run", "attack", "report", "compare", "evidence", "verify", "list", "explain")
-    assert all(f"  {name} " in out for name in commands)
-    assert "0 done, 1 a gate of the spec or a cell failed, 2 bad input, 3 the record was changed" in " ".join(
-        out.split()
-    )
-    for name in commands:
-        code, out, _ = shell(name, "--help")
-        assert code == 0
-        assert f"{name} [OPTIONS]" in out
-
-
-@pytest.mark.parametrize(
-    "arguments", [(), ("atack",), ("run", "--otu", "x"), ("verify",), ("verify", "a", "b")]
-)
-def test_wrong_usage_ends_with_2(arguments: tuple[str, ...], shell: Shell) -> None:
-    code, out, err = shell(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("Usage: ")
-
-
-def test_every_error_has_its_exit_code() -> None:
-    def below(cls: type[FdauditError]) -> Iterator[type[FdauditError]]:
-        yield cls
-        for inner in cls.__subclasses__():
-            yield from below(inner)
-
-    codes = {cls.__name__: cls.exit_code for cls in below(FdauditError)}
-    assert {codes[n] for n in ("UsageError", "SpecError", "DataError", "RunError")} == {2}
-    assert codes["IntegrityError"] == 3
-    assert set(codes.values()) == {1, 2, 3}
-
-
-def test_an_interrupted_run_says_how_to_go_on(shell: Shell) -> None:
-    """Ctrl-C: 130, one line, and a run that can be resumed."""
-    spec = shell.spec(protocol__params__rounds=2000)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fdaudit", "run", str(spec), "--out", "here", "--no-report"],
-        cwd=shell.home,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell's background job ignores the signal that a terminal would send; a test may be one.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    checkpoint = shell.home / "here" / "vault" / "round.json"
-    while not checkpoint.exists() and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "fdaudit: interrupted; go on with --resume\n")
-    assert not (shell.home / "here" / "manifest.json").exists()
 
 
 # -- names that would deceive -----------------------------------------------------------------------------------------
