@@ -21,7 +21,7 @@ from typing import Any
 from fdaudit.parcels import Arrival, changes, snapshot
 from fdaudit.ray_worker import Errand, prepare, told
 
-__all__ = ["Parcel", "serve_piece"]
+__all__ = ["Parcel", "serve_piece", "serve_piece_here"]
 
 _WORKER = "fdaudit.attack_worker"
 _copy: tuple[str, Path] | None = None
@@ -75,6 +75,13 @@ def serve_piece(
         yield {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
     else:
         yield {"status": "done"}
+
+
+def serve_piece_here(errand: Errand, parcel: Parcel | None) -> Iterator[dict[str, Any]]:
+    """`serve_piece` as a task of Ray's. It lies here, where PyTorch is not, as `fdaudit.ray_worker.serve_here` does."""
+    import ray
+
+    yield from serve_piece(errand, parcel, ray.get)
 
 
 def _told_elsewhere(piece: Mapping[str, Any], home: Path) -> Iterator[dict[str, Any]]:

@@ -26,7 +26,7 @@ from fdaudit import ray_connection
 from fdaudit.elsewhere import Elsewhere
 from fdaudit.parcels import Arrival, pack
 from fdaudit.pool import Answer
-from fdaudit.ray_attack_worker import Parcel, serve_piece
+from fdaudit.ray_attack_worker import Parcel, serve_piece_here
 from fdaudit.ray_fleet import RayFleet
 from fdaudit.ray_tasks import Attempt, after_loss, spread
 from fdaudit.ray_worker import Errand, surroundings, versions
@@ -109,7 +109,7 @@ class _Pieces:
             versions=versions(),
             surroundings=surroundings(),
         )
-        task = ray.remote(_serve_here).options(num_cpus=1, max_retries=0, num_returns="streaming")
+        task = ray.remote(serve_piece_here).options(num_cpus=1, max_retries=0, num_returns="streaming")
         return _Piece(self, number, task.remote(errand, self._parcel))
 
     def lost(self, number: int, how: str) -> tuple[dict[str, Any], bool]:
@@ -188,10 +188,3 @@ def _parcel(run: Path) -> Parcel:
             parts.append(ray.put(part))
             part, size = [], 0
     return Parcel(digest=digest.hexdigest(), parts=[*parts, ray.put(part)])
-
-
-def _serve_here(errand: Errand, parcel: Parcel | None) -> Iterator[dict[str, Any]]:
-    """The task itself."""
-    import ray
-
-    yield from serve_piece(errand, parcel, ray.get)

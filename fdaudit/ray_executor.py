@@ -11,7 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,7 +20,7 @@ from fdaudit import ray_connection
 from fdaudit.parcels import Arrival
 from fdaudit.pool import Answer
 from fdaudit.ray_tasks import Attempt, after_loss, spread
-from fdaudit.ray_worker import Errand, serve, surroundings, versions
+from fdaudit.ray_worker import Errand, serve_here, surroundings, versions
 from fdaudit.sweep import Executor
 from fdaudit.sweep_worker import alone
 
@@ -111,12 +111,5 @@ def _begin(piece: Mapping[str, Any], mark: Path) -> Attempt:
         versions=versions(),
         surroundings=surroundings(),
     )
-    task = ray.remote(_serve_here).options(num_cpus=1, max_retries=0, num_returns="streaming")
+    task = ray.remote(serve_here).options(num_cpus=1, max_retries=0, num_returns="streaming")
     return _Cell(piece, task.remote(errand))
-
-
-def _serve_here(errand: Errand) -> Iterator[dict[str, Any]]:
-    """The task itself."""
-    import ray
-
-    yield from serve(errand, ray.get_runtime_context().get_node_id())

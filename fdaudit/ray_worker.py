@@ -23,7 +23,7 @@ from fdaudit.errors import RunError
 from fdaudit.parcels import pack
 from fdaudit.pool import standing_pool
 
-__all__ = ["Errand", "prepare", "serve", "surroundings", "told", "versions"]
+__all__ = ["Errand", "prepare", "serve", "serve_here", "surroundings", "told", "versions"]
 
 _WORKER = "fdaudit.sweep_worker"
 _VERSIONS = ("fdaudit", "numpy", "scikit-learn", "scipy", "torch")
@@ -110,6 +110,13 @@ def serve(errand: Errand, node: str) -> Iterator[dict[str, Any]]:
         Exception
     ) as error:  # whatever it is, it is this cell's, and few errors survive the way to the sweep
         yield {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+
+
+def serve_here(errand: Errand) -> Iterator[dict[str, Any]]:
+    """`serve` as a task of Ray's. It lies here, where PyTorch is not: a worker imports what its task comes from."""
+    import ray
+
+    yield from serve(errand, ray.get_runtime_context().get_node_id())
 
 
 def _told_elsewhere(errand: Errand) -> Iterator[dict[str, Any]]:

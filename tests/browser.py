@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ class Page:
     requests: tuple[str, ...]
 
 
+_END = "the test has seen enough"
+
+
 class Browser:
     """One Chromium with its logs: `driver` is Selenium's."""
 
@@ -58,11 +62,22 @@ class Browser:
             self.driver.get_log(log)
         url = path.resolve().as_uri()
         self.driver.get(url)
-        errors = tuple(e["message"] for e in self.driver.get_log("browser"))
+        errors = self._complaints()
         events = (json.loads(e["message"])["message"] for e in self.driver.get_log("performance"))
         sent = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
         requests = tuple(u for u in sent if not u.startswith("data:"))
         return Page(url, errors, requests)
+
+    def _complaints(self) -> tuple[str, ...]:
+        """What the page's console has, which comes late but in order: all before a line of our own."""
+        self.driver.execute_script("console.error(arguments[0])", _END)
+        found = list[str]()
+        until = time.monotonic() + 10
+        while not any(_END in line for line in found):
+            if time.monotonic() > until:
+                raise TimeoutError("the browser's console does not answer")
+            found += [e["message"] for e in self.driver.get_log("browser")]
+        return tuple(line for line in found if _END not in line)
 
     def run(self, script: str, *arguments: Any) -> Any:
         """The value of a JavaScript function body in the page (the debugger's, not the page's)."""

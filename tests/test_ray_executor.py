@@ -226,7 +226,7 @@ def test_a_killed_command_leaves_nothing_at_work(tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    at_work = {pid for pid, line in left.items() if "_serve_here" in line or "fdaudit.sweep_worker" in line}
+    at_work = {pid for pid, line in left.items() if "serve_here" in line or "fdaudit.sweep_worker" in line}
     assert len(at_work) == 2
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in at_work), 30)
     for pid in left:  # Ray's own helpers take a minute or two to notice
