@@ -67,7 +67,10 @@ def worker_at(out: Path, key: str) -> int | None:
         try:
             held = {os.readlink(link) for link in (place / "fd").iterdir()}
             if any(h.startswith(str(out)) and h.endswith(f"/{key}") for h in held):
-                return int((place / "stat").read_text().rpartition(")")[2].split()[1])
+                parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+                # Its worker may be gone before it; then its parent is another process.
+                if b"serve_here" in Path(f"/proc/{parent}/cmdline").read_bytes():
+                    return parent
         except OSError:
             continue
     return None
@@ -85,6 +88,7 @@ class Killer:
         self.where, self.key, self.called, self.left = where, key, called, times
         self.rounds: dict[str, list[int]] = {}
         self.lost: Counter[str] = Counter()
+        self._killed = set[int]()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         cell, _, step = what.partition(": ")
@@ -96,8 +100,9 @@ class Killer:
         self.rounds.setdefault(cell, []).append(count)
         if cell == self.called and self.left and count >= 3:
             pid = worker_at(self.where, self.key)
-            if pid is not None:
+            if pid is not None and pid not in self._killed:  # what it said before may come after
                 self.left -= 1
+                self._killed.add(pid)
                 os.kill(pid, signal.SIGKILL)
 
 
