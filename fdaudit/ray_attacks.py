@@ -164,9 +164,7 @@ class _Piece(Attempt):
             self._pieces.told(self._number, line["adversary"])
         return line
 
-    def stop(self) -> None:
-        """Ends the worker that is at it, and forgets what it has sent of a cell."""
-        super().stop()
+    def forget(self) -> None:
         if self._arrival is not None:
             self._arrival.drop()
 

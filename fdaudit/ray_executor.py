@@ -89,9 +89,7 @@ class _Cell(Attempt):
                 self._arrival.place()
         return line
 
-    def stop(self) -> None:
-        """Ends the worker that is at it, and forgets what it has sent."""
-        super().stop()
+    def forget(self) -> None:
         if self._arrival is not None:
             self._arrival.drop()
 

@@ -94,19 +94,17 @@ class RayFleet:
 
         store = _Store(sent)
         task = ray.remote(fit_group).options(num_cpus=1, max_retries=ray_tasks.RETRIES)
-        under_way = []
-        for jobs in groups:
-            group, payloads = _group(network, execution, jobs, fit, store)
-            under_way.append(task.remote(group, *payloads))
-        store.forget_others()
+        under_way = list[Any]()
         try:
+            for jobs in groups:
+                group, payloads = _group(network, execution, jobs, fit, store)
+                under_way.append(task.remote(group, *payloads))
+            store.forget_others()
             found = ray.get(under_way)
         except ray.exceptions.RayError as error:
             raise _not_fitted(f"{type(error).__name__}; tried again {ray_tasks.RETRIES} times") from None
         finally:
-            for ref in under_way:
-                with suppress(ray.exceptions.RayError):
-                    ray.cancel(ref, force=True)
+            _stop(under_way)
         for values in found:
             if isinstance(values, str):
                 raise _not_fitted(values)
@@ -114,6 +112,17 @@ class RayFleet:
             [_fitted(job, *made) for job, made in zip(jobs, values, strict=True)]
             for jobs, values in zip(groups, found, strict=True)
         ]
+
+
+def _stop(under_way: list[Any]) -> None:
+    """Ends the workers of what has not ended; a task that is cancelled as it ends takes this process with it."""
+    import ray
+
+    many = len(under_way)
+    at_work = under_way and ray.wait(under_way, num_returns=many, timeout=0, fetch_local=False)[1]
+    for ref in at_work:
+        with suppress(ray.exceptions.RayError):
+            ray.cancel(ref, force=True)
 
 
 def _not_fitted(why: str) -> RunError:

@@ -31,17 +31,24 @@ class Attempt:
         try:
             line: dict[str, Any] = ray.get(next(self.lines))
         except StopIteration:
+            self.forget()
             return {"lost": "it ended before the cell was done"}
         except ray.exceptions.RayTaskError as error:
+            self.forget()
             return {"status": "failed", "reason": f"{type(error.cause).__name__}: {error.cause}"}
         except ray.exceptions.RayError as error:
+            self.stop()
             return {"lost": type(error).__name__}
         if line.get("lost"):
+            self.forget()
             return {"lost": "the cell's process ended before it was done"}
         try:
             return self.take(line)
         except (OSError, IntegrityError) as error:
-            self.stop()
+            if "status" in line:
+                self.forget()
+            else:
+                self.stop()
             return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
 
     def take(self, line: dict[str, Any]) -> dict[str, Any]:
@@ -49,10 +56,14 @@ class Attempt:
         return line
 
     def stop(self) -> None:
-        """Ends the worker that is at it."""
+        """Ends the worker that is at it; not for one that has said its last line, whose worker is at another's."""
         import ray
 
         ray.cancel(self.lines, force=True)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets what has arrived of it."""
 
 
 class Errands(Protocol):
@@ -91,7 +102,7 @@ def spread(errands: Errands, count: int, size: int) -> Generator[tuple[int, dict
             number = next(n for n, a in at_work.items() if a.lines is ready)
             line = at_work[number].next()
             if "lost" in line:
-                at_work.pop(number).stop()
+                del at_work[number]
                 line, again = errands.lost(number, line["lost"])
                 if again:
                     waiting.appendleft(number)

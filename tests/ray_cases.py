@@ -32,6 +32,23 @@ def unseen(scratch: Path) -> Iterator[Path]:
     yield scratch / "nobody sees this"
 
 
+@contextmanager
+def cancellations() -> Iterator[list[Any]]:
+    """What Ray is asked to cancel from here on. It is not to be asked for what has ended or is about to: it ends the
+    process that asks, or the worker that is at the next task already."""
+    import ray
+
+    asked, real = list[Any](), ray.cancel
+
+    def cancel(what: Any, **options: Any) -> None:
+        asked.append(what)
+        real(what, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "cancel", cancel)
+        yield asked
+
+
 def descendants(pid: int) -> dict[int, str]:
     """Processes below another, by number, with their command lines."""
     return {child: line for child, (_, line) in _below(pid).items()}

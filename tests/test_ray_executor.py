@@ -24,7 +24,7 @@ from fdaudit.ray_executor import ray_cluster
 from fdaudit.ray_worker import Errand, serve
 from fdaudit.sweep_index import Index
 
-from .ray_cases import cluster, descendants, unseen, until
+from .ray_cases import cancellations, cluster, descendants, unseen, until
 from .run_cases import cli, tree
 from .sweep_cases import grid, inline
 
@@ -134,7 +134,9 @@ def test_nodes_without_the_directory_send_their_cells_and_keep_nothing(
     apart: Path, done: Path, tmp_path: Path
 ) -> None:
     out, seen = tmp_path / "out", set[str]()
-    index = again(done, out, tick=lambda *said: seen.update(p.name for p in apart.glob("fdaudit-cell-*")))
+    with cancellations() as cancelled:
+        index = again(done, out, tick=lambda *said: seen.update(p.name for p in apart.glob("fdaudit-cell-*")))
+    assert cancelled == []
     assert index.count("done") == 2
     assert seen, "cells were run in directories of their own"
     assert records(out) == records(done)

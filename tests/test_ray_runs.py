@@ -24,7 +24,7 @@ from fdaudit.rng import child
 from fdaudit.storage import load_json
 from fdaudit.training import Fit, Job, Trainer, draw_batches
 
-from .ray_cases import cluster, descendants, unseen, until, workers_of
+from .ray_cases import cancellations, cluster, descendants, unseen, until, workers_of
 from .run_cases import cli, finished, tree, write_spec
 from .test_fleet import LOOP, jobs, network, same
 
@@ -96,8 +96,9 @@ class Killer:
 def test_clients_and_cells_come_out_the_same(
     node: Path, little: None, here: fdaudit.Run, tmp_path: Path
 ) -> None:
-    with elsewhere("ray") as far:
+    with elsewhere("ray") as far, cancellations() as cancelled:
         there = fdaudit.run(SPEC, tmp_path / "there", seed_from=here.directory, elsewhere=far)
+    assert cancelled == []
     assert workers_of(WORKER), "cells were run by workers of Ray"
     assert tree(there.directory) == tree(here.directory)
     assert not list(node.glob("fdaudit-run-*"))
@@ -191,19 +192,20 @@ def test_a_group_whose_worker_is_lost_is_fitted_again(node: Path, little: None) 
         killed.append(pid)
 
     thread = threading.Thread(target=kill)
-    with elsewhere("ray") as far:
+    with elsewhere("ray") as far, cancellations() as cancelled:
         assert far.fleet is not None
         trainer = Trainer(net, LOOP, far.fleet)
         thread.start()
         found = trainer.fit(long, fit)
         thread.join()
         assert killed
+        assert cancelled == []
         assert all(same(a, b) for a, b in zip(expected, found, strict=True))
         assert len(trainer._sent) == len({*_payloads(long)})
 
 
-def _longer(job: Job) -> Job:
-    batches = draw_batches(len(job.x), 8, steps=400, generator=child(9, job.party))
+def _longer(job: Job, steps: int = 400) -> Job:
+    batches = draw_batches(len(job.x), 8, steps=steps, generator=child(9, job.party))
     return Job(**{**vars(job), "batches": batches})
 
 
@@ -223,6 +225,23 @@ def test_what_a_worker_cannot_fit_stops_the_training(node: Path, little: None) -
         trainer = Trainer(net, LOOP, far.fleet)
         with pytest.raises(RunError, match=r"could not fit a group of models .* needs an anchor"):
             trainer.fit(jobs(2, net, anchor=None), Fit(lr=0.1, mu=0.1))
+
+
+def test_an_interrupted_training_leaves_no_group_at_work(node: Path, little: None) -> None:
+    net = network()
+    endless = [_longer(job, 100_000) for job in jobs(2, net)]
+
+    def interrupt() -> None:
+        until(fitting)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    with elsewhere("ray") as far:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            Trainer(net, LOOP, far.fleet).fit(endless, Fit(lr=0.1))
+        thread.join()
+        until(lambda: not fitting(), 5)
 
 
 def test_nothing_is_begun_where_there_is_nothing_to_send(
