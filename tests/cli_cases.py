@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .run_cases import cli, tiny, write_spec
+from .run_cases import cli, tiny, tree, write_spec
 
 
 class Shell:
@@ -23,6 +23,21 @@ class Shell:
 
     def __call__(self, *arguments: object) -> tuple[int, str, str]:
         return cli(self._monkeypatch, self._capsys, *arguments)
+
+    def told(self, *arguments: object, code: int = 0) -> tuple[str, str]:
+        """What is printed, and what is said beside it, by a command that ends with the code."""
+        found, out, err = self(*arguments)
+        assert found == code, err
+        return out, err
+
+    def refused(self, *arguments: object, code: int = 2) -> str:
+        """The one line that a refusal is; nothing has changed in this directory."""
+        before = tree(self.home)
+        out, err = self.told(*arguments, code=code)
+        assert out == ""
+        assert len(err.splitlines()) == 1, err
+        assert tree(self.home) == before
+        return err
 
     def json(self, *arguments: object, code: int = 0) -> Any:
         found, out, err = self(*arguments, "--json")

@@ -4,16 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-__all__ = ["Killed", "dying", "held"]
+__all__ = ["FAR", "Killed", "copies_below", "dying", "empty_store", "held"]
+
+FAR = "memory://far"
 
 
 class Killed(BaseException):
     """No code of fdaudit may catch this: the process is gone."""
+
+
+@contextmanager
+def empty_store() -> Iterator[None]:
+    """The memory store, empty, and empty again afterwards."""
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+    yield
+    MemoryFileSystem.store.clear()
+
+
+@contextmanager
+def copies_below(folder: Path) -> Iterator[Path]:
+    """An empty store, every push due at once, and copies where a test can look for what is left of them."""
+    with empty_store(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FDAUDIT_CACHE", str(folder))
+        patch.setenv("FDAUDIT_PUSH_EVERY", "0")
+        yield folder
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import yaml
 
 import fdaudit
+import fdaudit.audit
 from fdaudit.cli import main
 
 TINY: Mapping[str, Any] = {
@@ -80,3 +83,16 @@ def tree(directory: Path, without: Sequence[str] = ("timings.json",)) -> dict[st
         if path.is_file() and name not in without:
             found[name] = path.read_bytes()
     return found
+
+
+def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out what takes time and writes nothing: a plan is made once for one spec, nothing waits for the disk."""
+    real, plans = fdaudit.audit.make_plan, dict[str, Any]()
+
+    def make(spec: fdaudit.Spec, seed: int) -> Any:
+        key = f"{spec.digest()}/{seed}"
+        return plans.get(key) or plans.setdefault(key, real(spec, seed))
+
+    monkeypatch.setattr(fdaudit.audit, "make_plan", make)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(fdaudit.audit, "version", functools.cache(fdaudit.audit.version))

@@ -61,8 +61,8 @@ def measured(how: str, **variables: str) -> dict[str, int]:
 def test_kept_memory_is_not_faulted_in_again() -> None:
     without, kept = measured("leave"), measured("keep")
     assert kept["kept"] is True
-    assert without["faults"] > 2 * kept["faults"], (without, kept)
-    assert without["of_vast"] > 2 * kept["of_vast"], "whatever a block's size"
+    for faults in ("faults", "of_vast"):
+        assert kept[faults] < 100 < 1000 < without[faults], "whatever a block's size"
     assert without["returned"] < 16 << 20
     assert kept["returned"] > 48 << 20, "what is given back is the operating system's"
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -21,14 +19,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 import fdaudit
 import fdaudit.audit
 from fdaudit import suite
-from fdaudit.errors import FdauditError, IntegrityError, RunError, UsageError
 from fdaudit.mirror import Mirror
 from fdaudit.places import mirrored
 from fdaudit.remote import Store
 from fdaudit.spec import load_spec
 
-from .far_cases import Killed, dying, held
-from .run_cases import cli, tiny, tree, write_spec
+from .cli_cases import Shell
+from .far_cases import FAR, Killed, copies_below, dying, held
+from .run_cases import hasten, tiny, tree, write_spec
 from .sweep_cases import grid
 
 LOSS = {"name": "loss-threshold"}
@@ -46,18 +44,12 @@ SPEC = ordered(
     adversaries=["world"],
     attacks=[LOSS],
 )
-FAR = "memory://far"
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty store, every push due at once, and copies where a test can look for what is left of them."""
-    MemoryFileSystem.store.clear()
-    MemoryFileSystem.pseudo_dirs[:] = [""]
-    monkeypatch.setenv("FDAUDIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("FDAUDIT_PUSH_EVERY", "0")
-    yield tmp_path / "cache"
-    MemoryFileSystem.store.clear()
+def cache(tmp_path: Path) -> Iterator[Path]:
+    with copies_below(tmp_path / "cache") as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -68,41 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def swift(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out what takes time and writes nothing: a plan is made once for one spec, nothing waits for the disk."""
-    real, plans = fdaudit.audit.make_plan, dict[str, Any]()
-
-    def make(spec: fdaudit.Spec, seed: int) -> Any:
-        key = f"{spec.digest()}/{seed}"
-        return plans.get(key) or plans.setdefault(key, real(spec, seed))
-
-    monkeypatch.setattr(fdaudit.audit, "make_plan", make)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(fdaudit.audit, "version", functools.cache(fdaudit.audit.version))
-
-
-class Shell:
-    """The command line in this process, in a directory of its own."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path
-    ) -> None:
-        self._monkeypatch, self._capsys, self.home = monkeypatch, capsys, home
-        home.mkdir()
-        monkeypatch.chdir(home)
-
-    def __call__(self, *arguments: object, code: int = 0) -> tuple[str, str]:
-        found, out, err = cli(self._monkeypatch, self._capsys, *arguments)
-        assert found == code, err
-        return out, err
-
-    def refused(self, *arguments: object, code: int = 2) -> str:
-        """The one line that a refusal is; nothing is left on this machine."""
-        before = tree(self.home)
-        out, err = self(*arguments, code=code)
-        assert out == ""
-        assert len(err.splitlines()) == 1, err
-        assert tree(self.home) == before
-        return err
+    hasten(monkeypatch)
 
 
 @pytest.fixture
@@ -123,7 +81,7 @@ def test_a_run_behind_a_url_is_the_run_that_a_path_would_hold(
     scheme: str, shell: Shell, whole: Path, cache: Path, tmp_path: Path
 ) -> None:
     url = FAR if scheme == "memory" else f"file://{tmp_path}/far"
-    out, _ = shell(
+    out, _ = shell.told(
         "run", write_spec(tmp_path / "spec.yaml", SPEC), "--out", url, "--seed-from", whole, "--no-report"
     )
     assert f"run     {url}\n" in out
@@ -134,20 +92,20 @@ def test_a_run_behind_a_url_is_the_run_that_a_path_would_hold(
 
 def test_every_command_reads_and_writes_urls(shell: Shell, whole: Path, cache: Path, tmp_path: Path) -> None:
     sent(whole)
-    assert json.loads(shell("verify", FAR, "--json")[0]) == {"run": FAR, "intact": True, "findings": []}
-    assert "world" in shell("ledger", FAR)[0]
-    assert shell("report", FAR)[0] == f"{FAR}/report/index.html\n"
-    shell("report", FAR, "--public", "--out", "memory://far-away/page.html")
+    assert json.loads(shell.told("verify", FAR, "--json")[0]) == {"run": FAR, "intact": True, "findings": []}
+    assert "world" in shell.told("ledger", FAR)[0]
+    assert shell.told("report", FAR)[0] == f"{FAR}/report/index.html\n"
+    shell.told("report", FAR, "--public", "--out", "memory://far-away/page.html")
     assert set(held("/far-away/")) == {"page.html", "page.json"}
-    cells = json.loads(shell("attack", FAR, "gap", "--adversary", "world", "--json")[0])
+    cells = json.loads(shell.told("attack", FAR, "gap", "--adversary", "world", "--json")[0])
     assert json.loads(held()["attacks/world-gap.json"]) == cells[0]
     assert "report/index.html" in held(), "what was not fetched stays"
-    shell("evidence", FAR, "--out", "memory://far-evidence")
+    shell.told("evidence", FAR, "--out", "memory://far-evidence")
     bundle = held("/far-evidence/")
     assert {"statement.dsse.json", "run/manifest.json", "run/report/index.html"} <= set(bundle)
     assert not any("vault" in name for name in bundle)
-    assert "vault is the one" in shell("verify", "memory://far-evidence", "--vault", f"{FAR}/vault")[0]
-    shell("export-view", FAR, "world", "--out", "memory://far-view", "--challenges")
+    assert "vault is the one" in shell.told("verify", "memory://far-evidence", "--vault", f"{FAR}/vault")[0]
+    shell.told("export-view", FAR, "world", "--out", "memory://far-view", "--challenges")
     card = json.loads(held("/far-view/")["card.json"])
     guess = {
         "schema": "fdaudit-guesses/1",
@@ -157,10 +115,10 @@ def test_every_command_reads_and_writes_urls(shell: Shell, whole: Path, cache: P
         "label_distribution": [{"target": card["victims"][0], "distribution": [0.1] * 10}],
     }
     (tmp_path / "guesses.json").write_text(json.dumps(guess))
-    shell("score", FAR, tmp_path / "guesses.json")
+    shell.told("score", FAR, tmp_path / "guesses.json")
     assert "attacks/external-us.json" in held()
     sent(whole, "memory://far-other")
-    shell("compare", FAR, "memory://far-other", "--out", "memory://far-page")
+    shell.told("compare", FAR, "memory://far-other", "--out", "memory://far-page")
     compared = json.loads(held("/far-page/")["comparison.json"])
     assert [run["name"] for run in compared["runs"]] == ["far", "far-other"]
     assert "report/index.html" not in held("/far-page/")["index.html"].decode(), (
@@ -168,7 +126,7 @@ def test_every_command_reads_and_writes_urls(shell: Shell, whole: Path, cache: P
     )
     assert tree(shell.home) == {}
     assert list(cache.glob("fdaudit-copy-*")) == []
-    shell("verify", FAR)
+    shell.told("verify", FAR)
 
 
 def test_the_quickstart_and_sweeps_take_urls(
@@ -176,26 +134,28 @@ def test_the_quickstart_and_sweeps_take_urls(
 ) -> None:
     alone = load_spec(tiny(name="one", seed=None))
     monkeypatch.setattr(suite, "specs", lambda: {"one": alone, "other": alone})
-    out, _ = shell("quickstart", "--out", FAR)
+    out, _ = shell.told("quickstart", "--out", FAR)
     assert f"page    {FAR}/index.html" in out
     before = held()
     assert {"index.html", "one/manifest.json", "other/report/index.html"} <= set(before)
     assert b"one/report/index.html" in before["index.html"]
-    shell("quickstart", "--out", FAR, "--resume")
+    shell.told("quickstart", "--out", FAR, "--resume")
     assert held().keys() == before.keys()
     small = write_spec(
         tmp_path / "grid.yaml",
         grid(protocols=grid()["protocols"][:1], seeds=[1], epsilon=["inf"], defences=[]),
     )
-    found = json.loads(shell("sweep", small, "--out", "memory://far-sweep", "--workers", 1, "--json")[0])
+    found = json.loads(shell.told("sweep", small, "--out", "memory://far-sweep", "--workers", 1, "--json")[0])
     assert found["sweep"] == "memory://far-sweep"
     files = held("/far-sweep/")
     (key,) = [c["key"] for c in found["cells"] if c["status"] == "done"]
     assert f"cells/{key}/result.json" in files
     assert not [name for name in files if name.startswith((".lock", "locks/", "scratch/"))]
-    shell("sweep", small, "--out", "memory://far-sweep", "--workers", 1, "--resume")
+    shell.told("sweep", small, "--out", "memory://far-sweep", "--workers", 1, "--resume")
     assert held("/far-sweep/").keys() == files.keys()
-    assert shell("curve", "memory://far-sweep", "--out", "memory://far-curve")[0].endswith("/index.html\n")
+    assert shell.told("curve", "memory://far-sweep", "--out", "memory://far-curve")[0].endswith(
+        "/index.html\n"
+    )
     assert "index.html" in held("/far-curve/")
     assert tree(shell.home) == {}
     assert list(cache.glob("fdaudit-copy-*")) == []
@@ -206,7 +166,7 @@ def test_a_sweep_sends_whole_cells_only_and_goes_on_without_the_others(shell: Sh
     small = write_spec(
         tmp_path / "grid.yaml", grid(protocols=grid()["protocols"][:1], epsilon=["inf"], defences=[])
     )
-    shell("sweep", small, "--out", FAR, "--workers", 1)
+    shell.told("sweep", small, "--out", FAR, "--workers", 1)
     before, removed = held(), 0
     first, _ = sorted({n.split("/")[1] for n in before if n.endswith("/cell.json")})
     for name in list(MemoryFileSystem.store):
@@ -215,7 +175,7 @@ def test_a_sweep_sends_whole_cells_only_and_goes_on_without_the_others(shell: Sh
             removed += 1
     assert removed == 2
     with dying(None) as calls:
-        shell("sweep", small, "--out", FAR, "--workers", 1, "--resume")
+        shell.told("sweep", small, "--out", FAR, "--workers", 1, "--resume")
     assert {n.split("/")[1] for n in calls if n.startswith("cells/")} == {first}
     unlike = {n for n, data in held().items() if before[n] != data}
     assert held().keys() == before.keys()
@@ -266,7 +226,7 @@ def test_a_killed_process_goes_on_from_the_url(shell: Shell, tmp_path: Path) -> 
     assert process.wait() == -signal.SIGKILL
     assert not (far / "manifest.json").exists()
     shutil.rmtree(tmp_path / "cache")
-    shell("run", "--out", f"file://{far}", "--no-report", "--resume")
+    shell.told("run", "--out", f"file://{far}", "--no-report", "--resume")
     assert tree(far) == tree(reference)
 
 
@@ -306,13 +266,13 @@ def test_a_changed_record_behind_a_url_is_found_and_not_attacked(shell: Shell, w
         file.seek(len(kept) - 1)
         file.write(bytes([kept[-1] ^ 1]))
         before = held()
-        assert name.rpartition("/")[2] in shell("verify", FAR, code=3)[1]
-        shell("attack", FAR, "gap", code=3)
+        assert name.rpartition("/")[2] in shell.told("verify", FAR, code=3)[1]
+        shell.told("attack", FAR, "gap", code=3)
         assert held() == before
         file.seek(0)
         file.write(kept)
     MemoryFileSystem.store["/far/transcript/stray"] = MemoryFileSystem.store["/far/utility.csv"]
-    assert "stray is listed by no message" in shell("verify", FAR, code=3)[1]
+    assert "stray is listed by no message" in shell.told("verify", FAR, code=3)[1]
 
 
 def test_a_store_that_may_not_be_written_ends_a_run_before_it_trains(
@@ -341,7 +301,7 @@ def test_a_store_that_fails_for_a_while_is_tried_again(
 
     monkeypatch.setattr(MemoryFileSystem, "put_file", flaky)
     spec = write_spec(tmp_path / "spec.yaml", SPEC)
-    _, err = shell("run", spec, "--out", FAR, "--seed-from", whole, "--no-report")
+    _, err = shell.told("run", spec, "--out", FAR, "--seed-from", whole, "--no-report")
     assert [line.count("will be tried again") for line in err.splitlines()] == [1, 1]
     assert held() == tree(whole)
 
@@ -359,7 +319,7 @@ def test_what_cannot_be_sent_in_the_end_is_kept_and_said_where(
 
     monkeypatch.setattr(MemoryFileSystem, "put_file", ends)
     spec = write_spec(tmp_path / "spec.yaml", SPEC)
-    _, err = shell("run", spec, "--out", FAR, "--seed-from", whole, "--no-report", code=2)
+    _, err = shell.told("run", spec, "--out", FAR, "--seed-from", whole, "--no-report", code=2)
     (home,) = [p for p in cache.iterdir() if list(p.iterdir())]
     assert f"What was not sent is kept in {home / 'far'}." in err.splitlines()[-1]
     assert home.stat().st_mode & 0o777 == 0o700
@@ -383,63 +343,3 @@ def test_an_interrupted_run_sends_what_it_has(whole: Path, monkeypatch: pytest.M
     with mirrored(FAR, "resume") as place:
         fdaudit.run(None, place.path, resume=True)
     assert held()["manifest.json"] == tree(whole)["manifest.json"]
-
-
-# -- in Python, and paths -----------------------------------------------------------------------------------------
-
-
-def test_errors_speak_of_the_url() -> None:
-    MemoryFileSystem().pipe_file("/far/manifest.json", b"{}")
-
-    def fail(kind: type[FdauditError]) -> None:
-        with mirrored(FAR) as place:
-            if kind is IntegrityError:
-                raise IntegrityError([f"{place.path / 'x'} is damaged"])
-            raise RunError("run", str(place.path / "x"), f"lies in {place.path}", "Remedy.")
-
-    with pytest.raises(RunError) as refused:
-        fail(RunError)
-    assert str(refused.value) == f"run: '{FAR}/x' lies in {FAR}. Remedy."
-    with pytest.raises(IntegrityError, match=f"^{FAR}/x is damaged$"):
-        fail(IntegrityError)
-
-
-def test_python_functions_take_paths_and_refuse_urls(whole: Path) -> None:
-    run = fdaudit.load(whole)
-    for call in (
-        lambda: fdaudit.run(SPEC, FAR),
-        lambda: fdaudit.run(SPEC, whole / "x", seed_from=FAR),
-        lambda: fdaudit.load(FAR),
-        lambda: fdaudit.report(run, f"{FAR}/index.html"),
-        lambda: fdaudit.compare([run, run], FAR),
-        lambda: fdaudit.evidence(run, FAR),
-        lambda: fdaudit.export_view(run, "server", FAR),
-    ):
-        with pytest.raises(UsageError, match="mirrored"):
-            call()
-
-
-def test_a_path_is_used_as_it_is(tmp_path: Path, cache: Path) -> None:
-    with mirrored(tmp_path / "run", "new") as place:
-        assert place.path == tmp_path / "run"
-        assert place.shown(place.path / "x") == str(tmp_path / "run" / "x")
-
-        def tick(what: str, done: int, total: int) -> None: ...
-
-        assert place.ticking(tick) is tick
-        place.push()
-    assert not (tmp_path / "run").exists()
-    assert not cache.exists()
-
-
-def test_fsspec_is_loaded_for_urls_only(whole: Path) -> None:
-    code = (
-        "import sys\n"
-        "from fdaudit.places import mirrored\n"
-        "from fdaudit.cli import app\n"
-        f"with mirrored({str(whole)!r}) as place: pass\n"
-        "assert 'fsspec' not in sys.modules\n"
-        f"with mirrored({f'file://{whole}'!r}) as place: pass\n"
-        "assert 'fsspec' in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -20,16 +20,14 @@ from fdaudit.mirror import Mirror, rank
 from fdaudit.needs import everything, for_curves, for_verification, seed_and_controls, whole_cells
 from fdaudit.remote import Store, is_url, local_path
 
-from .far_cases import Killed, dying, held
+from .far_cases import Killed, dying, empty_store, held
 from .run_cases import tree
 
 
 @pytest.fixture(autouse=True)
 def _empty_store() -> Iterator[None]:
-    MemoryFileSystem.store.clear()
-    MemoryFileSystem.pseudo_dirs[:] = [""]
-    yield
-    MemoryFileSystem.store.clear()
+    with empty_store():
+        yield
 
 
 def plant(name: str, data: bytes = b"x") -> None:

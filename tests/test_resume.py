@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import os
@@ -24,7 +23,7 @@ from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.manifest import verify
 from fdaudit.transcript import Transcript
 
-from .run_cases import cli, finished, tiny, tree, write_spec
+from .run_cases import finished, hasten, tiny, tree
 
 SPEC = tiny(
     seed=11,
@@ -120,19 +119,10 @@ def temporary_files_go_with_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def swift(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes time and writes nothing, so that a run can die 200 times in seconds.
 
-    A plan is made once for one spec; nothing waits for the disk (the calls count as ever); the controls, which take
-    most of a run's time and write one file, have the outcome that they had in the whole run.
+    Calls for the disk count as ever; the controls, which take most of a run's time and write one file, have the outcome
+    that they had in the whole run.
     """
-    real, plans = fdaudit.audit.make_plan, dict[str, Any]()
-    monkeypatch.setattr(
-        fdaudit.audit,
-        "make_plan",
-        lambda spec, seed: (
-            plans.get(key := f"{spec.digest()}/{seed}") or plans.setdefault(key, real(spec, seed))
-        ),
-    )
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(fdaudit.audit, "version", functools.cache(fdaudit.audit.version))
+    hasten(monkeypatch)
     kept = json.loads((whole / "attacks" / "controls" / "loss-threshold.json").read_bytes())
     outcome = {name: fdaudit.cells.Control.from_json(value) for name, value in kept["controls"].items()}
     monkeypatch.setattr(fdaudit.cells, "controls", lambda attack, plan: outcome)
@@ -389,40 +379,3 @@ def test_a_damaged_checkpoint_is_found_and_not_trained_on(damage: str, unfinishe
     with pytest.raises(IntegrityError):
         fdaudit.run(None, unfinished, resume=True)
     assert not (unfinished / "manifest.json").exists()
-
-
-def test_an_occupied_directory_is_refused_and_left_untouched(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec = write_spec(tmp_path / "spec.yaml", SPEC)
-    letters = tmp_path / "letters"
-    letters.mkdir()
-    (letters / "letter.txt").write_text("dear")
-    (tmp_path / "file").write_text("a file")
-    (tmp_path / "dead").symlink_to("nowhere")
-    occupied = Path(shutil.copytree(whole, tmp_path / "run"))
-    before = tree(occupied, without=())
-    for out, *more in (
-        (occupied,),
-        (letters,),
-        (letters, "--resume"),
-        (tmp_path / "file",),
-        (tmp_path / "file", "--resume"),
-        (tmp_path / "file" / "below",),
-        (tmp_path / "dead",),
-    ):
-        code, _, err = cli(monkeypatch, capsys, "run", spec, "--out", out, "--no-report", *more)
-        assert code == 2, (out, err)
-        assert len(err.splitlines()) == 1, (out, err)
-        assert repr(str(out)) in err
-    assert tree(occupied, without=()) == before
-    assert tree(letters, without=()) == {"letter.txt": b"dear"}
-    assert (tmp_path / "file").read_text() == "a file"
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_an_empty_directory_and_a_link_to_one_can_be_used(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "empty")
-    assert verify(finished(tmp_path / "link")) == []
-    assert (tmp_path / "empty" / "manifest.json").is_file()
