@@ -16,7 +16,7 @@ import pytest
 
 import fdaudit
 from fdaudit import fleet as fleets
-from fdaudit import ray_connection, ray_tasks
+from fdaudit import ray_connection, ray_fleet, ray_tasks
 from fdaudit.elsewhere import elsewhere
 from fdaudit.errors import RunError, UsageError
 from fdaudit.ray_attacks import _Pieces
@@ -227,21 +227,30 @@ def test_what_a_worker_cannot_fit_stops_the_training(node: Path, little: None) -
             trainer.fit(jobs(2, net, anchor=None), Fit(lr=0.1, mu=0.1))
 
 
-def test_an_interrupted_training_leaves_no_group_at_work(node: Path, little: None) -> None:
+@pytest.mark.parametrize("at", ["sending", "waiting"])
+def test_an_interrupted_training_leaves_no_group_at_work(
+    at: str, node: Path, little: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = network()
     endless = [_longer(job, 100_000) for job in jobs(2, net)]
+    real, sent = ray_fleet._group, list[Any]()
 
-    def interrupt() -> None:
+    def interrupt(*_: Any) -> None:
         until(fitting)
-        os.kill(os.getpid(), signal.SIGINT)
+        raise KeyboardInterrupt
 
-    thread = threading.Thread(target=interrupt)
-    with elsewhere("ray") as far:
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            Trainer(net, LOOP, far.fleet).fit(endless, Fit(lr=0.1))
-        thread.join()
-        until(lambda: not fitting(), 5)
+    def send(*args: Any) -> Any:
+        if sent and at == "sending":
+            interrupt()
+        sent.append(real(*args))
+        return sent[-1]
+
+    monkeypatch.setattr(ray_fleet, "_group", send)
+    monkeypatch.setattr("ray.get", interrupt)
+    with elsewhere("ray") as far, pytest.raises(KeyboardInterrupt):
+        Trainer(net, LOOP, far.fleet).fit(endless, Fit(lr=0.1))
+    assert len(sent) == {"sending": 1, "waiting": 2}[at]
+    until(lambda: not fitting(), 5)
 
 
 def test_nothing_is_begun_where_there_is_nothing_to_send(
