@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from fdaudit.attacks.gradient_inversion import engine
 from fdaudit.attacks.gradient_inversion.engine import (
     best_of,
     cosine_distance,
@@ -258,6 +259,31 @@ def test_problems_advance_together_as_they_would_alone() -> None:
         alone = match_lbfgs(simulate, target[one], start[one], y[one], evaluations=40)
         torch.testing.assert_close(bfgs.images[one], alone.images, rtol=1e-5, atol=1e-6)
         assert bfgs.evaluations[r] == alone.evaluations[0]
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(1, [1]), (4, [4]), (5, [2, 3]), (6, [3, 3]), (9, [3, 3, 3])])
+def test_problems_that_are_too_many_advance_in_even_parts(
+    rows: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x, y = _case("lenet", 9, 2)
+    x, y = x[:rows], y[:rows]
+    seen, simulate = list[int](), GradientMap(module, tensors(module))
+    target, real = simulate(x, y).detach(), simulate.products
+
+    def products(*args: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(len(args[0]))
+        return real(*args)
+
+    monkeypatch.setattr(simulate, "products", products)
+    start = torch.rand(x.shape, generator=torch.Generator().manual_seed(9), dtype=x.dtype)
+    whole = match_adam(simulate, target, start, y, iterations=2, lr=0.1, tv=0.0)
+    assert set(seen) == {rows}
+    seen.clear()
+    monkeypatch.setattr(engine, "_CHUNK", 4 * x[0].numel() + 1)
+    parts = match_adam(simulate, target, start, y, iterations=2, lr=0.1, tv=0.0)
+    assert seen[::2] == sizes
+    torch.testing.assert_close(parts.images, whole.images, rtol=0, atol=1e-9)
+    torch.testing.assert_close(parts.objective, whole.objective)
 
 
 def test_signed_adam_is_torchs_adam_on_the_sign() -> None:

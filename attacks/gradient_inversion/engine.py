@@ -13,13 +13,14 @@ Sources: Zhu, Liu & Han 2019, algorithm 1 (squared ℓ2, L-BFGS); Geiping et al.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .gradients import Simulator, _chunks
+from .gradients import Simulator
 from .lbfgs import minimise
 
 __all__ = [
@@ -204,6 +205,12 @@ def _adam(
 def _at_once(values: int, target: Tensor) -> int:
     """How many problems advance together, of so many image values each, for gradients like `target` (R, P)."""
     return max(1, min(_CHUNK // values, _CHUNK_GRADIENTS // target.shape[1]))
+
+
+def _chunks(rows: int, most: int) -> list[slice]:
+    """Slices of at most so many rows, as even as can be: small ones cost more for each row."""
+    count = -(-rows // most)
+    return [slice(a, b) for a, b in itertools.pairwise(rows * i // count for i in range(count + 1))]
 
 
 def best_of(matched: Matched, restarts: int) -> Matched:

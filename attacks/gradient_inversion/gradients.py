@@ -12,7 +12,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -228,9 +227,3 @@ def _split(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[str, 
         parameters[name] = given.detach()
     buffers = {name: tensors.get(name, own).detach() for name, own in module.named_buffers()}
     return parameters, buffers
-
-
-def _chunks(rows: int, size: int) -> list[slice]:
-    """Slices of at most `size` rows."""
-    bounds = [*range(0, rows, size), rows]
-    return [slice(a, b) for a, b in itertools.pairwise(bounds)]
