@@ -1,6 +1,7 @@
 """The same sweep on Ray with one worker, with two, and in two processes without Ray: by the wall clock, all told.
 
-All start from the same seeds and secrets and from nothing else, so every cell's `result.json` must be the same bytes.
+Each sweep is a process of its own, as a command is; importing is not counted. All start from the same seeds and secrets
+and from nothing else, so every cell's `result.json` must be the same bytes.
 Target: two workers at least 1.7 times as fast as one, on a machine with two processors to spare.
 """
 
@@ -10,6 +11,7 @@ import argparse
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -52,14 +54,25 @@ def results(out: Path) -> dict[str, bytes]:
     return {p.parent.name: p.read_bytes() for p in sorted(out.glob("cells/*/result.json"))}
 
 
-def timed(way: str, grid: Mapping[str, Any], start: Path, out: Path) -> tuple[float, dict[str, bytes]]:
+def apart(way: str, start: Path, out: Path) -> tuple[float, dict[str, bytes]]:
+    """Seconds of a sweep that goes on in `out`, a copy of `start`, in a process of its own, and its results."""
     shutil.copytree(start, out)
+    command = [sys.executable, __file__, "--way", way, str(out)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{way}: failed, as said above")
+    return float(done.stdout), results(out)
+
+
+def here(way: str, out: Path) -> None:
+    """Does that in this process, and prints the seconds."""
+    grid = engine.read_index(out).grid
     before = time.perf_counter()
     index = engine.sweep(grid, out, resume=True, executor=WAYS[way]())
     seconds = time.perf_counter() - before
     if index.count("failed") or index.count("pending"):
         sys.exit("\n".join(f"{e.called}: {e.status} {e.reason}" for e in index.cells))
-    return seconds, results(out)
+    print(seconds)
 
 
 def main() -> None:
@@ -67,8 +80,12 @@ def main() -> None:
     parser.add_argument(
         "grid", nargs="?", type=Path, help="default: a handful of cells of the reference grid"
     )
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--times", type=int, default=1, help="how often; every other time in reverse order")
     options = parser.parse_args()
+    if options.way:
+        here(options.way, options.grid)
+        return
     try:
         ray_cluster(1)
     except UsageError as error:
@@ -85,7 +102,7 @@ def main() -> None:
         for number in range(options.times):
             for way in list(WAYS)[:: -1 if number % 2 else 1]:
                 load = os.getloadavg()[0]
-                seconds, cells = timed(way, grid, start, Path(folder) / f"{number}-{way}")
+                seconds, cells = apart(way, start, Path(folder) / f"{number}-{way}")
                 found[way].append(seconds)
                 made.append(cells)
                 print(

@@ -115,7 +115,7 @@ class RayFleet:
 
 
 def _stop(under_way: list[Any]) -> None:
-    """Ends the workers of what has not ended; a task that is cancelled as it ends takes this process with it."""
+    """Ends the workers of what has not ended. Ray ends this process where a task is cancelled as it ends."""
     import ray
 
     many = len(under_way)

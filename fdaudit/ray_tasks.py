@@ -56,7 +56,7 @@ class Attempt:
         return line
 
     def stop(self) -> None:
-        """Ends the worker that is at it; not for one that has said its last line, whose worker is at another's."""
+        """Ends the worker that is at it; not to be called once its last line is here: the worker may be at the next."""
         import ray
 
         ray.cancel(self.lines, force=True)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +36,8 @@ _VARIABLES = (
     "OPENBLAS_NUM_THREADS",
 )
 """Ray sets some of these for a task; numbers of threads change bits."""
+_TICKS = 10.0
+"""Lines of progress in a burst, and a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +140,27 @@ def _told_elsewhere(errand: Errand) -> Iterator[dict[str, Any]]:
 
 
 def told(module: str, piece: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a process of `module` says about a piece; it stands by for the worker's next.
+    """What a process of `module` says about a piece, though not of every step; it stands by for the worker's next.
 
     `{"lost": True}` where it ended early.
     """
-    for _, line in standing_pool(module, 1).work([piece]):
-        yield {"lost": True} if line is None else dict(line)
+    yield from _paced(
+        {"lost": True} if line is None else dict(line) for _, line in standing_pool(module, 1).work([piece])
+    )
+
+
+def _paced(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Leaves out progress after a burst but for so many lines a second and the last step: Ray takes long for each."""
+    left, before = _TICKS, time.monotonic()
+    for line in lines:
+        if "tick" in line:
+            now = time.monotonic()
+            left, before = min(_TICKS, left + _TICKS * (now - before)), now
+            _, step, of = line["tick"]
+            if left < 1 and step < of:
+                continue
+            left -= 1
+        yield line
 
 
 def _shares_directory(errand: Errand) -> bool:

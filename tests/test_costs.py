@@ -16,6 +16,7 @@ from mpmath import mp, mpf, quad
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from fdaudit.accounting import costs
 from fdaudit.accounting.costs import ORDERS, Drawn, converted, curve, epsilon
 from fdaudit.events import (
     Composed,
@@ -286,3 +287,27 @@ def test_a_composed_event_converts_part_by_part_or_not_at_all() -> None:
 
 def test_no_charge_costs_nothing() -> None:
     assert epsilon({}, DELTA).value == 0.0
+
+
+def test_what_is_charged_alike_is_priced_once_and_to_the_bit_as_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    priced, real = list[int](), costs._by_losses
+
+    def by_losses(charges: costs.Charges, *rest: float) -> costs.Epsilon:
+        priced.append(len(charges))
+        return real(charges, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(costs, "_by_losses", by_losses)
+    costs._epsilon.cache_clear()
+    one, other = (Gaussian(sensitivity=1.0, scale=s, **RECORD) for s in (31.0, 47.0))
+    first = epsilon({one: 2, other: 3}, DELTA)
+    assert epsilon({replace(one): 2, replace(other): 3}, DELTA) == first
+    assert priced == [2]
+    turned = epsilon({other: 3, one: 2}, DELTA)
+    assert priced == [2, 2], "last digits may depend on the order"
+    costs._epsilon.cache_clear()
+    assert epsilon({other: 3, one: 2}, DELTA) == turned
+    for changed in (epsilon({one: 3, other: 3}, DELTA), epsilon({one: 2, other: 3}, DELTA / 10)):
+        assert changed.value > first.value
+    assert epsilon({one: 2, other: 3}, DELTA, pld=False).accountant != first.accountant
