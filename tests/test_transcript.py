@@ -232,15 +232,15 @@ def test_memory_does_not_grow_with_what_was_sent(tmp_path: Path, monkeypatch: py
                 grown.append(used() - before)
             head = transcript.position.head
         verified = list[int]()
-        for _ in range(2):
+        for _ in range(5):
             before = used()
             tracemalloc.reset_peak()
             assert verify_transcript(tmp_path / "t", head=head, count=2100) == []
             verified.append(tracemalloc.get_traced_memory()[1] - before)
     finally:
         tracemalloc.stop()
-    # The interpreter's table of interned strings may double once meanwhile, which is 4 MB and more in a large process:
-    # three of the four times 500 messages are free of it, and one of the two verifications.
+    # The interpreter's table of interned strings, names of files among them, may be made anew meanwhile, which is 4 MB and
+    # more in a large process: three of the four times 500 messages are free of it, and three of the five verifications.
     assert sorted(grown)[2] < 50_000, f"{grown} bytes more are held after each 500 messages"
     assert sorted(peak)[2] < 1_000_000, f"{peak} bytes at most while 4 MB were written"
-    assert min(verified) < 2_000_000, f"{verified} bytes at most while 16 MB were verified, twice"
+    assert sorted(verified)[2] < 2_000_000, f"{verified} bytes at most each time 16 MB were verified"
