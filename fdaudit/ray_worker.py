@@ -159,7 +159,7 @@ def _paced(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             _, step, of = line["tick"]
             if left < 1 and step < of:
                 continue
-            left -= 1
+            left = max(0.0, left - 1)
         yield line
 
 

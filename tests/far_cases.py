@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-__all__ = ["FAR", "Killed", "copies_below", "dying", "empty_store", "held"]
+__all__ = ["FAR", "Killed", "dying", "empty_store", "far_away", "held"]
 
 FAR = "memory://far"
 
@@ -28,13 +28,13 @@ def empty_store() -> Iterator[None]:
     MemoryFileSystem.store.clear()
 
 
-@contextmanager
-def copies_below(folder: Path) -> Iterator[Path]:
-    """An empty store, every push due at once, and copies where a test can look for what is left of them."""
-    with empty_store(), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FDAUDIT_CACHE", str(folder))
-        patch.setenv("FDAUDIT_PUSH_EVERY", "0")
-        yield folder
+@pytest.fixture(autouse=True)
+def far_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty store, every push due at once, and copies below `cache`, where a test can see what is left of them."""
+    monkeypatch.setenv("FDAUDIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FDAUDIT_PUSH_EVERY", "0")
+    with empty_store():
+        yield
 
 
 @contextmanager

@@ -294,9 +294,9 @@ def test_what_is_charged_alike_is_priced_once_and_to_the_bit_as_by_itself(
 ) -> None:
     priced, real = list[int](), costs._by_losses
 
-    def by_losses(charges: costs.Charges, *rest: float) -> costs.Epsilon:
+    def by_losses(charges: costs.Charges, delta: float, coarser: int) -> costs.Epsilon:
         priced.append(len(charges))
-        return real(charges, *rest)  # type: ignore[arg-type]
+        return real(charges, delta, coarser)
 
     monkeypatch.setattr(costs, "_by_losses", by_losses)
     costs._epsilon.cache_clear()

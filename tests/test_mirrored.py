@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,8 @@ import fdaudit
 from fdaudit.errors import FdauditError, IntegrityError, RunError, UsageError
 from fdaudit.places import mirrored
 
-from .far_cases import FAR, copies_below
+from .far_cases import FAR, far_away  # noqa: F401
 from .run_cases import finished, tiny
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path) -> Iterator[Path]:
-    with copies_below(tmp_path / "cache") as folder:
-        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +53,7 @@ def test_python_functions_take_paths_and_refuse_urls(whole: Path) -> None:
             call()
 
 
-def test_a_path_is_used_as_it_is(tmp_path: Path, cache: Path) -> None:
+def test_a_path_is_used_as_it_is(tmp_path: Path) -> None:
     with mirrored(tmp_path / "run", "new") as place:
         assert place.path == tmp_path / "run"
         assert place.shown(place.path / "x") == str(tmp_path / "run" / "x")
@@ -70,7 +63,7 @@ def test_a_path_is_used_as_it_is(tmp_path: Path, cache: Path) -> None:
         assert place.ticking(tick) is tick
         place.push()
     assert not (tmp_path / "run").exists()
-    assert not cache.exists()
+    assert not (tmp_path / "cache").exists()
 
 
 def test_fsspec_is_loaded_for_urls_only(whole: Path) -> None:

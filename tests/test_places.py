@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from fdaudit.remote import Store
 from fdaudit.spec import load_spec
 
 from .cli_cases import Shell
-from .far_cases import FAR, Killed, copies_below, dying, held
+from .far_cases import FAR, Killed, dying, far_away, held  # noqa: F401
 from .run_cases import hasten, tiny, tree, write_spec
 from .sweep_cases import grid
 
@@ -44,12 +43,6 @@ SPEC = ordered(
     adversaries=["world"],
     attacks=[LOSS],
 )
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path) -> Iterator[Path]:
-    with copies_below(tmp_path / "cache") as folder:
-        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +71,7 @@ def sent(directory: Path, url: str = FAR) -> None:
 
 @pytest.mark.parametrize("scheme", ["memory", "file"])
 def test_a_run_behind_a_url_is_the_run_that_a_path_would_hold(
-    scheme: str, shell: Shell, whole: Path, cache: Path, tmp_path: Path
+    scheme: str, shell: Shell, whole: Path, tmp_path: Path
 ) -> None:
     url = FAR if scheme == "memory" else f"file://{tmp_path}/far"
     out, _ = shell.told(
@@ -87,10 +80,10 @@ def test_a_run_behind_a_url_is_the_run_that_a_path_would_hold(
     assert f"run     {url}\n" in out
     assert (held() if scheme == "memory" else tree(tmp_path / "far")) == tree(whole)
     assert tree(shell.home) == {}
-    assert list(cache.glob("fdaudit-copy-*")) == [], "the copy is gone"
+    assert list((tmp_path / "cache").glob("fdaudit-copy-*")) == [], "the copy is gone"
 
 
-def test_every_command_reads_and_writes_urls(shell: Shell, whole: Path, cache: Path, tmp_path: Path) -> None:
+def test_every_command_reads_and_writes_urls(shell: Shell, whole: Path, tmp_path: Path) -> None:
     sent(whole)
     assert json.loads(shell.told("verify", FAR, "--json")[0]) == {"run": FAR, "intact": True, "findings": []}
     assert "world" in shell.told("ledger", FAR)[0]
@@ -125,12 +118,12 @@ def test_every_command_reads_and_writes_urls(shell: Shell, whole: Path, cache: P
         "no link to a copy that is gone"
     )
     assert tree(shell.home) == {}
-    assert list(cache.glob("fdaudit-copy-*")) == []
+    assert list((tmp_path / "cache").glob("fdaudit-copy-*")) == []
     shell.told("verify", FAR)
 
 
 def test_the_quickstart_and_sweeps_take_urls(
-    shell: Shell, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = load_spec(tiny(name="one", seed=None))
     monkeypatch.setattr(suite, "specs", lambda: {"one": alone, "other": alone})
@@ -158,7 +151,7 @@ def test_the_quickstart_and_sweeps_take_urls(
     )
     assert "index.html" in held("/far-curve/")
     assert tree(shell.home) == {}
-    assert list(cache.glob("fdaudit-copy-*")) == []
+    assert list((tmp_path / "cache").glob("fdaudit-copy-*")) == []
 
 
 def test_a_sweep_sends_whole_cells_only_and_goes_on_without_the_others(shell: Shell, tmp_path: Path) -> None:
@@ -234,7 +227,7 @@ def test_a_killed_process_goes_on_from_the_url(shell: Shell, tmp_path: Path) -> 
 
 
 def test_what_cannot_be_reached_is_refused_in_one_line_and_nothing_is_written(
-    shell: Shell, whole: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = write_spec(tmp_path / "spec.yaml", SPEC)
     sent(whole)
@@ -255,7 +248,7 @@ def test_what_cannot_be_reached_is_refused_in_one_line_and_nothing_is_written(
     monkeypatch.setenv("FDAUDIT_CACHE", str(tmp_path / "file" / "below"))
     assert "FDAUDIT_CACHE" in shell.refused("verify", FAR)
     assert held() == before
-    assert not cache.exists() or list(cache.glob("fdaudit-copy-*")) == []
+    assert not (tmp_path / "cache").exists() or list((tmp_path / "cache").glob("fdaudit-copy-*")) == []
 
 
 def test_a_changed_record_behind_a_url_is_found_and_not_attacked(shell: Shell, whole: Path) -> None:
@@ -276,7 +269,7 @@ def test_a_changed_record_behind_a_url_is_found_and_not_attacked(shell: Shell, w
 
 
 def test_a_store_that_may_not_be_written_ends_a_run_before_it_trains(
-    shell: Shell, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise PermissionError(13, "Permission denied")
@@ -285,7 +278,7 @@ def test_a_store_that_may_not_be_written_ends_a_run_before_it_trains(
     monkeypatch.setattr(fdaudit.audit, "federate", lambda *args: pytest.fail("it trains"))
     spec = write_spec(tmp_path / "spec.yaml", SPEC)
     assert "cannot be written (PermissionError" in shell.refused("run", spec, "--out", FAR)
-    assert list(cache.glob("fdaudit-copy-*")) == []
+    assert list((tmp_path / "cache").glob("fdaudit-copy-*")) == []
 
 
 def test_a_store_that_fails_for_a_while_is_tried_again(
@@ -307,7 +300,7 @@ def test_a_store_that_fails_for_a_while_is_tried_again(
 
 
 def test_what_cannot_be_sent_in_the_end_is_kept_and_said_where(
-    shell: Shell, whole: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, puts = MemoryFileSystem.put_file, list[str]()
 
@@ -320,7 +313,7 @@ def test_what_cannot_be_sent_in_the_end_is_kept_and_said_where(
     monkeypatch.setattr(MemoryFileSystem, "put_file", ends)
     spec = write_spec(tmp_path / "spec.yaml", SPEC)
     _, err = shell.told("run", spec, "--out", FAR, "--seed-from", whole, "--no-report", code=2)
-    (home,) = [p for p in cache.iterdir() if list(p.iterdir())]
+    (home,) = [p for p in (tmp_path / "cache").iterdir() if list(p.iterdir())]
     assert f"What was not sent is kept in {home / 'far'}." in err.splitlines()[-1]
     assert home.stat().st_mode & 0o777 == 0o700
     assert tree(home / "far") == tree(whole)

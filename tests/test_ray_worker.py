@@ -27,6 +27,8 @@ def test_of_quick_progress_a_burst_some_a_second_and_every_last_step_are_told(
     def lines() -> Iterator[dict[str, Any]]:
         yield from steps("quick", 1000, 0.001)
         yield {"cell": "x"}
+        for _ in range(100):
+            yield from steps("short", 1, 0.001)
         yield from steps("slow", 30, 0.2)
         yield {"status": "done"}
 
@@ -37,7 +39,12 @@ def test_of_quick_progress_a_burst_some_a_second_and_every_last_step_are_told(
     assert quick[-1] == 1000
     assert quick == sorted(quick)
     rest = told[len(quick) :]
-    assert rest == [{"cell": "x"}, *({"tick": ["slow", n, 30]} for n in range(1, 31)), {"status": "done"}]
+    assert rest == [
+        {"cell": "x"},
+        *[{"tick": ["short", 1, 1]}] * 100,
+        *({"tick": ["slow", n, 30]} for n in range(1, 31)),
+        {"status": "done"},
+    ]
 
 
 @pytest.mark.parametrize("module", ["ray_worker", "ray_attack_worker"])
