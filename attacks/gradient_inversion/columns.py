@@ -8,18 +8,30 @@ them up to full blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .convolutions import Geometry
-
-__all__ = ["Columns", "Plain", "arranged"]
+__all__ = ["Columns", "Geometry", "Plain", "arranged"]
 
 _BLOCK = 8
 """Channels that libraries compute at once."""
+
+
+class Geometry(NamedTuple):
+    """How a kernel moves over an image, vertically and horizontally."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    def outputs(self, size: Sequence[int], kernel: Sequence[int]) -> tuple[int, int]:
+        """Height and width of what a kernel (k, k) makes of an image (h, w)."""
+        sides = zip(size, kernel, *self, strict=True)
+        p, q = ((n + 2 * padding - d * (k - 1) - 1) // s + 1 for n, k, s, padding, d in sides)
+        return p, q
 
 
 def arranged(kernel: torch.Size, geometry: Geometry, device: torch.device) -> Plain:
@@ -44,9 +56,13 @@ class Plain:
     def __init__(self, kernel: torch.Size, geometry: Geometry) -> None:
         self.kernel, self.geometry = kernel, geometry
 
-    def images(self, a: Tensor) -> Tensor:
-        """The images (N, c, h, w) that these weights move over; twice differentiable."""
+    def spread(self, a: Tensor) -> Tensor:
+        """What these weights move over, for images (N, c, h, w)."""
         return a
+
+    def collapse(self, e: Tensor, w: int) -> Tensor:
+        """The derivative of ⟨spread(a), e⟩ in images a of width w."""
+        return e
 
     def weights(self, flat: Tensor) -> Tensor:
         """Weights (R, O*c*k*k) as they are multiplied, flat; what is expanded over R stays so."""
@@ -68,11 +84,6 @@ class Columns(Plain):
         filled = -(-self._used // _BLOCK) * _BLOCK
         super().__init__(torch.Size([outputs, filled, k, 1]), Geometry((s, 1), (p, 0), (d, 1)))
 
-    def images(self, a: Tensor) -> Tensor:
-        """(N, C, h, q)."""
-        out: Tensor = _Spread.apply(a, self)
-        return out
-
     def weights(self, flat: Tensor) -> Tensor:
         """(R, O*C*k)."""
         if len(flat) > 1 and flat.stride(0) == 0:
@@ -88,7 +99,7 @@ class Columns(Plain):
         return used.reshape(-1, outputs, c, width, k).transpose(3, 4).flatten(1)
 
     def spread(self, a: Tensor) -> Tensor:
-        """`images`, without a derivative."""
+        """(N, C, h, q)."""
         out = a.new_zeros(len(a), self.kernel[1], a.shape[2], self._outputs(a.shape[3]))
         parts = self._parts(out)
         for j, seen, at in self._seen(a.shape[3]):
@@ -96,7 +107,7 @@ class Columns(Plain):
         return out
 
     def collapse(self, e: Tensor, w: int) -> Tensor:
-        """The derivative of ⟨spread(a), e⟩ in a: (N, C, h, q) to (N, c, h, w)."""
+        """(N, c, h, w)."""
         parts = self._parts(e)
         out = e.new_zeros(len(e), self._of[1], e.shape[2], w)
         for j, seen, at in self._seen(w):
@@ -119,25 +130,3 @@ class Columns(Plain):
             first, last = max(0, -(moved // s)), min(self._outputs(w), (w - 1 - moved) // s + 1)
             if first < last:
                 yield j, slice(first * s + moved, (last - 1) * s + moved + 1, s), slice(first, last)
-
-
-class _Spread(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, columns: Columns) -> Tensor:
-        ctx.columns, ctx.width = columns, a.shape[3]
-        return columns.spread(a)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return _Collapsed.apply(g, ctx.columns, ctx.width), None
-
-
-class _Collapsed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, e: Tensor, columns: Columns, width: int) -> Tensor:
-        ctx.columns = columns
-        return columns.collapse(e, width)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        return _Spread.apply(g, ctx.columns), None, None

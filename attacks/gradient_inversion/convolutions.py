@@ -1,149 +1,209 @@
-"""Convolutions of many batches with one set of weights, and each batch's own weight gradients, twice differentiable.
+"""Convolutions of many batches with one set of weights, each batch with its own gradient in them.
 
-A convolution's weight gradients G = conv_w(a, s) for R batches, from its inputs a and the loss's derivatives s at its
-output, are one convolution of R groups. PyTorch differentiates such a thing group by group, and derives gradients of
-shared weights besides, which nobody asked for. Here every derivative is one convolution, with groups where batches
-differ: d⟨G, W⟩ = ⟨conv(a, W), ds⟩ + ⟨conv_x(W, s), da⟩.
+For R batches the weight gradients G = conv_w(a, s), from inputs a and signals s, and whatever moves along them, are
+single convolutions of R groups: PyTorch, differentiating twice, goes group by group. Small ones are products of
+matrices, over their input patches.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch import Tensor, nn
 
-__all__ = ["Geometry", "shared_convolution", "weight_gradients", "weight_products"]
+from .columns import Geometry, arranged
+from .layers import Maybe, WeightedPass
 
+__all__ = ["Convolution", "grouped_gradient", "input_gradient"]
 
-class Geometry(NamedTuple):
-    """How a kernel moves over an image, vertically and horizontally."""
-
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
+_PATCH_VALUES = 150_000
+"""Input patches of more values than this take longer to write than PyTorch's convolutions to set out."""
 
 
-def shared_convolution(a: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """`F.conv2d` of images (N, c, h, w), twice differentiable in them; weights (O, c, k, k) are constants."""
-    out: Tensor = _Convolution.apply(a, weight, bias, geometry)
-    return out
-
-
-def weight_gradients(a: Tensor, s: Tensor, R: int, kernel: torch.Size, geometry: Geometry) -> Tensor:
-    """Each batch's gradient in the weights, (R, O*c*k*k), once differentiable.
+class Convolution:
+    """A convolution with fixed weights.
 
     Args:
-        a: (R*B, c, h, w) a convolution's inputs, batch after batch.
-        s: (R*B, O, p, q) the loss's derivative at its output.
-        R: batches.
+        layer: `groups` 1, zeros for padding, which is given in pixels.
+        weight: (O, c, k, k).
+        bias: (O,).
+    """
+
+    def __init__(self, layer: nn.Conv2d, weight: Tensor, bias: Maybe) -> None:
+        stride, padding, dilation = (
+            (int(v[0]), int(v[1])) for v in (layer.stride, layer.padding, layer.dilation)
+        )
+        self.geometry, self.kernel = Geometry(stride, padding, dilation), weight.shape
+        self.form = arranged(weight.shape, self.geometry, weight.device)
+        self.flat, self.bias = weight.reshape(1, -1), bias
+        self.weight = self.form.weights(self.flat).view(self.form.kernel)
+
+    def __call__(self, a: Tensor, R: int) -> WeightedPass:
+        """A pass of images (R*B, c, h, w)."""
+        out = self.geometry.outputs(a.shape[2:], self.kernel[2:])
+        values = len(a) * self.kernel[1:].numel() * out[0] * out[1]
+        return _Grouped(self, a, R) if values > _PATCH_VALUES else _Patches(self, a, R, out)
+
+
+class _Convolved(WeightedPass):
+    """What both ways have in common: G is written out, and g."""
+
+    _s: Tensor
+    _g: Tensor
+    _g_bias: Maybe
+
+    def __init__(self, layer: Convolution, R: int) -> None:
+        self._layer, self._R = layer, R
+
+    @abstractmethod
+    def _gradient(self) -> Tensor:
+        """G, (R, values), as weights are multiplied here."""
+
+    def _arrange(self, weight: Tensor) -> Tensor:
+        """(R, values) as they are multiplied here."""
+        return weight
+
+    def _bias_gradient(self) -> Tensor:
+        return self._batched(self._s.flatten(2).sum(2))
+
+    def _batched(self, each: Tensor) -> Tensor:
+        """(R, values) of what each image adds, (N, values)."""
+        return each if len(each) == self._R else each.view(self._R, -1, each.shape[1]).sum(1)
+
+    def products(self, weight: Tensor, bias: Maybe) -> tuple[Tensor, Tensor]:
+        found = [(self._gradient(), self._arrange(weight))]
+        if bias is not None:
+            found.append((self._bias_gradient(), bias))
+        self._found = found
+        (dot, square), *more = [_products(G, T) for G, T in found]
+        for of_dot, of_square in more:
+            dot, square = dot + of_dot, square + of_square
+        return dot, square
+
+    def move(self, weight: Tensor, bias: Maybe) -> None:
+        self._g, self._g_bias = self._arrange(weight), bias
+
+    def move_by_products(self, dot: Tensor, square: Tensor) -> None:
+        g = [_combined(G, T, dot, square) for G, T in self._found]
+        self._g, self._g_bias = g[0], g[1] if len(g) > 1 else None
+
+
+class _Grouped(_Convolved):
+    """By convolutions: of R groups where each batch has its own weights."""
+
+    def __init__(self, layer: Convolution, a: Tensor, R: int) -> None:
+        super().__init__(layer, R)
+        self._width = a.shape[3]
+        self._a = layer.form.spread(a)
+
+    def forward(self) -> Tensor:
+        return F.conv2d(self._a, self._layer.weight, self._layer.bias, *self._layer.form.geometry)
+
+    def receive(self, s: Tensor) -> None:
+        self._s = s
+
+    def backward(self, s: Tensor) -> Sequence[Maybe]:
+        return (self._collapse(self._transposed(s)),)
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        return self._layer.form.restored(self._gradient()), self._bias_gradient()
+
+    def forward_along(self, t: Sequence[Maybe]) -> Maybe:
+        form, bias = self._layer.form, None if self._g_bias is None else self._g_bias.flatten()
+        a = _side_by_side(self._a, self._R)
+        out = _apart(F.conv2d(a, self._own(), bias, *form.geometry, groups=self._R), self._R)
+        if t[0] is None:
+            return out
+        return out.add_(F.conv2d(form.spread(t[0]), self._layer.weight, None, *form.geometry))
+
+    def backward_along(self, r: Maybe) -> Sequence[Maybe]:
+        R, geometry = self._R, self._layer.form.geometry
+        a, s = _side_by_side(self._a, R), _side_by_side(self._s, R)
+        out = _apart(input_gradient(a, s, self._own(), geometry, R), R)
+        return (self._collapse(out if r is None else out.add_(self._transposed(r))),)
+
+    def _gradient(self) -> Tensor:
+        R, form = self._R, self._layer.form
+        a, s = _side_by_side(self._a, R), _side_by_side(self._s, R)
+        return grouped_gradient(a, s, R, form.kernel, form.geometry)
+
+    def _arrange(self, weight: Tensor) -> Tensor:
+        return self._layer.form.weights(weight)
+
+    def _own(self) -> Tensor:
+        """Each batch's g, (R*O, c, k, k)."""
+        kernel = self._layer.form.kernel
+        return self._g.reshape(self._R * kernel[0], *kernel[1:])
+
+    def _transposed(self, s: Tensor) -> Tensor:
+        return input_gradient(self._a, s, self._layer.weight, self._layer.form.geometry)
+
+    def _collapse(self, e: Tensor) -> Tensor:
+        return self._layer.form.collapse(e, self._width)
+
+
+class _Patches(_Convolved):
+    """By products of matrices, over the patches (N, K, P) of the inputs."""
+
+    def __init__(self, layer: Convolution, a: Tensor, R: int, out: tuple[int, int]) -> None:
+        super().__init__(layer, R)
+        stride, padding, dilation = layer.geometry
+        self._moves = ((layer.kernel[2], layer.kernel[3]), dilation, padding, stride)
+        self._size, self._out, self._a = a.shape[2:], out, F.unfold(a, *self._moves)
+        self._weight = layer.flat.view(layer.kernel[0], -1)
+
+    def forward(self) -> Tensor:
+        z, bias = self._weight @ self._a, self._layer.bias
+        return (z if bias is None else z.add_(bias[:, None])).view(*z.shape[:2], *self._out)
+
+    def receive(self, s: Tensor) -> None:
+        self._s = s.flatten(2)
+
+    def backward(self, s: Tensor) -> Sequence[Maybe]:
+        return (self._folded(self._weight.T @ s.flatten(2)),)
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        return self._gradient(), self._bias_gradient()
+
+    def forward_along(self, t: Sequence[Maybe]) -> Maybe:
+        out = torch.bmm(self._own(), self._a)
+        if self._g_bias is not None:
+            out.view(self._R, -1, *out.shape[1:]).add_(self._g_bias[:, None, :, None])
+        if t[0] is not None:
+            out.baddbmm_(self._weight.expand(len(out), -1, -1), F.unfold(t[0], *self._moves))
+        return out.view(*out.shape[:2], *self._out)
+
+    def backward_along(self, r: Maybe) -> Sequence[Maybe]:
+        out = torch.bmm(self._own().mT, self._s)
+        if r is not None:
+            out.baddbmm_(self._weight.T.expand(len(out), -1, -1), r.flatten(2))
+        return (self._folded(out),)
+
+    def _gradient(self) -> Tensor:
+        return self._batched(torch.bmm(self._s, self._a.mT).flatten(1))
+
+    def _own(self) -> Tensor:
+        """Each image's g, (N, O, K)."""
+        B, g = len(self._a) // self._R, self._g
+        return (g if B == 1 else g.repeat_interleave(B, 0)).view(-1, *self._weight.shape)
+
+    def _folded(self, e: Tensor) -> Tensor:
+        return F.fold(e, self._size, *self._moves)
+
+
+def grouped_gradient(a: Tensor, s: Tensor, R: int, kernel: torch.Size, geometry: Geometry) -> Tensor:
+    """Each group's gradient in its weights, (R, O*c*k*k).
+
+    Args:
+        a: (B, R*c, h, w) a convolution's inputs.
+        s: (B, R*O, p, q) the loss's derivative at its output.
+        R: groups.
         kernel: (O, c, k, k).
         geometry: the convolution's.
     """
-    out: Tensor = _WeightGradients.apply(a, s, R, kernel, geometry)
-    return out
-
-
-def weight_products(
-    a: Tensor, s: Tensor, target: Tensor, kernel: torch.Size, geometry: Geometry
-) -> tuple[Tensor, Tensor]:
-    """⟨G_r, target_r⟩ and ‖G_r‖² of the weight gradients G, two tensors (R,), once differentiable in a and s.
-
-    Args:
-        a: as in `weight_gradients`.
-        s: as there.
-        target: (R, O*c*k*k).
-        kernel: as there.
-        geometry: as there.
-    """
-    dot, square = _WeightProducts.apply(a, s, target, kernel, geometry)
-    return dot, square
-
-
-class _Convolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        ctx.save_for_backward(a, weight)
-        ctx.geometry = geometry
-        return F.conv2d(a, weight, bias, *geometry)
-
-    @staticmethod
-    def backward(ctx: Any, s: Tensor) -> tuple[Tensor | None, ...]:
-        return _Transposed.apply(s, *ctx.saved_tensors, ctx.geometry), None, None, None
-
-
-class _Transposed(torch.autograd.Function):
-    """A convolution's derivative in its input, which is linear in s."""
-
-    @staticmethod
-    def forward(ctx: Any, s: Tensor, a: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-        ctx.save_for_backward(weight)
-        ctx.geometry = geometry
-        return _input_gradient(a, s, weight, geometry)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (weight,) = ctx.saved_tensors
-        return F.conv2d(g, weight, None, *ctx.geometry), None, None, None
-
-
-class _WeightGradients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, s: Tensor, R: int, kernel: torch.Size, geometry: Geometry) -> Tensor:
-        a, s = _side_by_side(a, R), _side_by_side(s, R)
-        ctx.save_for_backward(a, s)
-        ctx.R, ctx.kernel, ctx.geometry = R, kernel, geometry
-        return _grouped_gradient(a, s, R, kernel, geometry)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        a, s = ctx.saved_tensors
-        da, ds = _adjoint(a, s, g, ctx.R, ctx.kernel, ctx.geometry, ctx.needs_input_grad[0])
-        return da, ds, None, None, None
-
-
-class _WeightProducts(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, a: Tensor, s: Tensor, target: Tensor, kernel: torch.Size, geometry: Geometry
-    ) -> tuple[Tensor, Tensor]:
-        R = len(target)
-        a, s = _side_by_side(a, R), _side_by_side(s, R)
-        G = _grouped_gradient(a, s, R, kernel, geometry)
-        ctx.save_for_backward(a, s, target, G)
-        ctx.R, ctx.kernel, ctx.geometry = R, kernel, geometry
-        # One target for all (restarts of one message) is a product of a matrix and a vector.
-        dot = G @ target[0] if target.stride(0) == 0 else (G * target).sum(1)
-        return dot, torch.linalg.vector_norm(G, dim=1).square()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dot: Tensor, square: Tensor) -> tuple[Tensor | None, ...]:
-        a, s, target, G = ctx.saved_tensors
-        g = G * (2 * square)[:, None]
-        if target.stride(0) == 0:
-            g.addr_(dot, target[0])
-        else:
-            g.addcmul_(dot[:, None], target)
-        da, ds = _adjoint(a, s, g, ctx.R, ctx.kernel, ctx.geometry, ctx.needs_input_grad[0])
-        return da, ds, None, None, None
-
-
-def _adjoint(
-    a: Tensor, s: Tensor, g: Tensor, R: int, kernel: torch.Size, geometry: Geometry, inputs: bool
-) -> tuple[Tensor | None, Tensor]:
-    """Derivatives of ⟨G, g⟩ in the inputs, where they are wanted, and in the signals."""
-    weight = g.reshape(R * kernel[0], *kernel[1:])
-    da = _apart(_input_gradient(a, s, weight, geometry, R), R) if inputs else None
-    return da, _apart(F.conv2d(a, weight, None, *geometry, groups=R), R)
-
-
-def _grouped_gradient(a: Tensor, s: Tensor, R: int, kernel: torch.Size, geometry: Geometry) -> Tensor:
-    """(R, weight values) of inputs (B, R*c, h, w) and signals (B, R*O, p, q)."""
     # torch.nn.grad's functions hand over tensors that are expanded, and copied then; only sizes matter of them.
     weight = a.new_empty(R * kernel[0], *kernel[1:])
     wanted = (False, True, False)
@@ -153,13 +213,25 @@ def _grouped_gradient(a: Tensor, s: Tensor, R: int, kernel: torch.Size, geometry
     return found[1].view(R, -1)
 
 
-def _input_gradient(a: Tensor, s: Tensor, weight: Tensor, geometry: Geometry, groups: int = 1) -> Tensor:
-    """The derivative in an input of the size of `a`."""
+def input_gradient(a: Tensor, s: Tensor, weight: Tensor, geometry: Geometry, groups: int = 1) -> Tensor:
+    """The loss's derivative in an input of the size of `a`; arguments as in `grouped_gradient`."""
     wanted = (True, False, False)
     found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
         s, a, weight, None, *geometry, False, (0, 0), groups, wanted
     )
     return found[0]
+
+
+def _products(G: Tensor, T: Tensor) -> tuple[Tensor, Tensor]:
+    """⟨G, T⟩ and ‖G‖² of each row. One target for all (restarts of one message) is a matrix times a vector."""
+    dot = G @ T[0] if T.stride(0) == 0 else (G * T).sum(1)
+    return dot, torch.linalg.vector_norm(G, dim=1).square()
+
+
+def _combined(G: Tensor, T: Tensor, dot: Tensor, square: Tensor) -> Tensor:
+    """dot T + 2 square G, row by row."""
+    g = G * (2 * square)[:, None]
+    return g.addr_(dot, T[0]) if T.stride(0) == 0 else g.addcmul_(dot[:, None], T)
 
 
 def _side_by_side(t: Tensor, R: int) -> Tensor:

@@ -16,9 +16,11 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .gradients import Simulator
 from .lbfgs import minimise
@@ -75,9 +77,33 @@ def cosine_distance(dot: Tensor, square: Tensor, target_square: Tensor) -> Tenso
 
 def total_variation(x: Tensor) -> Tensor:
     """Mean absolute difference of neighbouring pixels, vertically plus horizontally: (R, B, c, h, w) to (R,)."""
-    vertical = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1).mean(1)
-    horizontal = (x[..., 1:] - x[..., :-1]).abs().flatten(1).mean(1)
-    return vertical + horizontal
+    out: Tensor = _TotalVariation.apply(x)
+    return out
+
+
+class _TotalVariation(torch.autograd.Function):
+    """With its derivative written out, which takes two thirds of the time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        vertical, horizontal = x[..., 1:, :] - x[..., :-1, :], x[..., 1:] - x[..., :-1]
+        ctx.save_for_backward(vertical, horizontal)
+        out: Tensor = vertical.abs().flatten(1).mean(1) + horizontal.abs().flatten(1).mean(1)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        vertical, horizontal = ctx.saved_tensors
+        out: Tensor = vertical.new_zeros(*horizontal.shape[:-1], vertical.shape[-1])
+        g = g.view(-1, 1, 1, 1, 1)
+        vertical = vertical.sign().mul_(g / vertical[0].numel())
+        horizontal = horizontal.sign().mul_(g / horizontal[0].numel())
+        out[..., 1:, :] += vertical
+        out[..., :-1, :] -= vertical
+        out[..., 1:] += horizontal
+        out[..., :-1] -= horizontal
+        return out
 
 
 def match_lbfgs(
@@ -189,16 +215,18 @@ def _adam(
         distance = cosine_distance(*simulate.products(v, y, target), target_square)
         total = distance + tv * total_variation(v) if tv else distance
         (g,) = torch.autograd.grad(total.sum(), v)
-        x = x.detach()
-        better = total.detach() < best_total
-        best_total = torch.where(better, total.detach(), best_total)
+        x, total = x.detach(), total.detach()
+        better = total < best_total
+        best_total = torch.where(better, total, best_total)
         best_distance = torch.where(better, distance.detach(), best_distance)
         best = torch.where(better.view(-1, 1, 1, 1, 1), x, best)
-        g = g.nan_to_num(0.0).sign() if signed else g.nan_to_num(0.0)
-        first = first.lerp(g, 0.1)
-        second = second.lerp(g * g, 0.001)
+        g = g.nan_to_num(0.0)
+        if signed:
+            g.sign_()
+        first.lerp_(g, 0.1)
+        second.lerp_(g.square_(), 0.001)
         step = lr * 0.1 ** sum(i > d for d in drops) / (1 - 0.9**i)
-        x = (x - step * first / ((second / (1 - 0.999**i)).sqrt() + 1e-8)).clamp_(0, 1)
+        x = x.addcdiv(first, (second / (1 - 0.999**i)).sqrt_().add_(1e-8), value=-step).clamp_(0, 1)
     return best, best_distance
 
 

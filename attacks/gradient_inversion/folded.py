@@ -1,30 +1,24 @@
 """Gradients of R batches at one model with all R*B images folded into a single batch.
 
-Under `vmap` a convolution's per-batch weight gradients become grouped convolutions, and every layer pays for
-R sets of weights. Here all images pass through the one set of weights there is, and the per-batch weight
-gradients are formed from each layer's input and from the loss's derivative at its output: small convolutions by
-products of matrices, over their input patches, larger ones as in `convolutions`.
+Under `vmap` a convolution's per-batch weight gradients become grouped convolutions, and every layer pays for R sets of
+weights. Here all images pass through the one set of weights there is, and each batch's weight gradients are formed from
+each layer's input and from the loss's derivative at its output. Their derivatives in the images are R{dL/dx}, along
+whatever depends on the gradients (see `layers`).
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor, fx, nn
+from torch.autograd.function import once_differentiable
 
-from fdaudit.errors import UsageError
-
-from .columns import arranged
-from .convolutions import Geometry, shared_convolution, weight_gradients, weight_products
+from .layers import Maybe, Pass, WeightedPass, added
+from .tracing import Node, traced, unfoldable
 
 __all__ = ["Folded", "foldable"]
-
-_PATCH_VALUES = 150_000
-"""Input patches of more values than this take longer to write than PyTorch's convolutions to set out."""
 
 
 def foldable(module: nn.Module) -> bool:
@@ -33,7 +27,7 @@ def foldable(module: nn.Module) -> bool:
         if isinstance(m, (nn.Dropout, nn.Dropout2d)) and m.training and m.p > 0:
             return False
         if getattr(m, "inplace", False):
-            return False  # it would overwrite a recorded output
+            return False  # it would overwrite what another layer keeps
         mine = list(m.parameters(recurse=False))
         plain_conv = type(m) is nn.Conv2d and m.groups == 1 and m.padding_mode == "zeros"
         if mine and not (type(m) is nn.Linear or (plain_conv and not isinstance(m.padding, str))):
@@ -42,180 +36,185 @@ def foldable(module: nn.Module) -> bool:
 
 
 class Folded:
-    """R*B images through the shared weights at once; each batch's weight gradients from the layers' signals.
+    """R*B images through the shared weights at once, and each batch's own weight gradients.
 
-    A layer z = W a has, for each image, dL/dW = (dL/dz) aᵀ. All images pass through the same W, so forward
-    and backward passes are shared and only these products, R of them for each layer, are not. A convolution
-    is the same with a its unfolded input patches (K, P), which serve the forward product as well.
+    Args:
+        module: `foldable`.
+        parameters: by name.
+        buffers: by name.
+
+    Raises:
+        UsageError: the module depends on values in ways that cannot be traced, overwrites a tensor, calls a layer twice
+            or leaves one out.
     """
 
     def __init__(
         self, module: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
     ) -> None:
-        twin = copy.deepcopy(module)
-        self._layers: dict[str, _Recorder] = {}
-        for name, layer in list(twin.named_modules()):
-            if isinstance(layer, (nn.Conv2d, nn.Linear)):
-                bias = parameters.get(f"{name}.bias" if name else "bias")
-                weight = parameters[f"{name}.weight" if name else "weight"]
-                recorder: _Recorder
-                if isinstance(layer, nn.Conv2d):
-                    recorder = _RecordingConv(layer, weight, bias)
-                else:
-                    recorder = _RecordingLinear(weight, bias)
-                self._layers[name] = recorder
-                if not name:
-                    twin = recorder
-                else:
-                    parent, _, child = name.rpartition(".")
-                    setattr(twin.get_submodule(parent), child, recorder)
-        self._twin, self._buffers = twin, dict(buffers)
         self._names, self._sizes = tuple(parameters), [p.numel() for p in parameters.values()]
+        self.nodes = traced(module, parameters, buffers)
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Gradients (R, P) of images (R, B, c, h, w) with labels (R, B) or probabilities (R, B, C)."""
-        found: dict[str, Tensor] = {}
-        for name, recorder, a, signal in self._signals(x, y):
-            found[f"{name}weight"] = recorder.weight_gradient(a, signal, len(x))
-            found[f"{name}bias"] = recorder.bias_gradient(signal, len(x))
-        return torch.cat([found[name] for name in self._names], 1)
+        found: Tensor = _Gradients.apply(x, y, self)
+        return found
 
     def products(self, x: Tensor, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Inner products with the target and squared norms, layer by layer."""
-        pieces = dict(zip(self._names, torch.split(target, self._sizes, 1), strict=True))
-        dots, squares = [], []
-        for name, recorder, a, signal in self._signals(x, y):
-            dot, square = recorder.weight_products(a, signal, pieces[f"{name}weight"])
-            dots.append(dot)
-            squares.append(square)
-            if f"{name}bias" in pieces:
-                bias = recorder.bias_gradient(signal, len(x))
-                dots.append((bias * pieces[f"{name}bias"]).sum(1))
-                squares.append(bias.square().sum(1))
-        return torch.stack(dots).sum(0), torch.stack(squares).sum(0)
+        dot, square = _Products.apply(x, y, target, self)
+        return dot, square
 
-    def _signals(self, x: Tensor, y: Tensor) -> Iterator[tuple[str, _Recorder, Tensor, Tensor]]:
-        """For each layer its prefix, itself, its input (R*B, ...) and dL/dz of its output."""
-        for recorder in self._layers.values():
-            recorder.record = None
-        if not torch.is_grad_enabled() or not x.requires_grad:
-            x = x.detach().requires_grad_()  # the signals dL/dz need a graph
-        with torch.enable_grad():
-            out = functional_call(self._twin, self._buffers, (x.flatten(0, 1),))
-            # Mean over each batch, summed over batches: image b's signal is that of its own batch's loss.
-            loss = F.cross_entropy(out, y.flatten(0, 1), reduction="sum") / x.shape[1]
-            records = [r.take() for r in self._layers.values()]
-            signals = torch.autograd.grad(loss, [z for _, z in records], create_graph=True)
-            for (name, recorder), (a, _), signal in zip(self._layers.items(), records, signals, strict=True):
-                yield (f"{name}." if name else ""), recorder, a, signal
+    def joined(self, found: Mapping[str, Tensor]) -> Tensor:
+        """(R, P) of tensors by name."""
+        return torch.cat([found[name] for name in self._names], 1)
+
+    def parted(self, flat: Tensor) -> dict[str, Tensor]:
+        """The reverse of `joined`."""
+        return dict(zip(self._names, torch.split(flat, self._sizes, 1), strict=True))
 
 
-class _Recorder(nn.Module):
-    """A layer with fixed weights that keeps its input patches and its output of the last pass."""
+class _Gradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, folded: Folded) -> Tensor:
+        found: dict[str, Tensor] = {}
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.weight, self.bias = weight, bias
-        self.record: tuple[Tensor, Tensor] | None = None
-        self._version = 0
+        def read(name: str, layer: WeightedPass) -> None:
+            found[_of(name, "weight")], found[_of(name, "bias")] = layer.gradients()
 
-    def keep(self, a: Tensor, z: Tensor) -> None:
-        if self.record is not None:
-            raise UsageError(
-                "module", type(self).__name__, "is called twice in one pass", "Give each call its own layer."
-            )
-        self.record, self._version = (a, z), z._version
+        ctx.folded, ctx.run = folded, _Run(folded.nodes, x, y, read)
+        return folded.joined(found)
 
-    def take(self) -> tuple[Tensor, Tensor]:
-        if self.record is None or self.record[1]._version != self._version:
-            raise UsageError(
-                "module",
-                type(self).__name__,
-                "is left out of the pass, or its output is overwritten in place",
-                "Use every layer once, and no in-place operations.",
-            )
-        record, self.record = self.record, None
-        return record
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Maybe, ...]:
+        pieces = ctx.folded.parted(g)
 
-    def weight_gradient(self, a: Tensor, signal: Tensor, R: int) -> Tensor:
-        """(R, weight values)."""
-        raise NotImplementedError
+        def move(name: str, layer: WeightedPass) -> None:
+            layer.move(pieces[_of(name, "weight")], pieces.get(_of(name, "bias")))
 
-    def weight_products(self, a: Tensor, signal: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """⟨weight gradient, target⟩ and its squared norm, (R,) each; target (R, weight values)."""
-        gradient = self.weight_gradient(a, signal, len(target))
-        return (gradient * target).sum(1), gradient.square().sum(1)
-
-    def bias_gradient(self, signal: Tensor, R: int) -> Tensor:
-        """(R, outputs)."""
-        raise NotImplementedError
+        return *ctx.run.along(move, ctx.needs_input_grad[1]), None
 
 
-class _RecordingLinear(_Recorder):
-    def forward(self, a: Tensor) -> Tensor:
-        z = F.linear(a, self.weight, self.bias)
-        self.keep(a, z)
-        return z
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, target: Tensor, folded: Folded) -> tuple[Tensor, Tensor]:
+        pieces = folded.parted(target)
+        dot, square = target.new_zeros(len(target)), target.new_zeros(len(target))
 
-    def weight_gradient(self, a: Tensor, signal: Tensor, R: int) -> Tensor:
-        s, a = signal.reshape(R, -1, signal.shape[-1]), a.reshape(R, -1, a.shape[-1])
-        return torch.bmm(s.mT, a).flatten(1)
+        def read(name: str, layer: WeightedPass) -> None:
+            of_dot, of_square = layer.products(pieces[_of(name, "weight")], pieces.get(_of(name, "bias")))
+            dot.add_(of_dot)
+            square.add_(of_square)
 
-    def weight_products(self, a: Tensor, signal: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        # With G = sᵀa: ⟨G, T⟩ = Σ s ∘ (a Tᵀ) and ‖G‖² = Σ (s sᵀ) ∘ (a aᵀ), without ever writing G.
-        R = len(target)
-        s, a = signal.reshape(R, -1, signal.shape[-1]), a.reshape(R, -1, a.shape[-1])
-        T = target.view(R, s.shape[2], -1)
-        # One T for all (restarts of one message) is one product of matrices, not R.
-        aT = F.linear(a, T[0]) if target.stride(0) == 0 else torch.bmm(a, T.mT)
-        if s.shape[1] == 1:
-            return (s * aT).sum((1, 2)), s.square().sum((1, 2)) * a.square().sum((1, 2))
-        gram = torch.bmm(s, s.mT) * torch.bmm(a, a.mT)
-        return (s * aT).sum((1, 2)), gram.sum((1, 2))
+        ctx.run = _Run(folded.nodes, x, y, read)
+        return dot, square
 
-    def bias_gradient(self, signal: Tensor, R: int) -> Tensor:
-        return signal.reshape(R, -1, signal.shape[-1]).sum(1)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dot: Tensor, square: Tensor) -> tuple[Maybe, ...]:
+        def move(_: str, layer: WeightedPass) -> None:
+            layer.move_by_products(dot, square)
+
+        return *ctx.run.along(move, ctx.needs_input_grad[1]), None, None
 
 
-class _RecordingConv(_Recorder):
-    def __init__(self, layer: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__(weight, bias)
-        self._kernel = layer.kernel_size
-        # `foldable` has refused padding given by name.
-        stride, padding, dilation = (
-            (int(v[0]), int(v[1])) for v in (layer.stride, layer.padding, layer.dilation)
-        )
-        self._geometry = Geometry(stride, padding, dilation)
-        self._form = arranged(weight.shape, self._geometry, weight.device)
+def _of(layer: str, parameter: str) -> str:
+    return f"{layer}.{parameter}" if layer else parameter
 
-    def forward(self, a: Tensor) -> Tensor:
-        stride, padding, dilation = self._geometry
-        sizes = zip(a.shape[2:], self._kernel, dilation, padding, stride, strict=True)
-        out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, d, p, s in sizes]
-        if len(a) * self.weight[0].numel() * out[0] * out[1] > _PATCH_VALUES:
-            a, weight = self._form.images(a), self._form.weights(self.weight.reshape(1, -1))
-            z = shared_convolution(a, weight.view(self._form.kernel), self.bias, self._form.geometry)
-            self.keep(a, z)
-            return z
-        patches = F.unfold(a, self._kernel, dilation, padding, stride)  # (N, K, P)
-        z = self.weight.flatten(1) @ patches
-        if self.bias is not None:
-            z = z + self.bias[:, None]
-        self.keep(patches, z)
-        return z.view(len(a), -1, *out)
 
-    def weight_gradient(self, a: Tensor, signal: Tensor, R: int) -> Tensor:
-        if a.dim() == 4:
-            found = weight_gradients(a, signal, R, self._form.kernel, self._form.geometry)
-            return self._form.restored(found)
-        each = torch.bmm(signal.flatten(2), a.mT)  # (R*B, O, K)
-        return (each.view(R, -1, *each.shape[1:]).sum(1) if len(each) > R else each).flatten(1)
+# -- one pass -----------------------------------------------------------------------------------------------
 
-    def weight_products(self, a: Tensor, signal: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        if a.dim() == 4:
-            target = self._form.weights(target)
-            return weight_products(a, signal, target, self._form.kernel, self._form.geometry)
-        return super().weight_products(a, signal, target)
+_Visit = Callable[[str, WeightedPass], None]
+"""What is done with a layer with weights, given with its name, while its tensors are in the caches."""
 
-    def bias_gradient(self, signal: Tensor, R: int) -> Tensor:
-        return signal.flatten(2).sum(2).view(R, -1, signal.shape[1]).sum(1)
+_Passed = tuple[Node, list[fx.Node], Pass]
+"""An operation, those of its inputs that depend on the images, and its pass."""
+
+
+class _Run:
+    """The network's passes over images x (R, B, c, h, w) with labels y (R, B) or probabilities (R, B, C).
+
+    Args:
+        nodes: the network.
+        x: images.
+        y: labels.
+        read: of every layer whose gradient is known.
+    """
+
+    def __init__(self, nodes: Sequence[Node], x: Tensor, y: Tensor, read: _Visit) -> None:
+        self._shape = x.shape
+        self._passes: list[_Passed] = []
+        # Layers with weights, and what follows from one: R{.} of all else is zero.
+        self._moving = set[fx.Node]()
+        logits = self._forward(nodes, x.detach().flatten(0, 1))
+        # Mean over each batch, summed over batches: image b's signal is that of its own batch's loss.
+        self._p, q = logits.softmax(1), y.detach().flatten(0, 1)
+        if not q.is_floating_point():
+            q = torch.zeros_like(self._p).scatter_(1, q[:, None], 1.0)
+        self._weight = q.sum(1, keepdim=True) / x.shape[1]
+        found = self._backward(self._p * self._weight - q / x.shape[1], read)
+        for node in nodes:
+            if node.layer is not None and node.layer not in found:
+                raise unfoldable(node.layer, "does not pass the images on", "Leave it out.")
+
+    def along(self, move: _Visit, labels: bool) -> tuple[Tensor, Maybe]:
+        """R{dL/dx} while each layer moves as `move` has it, and, if `labels`, R{dL/dy} for probabilities y."""
+        t: dict[fx.Node, Maybe] = {}
+        for node, inputs, of in self._passes:
+            if isinstance(of, WeightedPass):
+                move(str(node.layer), of)
+            t[node.key] = of.forward_along([t.get(n) for n in inputs])
+            _forget(t, inputs)
+        key = self._passes[-1][0].key
+        last = t[key]
+        assert last is not None  # noqa: S101 - a layer with weights moves
+        log_p = last - (self._p * last).sum(1, keepdim=True)
+        r: dict[fx.Node, Maybe] = {key: self._p * log_p * self._weight}
+        for node, inputs, of in reversed(self._passes):
+            for n, found in zip(inputs, of.backward_along(r.pop(node.key, None)), strict=True):
+                r[n] = added(r.get(n), found)
+        (dx,) = r.values()
+        assert dx is not None  # noqa: S101 - the first layer with weights moves
+        return dx.view(self._shape), -log_p.view(*self._shape[:2], -1) / self._shape[1] if labels else None
+
+    def _forward(self, nodes: Sequence[Node], x: Tensor) -> Tensor:
+        """The logits, (R*B, C)."""
+        given: dict[fx.Node, Any] = {nodes[0].key: x}
+        live = {nodes[0].key}
+        for node in nodes[1:]:
+            inputs = [n for n in node.inputs if n in live]
+            made = node.passed(given, inputs, self._shape[0]) if inputs else node.call(given)
+            given[node.key] = made.forward() if isinstance(made, Pass) else made
+            _forget(given, inputs)
+            if isinstance(made, Pass):
+                live.add(node.key)
+                self._passes.append((node, inputs, made))
+                if node.layer is not None or not self._moving.isdisjoint(inputs):
+                    self._moving.add(node.key)
+        logits: Tensor = given[nodes[-1].key]
+        return logits
+
+    def _backward(self, signal: Tensor, read: _Visit) -> set[str]:
+        """Names of the layers that were read."""
+        found = set[str]()
+        s: dict[fx.Node, Maybe] = {self._passes[-1][0].key: signal}
+        for node, inputs, of in reversed(self._passes):
+            own = s.pop(node.key, None)
+            if own is None:
+                continue
+            if isinstance(of, WeightedPass):
+                of.receive(own)
+                read(str(node.layer), of)
+                found.add(str(node.layer))
+            if not self._moving.isdisjoint(inputs):
+                for n, of_input in zip(inputs, of.backward(own), strict=True):
+                    if n in self._moving:
+                        s[n] = added(s.get(n), of_input)
+        return found
+
+
+def _forget(found: dict[fx.Node, Any], inputs: Sequence[fx.Node]) -> None:
+    """Lets go what nobody else reads: memory that is used again at once is in the caches."""
+    for n in inputs:
+        if len(n.users) == 1:
+            found.pop(n, None)

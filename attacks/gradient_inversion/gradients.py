@@ -38,8 +38,10 @@ __all__ = [
 Strategy = Literal["loop", "vmap", "folded"]
 """How R gradients are computed: one at a time, under `torch.func.vmap`, or folded into one large batch."""
 
-_FOLDED_VALUES = {"one": 100_000, "several": 4_000_000}
+_FOLDED_VALUES = 4_000_000
 _VMAP_BATCHES = 4
+_SAME = 1e-3
+"""Relative difference of two gradients that rounding explains."""
 
 
 def flatten(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
@@ -92,10 +94,10 @@ def unfolded_values(module: nn.Module, shape: Sequence[int]) -> int:
 
 
 def choose_strategy(module: nn.Module, batches: int, images: int, shape: Sequence[int]) -> Strategy:
-    """The fixed rule: folded, but where few batches are so large that plain autograd has full caches anyway.
+    """The fixed rule: folded, but where batches are so large that plain autograd has full caches anyway.
 
-    Measured on CPU cores: folding one batch pays while its unfolded inputs stay below about 100,000 values, of several
-    while each one's stay below 4 million. `vmap`, for networks that cannot be folded, pays from about four batches on.
+    Measured on CPU cores: folding pays while each batch's unfolded inputs stay below about 4 million values.
+    `vmap`, for networks that cannot be folded, pays from about four batches on.
 
     Args:
         module: the network.
@@ -103,9 +105,8 @@ def choose_strategy(module: nn.Module, batches: int, images: int, shape: Sequenc
         images: B, images behind each.
         shape: (c, h, w) of an image.
     """
-    most = _FOLDED_VALUES["one" if batches == 1 else "several"]
     if foldable(module):
-        return "folded" if images * unfolded_values(module, shape) <= most else "loop"
+        return "folded" if images * unfolded_values(module, shape) <= _FOLDED_VALUES else "loop"
     return _unfolded(batches)
 
 
@@ -164,12 +165,17 @@ class GradientMap(Simulator):
         return self._rule[key]
 
     def _records(self, x: Tensor) -> bool:
-        """Whether a pass can be recorded: each layer is called once, and no output overwritten."""
+        """Whether a pass can be recorded, and gives the gradient of plain autograd: tried with one image."""
+        noise = torch.rand(x.shape[2:], generator=torch.Generator().manual_seed(0), dtype=x.dtype).to(
+            x.device
+        )
+        one, label = noise[None, None], torch.zeros(1, 1, dtype=torch.long, device=x.device)
         try:
-            self._fold()(torch.zeros_like(x[:1, :1]), torch.zeros(1, 1, dtype=torch.long, device=x.device))
+            found = self._fold()(one, label)[0]
         except UsageError:
             return False
-        return True
+        expected = self._one(one[0], label[0])
+        return bool((found - expected).norm() <= _SAME * expected.norm())
 
     def _fold(self) -> Folded:
         if self._folded is None:

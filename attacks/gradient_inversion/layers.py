@@ -1,0 +1,284 @@
+"""What a layer does in one pass, and how its values and the loss's derivatives change while its weights move.
+
+The derivative in the images of ⟨G, g⟩, with G the loss's gradient in the weights and g fixed, is R{dL/dx}: how the
+loss's derivative at the images changes while the weights move along g. Four passes give it, and none needs a graph of
+another: values forwards, dL/dz backwards, R{z} forwards, R{dL/dz} backwards. Every batch has a direction g of its own.
+
+Source: Pearlmutter 1994, "Fast exact multiplication by the Hessian", whose operator R{·} is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = [
+    "RELU",
+    "SIGMOID",
+    "TANH",
+    "Activation",
+    "Maybe",
+    "Pass",
+    "WeightedPass",
+    "activated",
+    "added",
+    "linear",
+    "operated",
+    "reshaped",
+]
+
+Maybe = Tensor | None
+"""None stands for zeros."""
+
+
+class Pass(ABC):
+    """One operation in one pass of N images: R batches of B. It keeps what its later steps read, and nothing else."""
+
+    @abstractmethod
+    def forward(self) -> Tensor:
+        """The output, (N, ...)."""
+
+    @abstractmethod
+    def backward(self, s: Tensor) -> Sequence[Maybe]:
+        """dL/d(output) to dL/d(input), input by input."""
+
+    @abstractmethod
+    def forward_along(self, t: Sequence[Maybe]) -> Maybe:
+        """R{input}, input by input, to R{output}; after `backward`."""
+
+    @abstractmethod
+    def backward_along(self, r: Maybe) -> Sequence[Maybe]:
+        """R{dL/d(output)} to R{dL/d(input)}, input by input; where R{input} is zero, after the first pass."""
+
+
+# -- without weights ----------------------------------------------------------------------------------------
+
+
+def reshaped(a: Tensor, output: Tensor) -> Pass:
+    """The pass of what gives the values of `a` in another shape."""
+    return _Reshaped(a, output)
+
+
+class _Reshaped(Pass):
+    def __init__(self, a: Tensor, output: Tensor) -> None:
+        self._shape, self._out = a.shape, output
+
+    def forward(self) -> Tensor:
+        return self._out
+
+    def backward(self, s: Tensor) -> Sequence[Maybe]:
+        return (s.reshape(self._shape),)
+
+    def forward_along(self, t: Sequence[Maybe]) -> Maybe:
+        return None if t[0] is None else t[0].reshape(self._out.shape)
+
+    def backward_along(self, r: Maybe) -> Sequence[Maybe]:
+        return (None if r is None else r.reshape(self._shape),)
+
+
+class Activation(NamedTuple):
+    """A function φ of single values whose derivatives follow from what it gives, a = φ(z).
+
+    Attributes:
+        of: φ.
+        times: (g, a) to φ'(z) g.
+        bend: a to φ''(z) / φ'(z); None where φ'' is zero.
+    """
+
+    of: Callable[[Tensor], Tensor]
+    times: Callable[[Tensor, Tensor], Tensor]
+    bend: Callable[[Tensor], Tensor] | None
+
+
+RELU = Activation(torch.relu, lambda g, a: torch.ops.aten.threshold_backward(g, a, 0), None)
+SIGMOID = Activation(torch.sigmoid, torch.ops.aten.sigmoid_backward, lambda a: 1 - 2 * a)
+TANH = Activation(torch.tanh, torch.ops.aten.tanh_backward, lambda a: -2 * a)
+
+
+def activated(activation: Activation, z: Tensor) -> Pass:
+    """The pass of an activation."""
+    return _Activated(activation, z)
+
+
+class _Activated(Pass):
+    def __init__(self, activation: Activation, z: Tensor) -> None:
+        self._of, self._a = activation, activation.of(z)
+        self._s: Maybe = None
+        self._t: Maybe = None
+
+    def forward(self) -> Tensor:
+        return self._a
+
+    def backward(self, s: Tensor) -> Sequence[Maybe]:
+        if self._of.bend is not None:
+            self._s = s
+        return (self._of.times(s, self._a),)
+
+    def forward_along(self, t: Sequence[Maybe]) -> Maybe:
+        if t[0] is None:
+            return None
+        out = self._of.times(t[0], self._a)
+        if self._of.bend is not None:
+            self._t = out
+        return out
+
+    def backward_along(self, r: Maybe) -> Sequence[Maybe]:
+        out = None if r is None else self._of.times(r, self._a)
+        if self._of.bend is None or self._s is None or self._t is None:
+            return (out,)
+        return (added(self._of.bend(self._a).mul_(self._t).mul_(self._s), out),)
+
+
+def operated(inputs: Sequence[Tensor], output: Tensor) -> Pass:
+    """The pass of anything without weights, by autograd: inputs are leaves of the graph that the output is from."""
+    return _Operated(inputs, output)
+
+
+class _Operated(Pass):
+    def __init__(self, inputs: Sequence[Tensor], output: Tensor) -> None:
+        self._inputs, self._out = inputs, output
+        self._s: Maybe = None
+        self._found: Sequence[Maybe] = [None] * len(inputs)
+        self._bent: Sequence[Maybe] = [None] * len(inputs)
+
+    def forward(self) -> Tensor:
+        return self._out.detach()
+
+    def backward(self, s: Tensor) -> Sequence[Maybe]:
+        self._s = s.detach().requires_grad_()
+        with torch.enable_grad():
+            self._found = torch.autograd.grad(
+                self._out, self._inputs, self._s, create_graph=True, allow_unused=True
+            )
+        return [None if f is None else f.detach() for f in self._found]
+
+    def forward_along(self, t: Sequence[Maybe]) -> Maybe:
+        # With f = Jᵀs: d⟨f, t⟩ is J t in s, and what bends in the inputs.
+        pairs = [(f, u) for f, u in zip(self._found, t, strict=True) if f is not None and u is not None]
+        if not pairs or self._s is None:
+            return None
+        out, *self._bent = torch.autograd.grad(
+            [f for f, _ in pairs],
+            [self._s, *self._inputs],
+            [u for _, u in pairs],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        return out
+
+    def backward_along(self, r: Maybe) -> Sequence[Maybe]:
+        if r is None:
+            return self._bent
+        found = torch.autograd.grad(self._out, self._inputs, r, retain_graph=True, allow_unused=True)
+        return [added(f, b) for f, b in zip(found, self._bent, strict=True)]
+
+
+# -- with weights -------------------------------------------------------------------------------------------
+
+
+class WeightedPass(Pass):
+    """A layer whose weights all batches share; each has its own gradient G in them, and its own direction g."""
+
+    @abstractmethod
+    def receive(self, s: Tensor) -> None:
+        """Takes dL/d(output), before anything else is asked."""
+
+    @abstractmethod
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """G: in the weights (R, values), and in the bias (R, outputs)."""
+
+    @abstractmethod
+    def products(self, weight: Tensor, bias: Maybe) -> tuple[Tensor, Tensor]:
+        """⟨G, T⟩ and ‖G‖², (R,) each, for a target T like `gradients`; without a bias where the layer has none."""
+
+    @abstractmethod
+    def move(self, weight: Tensor, bias: Maybe) -> None:
+        """Makes g what is given, like `gradients`."""
+
+    @abstractmethod
+    def move_by_products(self, dot: Tensor, square: Tensor) -> None:
+        """Makes g the derivative in G of dot ⟨G, T⟩ + square ‖G‖², (R,) each, with the T of `products`."""
+
+
+def linear(a: Tensor, R: int, weight: Tensor, bias: Maybe) -> WeightedPass:
+    """The pass of W a + b, for inputs (N, ..., I) in R batches."""
+    return _Linear(a, R, weight, bias)
+
+
+class _Linear(WeightedPass):
+    """Neither G nor g is written out where products alone are wanted.
+
+    With G = sᵀa of one batch: ⟨G, T⟩ = Σ s ∘ (a Tᵀ) and ‖G‖² = Σ (s sᵀ) ∘ (a aᵀ); the bias is a column of ones in a.
+    """
+
+    def __init__(self, a: Tensor, R: int, weight: Tensor, bias: Maybe) -> None:
+        self._weight, self._bias = weight, bias
+        self._whole, self._a = a, a.reshape(R, -1, a.shape[-1])
+        self._gs: Callable[[], Tensor]  # large, and read last of all
+
+    def forward(self) -> Tensor:
+        return F.linear(self._whole, self._weight, self._bias)
+
+    def receive(self, s: Tensor) -> None:
+        self._s = s.reshape(*self._a.shape[:2], -1)
+
+    def backward(self, s: Tensor) -> Sequence[Maybe]:
+        return (s @ self._weight,)
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        return torch.bmm(self._s.mT, self._a).flatten(1), self._s.sum(1)
+
+    def products(self, weight: Tensor, bias: Maybe) -> tuple[Tensor, Tensor]:
+        a, s = self._a, self._s
+        self._aa, self._ss = _gram(a), _gram(s)
+        if self._bias is not None:
+            self._aa = self._aa + 1
+        T = weight.view(len(a), *self._weight.shape)
+        if weight.stride(0) == 0:  # one T for all (restarts of one message) is one product of matrices
+            self._target, self._aT = T[0], F.linear(a, T[0], None if bias is None else bias[0])
+        else:
+            self._target, self._aT = T, torch.bmm(a, T.mT)
+            if bias is not None:
+                self._aT += bias[:, None]
+        return (s * self._aT).sum((1, 2)), (self._aa * self._ss).sum((1, 2))
+
+    def move(self, weight: Tensor, bias: Maybe) -> None:
+        g = weight.view(len(self._a), *self._weight.shape)
+        self._ga, self._gs = torch.bmm(self._a, g.mT), lambda: torch.bmm(self._s, g)
+        if bias is not None:
+            self._ga += bias[:, None]
+
+    def move_by_products(self, dot: Tensor, square: Tensor) -> None:
+        a, s, dot, square = self._a, self._s, dot.view(-1, 1, 1), 2 * square.view(-1, 1, 1)
+        self._ga = _add(self._aT * dot, self._aa * square, s)
+        self._gs = lambda: _add((s * dot) @ self._target, self._ss * square, a)
+
+    def forward_along(self, t: Sequence[Maybe]) -> Maybe:
+        moved = self._ga.view(*self._whole.shape[:-1], -1)
+        return moved if t[0] is None else moved + F.linear(t[0], self._weight)
+
+    def backward_along(self, r: Maybe) -> Sequence[Maybe]:
+        moved = self._gs().view(-1, self._a.shape[2])
+        if r is not None:
+            moved.addmm_(r.reshape(len(moved), -1), self._weight)
+        return (moved.view_as(self._whole),)
+
+
+def _gram(v: Tensor) -> Tensor:
+    """v vᵀ of each (R, M, n): (R, M, M)."""
+    return v.square().sum(2, keepdim=True) if v.shape[1] == 1 else torch.bmm(v, v.mT)
+
+
+def _add(out: Tensor, gram: Tensor, v: Tensor) -> Tensor:
+    """out + gram v of each, (R, M, n), into `out`."""
+    return out.addcmul_(gram, v) if gram.shape[1] == 1 else out.baddbmm_(gram, v)
+
+
+def added(a: Maybe, b: Maybe) -> Maybe:
+    """a + b."""
+    return b if a is None else a if b is None else a + b

@@ -1,0 +1,175 @@
+"""A network as the operations that it is made of, in order."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from fdaudit.errors import UsageError
+
+from .convolutions import Convolution
+from .layers import RELU, SIGMOID, TANH, Activation, activated, linear, operated, reshaped
+
+__all__ = ["Node", "traced", "unfoldable"]
+
+Values = Mapping[fx.Node, Any]
+"""What operations gave."""
+
+_ACTIVATIONS: Mapping[object, Activation] = {
+    **dict.fromkeys((nn.ReLU, F.relu, torch.relu, "relu"), RELU),
+    **dict.fromkeys((nn.Sigmoid, F.sigmoid, torch.sigmoid, "sigmoid"), SIGMOID),
+    **dict.fromkeys((nn.Tanh, F.tanh, torch.tanh, "tanh"), TANH),
+}
+_RESHAPES = (nn.Flatten, torch.flatten, "flatten", "view", "reshape")
+_ROOT = "0."
+
+
+class Node(NamedTuple):
+    """An operation.
+
+    Attributes:
+        key: by which others find what it gives.
+        inputs: what it reads.
+        call: computes it from what others gave.
+        passed: its pass, from what others gave, those of its inputs that depend on the images' values, and how many
+            batches there are; or what it gives, where that does not depend on them.
+        layer: the name of a layer with weights, "" for a module that is one; None for anything else.
+    """
+
+    key: fx.Node
+    inputs: tuple[fx.Node, ...]
+    call: Callable[[Values], Any]
+    passed: Callable[[Values, Sequence[fx.Node], int], Any]
+    layer: str | None = None
+
+
+def traced(
+    module: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+) -> tuple[Node, ...]:
+    """The operations that the module's logits depend on: the images first, the logits last.
+
+    Args:
+        module: whose parameters all belong to plain convolutions and linear layers.
+        parameters: by name.
+        buffers: by name.
+
+    Raises:
+        UsageError: the forward pass depends on values, overwrites a tensor, calls a layer twice or leaves one out.
+    """
+    root = nn.Sequential(module)  # so that a module which is a layer is called as one
+    try:
+        graph = fx.Tracer().trace(root)
+    except Exception as error:  # whatever a stranger's code raises when it meets no values
+        raise unfoldable("forward", f"cannot be traced ({error})", "Let no step depend on values.") from error
+    used = _ancestors(graph)
+    nodes = tuple(_node(n, root, parameters, buffers) for n in graph.nodes if n in used)
+    layers = [n.layer for n in nodes if n.layer is not None]
+    for name in layers:
+        if layers.count(name) > 1:
+            raise unfoldable(name, "is called twice in one pass", "Give each call its own layer.")
+    for name in parameters:
+        if name.rpartition(".")[0] not in layers:
+            raise unfoldable(name, "is left out of the pass", "Use every layer once.")
+    return nodes
+
+
+def unfoldable(name: str, problem: str, remedy: str) -> UsageError:
+    """That the part of a module which has this name cannot be recorded."""
+    return UsageError("module", name, problem, remedy)
+
+
+def _ancestors(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that the output depends on."""
+    found = set[fx.Node]()
+    waiting = next(n for n in reversed(graph.nodes) if n.op == "output").all_input_nodes
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def _node(
+    node: fx.Node, root: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+) -> Node:
+    target = str(node.target)
+    name = target.removeprefix(_ROOT)
+    if node.op == "placeholder":
+        return _operation(node, lambda values: values[node])
+    if node.op == "get_attr":
+        if name in parameters:
+            raise unfoldable(name, "is used outside its layer", "Call the layer.")
+        value = buffers[name] if name in buffers else operator.attrgetter(target)(root)
+        return _operation(node, lambda _: value)
+    if _overwrites(node):
+        raise unfoldable(node.name, "overwrites a tensor in place", "Use no in-place operations.")
+    if node.op == "call_method":
+        return _operation(node, partial(_called, _method(target), node), target)
+    if callable(node.target):
+        return _operation(node, partial(_called, node.target, node), node.target)
+    module = root.get_submodule(target)
+    if not isinstance(module, (nn.Conv2d, nn.Linear)):
+        return _operation(node, partial(_called, module, node), type(module))
+    name = "" if target == _ROOT[:-1] else name
+    weight, bias = (parameters.get(f"{name}.{of}".lstrip(".")) for of in ("weight", "bias"))
+    assert weight is not None  # noqa: S101 - as every convolution and linear layer has
+    layer = (
+        Convolution(module, weight, bias)
+        if isinstance(module, nn.Conv2d)
+        else partial(linear, weight=weight, bias=bias)
+    )
+    return Node(
+        node,
+        tuple(node.all_input_nodes),
+        partial(_called, module, node),
+        lambda values, inputs, R: layer(values[inputs[0]], R),
+        name,
+    )
+
+
+def _operation(node: fx.Node, call: Callable[[Values], Any], of: object = None) -> Node:
+    """What has no weights: `of` a function, a method by name, or a class of modules."""
+    alone = len(node.args) == 1 and not node.kwargs
+    activation = _ACTIVATIONS.get(of) if alone else None
+
+    def passed(values: Values, inputs: Sequence[fx.Node], _: int) -> Any:
+        if activation is not None:
+            return activated(activation, values[inputs[0]])
+        if of in _RESHAPES:
+            return reshaped(values[inputs[0]], call(values))
+        return _by_autograd(node.name, call, values, inputs)
+
+    return Node(node, tuple(node.all_input_nodes), call, passed)
+
+
+def _by_autograd(name: str, call: Callable[[Values], Any], values: Values, inputs: Sequence[fx.Node]) -> Any:
+    leaves = {n: values[n].detach().requires_grad_() for n in inputs}
+    with torch.enable_grad():
+        out = call({**values, **leaves})
+    if isinstance(out, (tuple, list)) and any(isinstance(o, Tensor) and o.requires_grad for o in out):
+        raise unfoldable(name, "gives several tensors", "Let every operation give one.")
+    if not isinstance(out, Tensor):
+        return out
+    return operated(list(leaves.values()), out) if out.requires_grad else out
+
+
+def _overwrites(node: fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = node.op != "call_module" and name.endswith("_") and not name.endswith("__")
+    return in_place or bool(node.kwargs.get("inplace"))
+
+
+def _called(function: Callable[..., Any], node: fx.Node, values: Values) -> Any:
+    args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+    return function(*args, **kwargs)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    return lambda of, *args, **kwargs: getattr(of, name)(*args, **kwargs)
