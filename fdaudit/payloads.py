@@ -11,12 +11,11 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fdaudit.errors import IntegrityError
-from fdaudit.storage import commitment, sync_path, write_atomically
+from fdaudit.storage import commitment, write_atomically
 
 if TYPE_CHECKING:
     from fdaudit.messages import Message
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["PAYLOADS", "Payloads", "payload_name", "read_payload"]
 
 PAYLOADS = "payloads"
-_SYNCS_AT_ONCE = 8
 _OWN = re.compile(r"payloads/(\d{8})\.safetensors")
 _SHARED = re.compile(r"payloads/round-(\d{6})\.shard")
 
@@ -72,14 +70,11 @@ class Payloads:
             raise OSError(errno.ENOSPC, "only part of a payload could be written", name)
         return {"file": name, "offset": offset, "length": len(payload)}
 
-    def sync(self) -> None:
-        """Makes everything so far durable: the files, then their directory."""
-        if self._unsynced:
-            # Asked for at once, a file system commits many files together.
-            with ThreadPoolExecutor(_SYNCS_AT_ONCE) as pool:
-                list(pool.map(sync_path, self._unsynced))
-            self._unsynced.clear()
-        sync_path(self._directory / PAYLOADS)
+    def written(self) -> list[Path]:
+        """What has to be made durable since this was last asked: the files, and their directory."""
+        paths = [*self._unsynced, self._directory / PAYLOADS]
+        self._unsynced.clear()
+        return paths
 
     def close(self) -> None:
         """Closes what is open."""

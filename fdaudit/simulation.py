@@ -229,7 +229,7 @@ def _reference_line(plan: Plan, protocol: Any, config: Any, utility: Utility, ti
 def save_checkpoint(
     vault: Vault, transcript: Transcript, done: Round, state: Mapping[str, Tensor], utility: int
 ) -> None:
-    """Makes a round durable: its truth, the transcript, the protocol's state, then `round.json`.
+    """Makes a round durable: its truth, the transcript and the protocol's state, then `round.json`.
 
     All as it is now, but done by the transcript's writer after all that was put to it before.
 
@@ -244,19 +244,22 @@ def save_checkpoint(
     kept, number = encode(state), done.index
 
     def write() -> None:
-        vault.save_encoded(f"truth/round-{number:06d}", truth)
-        position = transcript.sync()
-        name = f"state/round-{number:06d}"
-        digest = vault.save_encoded(name, kept)
-        vault.save_round(
+        told, name = f"truth/round-{number:06d}", f"state/round-{number:06d}"
+        vault.save_encoded(told, truth, sync=False)
+        digest = vault.save_encoded(name, kept, sync=False)
+        staged = vault.stage_round(
             {
                 "round": number,
-                "transcript": vars(position),
+                "transcript": vars(transcript.position),
                 "state": name,
                 "state_sha256": digest,
                 "utility": utility,
             }
         )
+        # All at once, for a file system commits many files together; then what names them.
+        files = [vault.path(told), vault.path(name)]
+        transcript.sync([*files, *(file.parent for file in files), staged])
+        vault.replace_round(staged)
         _forget_states(vault, name)
 
     transcript.writer.put(write, len(truth) + len(kept))

@@ -8,7 +8,8 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "Syncs",
     "commitment",
     "decode",
     "encode",
@@ -29,15 +31,25 @@ __all__ = [
     "save_json",
     "save_tensors",
     "sync_path",
+    "write_aside",
     "write_atomically",
     "written_whole",
 ]
 
 _MAX_HEADER = 16 << 20
+_SYNCS_AT_ONCE = 8
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
     """Writes `data` under a temporary name in the same directory, then renames it to `path`."""
+    temporary = write_aside(path, data, mode=mode, sync=sync)
+    temporary.replace(path)
+    if sync:
+        sync_path(path.parent)
+
+
+def write_aside(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> Path:
+    """Writes what `path` is to hold beside it, under the temporary name that is returned."""
     temporary = path.with_name(f".{path.name}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "wb") as file:
@@ -45,9 +57,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool =
         if sync:
             file.flush()
             os.fsync(file.fileno())
-    temporary.replace(path)
-    if sync:
-        sync_path(path.parent)
+    return temporary
 
 
 @contextmanager
@@ -78,6 +88,21 @@ def sync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class Syncs:
+    """Makes files and directories durable, all that it is given at once: a file system commits many together."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="fdaudit-sync")
+
+    def __call__(self, paths: Iterable[Path]) -> None:
+        """Returns once all are durable."""
+        list(self._threads.map(sync_path, paths))
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self._threads.shutdown()
 
 
 def save_json(path: Path, value: Any, *, indent: int | None = None, sync: bool = True) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +25,7 @@ from fdaudit.errors import IntegrityError
 from fdaudit.messages import ALL, DATA, GENESIS, KINDS, Message
 from fdaudit.payloads import PAYLOADS, Payloads, payload_name, read_payload
 from fdaudit.rng import SecretStream
-from fdaudit.storage import commitment, decode, encode, header, sync_path
+from fdaudit.storage import Syncs, commitment, decode, encode, header
 from fdaudit.writer import InlineWriter, Writer
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Transcript:
         self.directory = directory
         self.writer: Writer = writer or InlineWriter()
         self._secret, self._keep, self._salt_path = secret, keep, salt_path
-        self._payloads = Payloads(directory, shared=shards)
+        self._payloads, self._syncs = Payloads(directory, shared=shards), Syncs()
         self._log_path = directory / log
         self._position = start or Position()
         self.seq = self._position.seq
@@ -148,20 +148,19 @@ class Transcript:
         draft = Message(seq=0, round=0, step=self.seq, sender=sender, receivers=(receiver,), kind=kind)
         return self.append(draft, tensors)[0]
 
-    def sync(self) -> Position:
-        """Makes everything so far durable: payloads, their directory, then the log."""
-        self.writer.put(self._sync)
+    def sync(self, others: Sequence[Path] = ()) -> Position:
+        """Makes everything so far durable, the payloads, the log and their directories, and `others` with them."""
+        self.writer.put(lambda: self._sync(others))
         return self.position
 
-    def _sync(self) -> None:
-        self._payloads.sync()
-        sync_path(self.directory)
-        os.fsync(self._file.fileno())
+    def _sync(self, others: Sequence[Path]) -> None:
+        self._syncs([*self._payloads.written(), self._log_path, self.directory, *others])
 
     def close(self) -> None:
         """Writes what was appended, unless writing failed, and closes the log."""
         self.writer.close()
         self._payloads.close()
+        self._syncs.close()
         self._file.close()
 
     def __enter__(self) -> Transcript:

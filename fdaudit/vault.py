@@ -15,13 +15,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdaudit.errors import IntegrityError, RunError
+from fdaudit.messages import canonical
 from fdaudit.rng import SecretStream
-from fdaudit.storage import commitment, encode, load_json, load_tensors, save_json, write_atomically
+from fdaudit.storage import (
+    commitment,
+    encode,
+    load_json,
+    load_tensors,
+    save_json,
+    sync_path,
+    write_aside,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["Secrets", "Vault"]
+
+_ROUND = "round.json"
 
 
 @dataclass(frozen=True)
@@ -82,12 +94,16 @@ class Vault:
         """Keeps tensors under a name such as `models/server`; returns the file's SHA-256."""
         return self.save_encoded(name, encode(tensors))
 
-    def save_encoded(self, name: str, payload: bytes) -> str:
-        """As `save`, for tensors that are encoded already."""
-        path = self.directory / f"{name}.safetensors"
+    def save_encoded(self, name: str, payload: bytes, *, sync: bool = True) -> str:
+        """As `save`, for tensors that are encoded already; without `sync` the file is not durable yet."""
+        path = self.path(name)
         path.parent.mkdir(exist_ok=True)
-        write_atomically(path, payload)
+        write_atomically(path, payload, sync=sync)
         return hashlib.sha256(payload).hexdigest()
+
+    def path(self, name: str) -> Path:
+        """The file of what is kept under a name."""
+        return self.directory / f"{name}.safetensors"
 
     def load(self, name: str, sha256: str | None = None) -> dict[str, Tensor]:
         """Tensors kept under a name.
@@ -95,11 +111,11 @@ class Vault:
         Raises:
             IntegrityError: the file is damaged, or is not the one whose digest `save` returned.
         """
-        return load_tensors(self.directory / f"{name}.safetensors", sha256)
+        return load_tensors(self.path(name), sha256)
 
     def has(self, name: str) -> bool:
         """Whether tensors are kept under a name."""
-        return (self.directory / f"{name}.safetensors").is_file()
+        return (self.path(name)).is_file()
 
     def names(self, folder: str) -> list[str]:
         """The names kept in a folder, sorted."""
@@ -107,15 +123,20 @@ class Vault:
 
     def forget(self, name: str) -> None:
         """Removes what is kept under a name, if anything is."""
-        (self.directory / f"{name}.safetensors").unlink(missing_ok=True)
+        (self.path(name)).unlink(missing_ok=True)
 
-    def save_round(self, checkpoint: Mapping[str, Any]) -> None:
-        """Replaces `round.json`, the point from which a run resumes."""
-        save_json(self.directory / "round.json", dict(checkpoint))
+    def stage_round(self, checkpoint: Mapping[str, Any]) -> Path:
+        """Writes the point from which a run is to resume beside `round.json`, for `replace_round`; not durable yet."""
+        return write_aside(self.directory / _ROUND, canonical(dict(checkpoint)) + b"\n", sync=False)
+
+    def replace_round(self, staged: Path) -> None:
+        """Makes what `stage_round` wrote, durable by now, the point from which a run resumes."""
+        staged.replace(self.directory / _ROUND)
+        sync_path(self.directory)
 
     def load_round(self) -> dict[str, Any] | None:
         """The last checkpoint, or None before the first."""
-        path = self.directory / "round.json"
+        path = self.directory / _ROUND
         if not path.is_file():
             return None
         value = load_json(path)

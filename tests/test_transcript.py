@@ -155,26 +155,29 @@ def test_a_line_written_in_part_is_an_error(tmp_path: Path) -> None:
             transcript.append(draft(), {"a": torch.zeros(1)})
 
 
-def test_a_synced_transcript_was_made_durable_from_the_payloads_up(
+def test_a_synced_transcript_is_durable_with_its_payloads_and_what_was_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Payloads before their folder, both before the log: a line must never outlive its payload."""
-    order, real = list[str](), os.fsync
+    synced, real = list[str](), os.fsync
 
     def noting(descriptor: int) -> None:
-        order.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
         real(descriptor)
 
     if not Path("/proc/self/fd").exists():
         pytest.skip("names of open files are read from /proc")
+    other = tmp_path / "other"
+    other.touch()
     with Transcript(tmp_path / "t", secret=SECRET) as transcript:
         transcript.append(draft(), {"a": torch.zeros(1)})
         transcript.append(draft(), {"a": torch.zeros(2)})
         monkeypatch.setattr(os, "fsync", noting)
+        transcript.sync([other])
+        payloads = ["00000000.safetensors", "00000001.safetensors"]
+        assert sorted(synced) == sorted([*payloads, "payloads", "t", LOG, "other"])
+        synced.clear()
         transcript.sync()
-    # The payloads are asked for side by side: either may be the first.
-    assert sorted(order[:2]) == ["00000000.safetensors", "00000001.safetensors"]
-    assert order[2:] == ["payloads", "t", LOG]
+        assert sorted(synced) == sorted(["payloads", "t", LOG])
 
 
 @pytest.mark.parametrize(
