@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .columns import Geometry, arranged
 from .layers import Maybe, WeightedPass
 
-__all__ = ["Convolution", "grouped_gradient", "input_gradient"]
+__all__ = ["Convolution"]
 
 _PATCH_VALUES = 150_000
 """Input patches of more values than this take longer to write than PyTorch's convolutions to set out."""
@@ -122,13 +122,13 @@ class _Grouped(_Convolved):
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
         R, geometry = self._R, self._layer.form.geometry
         a, s = _side_by_side(self._a, R), _side_by_side(self._s, R)
-        out = _apart(input_gradient(a, s, self._own(), geometry, R), R)
+        out = _apart(_input_gradient(a, s, self._own(), geometry, R), R)
         return (self._collapse(out if r is None else out.add_(self._transposed(r))),)
 
     def _gradient(self) -> Tensor:
         R, form = self._R, self._layer.form
         a, s = _side_by_side(self._a, R), _side_by_side(self._s, R)
-        return grouped_gradient(a, s, R, form.kernel, form.geometry)
+        return _grouped_gradient(a, s, R, form.kernel, form.geometry)
 
     def _arrange(self, weight: Tensor) -> Tensor:
         return self._layer.form.weights(weight)
@@ -139,7 +139,7 @@ class _Grouped(_Convolved):
         return self._g.reshape(self._R * kernel[0], *kernel[1:])
 
     def _transposed(self, s: Tensor) -> Tensor:
-        return input_gradient(self._a, s, self._layer.weight, self._layer.form.geometry)
+        return _input_gradient(self._a, s, self._layer.weight, self._layer.form.geometry)
 
     def _collapse(self, e: Tensor) -> Tensor:
         return self._layer.form.collapse(e, self._width)
@@ -194,7 +194,7 @@ class _Patches(_Convolved):
         return F.fold(e, self._size, *self._moves)
 
 
-def grouped_gradient(a: Tensor, s: Tensor, R: int, kernel: torch.Size, geometry: Geometry) -> Tensor:
+def _grouped_gradient(a: Tensor, s: Tensor, R: int, kernel: torch.Size, geometry: Geometry) -> Tensor:
     """Each group's gradient in its weights, (R, O*c*k*k).
 
     Args:
@@ -213,8 +213,8 @@ def grouped_gradient(a: Tensor, s: Tensor, R: int, kernel: torch.Size, geometry:
     return found[1].view(R, -1)
 
 
-def input_gradient(a: Tensor, s: Tensor, weight: Tensor, geometry: Geometry, groups: int = 1) -> Tensor:
-    """The loss's derivative in an input of the size of `a`; arguments as in `grouped_gradient`."""
+def _input_gradient(a: Tensor, s: Tensor, weight: Tensor, geometry: Geometry, groups: int = 1) -> Tensor:
+    """The loss's derivative in an input of the size of `a`; arguments as in `_grouped_gradient`."""
     wanted = (True, False, False)
     found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
         s, a, weight, None, *geometry, False, (0, 0), groups, wanted

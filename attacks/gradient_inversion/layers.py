@@ -159,7 +159,8 @@ class _Operated(Pass):
 
     def forward_along(self, t: Sequence[Maybe]) -> Maybe:
         # With f = Jᵀs: d⟨f, t⟩ is J t in s, and what bends in the inputs.
-        pairs = [(f, u) for f, u in zip(self._found, t, strict=True) if f is not None and u is not None]
+        found = zip(self._found, t, strict=True)
+        pairs = [(f, u) for f, u in found if f is not None and f.requires_grad and u is not None]
         if not pairs or self._s is None:
             return None
         out, *self._bent = torch.autograd.grad(
