@@ -115,7 +115,7 @@ class Vault:
 
     def has(self, name: str) -> bool:
         """Whether tensors are kept under a name."""
-        return (self.path(name)).is_file()
+        return self.path(name).is_file()
 
     def names(self, folder: str) -> list[str]:
         """The names kept in a folder, sorted."""
@@ -123,7 +123,7 @@ class Vault:
 
     def forget(self, name: str) -> None:
         """Removes what is kept under a name, if anything is."""
-        (self.path(name)).unlink(missing_ok=True)
+        self.path(name).unlink(missing_ok=True)
 
     def stage_round(self, checkpoint: Mapping[str, Any]) -> Path:
         """Writes the point from which a run is to resume beside `round.json`, for `replace_round`; not durable yet."""
