@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 
 from .layers import Maybe, Pass, WeightedPass, added
-from .tracing import Node, traced, unfoldable
+from .tracing import Node, named, traced, unfoldable
 
 __all__ = ["Folded", "foldable"]
 
@@ -79,7 +79,7 @@ class _Gradients(torch.autograd.Function):
         found: dict[str, Tensor] = {}
 
         def read(name: str, layer: WeightedPass) -> None:
-            found[_of(name, "weight")], found[_of(name, "bias")] = layer.gradients()
+            found[named(name, "weight")], found[named(name, "bias")] = layer.gradients()
 
         ctx.folded, ctx.run = folded, _Run(folded.nodes, x, y, read)
         return folded.joined(found)
@@ -90,7 +90,7 @@ class _Gradients(torch.autograd.Function):
         pieces = ctx.folded.parted(g)
 
         def move(name: str, layer: WeightedPass) -> None:
-            layer.move(pieces[_of(name, "weight")], pieces.get(_of(name, "bias")))
+            layer.move(pieces[named(name, "weight")], pieces.get(named(name, "bias")))
 
         return *ctx.run.along(move, ctx.needs_input_grad[1]), None
 
@@ -102,7 +102,7 @@ class _Products(torch.autograd.Function):
         dot, square = target.new_zeros(len(target)), target.new_zeros(len(target))
 
         def read(name: str, layer: WeightedPass) -> None:
-            of_dot, of_square = layer.products(pieces[_of(name, "weight")], pieces.get(_of(name, "bias")))
+            of_dot, of_square = layer.products(pieces[named(name, "weight")], pieces.get(named(name, "bias")))
             dot.add_(of_dot)
             square.add_(of_square)
 
@@ -116,10 +116,6 @@ class _Products(torch.autograd.Function):
             layer.move_by_products(dot, square)
 
         return *ctx.run.along(move, ctx.needs_input_grad[1]), None, None
-
-
-def _of(layer: str, parameter: str) -> str:
-    return f"{layer}.{parameter}" if layer else parameter
 
 
 # -- one pass -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from fdaudit.errors import UsageError
 from .convolutions import Convolution
 from .layers import RELU, SIGMOID, TANH, Activation, activated, linear, operated, reshaped
 
-__all__ = ["Node", "traced", "unfoldable"]
+__all__ = ["Node", "named", "traced", "unfoldable"]
 
 Values = Mapping[fx.Node, Any]
 """What operations gave."""
@@ -79,6 +79,11 @@ def traced(
     return nodes
 
 
+def named(layer: str, parameter: str) -> str:
+    """The full name of a layer's parameter; the layer's is "" for a module that is one."""
+    return f"{layer}.{parameter}" if layer else parameter
+
+
 def unfoldable(name: str, problem: str, remedy: str) -> UsageError:
     """That the part of a module which has this name cannot be recorded."""
     return UsageError("module", name, problem, remedy)
@@ -118,8 +123,7 @@ def _node(
     if not isinstance(module, (nn.Conv2d, nn.Linear)):
         return _operation(node, partial(_called, module, node), type(module))
     name = "" if target == _ROOT[:-1] else name
-    weight, bias = (parameters.get(f"{name}.{of}".lstrip(".")) for of in ("weight", "bias"))
-    assert weight is not None  # noqa: S101 - as every convolution and linear layer has
+    weight, bias = parameters[named(name, "weight")], parameters.get(named(name, "bias"))
     layer = (
         Convolution(module, weight, bias)
         if isinstance(module, nn.Conv2d)
