@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import reduce
 
 import dp_accounting as dp
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -49,9 +51,32 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
 def test_one_gaussian_costs_its_exact_epsilon_whatever_the_relation_it_is_stated_for(scale: float) -> None:
     for stated in (RECORD, CLIENT):
         event = Gaussian(sensitivity=3.0, scale=3.0 * scale, **stated)
-        assert epsilon({event: 1}, DELTA).value == pytest.approx(
-            gaussian_epsilon(scale, DELTA), rel=2e-3, abs=2e-4
-        )
+        assert epsilon({event: 1}, DELTA).value == pytest.approx(gaussian_epsilon(scale, DELTA), rel=3e-6)
+
+
+def gaussian_delta(ratio: float, eps: float) -> mpf:
+    """The least δ at an ε of a Gaussian release of that sensitivity over noise, to sixty digits (Theorem 8)."""
+    mp.dps = 60
+    half, far = mpf(ratio) / 2, mpf(eps) / mpf(ratio)
+    above, below = (mp.erfc(-x / mp.sqrt(2)) / 2 for x in (half - far, -half - far))
+    return above - mp.exp(eps) * below
+
+
+@settings(max_examples=150, deadline=None)
+@given(decades=st.floats(-7, 3), below=st.floats(1, 30))
+def test_gaussian_epsilon_is_never_too_small_and_at_most_three_millionths_too_large(
+    decades: float, below: float
+) -> None:
+    ratio, delta = 10.0**decades, 10.0**-below
+    found = epsilon({Gaussian(sensitivity=ratio, scale=1.0, **RECORD): 1}, delta).value
+    assert gaussian_delta(ratio, found) <= delta
+    assert found == 0 or gaussian_delta(ratio, found * (1 - 3e-6)) > delta
+
+
+@pytest.mark.parametrize("ratio", [1e-200, 1e-9, 1e140, 1e200, 1e308])
+def test_gaussian_noise_far_from_what_it_hides_costs_nothing_or_too_much(ratio: float) -> None:
+    found = epsilon({Gaussian(sensitivity=ratio, scale=1.0, **RECORD): 3}, DELTA).value
+    assert found == 0 if ratio < 1 else found > 1e279
 
 
 def test_the_library_would_double_a_sensitivity_that_is_doubled_already() -> None:
@@ -73,7 +98,24 @@ def test_gaussians_add_up_to_one_louder_gaussian() -> None:
         },
         DELTA,
     )
-    assert many.value == pytest.approx(gaussian_epsilon(1.0, DELTA), rel=2e-3)
+    assert many.value == pytest.approx(gaussian_epsilon(1.0, DELTA), rel=3e-6)
+
+
+@pytest.mark.parametrize("scales", [(1.0, 3.0), (2.0, 2.0, 2.5), (5.0, 0.7)])
+def test_gaussians_that_add_up_cost_what_their_convolved_loss_distributions_say(
+    scales: tuple[float, ...],
+) -> None:
+    """Convolved one by one on a fine grid; and less than their Rényi curves say."""
+    losses = [from_gaussian_mechanism(scale) for scale in scales]
+    convolved = reduce(lambda a, b: a.compose(b), losses).get_epsilon_for_delta(DELTA)
+    found = epsilon(
+        {Gaussian(sensitivity=1.0, scale=s, **RECORD): scales.count(s) for s in scales}, DELTA
+    ).value
+    assert convolved == pytest.approx(found, rel=3e-6)
+    orders = RdpAccountant()
+    for scale in scales:
+        orders.compose(dp.GaussianDpEvent(scale))
+    assert found < orders.get_epsilon(DELTA)
 
 
 @pytest.mark.parametrize("eps", [0.01, 0.5, 3.0])
@@ -300,7 +342,7 @@ def test_what_is_charged_alike_is_priced_once_and_to_the_bit_as_by_itself(
 
     monkeypatch.setattr(costs, "_by_losses", by_losses)
     costs._epsilon.cache_clear()
-    one, other = (Gaussian(sensitivity=1.0, scale=s, **RECORD) for s in (31.0, 47.0))
+    one, other = Gaussian(sensitivity=1.0, scale=31.0, **RECORD), PureDP(epsilon=0.02, **RECORD)
     first = epsilon({one: 2, other: 3}, DELTA)
     assert epsilon({replace(one): 2, replace(other): 3}, DELTA) == first
     assert priced == [2]
