@@ -16,13 +16,14 @@ import json
 import os
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Condition, Lock, Thread
 from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
+
+from fdaudit.queues import Queue
 
 __all__ = ["Answer", "Pool", "Workers", "leave", "processors", "standing_pool"]
 
@@ -44,7 +45,7 @@ class Workers(Protocol):
         ...
 
     def work(self, pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
-        """Hands out the pieces in their order, and yields every answer as it comes."""
+        """Hands out the pieces, and yields every answer as it comes."""
         ...
 
 
@@ -61,7 +62,7 @@ class Pool:
         self._module, self.size, self._variables = module, size, dict(variables)
         self._idle: list[subprocess.Popen[str]] = []
         self._turn, self._at_work = Condition(), 0
-        self._unserved: list[deque[tuple[int, Mapping[str, Any]]]] = []
+        self._unserved: list[Queue] = []
 
     def stand_by(self) -> None:
         """Starts the processes already, so that they load their libraries while nothing is asked of them."""
@@ -70,33 +71,35 @@ class Pool:
                 self._idle.append(self._start())
 
     def work(self, pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
-        """Hands out the pieces in their order, and yields every answer as it comes; a piece ends with `{"done": true}`.
+        """Yields every answer as it comes; a piece ends with `{"done": true}`.
 
-        Closing the iterator early ends the processes that are still at work.
+        The pieces are handed out as by a `Queue`; one that has a kind names it in `like`. Closing the iterator early
+        ends the processes that are still at work.
         """
-        waiting, answers = deque(enumerate(pieces)), SimpleQueue[Answer | None]()
+        waiting, answers = Queue([piece.get("like") for piece in pieces]), SimpleQueue[Answer | None]()
         busy: list[subprocess.Popen[str]] = []
 
         def my_turn() -> bool:
             return not waiting or (self._at_work < self.size and self._unserved[0] is waiting)
 
         def serve() -> None:
+            number, process = None, None
             while True:
                 with self._turn:
                     self._turn.wait_for(my_turn)
                     if not waiting:
                         break
-                    number, piece = waiting.popleft()
+                    number = waiting.take(number)
                     if not waiting:
                         self._served(waiting)
                     try:
-                        process = self._ready()
+                        process = self._ready(process)
                     except OSError:  # no process can be had: lost like what a process had that ended
                         answers.put((number, None))
                         continue
                     busy.append(process)
                     self._at_work += 1
-                whole = _ask(process, piece, number, answers)
+                whole = _ask(process, pieces[number], number, answers)
                 with self._turn:
                     busy.remove(process)
                     self._at_work -= 1
@@ -135,13 +138,15 @@ class Pool:
         while self._idle:
             _end(self._idle.pop())
 
-    def _served(self, call: deque[tuple[int, Mapping[str, Any]]]) -> None:
+    def _served(self, call: Queue) -> None:
         """The next call's turn, once nothing of this one waits; asked for with the turn in hand."""
         self._unserved = [other for other in self._unserved if other is not call]
         self._turn.notify_all()
 
-    def _ready(self) -> subprocess.Popen[str]:
-        """One that stands by, if it has not ended meanwhile, or a new one."""
+    def _ready(self, last: subprocess.Popen[str] | None) -> subprocess.Popen[str]:
+        """The last one if it stands by, or another that does, if it has not ended meanwhile, or a new one."""
+        if last in self._idle:
+            self._idle.append(self._idle.pop(self._idle.index(last)))
         while self._idle:
             process = self._idle.pop()
             if process.poll() is None:

@@ -83,7 +83,7 @@ class _Cluster:
             ray_connection.marked(Path(scratch)) as mark,
         ):
             (vault.parent / "attacks").mkdir(exist_ok=True)
-            for number, line in spread(_Pieces(pieces, mark), len(pieces), size):
+            for number, line in spread(_Pieces(pieces, mark), [None] * len(pieces), size):
                 if line.get("status") == "failed":
                     yield number, {"failed": line["reason"]}
                 elif "status" not in line:

@@ -17,6 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from fdaudit import ray_connection
+from fdaudit.cells import take_controls
 from fdaudit.parcels import Arrival
 from fdaudit.pool import Answer
 from fdaudit.ray_tasks import Attempt, after_loss, spread
@@ -47,7 +48,7 @@ def ray_cluster(workers: int | None = None, address: str | None = None) -> Execu
             return
         scratch = Path(pieces[0]["scratch"])
         with ray_connection.connected(workers, address) as size, ray_connection.marked(scratch) as mark:
-            yield from spread(_Cells(pieces, mark), len(pieces), size)
+            yield from spread(_Cells(pieces, mark), [p.get("like") for p in pieces], size)
 
     return work
 
@@ -77,16 +78,18 @@ class _Cell(Attempt):
         self._arrival: Arrival | None = None
 
     def take(self, line: dict[str, Any]) -> dict[str, Any]:
-        """The line, once what came before it lies at its place."""
+        """The line, once what came before it lies at its place, and outcomes of controls where others find them."""
         if "folder" in line or "file" in line:
             if self._arrival is None:
                 place = Path(self._piece["cell"])
                 self._arrival = Arrival(Path(self._piece["scratch"]) / f"arrival-{uuid4().hex}", place)
             self._arrival.take(line)
             return {}
-        if line.get("status") == "done" and self._arrival is not None:
-            with alone(Path(self._piece["lock"])):
-                self._arrival.place()
+        if line.get("status") == "done":
+            if self._arrival is not None:
+                with alone(Path(self._piece["lock"])):
+                    self._arrival.place()
+            take_controls(Path(self._piece["cell"]), Path(self._piece["shared"]))
         return line
 
     def forget(self) -> None:

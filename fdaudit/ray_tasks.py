@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Hashable, Sequence
 from typing import Any, Protocol
 
 from fdaudit.errors import IntegrityError
+from fdaudit.queues import Queue
 
 __all__ = ["RETRIES", "Attempt", "Errands", "after_loss", "spread"]
 
@@ -85,33 +85,44 @@ def after_loss(times: int, how: str) -> tuple[dict[str, Any], bool]:
     return {"failed": f"the worker that ran it was lost {times} times, last: {how}"}, False
 
 
-def spread(errands: Errands, count: int, size: int) -> Generator[tuple[int, dict[str, Any]], None, None]:
+def spread(
+    errands: Errands, kinds: Sequence[Hashable | None], size: int
+) -> Generator[tuple[int, dict[str, Any]], None, None]:
     """Keeps so many errands under way until all have ended, and yields every line as it comes.
 
     An errand ends with a line that has a `status`; one that says `again` is sent once more.
+
+    Args:
+        errands: numbered from 0.
+        kinds: of each, as for a `Queue`: what a worker has ended is followed, as far as Ray hands the next errand to
+            the worker that has become free, by one of its kind.
+        size: so many.
     """
     import ray
 
-    waiting, at_work = deque(range(count)), dict[int, Attempt]()
+    waiting, at_work = Queue(kinds), dict[int, Attempt]()
+
+    def fill(ended: int | None = None) -> None:
+        while waiting and len(at_work) < size:
+            number = waiting.take(ended)
+            at_work[number] = errands.begin(number)
+
     try:
-        while waiting or at_work:
-            while waiting and len(at_work) < size:
-                number = waiting.popleft()
-                at_work[number] = errands.begin(number)
+        fill()
+        while at_work:
             (ready,), _ = ray.wait([a.lines for a in at_work.values()], num_returns=1)
             number = next(n for n, a in at_work.items() if a.lines is ready)
             line = at_work[number].next()
-            if "lost" in line:
+            if "lost" in line or "again" in line or "status" in line:
                 del at_work[number]
+            if "lost" in line:
                 line, again = errands.lost(number, line["lost"])
                 if again:
-                    waiting.appendleft(number)
+                    waiting.put_back(number)
             elif "again" in line:
-                del at_work[number]
-                waiting.appendleft(number)
-                continue
-            elif "status" in line:
-                del at_work[number]
+                waiting.put_back(number)
+                line = {}
+            fill(number)  # first of all: a worker that is free waits for nothing that is done about a line
             if line:
                 yield number, line
     finally:

@@ -20,6 +20,7 @@ VOCABULARY = (  # level 0, lower ones first: nothing of ours but what stands fur
     "heap",
     "optimizers",
     "parallel",
+    "queues",
     "pool",
     "writer",
     "cache",

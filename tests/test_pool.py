@@ -55,6 +55,16 @@ def test_every_line_about_every_piece_arrives(pool: Pool) -> None:
     assert len({line["pid"] for _, line in found if line}) <= 2
 
 
+def test_processes_begin_with_different_kinds_and_end_one_before_they_begin_another(pool: Pool) -> None:
+    pieces = [{"say": n, "like": like, "sleep": 0.05} for n, like in enumerate("aaabbb")]
+    met: dict[int, str] = {}
+    for n, line in pool.work(pieces):
+        assert line is not None
+        met[line["pid"]] = met.get(line["pid"], "") + "aaabbb"[n]
+    assert sorted(kinds[0] for kinds in met.values()) == ["a", "b"]
+    assert all("".join(sorted(kinds)) in (kinds, kinds[::-1]) for kinds in met.values())
+
+
 def test_processes_serve_again(pool: Pool) -> None:
     first = {line["pid"] for _, line in pool.work([{"say": 1, "sleep": 0.3}] * 2) if line}
     second = {line["pid"] for _, line in pool.work([{"say": 1, "sleep": 0.3}] * 2) if line}

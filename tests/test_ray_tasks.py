@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fdaudit.errors import IntegrityError
-from fdaudit.ray_tasks import Attempt
+from fdaudit.ray_tasks import Attempt, spread
 
 ray = pytest.importorskip("ray")
 
@@ -100,3 +100,32 @@ def test_what_goes_on_is_left_alone(cancelled: list[Any]) -> None:
     attempt = Watched(Lines(FILE, DONE))
     assert [attempt.next(), attempt.next()] == [FILE, DONE]
     assert (attempt.forgotten, cancelled) == (0, [])
+
+
+class Begun:
+    """Errands of which each ends at once, the first but for one loss; and the order in which they were begun."""
+
+    def __init__(self) -> None:
+        self.order = list[int]()
+
+    def begin(self, number: int) -> Attempt:
+        self.order.append(number)
+        return Attempt(Lines({"lost": True} if self.order == [0] else DONE))
+
+    def lost(self, number: int, how: str) -> tuple[dict[str, Any], bool]:
+        return {"tick": [how, number, 1]}, True
+
+
+def test_an_errand_is_followed_by_one_of_its_kind_and_first_of_all_by_itself_where_its_worker_was_lost(
+    cancelled: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "wait", lambda lines, num_returns: (lines[:1], lines[1:]))
+    errands, said = Begun(), list[int]()
+    for number, line in spread(errands, ["a", "a", "b", "b", "c"], 2):
+        if line == DONE:
+            said.append(number)
+            assert len(errands.order) == min(6, 3 + len(said)), "begun before the last one's end is told"
+    # Which of two errands has ended is the older one's turn each time.
+    assert errands.order == [0, 2, 0, 3, 1, 4]
+    assert said == [2, 0, 3, 1, 4]
+    assert cancelled == []

@@ -107,6 +107,23 @@ def test_results_stay_and_records_go(done: Path) -> None:
     assert {v.stat().st_mode & 0o777 for v in vaults} == {0o700}
 
 
+def test_points_are_begun_with_different_seeds_and_every_cell_is_run_once(tmp_path: Path) -> None:
+    handed = list[Mapping[str, Any]]()
+
+    def noting(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
+        handed.extend(pieces)
+        yield from ()
+
+    index = engine.sweep(grid(seeds=[1, 2, 3]), tmp_path / "out", executor=noting)
+    entries = {e.key: e for e in index.cells}
+    met = [entries[Path(piece["cell"]).name] for piece in handed]
+    assert sorted(e.key for e in met) == sorted(e.key for e in index.cells if e.status == "pending")
+    points = [(e.protocol, e.defence, e.epsilon) for e in met]
+    assert [e.seed for e in met] == [1, 2, 3, 2, 3, 1, 3, 1, 2]
+    assert [len({p["like"] for p in handed[n : n + 3]}) for n in (0, 3, 6)] == [1, 1, 1]
+    assert len({p["like"] for p in handed}) == len(set(points)) == 3
+
+
 def test_a_finished_sweep_has_nothing_to_do(done: Path) -> None:
     before = tree(done)
     engine.sweep(grid(), done, resume=True, executor=nowhere)
