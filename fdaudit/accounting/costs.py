@@ -67,6 +67,8 @@ _SOLVED = 1e-6
 """How far, in relative terms, a solved ε may be off; it is said to be so much more."""
 
 _LOUDEST = 1e150
+"""A ratio of signal to noise whose square is still a number."""
+
 _PLD_UP_TO = 60.0
 """Beyond this ε a finer figure says no more: the guarantee is vacuous."""
 
@@ -272,7 +274,7 @@ def _by_gaussian(charges: Charges, delta: float) -> Epsilon:
 
     runs = ((math.sqrt(n * c.count), c) for c, n in charges.items() if isinstance(c, Gaussian))
     ratio = math.hypot(*(root * c.sensitivity / c.scale for root, c in runs))
-    found = math.inf  # of more than that the square is no number
+    found = math.inf
     if ratio < _LOUDEST:
         with np.errstate(divide="ignore"):  # of an ε so far out that its δ is none
             found = float(get_epsilon_gaussian(1 / ratio if ratio else math.inf, delta))
