@@ -49,6 +49,19 @@ class Workers(Protocol):
         ...
 
 
+class _Call:
+    """One call of `Pool.work`: its pieces, those that wait, who is at the others, and what these have said.
+
+    Of the answers, None says that no more will come from one of those who hand out its pieces.
+    """
+
+    def __init__(self, pieces: Sequence[Mapping[str, Any]]) -> None:
+        self.pieces = pieces
+        self.waiting = Queue([piece.get("like") for piece in pieces])
+        self.busy: list[subprocess.Popen[str]] = []
+        self.answers = SimpleQueue[Answer | None]()
+
+
 class Pool:
     """Processes that run `module`, started when they are first needed.
 
@@ -62,7 +75,7 @@ class Pool:
         self._module, self.size, self._variables = module, size, dict(variables)
         self._idle: list[subprocess.Popen[str]] = []
         self._turn, self._at_work = Condition(), 0
-        self._unserved: list[Queue] = []
+        self._unserved: list[_Call] = []
 
     def stand_by(self) -> None:
         """Starts the processes already, so that they load their libraries while nothing is asked of them."""
@@ -76,59 +89,25 @@ class Pool:
         The pieces are handed out as by a `Queue`; one that has a kind names it in `like`. Closing the iterator early
         ends the processes that are still at work.
         """
-        waiting, answers = Queue([piece.get("like") for piece in pieces]), SimpleQueue[Answer | None]()
-        busy: list[subprocess.Popen[str]] = []
-
-        def my_turn() -> bool:
-            return not waiting or (self._at_work < self.size and self._unserved[0] is waiting)
-
-        def serve() -> None:
-            number, process = None, None
-            while True:
-                with self._turn:
-                    self._turn.wait_for(my_turn)
-                    if not waiting:
-                        break
-                    number = waiting.take(number)
-                    if not waiting:
-                        self._served(waiting)
-                    try:
-                        process = self._ready(process)
-                    except OSError:  # no process can be had: lost like what a process had that ended
-                        answers.put((number, None))
-                        continue
-                    busy.append(process)
-                    self._at_work += 1
-                whole = _ask(process, pieces[number], number, answers)
-                with self._turn:
-                    busy.remove(process)
-                    self._at_work -= 1
-                    if whole and process.poll() is None:  # not ended meanwhile by whoever stopped listening
-                        self._idle.append(process)
-                    self._turn.notify_all()
-                if not whole:
-                    _end(process)
-                    answers.put((number, None))
-            answers.put(None)
-
+        call = _Call(pieces)
         with self._turn:
-            self._unserved.append(waiting)
-        threads = [Thread(target=serve, daemon=True) for _ in range(min(self.size, len(pieces)))]
+            self._unserved.append(call)
+        threads = [Thread(target=self._serve, args=(call,), daemon=True) for _ in pieces[: self.size]]
         for thread in threads:
             thread.start()
         try:
             ended = 0
             while ended < len(threads):
-                answer = answers.get()
+                answer = call.answers.get()
                 if answer is None:
                     ended += 1
                 else:
                     yield answer
         finally:
             with self._turn:
-                waiting.clear()
-                self._served(waiting)
-                for process in busy:
+                call.waiting.clear()
+                self._served(call)
+                for process in call.busy:
                     _end(process)
             for thread in threads:
                 thread.join()
@@ -138,7 +117,41 @@ class Pool:
         while self._idle:
             _end(self._idle.pop())
 
-    def _served(self, call: Queue) -> None:
+    def _serve(self, call: _Call) -> None:
+        """Hands a call's pieces to one process after the other until none waits: the same one, as long as it lives."""
+        number, process = None, None
+        while True:
+            with self._turn:
+                self._turn.wait_for(lambda: self._is_due(call))
+                if not call.waiting:
+                    break
+                number = call.waiting.take(number)
+                if not call.waiting:
+                    self._served(call)
+                try:
+                    process = self._ready(process)
+                except OSError:  # no process can be had: lost like what a process had that ended
+                    call.answers.put((number, None))
+                    continue
+                call.busy.append(process)
+                self._at_work += 1
+            whole = _ask(process, call.pieces[number], number, call.answers)
+            with self._turn:
+                call.busy.remove(process)
+                self._at_work -= 1
+                if whole and process.poll() is None:  # not ended meanwhile by whoever stopped listening
+                    self._idle.append(process)
+                self._turn.notify_all()
+            if not whole:
+                _end(process)
+                call.answers.put((number, None))
+        call.answers.put(None)
+
+    def _is_due(self, call: _Call) -> bool:
+        """Whether a piece of the call may be handed out, or none waits."""
+        return not call.waiting or (self._at_work < self.size and self._unserved[0] is call)
+
+    def _served(self, call: _Call) -> None:
         """The next call's turn, once nothing of this one waits; asked for with the turn in hand."""
         self._unserved = [other for other in self._unserved if other is not call]
         self._turn.notify_all()

@@ -141,7 +141,7 @@ def _point(cell: GridCell) -> str:
 def _staggered(cells: Iterable[GridCell]) -> list[GridCell]:
     """The cells point by point, each point begun with a later seed than the one before.
 
-    Two workers that begin with two points thus run no controls at the same time that depend on the seed alone.
+    Two workers that begin with two points do not begin with the same controls, which depend on the seed.
     """
     points: dict[str, list[GridCell]] = {}
     for cell in cells:

@@ -20,7 +20,7 @@ import yaml
 from fdaudit import ray_connection, ray_tasks
 from fdaudit import sweep as engine
 from fdaudit.errors import UsageError
-from fdaudit.ray_executor import ray_cluster
+from fdaudit.ray_executor import _Cell, ray_cluster
 from fdaudit.ray_worker import Errand, serve
 from fdaudit.sweep_index import Index
 
@@ -196,6 +196,20 @@ def test_a_wrong_executor_or_address_is_refused(
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert problem in err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("status", ["done", "failed"])
+def test_the_end_of_a_whole_cell_is_told_with_its_outcomes_of_controls_in_common(
+    status: str, tmp_path: Path
+) -> None:
+    """The next cell is begun before anything else is done about the end of this one."""
+    controls = Path("attacks", "controls", "loss-threshold.json")
+    (tmp_path / "cell" / controls).parent.mkdir(parents=True)
+    (tmp_path / "cell" / controls).write_bytes(b"{}")
+    piece = {name: str(tmp_path / name) for name in ("cell", "lock", "scratch", "shared")}
+    line = {"status": status, "reason": ""}
+    assert _Cell(piece, iter(())).take(line) == line
+    assert (tmp_path / "shared" / controls).is_file() == (status == "done")
 
 
 def test_a_node_with_other_versions_runs_nothing() -> None:
