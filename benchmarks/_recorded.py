@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fdaudit.checkpoints import Checkpoints
 from fdaudit.execution import Execution
 from fdaudit.federation import Common, PartyData
 from fdaudit.models import Architecture
 from fdaudit.rehearsal import kinds_of, parties_of, setting_of
-from fdaudit.simulation import save_checkpoint
 from fdaudit.trainers import Networks
 from fdaudit.transcript import Transcript
 from fdaudit.vault import Secrets, Vault
@@ -35,12 +35,13 @@ class Recorded:
         seed: int,
         public: Tensor | None = None,
     ) -> None:
-        self._vault = Vault(folder / "vault")
-        self._vault.create(Secrets.draw(seed))
-        secret = self._vault.secrets.secret
+        vault = Vault(folder / "vault")
+        vault.create(Secrets.draw(seed))
+        secret = vault.secrets.secret
         self._transcript = Transcript(
             folder / "transcript", secret=secret, shards=protocol.many_messages, writer=BackgroundWriter()
         )
+        self._checkpoints = Checkpoints(vault, self._transcript)
         wire = Wire(
             self._transcript,
             parties=parties_of(protocol, config, len(data)),
@@ -56,7 +57,7 @@ class Recorded:
 
     def __call__(self) -> None:
         done = next(self._rounds)
-        save_checkpoint(self._vault, self._transcript, done, self.protocol.state, utility=0)
+        self._checkpoints.save(done, self.protocol.state, utility=0)
         # What a run writes while its next round computes must not be written while the other side is timed.
         self._transcript.writer.drain()
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fdaudit.accounting.budget import Meter
+from fdaudit.checkpoints import Checkpoints
 from fdaudit.federation import PartyData, Round
 from fdaudit.metrics import accuracy, macro_f1, mean_auc, mean_auc_figure, multilabel_macro_f1
 from fdaudit.plan import Plan
 from fdaudit.rehearsal import NoWire, kinds_of, networks_of, setting_of
 from fdaudit.spec import RecordRounds
-from fdaudit.storage import encode
 from fdaudit.trainers import Trainers
 from fdaudit.training import Parameters
 from fdaudit.transcript import Position, Transcript, read_messages
@@ -31,7 +31,7 @@ from fdaudit.writer import BackgroundWriter
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Utility", "federate", "save_checkpoint"]
+__all__ = ["Utility", "federate"]
 
 Tick = Callable[[str, int, int], None]
 """Progress: what, how far, of how much."""
@@ -124,10 +124,8 @@ class _Stage:
 def federate(plan: Plan, run: Path, tick: Tick) -> Position:
     """Runs the protocol from the last checkpoint to its end, then the reference lines.
 
-    After each round, in this order: the truth behind its messages goes to the vault, the transcript is made
-    durable, the protocol's state is saved, and `round.json` is replaced; a thread does so while the next round
-    computes. A run killed at any instant resumes from the last `round.json` and ends bit for bit as an
-    uninterrupted one.
+    Rounds are made durable by a thread while the next ones compute. A run killed at any instant resumes from the
+    last `round.json` and ends bit for bit as an uninterrupted one.
 
     Args:
         plan: the run's plan.
@@ -140,7 +138,6 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
     vault = Vault(run / "vault")
     secrets, checkpoint = vault.secrets, vault.load_round()
     start = Position(**checkpoint["transcript"]) if checkpoint else Position()
-    _forget_states(vault, checkpoint["state"] if checkpoint else None)
     utility = Utility(run / "utility.csv", checkpoint["utility"] if checkpoint else 0, plan.dataset.task)
     with Transcript(
         run / "transcript",
@@ -150,6 +147,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
         shards=plan.protocol.many_messages,
         writer=BackgroundWriter(),
     ) as transcript:
+        checkpoints = Checkpoints(vault, transcript, checkpoint["state"] if checkpoint else None)
         meter = _meter(plan, run, start)
         wire = _wire(plan, transcript, secrets.secret, meter)
         stage = _Stage.set_up(plan, plan.protocol, plan.protocol_config, wire)
@@ -164,9 +162,9 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
             if last:
                 for party, parameters in done.models.items():
                     vault.save(f"models/{party.replace('/', '-')}", parameters)
-            save_checkpoint(vault, transcript, done, stage.protocol.state, utility.offset)
-            # Said by the writer, once the round is durable: whoever then copies the directory finds it whole.
-            transcript.writer.put(partial(tick, plan.protocol.name, done.index + 1, rounds))
+            # Told of once it is durable: whoever then copies the directory finds it whole.
+            told = partial(tick, plan.protocol.name, done.index + 1, rounds)
+            checkpoints.save(done, stage.protocol.state, utility.offset, told)
             if last:
                 break
         end = transcript.position
@@ -224,51 +222,6 @@ def _reference_line(plan: Plan, protocol: Any, config: Any, utility: Utility, ti
         utility.add(protocol.name, done.index, stage.worth_a_row(done, last), stage.evaluators, plan)
         tick(protocol.name, done.index + 1, config.rounds)
         yield
-
-
-def save_checkpoint(
-    vault: Vault, transcript: Transcript, done: Round, state: Mapping[str, Tensor], utility: int
-) -> None:
-    """Makes a round durable: its truth, the transcript and the protocol's state, then `round.json`.
-
-    All as it is now, but done by the transcript's writer after all that was put to it before.
-
-    Args:
-        vault: where truth, state and `round.json` are kept.
-        transcript: the run's record.
-        done: the round that ended.
-        state: everything of the protocol that outlives a round.
-        utility: length of `utility.csv` in bytes.
-    """
-    truth = encode({str(seq): b for seq, b in done.batches.items()})
-    kept, number = encode(state), done.index
-
-    def write() -> None:
-        told, name = f"truth/round-{number:06d}", f"state/round-{number:06d}"
-        vault.save_encoded(told, truth, sync=False)
-        digest = vault.save_encoded(name, kept, sync=False)
-        staged = vault.stage_round(
-            {
-                "round": number,
-                "transcript": vars(transcript.position),
-                "state": name,
-                "state_sha256": digest,
-                "utility": utility,
-            }
-        )
-        # All at once, for a file system commits many files together; then what names them.
-        files = [vault.path(told), vault.path(name)]
-        transcript.sync([*files, *(file.parent for file in files), staged])
-        vault.replace_round(staged)
-        _forget_states(vault, name)
-
-    transcript.writer.put(write, len(truth) + len(kept))
-
-
-def _forget_states(vault: Vault, current: str | None) -> None:
-    for name in vault.names("state"):
-        if name != current:
-            vault.forget(name)
 
 
 def _keep(plan: Plan) -> Callable[[int], bool]:

@@ -47,6 +47,7 @@ CORE = (  # level 1, lower ones first: the vocabulary, and what stands further u
     "oracle",
     "knowledge",
     "federation",
+    "checkpoints",
     "manifest",
     "encoder",
     "refutation",

@@ -6,7 +6,9 @@ import copy
 import functools
 import os
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import yaml
 import fdaudit
 import fdaudit.audit
 from fdaudit.cli import main
+from fdaudit.writer import Work
 
 TINY: Mapping[str, Any] = {
     "seed": 7,
@@ -96,3 +99,35 @@ def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fdaudit.audit, "make_plan", make)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(fdaudit.audit, "version", functools.cache(fdaudit.audit.version))
+
+
+class Waiting:
+    """A writer that does as much of what waits as it is let, and all of it when it is drained."""
+
+    def __init__(self) -> None:
+        self._works, self._busy = deque[Work](), False
+
+    def put(self, work: Work, size: int = 0) -> None:
+        if self._busy:
+            work()
+        else:
+            self._works.append(work)
+
+    def let(self, count: int) -> None:
+        self._busy = True
+        try:
+            for _ in range(min(count, len(self._works))):
+                self._works.popleft()()
+        except BaseException:
+            self._works.clear()
+            raise
+        finally:
+            self._busy = False
+
+    def drain(self) -> None:
+        if not self._busy:
+            self.let(len(self._works))
+
+    def close(self) -> None:
+        with suppress(BaseException):
+            self.drain()

@@ -210,9 +210,9 @@ def test_killed_after_a_round_and_resumed_it_ends_bit_for_bit_the_same(
         real(*_, **__)
         raise Killed
 
-    real = simulation.save_checkpoint
+    real = simulation.Checkpoints.save
     with monkeypatch.context() as patch:
-        patch.setattr(simulation, "save_checkpoint", die)
+        patch.setattr(simulation.Checkpoints, "save", die)
         with pytest.raises(Killed):
             whole(tmp_path / "run")
     # The vault's secret is drawn anew for each run: the uninterrupted one starts from the same vault.

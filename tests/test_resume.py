@@ -19,11 +19,12 @@ import fdaudit
 import fdaudit.audit
 import fdaudit.cells
 import fdaudit.plan
+from fdaudit import simulation
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.manifest import verify
 from fdaudit.transcript import Transcript
 
-from .run_cases import finished, hasten, tiny, tree
+from .run_cases import Waiting, finished, hasten, tiny, tree
 
 SPEC = tiny(
     seed=11,
@@ -183,6 +184,20 @@ def test_dying_at_any_write_of_the_federation_and_resuming_changes_nothing(
     fdaudit.run(spec, tmp_path / "whole", seed_from=whole)
     calls = die_everywhere(spec, None, whole, tree(tmp_path / "whole"), tmp_path, every)
     assert {"fsync", "mkdir", "replace", "truncate", "unlink", "write"} <= set(calls)
+    assert len(calls) > 80
+
+
+@STRIDES
+@pytest.mark.usefixtures("swift")
+def test_dying_at_any_write_of_rounds_that_wait_together_and_resuming_changes_nothing(
+    tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of four rounds becomes durable by itself, the others together."""
+    spec = tiny(seed=11, protocol__params={**SPEC["protocol"]["params"], "rounds": 4})
+    whole = fdaudit.run(spec, tmp_path / "whole").directory
+    monkeypatch.setattr(simulation, "BackgroundWriter", Waiting)
+    calls = die_everywhere(spec, None, whole, tree(whole), tmp_path, every)
+    assert {"mkdir", "replace", "truncate", "unlink", "write"} <= set(calls)
     assert len(calls) > 80
 
 
