@@ -38,9 +38,7 @@ class Recorded:
         vault = Vault(folder / "vault")
         vault.create(Secrets.draw(seed))
         secret = vault.secrets.secret
-        self._transcript = Transcript(
-            folder / "transcript", secret=secret, shards=protocol.many_messages, writer=BackgroundWriter()
-        )
+        self._transcript = Transcript(folder / "transcript", secret=secret, writer=BackgroundWriter())
         self._checkpoints = Checkpoints(vault, self._transcript)
         wire = Wire(
             self._transcript,

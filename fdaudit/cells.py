@@ -242,7 +242,6 @@ class Stage:
             secret=secret,
             start=start,
             keep=lambda _: 4 * width * sum(asked) <= _MOST_LOGGED,
-            shards=True,
             log="queries.jsonl",
             salt_path=("oracle", name),
         )

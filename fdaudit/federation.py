@@ -160,10 +160,10 @@ class FederatedProtocol(Protocol):
 
     `heterogeneous` says whether clients may train different networks; `privacy` what the paper claims, by view the
     kind of the first message that leaves no ε to claim with the default settings, and the combination that does;
-    `needs_public` whether the protocol works on the public samples, `many_messages` whether payloads of a round share
-    one file, `tasks` which tasks it can run (left out: single-label only). `trains` names what clients train on their
-    own records through `Setting.local`, each with the setting that says how many records a step has (left out:
-    nothing that a training defence could act on). An oracle named `released-model` answers by `released()`.
+    `needs_public` whether the protocol works on the public samples, `tasks` which tasks it can run (left out:
+    single-label only). `trains` names what clients train on their own records through `Setting.local`, each with the
+    setting that says how many records a step has (left out: nothing that a training defence could act on). An oracle
+    named `released-model` answers by `released()`.
 
     Guarantees every protocol must keep:
       * it talks only through the wire, in the kinds that it declares;
@@ -188,7 +188,6 @@ class FederatedProtocol(Protocol):
     heterogeneous: ClassVar[bool]
     needs_public: ClassVar[bool]
     tasks: ClassVar[tuple[str, ...]]
-    many_messages: ClassVar[bool]
     trains: ClassVar[dict[str, str]]
     Config: ClassVar[type[Any]]
 

@@ -1,14 +1,15 @@
-"""Where payloads lie below a transcript: a file a message, or a file a round where messages are many and small.
+"""Where payloads lie below a transcript: small ones of a round in one file, larger ones in files of their own.
 
 Guarantees:
   * a payload is whole in its file before `write` returns, so a line that names it may follow;
-  * every byte of every file belongs to one payload: payloads of a shared file lie end to end;
-  * a file a message is never written again once it has its name.
+  * every byte of every file belongs to one payload: those of a round's file lie end to end, in the messages' order;
+  * a file of one payload is never written again once it has its name.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,11 +21,15 @@ from fdaudit.storage import commitment, write_atomically
 if TYPE_CHECKING:
     from fdaudit.messages import Message
 
-__all__ = ["PAYLOADS", "Payloads", "payload_name", "read_payload"]
+__all__ = ["PAYLOADS", "Payloads", "payload_name", "read_payload", "shared_name"]
 
 PAYLOADS = "payloads"
 _OWN = re.compile(r"payloads/(\d{8})\.safetensors")
 _SHARED = re.compile(r"payloads/round-(\d{6})\.shard")
+
+
+_SMALL = 1 << 20
+"""Bytes up to which a payload lies in its round's file: to make, flush, send and remove a file costs more."""
 
 
 class Payloads:
@@ -32,38 +37,42 @@ class Payloads:
 
     Args:
         directory: the transcript's directory.
-        shared: all payloads of a round lie in one file.
     """
 
-    def __init__(self, directory: Path, *, shared: bool) -> None:
-        self._directory, self._shared = directory, shared
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         (directory / PAYLOADS).mkdir(parents=True, exist_ok=True)
         self._unsynced: list[Path] = []
         self._open: tuple[Path, BinaryIO] | None = None
 
-    def rewind(self, seq: int, last: Message | None) -> None:
-        """Removes what was written for messages from `seq` on; `last` is the message before it."""
+    def rewind(self, seq: int, round: int, end: int) -> None:
+        """Removes what was written for messages from `seq` on.
+
+        Args:
+            seq: number of the next message.
+            round: the round of the message before it; -1 where there is none.
+            end: where in that round's file the payloads before `seq` end; 0 where it has none of them.
+        """
         for path in (self._directory / PAYLOADS).iterdir():
             name = f"{PAYLOADS}/{path.name}"
             own, shared = _OWN.fullmatch(name), _SHARED.fullmatch(name)
             if own is not None and int(own[1]) < seq:
                 continue
-            if shared is not None and last is not None and int(shared[1]) < last.round:
+            if shared is not None and int(shared[1]) < round:
                 continue
-            if last is not None and last.payload is not None and last.payload["file"] == name:
-                with path.open("r+b") as file:
-                    file.truncate(last.payload["offset"] + last.payload["length"])
+            if shared is not None and int(shared[1]) == round and end:
+                os.truncate(path, end)
                 continue
             path.unlink()
 
     def write(self, seq: int, round: int, payload: bytes) -> dict[str, Any]:
         """Writes one payload and says where it lies: `file`, `offset`, `length`."""
-        if not self._shared:
+        if len(payload) > _SMALL:
             name = f"{PAYLOADS}/{seq:08d}.safetensors"
             write_atomically(self._directory / name, payload, sync=False)
             self._unsynced.append(self._directory / name)
             return {"file": name, "offset": 0, "length": len(payload)}
-        name = f"{PAYLOADS}/round-{round:06d}.shard"
+        name = shared_name(round)
         file = self._file(self._directory / name)
         offset = file.tell()
         if file.write(payload) != len(payload):
@@ -93,6 +102,11 @@ class Payloads:
         elif path not in self._unsynced[-1:]:
             self._unsynced.append(path)
         return self._open[1]
+
+
+def shared_name(round: int) -> str:
+    """The file in which the small payloads of a round lie, below its transcript."""
+    return f"{PAYLOADS}/round-{round:06d}.shard"
 
 
 def payload_name(message: Message) -> str:

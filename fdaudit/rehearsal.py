@@ -118,7 +118,7 @@ def rehearse(
     if not folder.exists():
         with (
             written_whole(folder) as scratch,
-            Transcript(scratch, secret=secret, shards=protocol.many_messages) as transcript,
+            Transcript(scratch, secret=secret) as transcript,
         ):
             wire = Wire(
                 transcript,

@@ -144,7 +144,6 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
         secret=secrets.secret,
         start=start,
         keep=_keep(plan),
-        shards=plan.protocol.many_messages,
         writer=BackgroundWriter(),
     ) as transcript:
         checkpoints = Checkpoints(vault, transcript, checkpoint["state"] if checkpoint else None)

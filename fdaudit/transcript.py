@@ -15,15 +15,16 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from fdaudit.errors import IntegrityError
 from fdaudit.messages import ALL, DATA, GENESIS, KINDS, Message
-from fdaudit.payloads import PAYLOADS, Payloads, payload_name, read_payload
+from fdaudit.payloads import PAYLOADS, Payloads, payload_name, read_payload, shared_name
 from fdaudit.rng import SecretStream
 from fdaudit.storage import Syncs, commitment, decode, encode, header
 from fdaudit.writer import InlineWriter, Writer
@@ -62,7 +63,6 @@ class Transcript:
         start: where to go on; whatever lies beyond is removed first.
         keep: says of a round whether payloads are kept or their digests only.
         log: the log's file name.
-        shards: all payloads of a round lie in one file: for protocols with many messages.
         salt_path: names the stream of salts, so that two transcripts of one run never share one.
         writer: digests and writes what is appended; at once when left out. Closed with the transcript.
 
@@ -80,14 +80,13 @@ class Transcript:
         start: Position | None = None,
         keep: Callable[[int], bool] = lambda round: True,
         log: str = LOG,
-        shards: bool = False,
         salt_path: tuple[str, ...] = ("transcript",),
         writer: Writer | None = None,
     ) -> None:
         self.directory = directory
         self.writer: Writer = writer or InlineWriter()
         self._secret, self._keep, self._salt_path = secret, keep, salt_path
-        self._payloads, self._syncs = Payloads(directory, shared=shards), Syncs()
+        self._payloads, self._syncs = Payloads(directory), Syncs()
         self._log_path = directory / log
         self._position = start or Position()
         self.seq = self._position.seq
@@ -107,10 +106,15 @@ class Transcript:
         if self._log_path.stat().st_size < self._position.offset:
             raise IntegrityError([f"{self._log_path.name} is shorter than the last checkpoint says"])
         os.truncate(self._log_path, self._position.offset)
-        last = _last_line(self._log_path) if self._position.offset else None
-        if last is not None and hashlib.sha256(last).hexdigest() != self._position.head:
+        lines = _lines_back(self._log_path)
+        last = next(lines, None)
+        if last is None:
+            self._payloads.rewind(0, -1, 0)
+            return
+        if hashlib.sha256(last).hexdigest() != self._position.head:
             raise IntegrityError([f"{self._log_path.name} does not end as the last checkpoint says"])
-        self._payloads.rewind(self._position.seq, None if last is None else Message.from_line(last))
+        round = Message.from_line(last).round
+        self._payloads.rewind(self._position.seq, round, _end_of_shared(round, chain([last], lines)))
 
     def append(self, draft: Message, tensors: Mapping[str, Tensor]) -> tuple[int, dict[str, Tensor]]:
         """Records a message and returns its `seq` with the decoded payload, which is what a receiver is handed.
@@ -176,16 +180,29 @@ class Transcript:
             self.close()
 
 
-def _last_line(path: Path) -> bytes:
-    """A log's last line without its newline, read from the end."""
+def _lines_back(path: Path) -> Iterator[bytes]:
+    """A log's lines without their newlines, the last one first."""
     with path.open("rb") as file:
-        tail, start = b"", path.stat().st_size
-        while start and b"\n" not in tail[:-1]:
+        begun, start = b"", path.stat().st_size - 1
+        while start > 0:
             step = min(start, 1 << 16)
             start -= step
             file.seek(start)
-            tail = file.read(step) + tail
-    return tail[:-1].rpartition(b"\n")[2]
+            begun, *whole = (file.read(step) + begun).split(b"\n")
+            yield from reversed(whole)
+        if begun:
+            yield begun
+
+
+def _end_of_shared(round: int, lines: Iterable[bytes]) -> int:
+    """Where the payloads in a round's file end, from the lines of a log that ends in that round, the last one first."""
+    for line in lines:
+        message = Message.from_line(line)
+        if message.round < round:
+            break
+        if message.payload is not None and message.payload["file"] == shared_name(round):
+            return int(message.payload["offset"] + message.payload["length"])
+    return 0
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

@@ -143,9 +143,12 @@ def export_view(view: View, directory: Path, *, links: bool = True) -> None:
         links: whether payloads may be hard links to the run's own files; not where somebody may write to them.
     """
     (directory / PAYLOADS).mkdir(parents=True)
+    shown: dict[str, list[Message]] = {}
     for message in view.messages:
         if message.payload is not None:
-            _copy_payload(view.directory, directory, message, links)
+            shown.setdefault(payload_name(message), []).append(message)
+    for name, messages in shown.items():
+        _copy_payloads(view.directory, directory, name, messages, links)
     write_atomically(directory / LOG, view_log(view))
     for party, (x, y) in view.own_data.items():
         save_tensors(directory / f"own-{party.replace('/', '-')}.safetensors", {"x": x, "y": y})
@@ -172,13 +175,12 @@ def view_log(view: View) -> bytes:
     return b"".join(lines)
 
 
-def _copy_payload(source: Path, target: Path, message: Message, links: bool) -> None:
-    """A hard link to a payload's file where it is this message's alone, since it is never written again.
+def _copy_payloads(source: Path, target: Path, name: str, messages: Sequence[Message], links: bool) -> None:
+    """A hard link to a file whose payloads are all of these messages, since it is never written again.
 
-    Of a file that messages share only this message's bytes are copied; what lies between is left empty.
+    Of a file that they share with others only their own bytes are copied; what lies between is left empty.
     """
-    name, where = payload_name(message), message.payload or {}
-    if where["offset"] == 0 and (source / name).stat().st_size == where["length"]:
+    if _end(messages) == (source / name).stat().st_size:
         try:
             if not links:
                 raise OSError
@@ -186,9 +188,20 @@ def _copy_payload(source: Path, target: Path, message: Message, links: bool) -> 
         except OSError:
             shutil.copyfile(source / name, target / name)
         return
-    with (target / name).open("r+b" if (target / name).exists() else "wb") as file:
-        file.seek(where["offset"])
-        file.write(read_payload(source, message))
+    with (target / name).open("wb") as file:
+        for message in messages:
+            file.seek((message.payload or {})["offset"])
+            file.write(read_payload(source, message))
+
+
+def _end(messages: Iterable[Message]) -> int:
+    """Where payloads of one file end that lie end to end from its beginning; -1 where they do not."""
+    end = 0
+    for where in (message.payload or {} for message in messages):
+        if where["offset"] != end or where["length"] < 0:
+            return -1
+        end += where["length"]
+    return end
 
 
 def open_view(directory: Path) -> View:

@@ -158,7 +158,6 @@ class DaFKD:
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
-    many_messages: ClassVar[bool] = False
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     Config: ClassVar[type[DaFKDConfig]] = DaFKDConfig

@@ -171,7 +171,6 @@ class FedAvg:
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
-    many_messages: ClassVar[bool] = False
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FedAvgConfig]] = FedAvgConfig
 

@@ -108,7 +108,6 @@ class FedDF:
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    many_messages: ClassVar[bool] = False
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FedDFConfig]] = FedDFConfig
 

@@ -102,7 +102,6 @@ class FedED:
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    many_messages: ClassVar[bool] = False
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FedEDConfig]] = FedEDConfig
 

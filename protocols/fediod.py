@@ -183,7 +183,6 @@ class FedIOD:
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
-    many_messages: ClassVar[bool] = True
     trains: ClassVar[dict[str, str]] = {"model": "batch_size", "discriminator": "samples"}
     Config: ClassVar[type[FedIODConfig]] = FedIODConfig
 

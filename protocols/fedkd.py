@@ -183,7 +183,6 @@ class FedKD:
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
-    many_messages: ClassVar[bool] = False
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
     Config: ClassVar[type[FedKDConfig]] = FedKDConfig

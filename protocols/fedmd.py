@@ -115,7 +115,6 @@ class FedMD(PublicDistillation):
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    many_messages: ClassVar[bool] = False
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FedMDConfig]] = FedMDConfig
 

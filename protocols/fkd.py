@@ -88,7 +88,6 @@ class FKD(ClasswiseDistillation):
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    many_messages: ClassVar[bool] = False
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FKDConfig]] = FKDConfig
 

@@ -94,7 +94,6 @@ class Standalone(_Alone):
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
-    many_messages: ClassVar[bool] = False
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[StandaloneConfig]] = StandaloneConfig
 
@@ -135,7 +134,6 @@ class Centralized(_Alone):
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
-    many_messages: ClassVar[bool] = False
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[CentralizedConfig]] = CentralizedConfig
 

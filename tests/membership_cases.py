@@ -58,7 +58,7 @@ def records(n, seed=0):
 def view(folder: Path, messages, adversary="server", clients=4, hyperparameters: Mapping | None = None):
     """The view of messages (sender, receiver, kind, tensors[, round[, step[, defences]]])."""
     folder.mkdir(exist_ok=True)
-    with Transcript(folder, secret=b"k" * 32, shards=True) as transcript:
+    with Transcript(folder, secret=b"k" * 32) as transcript:
         for sender, receiver, kind, tensors, *more in messages:
             round_, step, defenses = (*more, *(0, 0, ())[len(more) :])
             draft = Message(

@@ -261,7 +261,7 @@ def run(
         attached[key] = (*given, *attached.get(key, ()))
     first, state, start = resume or (0, b"", None)
     made = Ran(folder, parties)
-    with Transcript(folder, secret=SECRET, start=start, shards=cls.many_messages) as transcript:
+    with Transcript(folder, secret=SECRET, start=start) as transcript:
         wire = Watched(
             transcript,
             parties=parties,

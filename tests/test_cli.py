@@ -217,7 +217,7 @@ def test_attack_refuses_and_touches_nothing(
 
 
 def test_attack_refuses_a_changed_record_with_3(shell: Shell, done: Path) -> None:
-    path = done / "transcript" / "payloads" / "00000004.safetensors"
+    path = done / "transcript" / "payloads" / "round-000001.shard"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     code, out, err = shell("attack", done, "analytic")
     assert (code, out) == (3, "")

@@ -199,8 +199,8 @@ def _rechained(lines: list[bytes]) -> list[bytes]:
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
-    "a byte of a payload": lambda run: _flip(run / "transcript/payloads/00000003.safetensors"),
-    "a payload is missing": lambda run: (run / "transcript/payloads/00000003.safetensors").unlink(),
+    "a byte of a payload": lambda run: _flip(run / "transcript/payloads/round-000001.shard"),
+    "a payload is missing": lambda run: (run / "transcript/payloads/round-000001.shard").unlink(),
     "a file that nobody listed": lambda run: (run / "transcript/payloads/x").touch() or None,
     "a line edited": lambda run: _edit_log(run, lambda ls: [_edited(ls[0]), *ls[1:]]),
     "a line dropped": lambda run: _edit_log(run, lambda ls: [*ls[:2], *ls[3:]]),

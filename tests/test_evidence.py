@@ -24,6 +24,8 @@ from fdaudit.attestation.environment import _checked_out, tool
 from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.manifest import read_manifest
 from fdaudit.messages import canonical
+from fdaudit.payloads import read_payload
+from fdaudit.transcript import read_messages
 
 from .docs_pages import ROOT
 from .evidence_cases import envelope_of, flip, keypair, payload_of, sha, statement_of
@@ -76,7 +78,7 @@ def test_nothing_of_the_vault_is_in_it(original: Path, bundle: Path) -> None:
     """Neither the secret nor the seed in any spelling, no file of the vault, no digest of one."""
     secrets = json.loads((original / "vault" / "secrets.json").read_bytes())
     secret, seed = bytes.fromhex(secrets["secret"]), secrets["seed"]
-    sent = [p.read_bytes() for p in (original / "transcript" / "payloads").iterdir()]
+    sent = [read_payload(original / "transcript", m) for m in read_messages(original / "transcript")]
     whole = [p for p in (original / "vault").rglob("*") if p.is_file()]
     vault = [p for p in whole if p.read_bytes() not in sent]
     # The released model lies in the transcript too, as the message to the world that it was.

@@ -120,7 +120,7 @@ def test_folders_without_end_are_not_followed(bundle: Path) -> None:
 
 
 def test_two_swapped_files_are_both_named(bundle: Path) -> None:
-    first, second = "run/transcript/payloads/00000001.safetensors", "run/attacks/world-loss-threshold.json"
+    first, second = "run/transcript/payloads/round-000001.shard", "run/attacks/world-loss-threshold.json"
     (bundle / first).rename(bundle / "held")
     (bundle / second).rename(bundle / first)
     (bundle / "held").rename(bundle / second)

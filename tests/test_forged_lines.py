@@ -36,14 +36,14 @@ def forged(directory: Path, **changes: Any) -> list[str]:
         {"payload": {"file": "../../etc/passwd", "offset": 0, "length": 10}},
         {"payload": {"file": "/etc/passwd", "offset": 0, "length": 10}},
         {"payload": {"file": "payloads/../messages.jsonl", "offset": 0, "length": 10}},
-        {"payload": {"file": "payloads/00000000.safetensors\n", "offset": 0, "length": 10}},
-        {"payload": {"file": "payloads/00000000.safetensors", "offset": 0, "length": 10**30}},
-        {"payload": {"file": "payloads/00000000.safetensors", "offset": 0, "length": 10**15}},
-        {"payload": {"file": "payloads/00000000.safetensors", "offset": -1, "length": 10}},
-        {"payload": {"file": "payloads/00000000.safetensors", "offset": 10**30, "length": 1}},
+        {"payload": {"file": "payloads/round-000000.shard\n", "offset": 0, "length": 10}},
+        {"payload": {"file": "payloads/round-000000.shard", "offset": 0, "length": 10**30}},
+        {"payload": {"file": "payloads/round-000000.shard", "offset": 0, "length": 10**15}},
+        {"payload": {"file": "payloads/round-000000.shard", "offset": -1, "length": 10}},
+        {"payload": {"file": "payloads/round-000000.shard", "offset": 10**30, "length": 1}},
         {"payload": {"file": ["x"], "offset": 0, "length": 1}},
         {"payload": []},
-        {"payload": "payloads/00000000.safetensors"},
+        {"payload": "payloads/round-000000.shard"},
         {"payload": {}},
         {"payload": None},
         {"round": "x"},
@@ -98,7 +98,7 @@ def test_a_payload_that_is_no_plain_file_is_a_finding_and_not_read(tmp_path: Pat
     for kind in ("pipe", "link", "device", "folder"):
         directory = tmp_path / kind
         position, _ = filled(directory, [{"a": torch.zeros(2)}])
-        path = directory / "payloads" / "00000000.safetensors"
+        path = directory / "payloads" / "round-000000.shard"
         if kind == "link":
             path.rename(tmp_path / "elsewhere")
             path.symlink_to(tmp_path / "elsewhere")
@@ -111,7 +111,7 @@ def test_a_payload_that_is_no_plain_file_is_a_finding_and_not_read(tmp_path: Pat
         elif kind == "folder":
             path.mkdir()
         findings = verify_transcript(directory, head=position.head, count=1)
-        assert any("00000000.safetensors" in f for f in findings), (kind, findings)
+        assert any("round-000000.shard" in f for f in findings), (kind, findings)
 
 
 # -- a stranger -----------------------------------------------------------------------------------------------

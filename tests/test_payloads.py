@@ -1,15 +1,21 @@
-"""Payloads of a round in one file: nothing lost, nothing uncovered, nothing of others in an exported view."""
+"""Small payloads of a round in one file, large ones in their own: nothing lost, nothing uncovered, nothing of others
+in an exported view."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import tempfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load
 
+from fdaudit import payloads
 from fdaudit.errors import IntegrityError
 from fdaudit.messages import Message
 from fdaudit.payloads import read_payload
@@ -18,9 +24,18 @@ from fdaudit.storage import decode, encode
 from fdaudit.transcript import LOG, Position, Transcript, read_messages, verify_transcript
 from fdaudit.view import export_view, open_view, view_of
 
+from .run_cases import tree
+
 SECRET = b"a secret of the auditor, sixteen"
 ROUNDS, CLIENTS = 3, 2
 PARTIES = ("server", "client/0", "client/1", "world")
+
+
+@pytest.fixture(params=["all in one file", "every other one in its own", "each in its own"])
+def small(request, monkeypatch):
+    """Which payloads share a file; as they are, tensors of odd messages are larger than those of even ones."""
+    most = {"all in one file": 1 << 20, "every other one in its own": len(encode(tensors(0)))}
+    monkeypatch.setattr(payloads, "_SMALL", most.get(request.param, 0))
 
 
 def tensors(seq: int) -> dict[str, torch.Tensor]:
@@ -37,7 +52,7 @@ def append(transcript: Transcript, rounds: range) -> None:
 
 
 def recorded(folder: Path, keep=lambda round: True) -> Position:
-    with Transcript(folder, secret=SECRET, shards=True, keep=keep) as transcript:
+    with Transcript(folder, secret=SECRET, keep=keep) as transcript:
         append(transcript, range(ROUNDS))
         return transcript.sync()
 
@@ -55,8 +70,9 @@ def test_a_round_has_one_file_and_a_stranger_reads_it(tmp_path):
     assert verify_transcript(tmp_path / "t", head=end.head, count=end.seq) == []
 
 
-def test_the_log_is_that_of_a_file_a_message_but_for_where_payloads_lie(tmp_path):
+def test_the_log_is_that_of_a_file_a_message_but_for_where_payloads_lie(tmp_path, monkeypatch):
     recorded(tmp_path / "shared")
+    monkeypatch.setattr(payloads, "_SMALL", 0)
     with Transcript(tmp_path / "own", secret=SECRET) as transcript:
         append(transcript, range(ROUNDS))
     pairs = zip(read_messages(tmp_path / "shared"), read_messages(tmp_path / "own"), strict=True)
@@ -74,30 +90,63 @@ def test_the_log_is_that_of_a_file_a_message_but_for_where_payloads_lie(tmp_path
     "left", ["nothing more", "half a round", "half a payload", "a later round", "a temporary file"]
 )
 @pytest.mark.parametrize("keep_last", [True, False])
+@pytest.mark.usefixtures("small")
 def test_a_run_goes_on_where_it_was_left(left, keep_last, tmp_path):
     def keep(round: int) -> bool:
         return keep_last or round != 1
 
     recorded(tmp_path / "whole", keep)
-    with Transcript(tmp_path / "parts", secret=SECRET, shards=True, keep=keep) as first:
+    with Transcript(tmp_path / "parts", secret=SECRET, keep=keep) as first:
         append(first, range(2))
         position = first.sync()
         if left in {"half a round", "a later round"}:
             append(first, range(2, 4 if left == "a later round" else 3))
-    payloads = tmp_path / "parts" / "payloads"
+    folder = tmp_path / "parts" / "payloads"
     if left == "half a payload":
-        with (payloads / "round-000001.shard").open("ab") as file:
+        with (folder / "round-000001.shard").open("ab") as file:
             file.write(b"half")
     if left == "a temporary file":
-        (payloads / ".round-000002.tmp").write_bytes(b"x")
-    with Transcript(tmp_path / "parts", secret=SECRET, shards=True, keep=keep, start=position) as second:
+        (folder / ".00000009.safetensors.tmp").write_bytes(b"x")
+    with Transcript(tmp_path / "parts", secret=SECRET, keep=keep, start=position) as second:
         append(second, range(2, 3))
         second.sync()
-    whole = {p.relative_to(tmp_path / "whole"): p.read_bytes() for p in (tmp_path / "whole").rglob("*.*")}
-    parts = {p.relative_to(tmp_path / "parts"): p.read_bytes() for p in (tmp_path / "parts").rglob("*.*")}
-    assert parts == whole
+    assert tree(tmp_path / "parts") == tree(tmp_path / "whole")
 
 
+@given(data=st.data())
+def test_it_goes_on_wherever_a_round_was_left_and_whatever_lay_beyond(data):
+    """Rounds of small and large messages in any order, stopped after any of them."""
+    sent = data.draw(st.lists(st.tuples(st.integers(0, 1), st.booleans()), min_size=1, max_size=12))
+    at = data.draw(st.integers(0, len(sent)))
+    beyond = data.draw(st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=6))
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(payloads, "_SMALL", len(encode(tensors(0))))
+
+        def recorded(folder: str, *parts: list[tuple[int, bool]], start: Position | None = None) -> Position:
+            with Transcript(Path(name, folder), secret=SECRET, start=start) as transcript:
+                before = [] if start is None else sent[:at]
+                for later, large in chain(*parts):
+                    before = [*before, (later, large)]
+                    draft = Message(
+                        seq=0,
+                        round=sum(step for step, _ in before),
+                        step=0,
+                        sender="client/0",
+                        receivers=("server",),
+                        kind="logits",
+                    )
+                    transcript.append(draft, tensors(2 * transcript.position.seq + large))
+                return transcript.sync()
+
+        end = recorded("whole", sent)
+        middle = recorded("parts", sent[:at])
+        recorded("parts", beyond, start=middle)
+        assert recorded("parts", sent[at:], start=middle) == end
+        assert tree(Path(name, "parts")) == tree(Path(name, "whole"))
+        assert verify_transcript(Path(name, "parts"), head=end.head, count=end.seq) == []
+
+
+@pytest.mark.usefixtures("small")
 def test_every_byte_of_every_file_is_covered(tmp_path):
     end = recorded(tmp_path / "t")
     for path in sorted((tmp_path / "t" / "payloads").iterdir()):
@@ -142,6 +191,7 @@ def test_no_line_leads_out_of_the_payloads(name, tmp_path):
 
 
 @pytest.mark.parametrize("member", ["client/0", "client/1", "server"])
+@pytest.mark.usefixtures("small")
 def test_an_exported_view_holds_its_own_bytes_and_no_others(member, tmp_path):
     recorded(tmp_path / "t")
     view = view_of(tmp_path / "t", member, parties=PARTIES, hyperparameters={})
@@ -159,3 +209,15 @@ def test_an_exported_view_holds_its_own_bytes_and_no_others(member, tmp_path):
         assert (raw in exported) == (seq in mine)
         assert (encode(tensors(seq)) in exported) == (seq in mine)
     assert decode(encode(tensors(0)))  # what was looked for is what a payload is
+
+
+@pytest.mark.parametrize(("member", "links"), [("server", True), ("server", False), ("client/0", True)])
+def test_a_file_is_linked_where_all_of_it_was_seen(member, links, tmp_path):
+    recorded(tmp_path / "t")
+    export_view(
+        view_of(tmp_path / "t", member, parties=PARTIES, hyperparameters={}), tmp_path / "out", links=links
+    )
+    for path in (tmp_path / "t" / "payloads").iterdir():
+        shown = tmp_path / "out" / "payloads" / path.name
+        assert shown.samefile(path) == (links and member == "server")
+        assert (shown.read_bytes() == path.read_bytes()) == (member == "server")

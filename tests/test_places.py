@@ -253,7 +253,7 @@ def test_what_cannot_be_reached_is_refused_in_one_line_and_nothing_is_written(
 
 def test_a_changed_record_behind_a_url_is_found_and_not_attacked(shell: Shell, whole: Path) -> None:
     sent(whole)
-    for name in ("transcript/payloads/00000003.safetensors", "utility.csv"):
+    for name in ("transcript/payloads/round-000001.shard", "utility.csv"):
         file = MemoryFileSystem.store[f"/far/{name}"]
         kept = file.getvalue()
         file.seek(len(kept) - 1)

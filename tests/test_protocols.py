@@ -51,7 +51,6 @@ def test_the_declaration_is_complete_and_literal(name):
         "pools_data",
         "heterogeneous",
         "needs_public",
-        "many_messages",
         "trains",
     ):
         assert card[key] == getattr(cls, key), f"{key} is not a literal"

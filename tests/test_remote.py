@@ -105,7 +105,7 @@ def test_files_are_sent_after_what_they_rely_on(tmp_path: Path) -> None:
     order = [
         "vault/secrets.json",
         "spec.yaml",
-        "transcript/payloads/00000001.safetensors",
+        "transcript/payloads/round-000001.shard",
         "transcript/messages.jsonl",
         "vault/state/round-000001.safetensors",
         "vault/round.json",

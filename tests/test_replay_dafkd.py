@@ -19,7 +19,7 @@ import pytest
 import torch
 import yaml
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load, load_file, save, save_file
 
 from fdaudit.rng import child
 
@@ -40,7 +40,10 @@ def read(directory: Path) -> list[tuple[dict[str, Any], Arrays]]:
     found = []
     for line in (directory / "messages.jsonl").read_text(encoding="ascii").splitlines():
         message = json.loads(line)
-        found.append((message, load_file(directory / message["payload"]["file"])))
+        where = message["payload"]
+        with (directory / where["file"]).open("rb") as file:
+            file.seek(where["offset"])
+            found.append((message, load(file.read(where["length"]))))
     return found
 
 
@@ -331,9 +334,13 @@ def test_the_reader_tells_other_settings_from_those_that_were_used(
 def test_every_value_that_a_client_sent_counts(kind: str, tmp_path: Path) -> None:
     """Other numbers in one client's message, and the record no longer fits."""
     run, settings = recorded(tmp_path / "run", {})
-    message = next(m for m, _ in read(run / "transcript") if m["kind"] == kind and m["sender"] == "client/1")
-    payload = run / "transcript" / message["payload"]["file"]
-    save_file({n: t + np.ones((), t.dtype) for n, t in load_file(payload).items()}, payload)
+    message, tensors = next(
+        (m, t) for m, t in read(run / "transcript") if m["kind"] == kind and m["sender"] == "client/1"
+    )
+    with (run / "transcript" / message["payload"]["file"]).open("r+b") as file:
+        file.seek(message["payload"]["offset"])
+        other = save({n: t + np.ones((), t.dtype) for n, t in tensors.items()})
+        assert file.write(other) == message["payload"]["length"]
     with pytest.raises(BrokenRecordError):
         checked(run, settings)
 
@@ -360,7 +367,7 @@ def test_the_reader_uses_nothing_of_fdaudit_or_torch(tmp_path: Path) -> None:
     script.write_text(
         "from __future__ import annotations\n"
         "import json, sys\nfrom collections import defaultdict\nfrom pathlib import Path\nimport numpy as np\n"
-        "from safetensors.numpy import load_file\n"
+        "from safetensors.numpy import load, load_file\n"
         "sys.modules['fdaudit'] = sys.modules['torch'] = None\n"
         f"{reader}\n"
         "a = sys.argv\n"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors.numpy import load
 
 from .protocol_cases import run
 from .run_cases import finished
@@ -33,9 +33,10 @@ def read(directory: Path) -> Record:
     found = []
     for line in (directory / "messages.jsonl").read_text(encoding="ascii").splitlines():
         message = json.loads(line)
-        found.append(
-            (message, load_file(directory / message["payload"]["file"]) if message["tensors"] else {})
-        )
+        where = message["payload"]
+        with (directory / where["file"]).open("rb") as file:
+            file.seek(where["offset"])
+            found.append((message, load(file.read(where["length"])) if message["tensors"] else {}))
     return found
 
 

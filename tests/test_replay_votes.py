@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors.numpy import load
 
 import fdaudit
 
@@ -31,9 +31,14 @@ class BrokenRecordError(Exception):
 
 def read(directory: Path) -> Record:
     """Every message of a transcript with its tensors, in the order of the log."""
-    lines = (directory / "messages.jsonl").read_text(encoding="ascii").splitlines()
-    messages = [json.loads(line) for line in lines]
-    return [(m, load_file(directory / m["payload"]["file"])) for m in messages]
+    found = []
+    for line in (directory / "messages.jsonl").read_text(encoding="ascii").splitlines():
+        message = json.loads(line)
+        where = message["payload"]
+        with (directory / where["file"]).open("rb") as file:
+            file.seek(where["offset"])
+            found.append((message, load(file.read(where["length"]))))
+    return found
 
 
 def replay(record: Record, clients: int, rounds: list[int]) -> list[Arrays]:

@@ -135,7 +135,7 @@ def test_a_payload_is_on_disk_before_the_line_that_names_it(tmp_path: Path) -> N
         transcript._file = Watching()  # type: ignore[assignment]
         for k in range(3):
             transcript.append(draft(k), {"a": torch.zeros(k)})
-    assert seen == [f"payloads/{k:08d}.safetensors" for k in range(3)]
+    assert seen == [f"payloads/round-{k:06d}.shard" for k in range(3)]
 
 
 def test_a_line_written_in_part_is_an_error(tmp_path: Path) -> None:
@@ -169,11 +169,11 @@ def test_a_synced_transcript_is_durable_with_its_payloads_and_what_was_named(
     other = tmp_path / "other"
     other.touch()
     with Transcript(tmp_path / "t", secret=SECRET) as transcript:
-        transcript.append(draft(), {"a": torch.zeros(1)})
+        transcript.append(draft(), {"a": torch.zeros(1 << 18)})
         transcript.append(draft(), {"a": torch.zeros(2)})
         monkeypatch.setattr(os, "fsync", noting)
         transcript.sync([other])
-        payloads = ["00000000.safetensors", "00000001.safetensors"]
+        payloads = ["00000000.safetensors", "round-000000.shard"]
         assert sorted(synced) == sorted([*payloads, "payloads", "t", LOG, "other"])
         synced.clear()
         transcript.sync()
@@ -193,7 +193,7 @@ def test_what_the_spec_says_is_kept_of_payloads(record: Any, kept: list[int], tm
     position, returned = filled(tmp_path, contents, keep=_keep(Plan()))  # type: ignore[arg-type]
     read = list(read_messages(tmp_path))
     assert [m.seq for m in read if m.payload is not None] == kept
-    assert sorted(p.name for p in (tmp_path / "payloads").iterdir()) == [f"{k:08d}.safetensors" for k in kept]
+    assert sorted(p.name for p in (tmp_path / "payloads").iterdir()) == [f"round-{k:06d}.shard" for k in kept]
     for values, message, (_, handed) in zip(contents, read, returned, strict=True):
         assert same(handed, values), "a receiver is handed the payload whether or not it is kept"
         salted = bytes.fromhex(message.salt) + encode(values)

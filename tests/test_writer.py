@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fdaudit import payloads
 from fdaudit.messages import Message
 from fdaudit.payloads import read_payload
 from fdaudit.storage import decode
@@ -116,11 +117,14 @@ def tree(directory: Path) -> dict[str, bytes]:
     return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize("shards", [False, True])
-def test_a_transcript_is_the_same_bytes_written_here_or_beside(shards: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("small", [0, 1 << 20])
+def test_a_transcript_is_the_same_bytes_written_here_or_beside(
+    small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payloads, "_SMALL", small)
     writers: dict[str, Writer] = {"here": InlineWriter(), "beside": BackgroundWriter(most=100)}
     for name, writer in writers.items():
-        with Transcript(tmp_path / name, secret=bytes(32), shards=shards, writer=writer) as transcript:
+        with Transcript(tmp_path / name, secret=bytes(32), writer=writer) as transcript:
             for k in range(20):
                 assert transcript.seq == k
                 assert transcript.append(draft(k // 5), {"a": torch.arange(float(k))})[0] == k

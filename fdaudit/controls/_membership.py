@@ -105,7 +105,7 @@ def said(
     seed = child_seed(plan.seed, "control", attack.name, "secret").to_bytes(8, "big")
     secret = SecretStream(seed * 2, "control").bytes(32)
     with tempfile.TemporaryDirectory(prefix="fdaudit-control-") as folder:
-        with Transcript(Path(folder), secret=secret, shards=True) as transcript:
+        with Transcript(Path(folder), secret=secret) as transcript:
             for sender, receiver, kind, tensors in messages:
                 transcript.record(sender, receiver, kind, tensors)
         yield view_of(Path(folder), "server", parties=("server", *clients, "world"), hyperparameters={})

@@ -189,7 +189,6 @@ class SelectiveFD:
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    many_messages: ClassVar[bool] = False
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[SelectiveFDConfig]] = SelectiveFDConfig
 
