@@ -90,7 +90,7 @@ def test_three_kills(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ten_kills(tmp_path: Path) -> None:
     """At random instants spread over the measured time in which a run writes; each resumed by a new process."""
-    longer = tiny(seed=12, protocol__params__rounds=200)  # so that training takes most of that time
+    longer = tiny(seed=12, protocol__params__rounds=400)  # so that training takes most of that time
     spec, reference = write_spec(tmp_path / "spec.yaml", longer), tmp_path / "reference"
     process = subprocess.Popen(command(spec, reference), stdout=subprocess.DEVNULL)
     wait_for(reference / "vault" / "secrets.json", process)
