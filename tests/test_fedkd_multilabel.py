@@ -11,8 +11,9 @@ import fdaudit
 
 from .docs_pages import ROOT
 from .protocol_cases import initial, network, public, records, run, several
+from .record_reader import read
 from .run_cases import finished
-from .test_replay_fedkd import CLIENTS, only, read, replay, worth
+from .test_replay_fedkd import CLIENTS, only, replay, worth
 
 BARE = {"gamma": None, "levels": None}
 

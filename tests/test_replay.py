@@ -16,12 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from numpy.typing import NDArray
-from safetensors.numpy import load
 
+from .record_reader import Arrays, read, standing_alone
 from .run_cases import finished
-
-Arrays = dict[str, NDArray[Any]]
 
 
 class BrokenRecordError(Exception):
@@ -29,18 +26,6 @@ class BrokenRecordError(Exception):
 
 
 # -- the reader: json and safetensors ---------------------------------------------------------------------------
-
-
-def read(directory: Path) -> list[tuple[dict[str, Any], Arrays]]:
-    """Every message of a transcript with its tensors, in the order of the log."""
-    found = []
-    for line in (directory / "messages.jsonl").read_text(encoding="ascii").splitlines():
-        message = json.loads(line)
-        where = message["payload"]
-        with (directory / where["file"]).open("rb") as file:
-            file.seek(where["offset"])
-            found.append((message, load(file.read(where["length"]))))
-    return found
 
 
 def replay(directory: Path, settings: dict[str, Any], clients: int) -> int:
@@ -206,16 +191,14 @@ def replay_without_counts(run: Path, settings: dict[str, Any]) -> None:
 def test_the_reader_uses_nothing_of_fdaudit(tmp_path: Path) -> None:
     """The functions above, by themselves, in a process that cannot import fdaudit."""
     run, settings = recorded(tmp_path / "run", "model_update", "samples", 1.0, 0.9)
-    source = Path(__file__).read_text(encoding="utf-8")
-    reader = source[source.index("class BrokenRecordError") : source.index("# -- the runs")]
     script = tmp_path / "reader.py"
     script.write_text(
-        "from __future__ import annotations\n"
-        "import json, sys\nfrom itertools import pairwise\nfrom pathlib import Path\nimport numpy as np\n"
-        "from safetensors.numpy import load\n"
-        "sys.modules['fdaudit'] = sys.modules['torch'] = None\n"
-        f"{reader}\n"
-        "print(replay(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])))\n"
+        standing_alone(
+            Path(__file__),
+            "from itertools import pairwise\nimport numpy as np",
+            "print(replay(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])))",
+        ),
+        encoding="utf-8",
     )
     done = subprocess.run(
         [sys.executable, str(script), str(run / "transcript"), json.dumps(settings), str(CLIENTS)],

@@ -6,7 +6,6 @@ start by torch alone. A record with one message taken away no longer gives them 
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,15 +15,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.numpy import load
 from torch import Tensor, nn
 
 from fdaudit.wire import Outage
 
 from .protocol_cases import CLASSES, public, run
+from .record_reader import Arrays, Record, read
 
-Arrays = dict[str, NDArray[Any]]
-Record = list[tuple[dict[str, Any], Arrays]]
 ROUNDS, CLIENTS = 3, 3
 
 
@@ -33,18 +30,6 @@ class BrokenRecordError(Exception):
 
 
 # -- the reader: json and safetensors, numpy and torch --------------------------------------------------------------
-
-
-def read(directory: Path) -> Record:
-    """Every message with its tensors, in the order of the log; a silence has none."""
-    found = []
-    for line in (directory / "messages.jsonl").read_text(encoding="ascii").splitlines():
-        message = json.loads(line)
-        where = message["payload"]
-        with (directory / where["file"]).open("rb") as file:
-            file.seek(where["offset"])
-            found.append((message, load(file.read(where["length"])) if message["tensors"] else {}))
-    return found
 
 
 def of(record: Record, round: int, kind: str, role: str) -> Record:

@@ -18,14 +18,13 @@ import numpy as np
 import pytest
 import yaml
 from numpy.typing import NDArray
-from safetensors.numpy import load, load_file, save, save_file
+from safetensors.numpy import load_file, save, save_file
 
 from fdaudit.plan import make_plan
 from fdaudit.spec import load_spec
 
+from .record_reader import Arrays, read, standing_alone
 from .run_cases import finished, tiny
-
-Arrays = dict[str, NDArray[Any]]
 
 
 class BrokenRecordError(Exception):
@@ -33,18 +32,6 @@ class BrokenRecordError(Exception):
 
 
 # -- the reader: json, safetensors and NumPy --------------------------------------------------------------------
-
-
-def read(directory: Path) -> list[tuple[dict[str, Any], Arrays]]:
-    """Every message of a transcript with its tensors, in the order of the log."""
-    found = []
-    for line in (directory / "messages.jsonl").read_text(encoding="utf-8").splitlines():
-        message = json.loads(line)
-        where = message["payload"]
-        with (directory / where["file"]).open("rb") as file:
-            file.seek(where["offset"])
-            found.append((message, load(file.read(where["length"]))))
-    return found
 
 
 def log_softmax(z: NDArray[Any]) -> NDArray[Any]:
@@ -311,17 +298,13 @@ def test_every_value_of_what_the_server_was_sent_or_sent_counts(kind: str, tmp_p
 def test_the_reader_uses_nothing_of_fdaudit_or_torch(tmp_path: Path) -> None:
     """The functions above, by themselves, in a process that can import neither."""
     run, settings = recorded(tmp_path / "run", {})
-    source = Path(__file__).read_text(encoding="utf-8")
-    reader = source[source.index("class BrokenRecordError") : source.index("# -- the runs")]
     script = tmp_path / "reader.py"
     script.write_text(
-        "from __future__ import annotations\n"
-        "import json, sys\nfrom collections import defaultdict\nfrom pathlib import Path\nimport numpy as np\n"
-        "from safetensors.numpy import load, load_file\n"
-        "sys.modules['fdaudit'] = sys.modules['torch'] = None\n"
-        f"{reader}\n"
-        "a = sys.argv\n"
-        "print(replay(Path(a[1]), Path(a[2]), json.loads(a[3]), int(a[4]), []))\n",
+        standing_alone(
+            Path(__file__),
+            "from collections import defaultdict\nimport numpy as np\nfrom safetensors.numpy import load_file",
+            "a = sys.argv\nprint(replay(Path(a[1]), Path(a[2]), json.loads(a[3]), int(a[4]), []))",
+        ),
         encoding="utf-8",
     )
     where = [str(run / "transcript"), str(run / "initial.safetensors"), json.dumps(settings), str(CLIENTS)]

@@ -17,8 +17,9 @@ from safetensors.numpy import load_file, save, save_file
 from fdaudit.plan import make_plan
 from fdaudit.spec import load_spec
 
+from .record_reader import Arrays, read
 from .run_cases import finished, tiny
-from .test_replay_fediod import Arrays, BrokenRecordError, Student, log_softmax, read
+from .test_replay_fediod import BrokenRecordError, Student, log_softmax
 
 CLIENTS = 3
 SETTINGS: dict[str, Any] = {

@@ -5,20 +5,16 @@ Nothing of fdaudit takes part in the reading. A record with one message taken aw
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import load
 
 from .protocol_cases import run
+from .record_reader import Arrays, Record, read
 from .run_cases import finished
-
-Arrays = dict[str, NDArray[Any]]
-Record = list[tuple[dict[str, Any], Arrays]]
 
 
 class BrokenRecordError(Exception):
@@ -26,18 +22,6 @@ class BrokenRecordError(Exception):
 
 
 # -- the reader: json and safetensors ---------------------------------------------------------------------------
-
-
-def read(directory: Path) -> Record:
-    """Every message of a transcript with its tensors, in the order of the log."""
-    found = []
-    for line in (directory / "messages.jsonl").read_text(encoding="ascii").splitlines():
-        message = json.loads(line)
-        where = message["payload"]
-        with (directory / where["file"]).open("rb") as file:
-            file.seek(where["offset"])
-            found.append((message, load(file.read(where["length"])) if message["tensors"] else {}))
-    return found
 
 
 def ensemble(asked: NDArray[Any], answers: list[Arrays], classes: int, tau: float) -> dict[str, Any]:

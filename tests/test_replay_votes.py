@@ -5,21 +5,17 @@ Nothing of fdaudit takes part in the reading. A record with one message taken aw
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import load
 
 import fdaudit
 
+from .record_reader import Arrays, Record, read
 from .run_cases import tiny
-
-Arrays = dict[str, NDArray[Any]]
-Record = list[tuple[dict[str, Any], Arrays]]
 
 
 class BrokenRecordError(Exception):
@@ -27,18 +23,6 @@ class BrokenRecordError(Exception):
 
 
 # -- the reader: json and safetensors -------------------------------------------------------------------------------
-
-
-def read(directory: Path) -> Record:
-    """Every message of a transcript with its tensors, in the order of the log."""
-    found = []
-    for line in (directory / "messages.jsonl").read_text(encoding="ascii").splitlines():
-        message = json.loads(line)
-        where = message["payload"]
-        with (directory / where["file"]).open("rb") as file:
-            file.seek(where["offset"])
-            found.append((message, load(file.read(where["length"]))))
-    return found
 
 
 def replay(record: Record, clients: int, rounds: list[int]) -> list[Arrays]:
