@@ -21,11 +21,11 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from fdaudit.attack_pool import attack_pool, dismiss
-from fdaudit.cells import Adversary, Stage
+from fdaudit.cells import Adversary, Stage, not_asked
 from fdaudit.plan import AttackPlan, Plan, plan_attack
 from fdaudit.pool import Pool, Workers
 from fdaudit.result import Cell
-from fdaudit.storage import load_json, save_json
+from fdaudit.storage import load_json, save_json, save_json_together
 
 __all__ = ["Desk", "Piece", "Tick", "attack_cells", "note_time", "stand_by"]
 
@@ -112,28 +112,34 @@ def attack_cells(
     adversaries = tuple(
         dict.fromkeys([*plan.spec.adversaries, *(a for p in plan.attacks for a in p.adversaries)])
     )
-    total, pieces = len(adversaries) * len(plan.attacks), list[Piece]()
-    for attack in plan.attacks:
-        due = (a for a in adversaries if only(a, attack.name))
-        pieces.append(
-            Piece(run, attack, tuple(a for a in due if again or not _path(run, a, attack.name).is_file()))
-        )
-    done, found = total - sum(len(p.adversaries) for p in pieces), dict[tuple[str, str], Cell]()
+    due = {
+        attack: [
+            a
+            for a in adversaries
+            if only(a, attack.name) and (again or not _path(run, a, attack.name).is_file())
+        ]
+        for attack in plan.attacks
+    }
+    unasked = [c for k, names in due.items() for a in names if (c := not_asked(plan, a, k)) is not None]
+    (run / "attacks").mkdir(exist_ok=True)
+    save_json_together({_path(run, c.adversary, c.attack): c.to_json() for c in unasked}, indent=1)
+    found = {(c.adversary, c.attack): c for c in unasked}
+    pieces = [Piece(run, k, tuple(a for a in names if (a, k.name) not in found)) for k, names in due.items()]
+    pieces = [p for p in pieces if p.adversaries]
+    total = len(adversaries) * len(plan.attacks)
+    done = total - sum(len(p.adversaries) for p in pieces)
 
     def say(what: str) -> None:
         tick(f"attacks ({what})", done, total)
 
-    with closing(_outcomes(plan, run, [p for p in pieces if p.adversaries], workers, say)) as outcomes:
+    with closing(_outcomes(plan, run, pieces, workers, say)) as outcomes:
         for cell, seconds in outcomes:
-            path = _path(run, cell.adversary, cell.attack)
-            path.parent.mkdir(exist_ok=True)
-            save_json(path, cell.to_json(), indent=1)
+            save_json(_path(run, cell.adversary, cell.attack), cell.to_json(), indent=1)
             note_time(run, cell.id, seconds, anew=True)
             found[cell.adversary, cell.attack] = cell
             done += 1
             say(f"{cell.adversary}: {cell.attack}")
-    names = [p.attack.name for p in pieces]
-    return [found[a, n] for a in adversaries for n in names if (a, n) in found]
+    return [found[a, k.name] for a in adversaries for k in plan.attacks if (a, k.name) in found]
 
 
 def stand_by(plan: Plan) -> None:
@@ -150,19 +156,15 @@ def _outcomes(
     plan: Plan, run: Path, pieces: Sequence[Piece], others: Workers | None, say: Callable[[str], None]
 ) -> Generator[tuple[Cell, float], None, None]:
     """Every cell of the pieces as it is done: here, or by workers where there is enough to do."""
-    asked = [p for p in pieces if p.attack.config is not None]
-    workers = _workers(plan, sum(len(p.adversaries) for p in asked), others)
-    if workers is not None and len(asked) < workers.size:  # few attacks: their adversaries part instead
-        asked = [replace(p, adversaries=(a,)) for p in asked for a in p.adversaries]
-    elsewhere = workers is not None and len(asked) > 1
-    desk = Desk(plan, run)
-    try:
-        for piece in [p for p in pieces if p.attack.config is None] if elsewhere else pieces:
+    workers = _workers(plan, sum(len(p.adversaries) for p in pieces), others)
+    if workers is not None and len(pieces) < workers.size:  # few attacks: their adversaries part instead
+        pieces = [replace(p, adversaries=(a,)) for p in pieces for a in p.adversaries]
+    if workers is not None and len(pieces) > 1:
+        yield from _by_workers(Stage(plan, run), pieces, workers, say)
+        return
+    with closing(Desk(plan, run)) as desk:
+        for piece in pieces:
             yield from desk.cells(piece.attack, piece.adversaries)
-        if workers is not None and elsewhere:
-            yield from _by_workers(Stage(plan, run), asked, workers, say)
-    finally:
-        desk.close()
 
 
 def _workers(plan: Plan, cells: int, others: Workers | None) -> Workers | None:

@@ -36,7 +36,7 @@ from fdaudit.types import ONLY_SINGLE_LABEL, AttackTask, Challenge, Figure, Gues
 from fdaudit.vault import Vault
 from fdaudit.view import View, export_view, open_view, view_of
 
-__all__ = ["Adversary", "Stage", "controls_directory", "take_controls"]
+__all__ = ["Adversary", "Stage", "controls_directory", "not_asked", "take_controls"]
 
 _MOST_LOGGED = 4 << 20
 """Bytes of questions and answers that an oracle's log keeps whole, cell by cell; digests of what comes after."""
@@ -154,11 +154,9 @@ class Stage:
 
     def cell(self, adversary: Adversary, attack: AttackPlan) -> Cell:
         """Runs one cell. Whatever the attack raises fails this cell, visibly, and no other."""
+        if (unasked := not_asked(self.plan, adversary.name, attack)) is not None:
+            return unasked
         base = _Base(self.plan, adversary.name, attack)
-        if attack.config is None:
-            return base.cell("not-requested", reason="the spec does not ask for this attack")
-        if adversary.name not in attack.adversaries:
-            return base.cell("not-requested", reason="the spec does not ask for it against this adversary")
         if self.plan.dataset.task not in attack.card.get("tasks", ONLY_SINGLE_LABEL):
             return base.cell(
                 "not-applicable", reason="the attack needs records of one class each, not multi-label"
@@ -276,6 +274,14 @@ class Stage:
             path, {"depends_on": stated, "controls": {n: c.to_json() for n, c in tried.items()}}, indent=1
         )
         return tried
+
+
+def not_asked(plan: Plan, adversary: str, attack: AttackPlan) -> Cell | None:
+    """The cell of an attack that the spec does not ask for, with the reason; None where it does."""
+    if attack.config is not None and adversary in attack.adversaries:
+        return None
+    what = "this attack" if attack.config is None else "it against this adversary"
+    return _Base(plan, adversary, attack).cell("not-requested", reason=f"the spec does not ask for {what}")
 
 
 def controls_directory(run: Path) -> Path:

@@ -10,7 +10,7 @@ import struct
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ __all__ = [
     "load_json",
     "load_tensors",
     "save_json",
+    "save_json_together",
     "save_tensors",
     "sync_path",
     "write_aside",
@@ -107,8 +108,21 @@ class Syncs:
 
 def save_json(path: Path, value: Any, *, indent: int | None = None, sync: bool = True) -> None:
     """Writes JSON atomically: canonical bytes and a newline, or indented for people."""
-    text = canonical(value) if indent is None else _pretty(value, indent)
-    write_atomically(path, text + b"\n", sync=sync)
+    write_atomically(path, _text(value, indent), sync=sync)
+
+
+def save_json_together(values: Mapping[Path, Any], *, indent: int | None = None) -> None:
+    """Writes each as `save_json` does, and makes them durable all at once."""
+    with closing(Syncs()) as sync:
+        aside = {write_aside(path, _text(v, indent), sync=False): path for path, v in values.items()}
+        sync(aside)
+        for temporary, path in aside.items():
+            temporary.replace(path)
+        sync({path.parent for path in values})
+
+
+def _text(value: Any, indent: int | None) -> bytes:
+    return (canonical(value) if indent is None else _pretty(value, indent)) + b"\n"
 
 
 def _pretty(value: Any, indent: int) -> bytes:

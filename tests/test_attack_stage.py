@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -12,6 +12,7 @@ import fdaudit
 from fdaudit import attack_stage, audit
 from fdaudit.attack_stage import Desk, attack_cells
 from fdaudit.audit import reopen
+from fdaudit.cells import Stage
 from fdaudit.pool import Pool
 from fdaudit.result import Cell
 from fdaudit.storage import load_json
@@ -146,6 +147,24 @@ def test_a_cell_that_other_workers_lost_has_failed_alone(run: fdaudit.Run) -> No
     for name in ("gap", "loss-threshold"):
         assert asked[f"server/{name}"] == ("failed", "lost for good")
         assert asked[f"world/{name}"][0] in ("run", "inconclusive")
+
+
+def test_cells_that_the_spec_does_not_ask_for_need_no_view_and_take_no_time(
+    run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(stage: Stage, name: str) -> NoReturn:
+        raise AssertionError(f"the view of {name} was exported")
+
+    before = {c["id"]: c for c in run.result["cells"] if c["status"] == "not-requested"}
+    for key in before:
+        path = run.directory / "attacks" / f"{key.replace('/', '-')}.json"
+        path.unlink()
+    monkeypatch.setattr(Stage, "adversary", refuse)
+    cells = attack_cells(reopen(run.directory), run.directory)
+    assert {c.id: c.to_json() for c in cells} == before
+    assert {load_json(p)["id"] for p in (run.directory / "attacks").glob("*.json")} >= before.keys()
+    assert before
+    assert run.timings.keys().isdisjoint(before)
 
 
 def test_one_cell_is_run_here(run: fdaudit.Run) -> None:

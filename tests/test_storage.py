@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fdaudit.storage import (
     load_json,
     load_tensors,
     save_json,
+    save_json_together,
     save_tensors,
     write_atomically,
 )
@@ -112,11 +114,10 @@ def test_hostile_headers_are_damage(text: bytes) -> None:
 
 def _crashes(monkeypatch: pytest.MonkeyPatch, call: str, at: int) -> None:
     """Lets the `at`-th call of an `os` function raise, and every later one too: the process is gone."""
-    real, seen = getattr(os, call), [0]
+    real, calls = getattr(os, call), count()
 
     def failing(*args: Any, **kwargs: Any) -> Any:
-        seen[0] += 1
-        if seen[0] > at:
+        if next(calls) >= at:
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
@@ -156,6 +157,40 @@ def test_the_final_name_never_holds_part_of_the_data(tmp_path: Path, monkeypatch
         monkeypatch.setattr(os, call, looking)
     write_atomically(path, b"x" * 100_000)
     assert set(seen) == {None, b"x" * 100_000}
+
+
+@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("call", ["open", "fdopen", "fsync", "replace"])
+def test_files_written_together_are_old_or_new_each_and_durable_before_they_have_their_names(
+    call: str, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / f"{n}.json" for n in range(3)]
+    save_json(paths[0], "old")
+    durable, fsync, replace = set[int](), os.fsync, os.replace
+
+    def noting(descriptor: int) -> None:
+        fsync(descriptor)
+        durable.add(os.fstat(descriptor).st_ino)
+
+    def naming(source: Path, target: Path) -> None:
+        assert source.stat().st_ino in durable
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", noting)
+        patched.setattr(os, "replace", naming)
+        _crashes(patched, call, at)
+        try:
+            save_json_together({p: ["new"] for p in paths}, indent=1)
+            finished = True
+        except KeyboardInterrupt:
+            finished = False
+    new = b'[\n "new"\n]\n'
+    assert all(p.read_bytes() in (b'"old"\n', new) for p in paths if p.exists())
+    assert not finished or (all(p.read_bytes() == new for p in paths) and tmp_path.stat().st_ino in durable)
+    assert finished == (call in ("fdopen", "replace") and at == 3)
+    save_json_together({p: ["new"] for p in paths}, indent=1)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {p.name: new for p in paths}
 
 
 def test_json_is_canonical_and_damage_is_named(tmp_path: Path) -> None:
