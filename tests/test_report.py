@@ -113,6 +113,14 @@ def test_every_cell_is_covered_with_its_reason(page: str) -> None:
         assert cell["reason"] in text
 
 
+def test_a_cell_without_a_time_was_not_run_or_has_no_record_of_it() -> None:
+    raw = load()
+    next(c for c in raw["cells"] if not c["figures"])["status"] = "not-requested"
+    text = Document(render_report(raw, FIXTURES, {})).sections["coverage"]
+    assert text.count("not run") == 1
+    assert text.count("no record") == len(raw["cells"]) - 1
+
+
 def test_the_page_is_closed(page: str) -> None:
     document = Document(page)
     tags = {tag for tag, _ in document.elements}
