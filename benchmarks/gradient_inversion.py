@@ -16,6 +16,7 @@ after the best that it met, so that it ends slightly above. Target: 8 times.
 
     python benchmarks/gradient_inversion.py            # torch's default threads on both sides
     python benchmarks/gradient_inversion.py --threads 1
+    python benchmarks/gradient_inversion.py --restarts 48  # the more advance together, the less each costs
 """
 
 from __future__ import annotations
@@ -208,6 +209,9 @@ def main() -> None:
     parser.add_argument(
         "--iterations", type=int, default=30, help="evaluations of each restart in one timing"
     )
+    parser.add_argument(
+        "--restarts", type=int, default=32, help="that Inverting Gradients makes (DLG: a quarter)"
+    )
     parser.add_argument("--only-breaching", action="store_true", help="leave out the plain sides")
     args = parser.parse_args()
     if args.threads:
@@ -220,14 +224,14 @@ def main() -> None:
     for network in ("lenet-dlg", "cnn-strided"):
         for side in (16, 28):
             if not args.only_breaching:
-                case = Case(network, side, 32, args.iterations)
-                name = f"Inverting Gradients, {case.name}, 32 restarts ({case.rule})"
+                case = Case(network, side, args.restarts, args.iterations)
+                name = f"Inverting Gradients, {case.name}, {case.restarts} restarts ({case.rule})"
                 compare(name, case.adam_together, case.adam_alone, args.pairs)
-                case = Case(network, side, 8, args.iterations)
-                name = f"DLG, {case.name}, 8 restarts ({case.rule})"
+                case = Case(network, side, max(1, args.restarts // 4), args.iterations)
+                name = f"DLG, {case.name}, {case.restarts} restarts ({case.rule})"
                 compare(name, case.lbfgs_together, case.lbfgs_alone, args.pairs)
             if breaching:
-                Case(network, side, 32, args.iterations, channels=3).beside_breaching(args.pairs)
+                Case(network, side, args.restarts, args.iterations, channels=3).beside_breaching(args.pairs)
 
 
 if __name__ == "__main__":

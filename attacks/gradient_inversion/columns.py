@@ -111,7 +111,7 @@ class Columns(Plain):
         parts = self._parts(e)
         out = e.new_zeros(len(e), self._of[1], e.shape[2], w)
         for j, seen, at in self._seen(w):
-            out[..., seen] += parts[:, :, j, :, at]
+            out[..., seen].add_(parts[:, :, j, :, at])
         return out
 
     def _parts(self, e: Tensor) -> Tensor:

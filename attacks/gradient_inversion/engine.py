@@ -76,33 +76,35 @@ def cosine_distance(dot: Tensor, square: Tensor, target_square: Tensor) -> Tenso
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels, vertically plus horizontally: (R, B, c, h, w) to (R,)."""
+    """Mean absolute difference of neighbouring pixels, vertically plus horizontally: (R, B, c, h, w) to (R,).
+
+    A side of one pixel, which has no neighbours, adds nothing.
+    """
     out: Tensor = _TotalVariation.apply(x)
     return out
 
 
 class _TotalVariation(torch.autograd.Function):
-    """With its derivative written out, which takes two thirds of the time."""
+    """Linear while no two neighbours change places: the value is ⟨derivative, x⟩, and both take one pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        vertical, horizontal = x[..., 1:, :] - x[..., :-1, :], x[..., 1:] - x[..., :-1]
-        ctx.save_for_backward(vertical, horizontal)
-        out: Tensor = vertical.abs().flatten(1).mean(1) + horizontal.abs().flatten(1).mean(1)
+        slope = torch.zeros_like(x)
+        for dim in (-2, -1):
+            pairs = x.shape[dim] - 1
+            rise = x.narrow(dim, 1, pairs).sub(x.narrow(dim, 0, pairs)).sign_()
+            rise.div_(max(1, rise[0].numel()))
+            slope.narrow(dim, 1, pairs).add_(rise)
+            slope.narrow(dim, 0, pairs).sub_(rise)
+        ctx.save_for_backward(slope)
+        out: Tensor = (x * slope).flatten(1).sum(1)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Tensor:
-        vertical, horizontal = ctx.saved_tensors
-        out: Tensor = vertical.new_zeros(*horizontal.shape[:-1], vertical.shape[-1])
-        g = g.view(-1, 1, 1, 1, 1)
-        vertical = vertical.sign().mul_(g / vertical[0].numel())
-        horizontal = horizontal.sign().mul_(g / horizontal[0].numel())
-        out[..., 1:, :] += vertical
-        out[..., :-1, :] -= vertical
-        out[..., 1:] += horizontal
-        out[..., :-1] -= horizontal
+        (slope,) = ctx.saved_tensors
+        out: Tensor = slope * g.view(-1, 1, 1, 1, 1)
         return out
 
 

@@ -220,7 +220,8 @@ class _Linear(WeightedPass):
     def __init__(self, a: Tensor, R: int, weight: Tensor, bias: Maybe) -> None:
         self._weight, self._bias = weight, bias
         self._whole, self._a = a, a.reshape(R, -1, a.shape[-1])
-        self._gs: Callable[[], Tensor]  # large, and read last of all
+        self._gs: Callable[[Tensor, Tensor], Tensor]
+        """Of s and a; large, and read last of all."""
 
     def forward(self) -> Tensor:
         return F.linear(self._whole, self._weight, self._bias)
@@ -250,21 +251,22 @@ class _Linear(WeightedPass):
 
     def move(self, weight: Tensor, bias: Maybe) -> None:
         g = weight.view(len(self._a), *self._weight.shape)
-        self._ga, self._gs = torch.bmm(self._a, g.mT), lambda: torch.bmm(self._s, g)
+        self._ga, self._gs = torch.bmm(self._a, g.mT), lambda s, _: torch.bmm(s, g)
         if bias is not None:
             self._ga += bias[:, None]
 
     def move_by_products(self, dot: Tensor, square: Tensor) -> None:
-        a, s, dot, square = self._a, self._s, dot.view(-1, 1, 1), 2 * square.view(-1, 1, 1)
+        s, dot, square = self._s, dot.view(-1, 1, 1), 2 * square.view(-1, 1, 1)
         self._ga = _add(self._aT * dot, self._aa * square, s)
-        self._gs = lambda: _add((s * dot) @ self._target, self._ss * square, a)
+        target, ss = self._target, self._ss
+        self._gs = lambda s, a: _add((s * dot) @ target, ss * square, a)
 
     def forward_along(self, t: Sequence[Maybe]) -> Maybe:
         moved = self._ga.view(*self._whole.shape[:-1], -1)
         return moved if t[0] is None else moved + F.linear(t[0], self._weight)
 
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
-        moved = self._gs().view(-1, self._a.shape[2])
+        moved = self._gs(self._s, self._a).view(-1, self._a.shape[2])
         if r is not None:
             moved.addmm_(r.reshape(len(moved), -1), self._weight)
         return (moved.view_as(self._whole),)
