@@ -16,7 +16,7 @@ from fdaudit.jobs import Parameters
 
 __all__ = ["Copy", "Traits"]
 
-_PIXELS = 50_000
+_PIXELS = 100_000
 """Of as many images as a processor is quickest with where it convolves in `channels_last`: what lies between the layers
 stays in its caches. `benchmarks/training_strategy.py` measures it again."""
 
