@@ -237,14 +237,10 @@ def _combined(G: Tensor, T: Tensor, dot: Tensor, square: Tensor) -> Tensor:
 def _side_by_side(t: Tensor, R: int) -> Tensor:
     """(R*B, c, h, w) as (B, R*c, h, w): the batches as groups of channels."""
     B, c, h, w = len(t) // R, *t.shape[1:]
-    if B == 1:
-        return t.reshape(1, R * c, h, w)
     return t.reshape(R, B, c, h, w).transpose(0, 1).reshape(B, R * c, h, w)
 
 
 def _apart(t: Tensor, R: int) -> Tensor:
     """The reverse of `_side_by_side`."""
     B, c, h, w = len(t), t.shape[1] // R, *t.shape[2:]
-    if B == 1:
-        return t.reshape(R, c, h, w)
     return t.reshape(B, R, c, h, w).transpose(0, 1).reshape(R * B, c, h, w)
