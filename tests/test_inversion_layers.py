@@ -119,6 +119,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear, by position": (lambda: nn.Linear(6, 4), (5, 6)),
     "convolution": (lambda: nn.Conv2d(2, 3, (3, 2), (2, 1), (1, 2), (1, 2)), (2, 7, 6)),
     "convolution, no bias": (lambda: nn.Conv2d(2, 3, 3, bias=False), (2, 7, 6)),
+    "convolution, strided": (lambda: nn.Conv2d(2, 3, (4, 3), (2, 3), (1, 2)), (2, 8, 6)),
     "convolution of colours": (lambda: nn.Conv2d(3, 8, 3, 2, 1), (3, 7, 6)),
 }
 WAYS = {name: [0, 1 << 30] if "convolution" in name else [0] for name in LAYERS}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .columns import Geometry, arranged
 from .layers import Maybe, WeightedPass
+from .strided import input_gradient, pays
 
 __all__ = ["Convolution"]
 
@@ -121,6 +122,9 @@ class _Grouped(_Convolved):
 
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
         R, geometry = self._R, self._layer.form.geometry
+        if pays(geometry, self._s.device):
+            size, shared = (self._a.shape[2], self._a.shape[3]), self._layer.weight
+            return (self._collapse(input_gradient(size, geometry, self._g, self._s, shared, r)),)
         a, s = _side_by_side(self._a, R), _side_by_side(self._s, R)
         out = _apart(_input_gradient(a, s, self._own(), geometry, R), R)
         return (self._collapse(out if r is None else out.add_(self._transposed(r))),)
