@@ -16,7 +16,8 @@ from functools import partial
 import torch
 from _pairs import HEADS, compare, table
 from fdaudit.attacks.gradient_inversion.columns import Geometry
-from fdaudit.attacks.gradient_inversion.strided import input_gradient, pays
+from fdaudit.attacks.gradient_inversion.convolutions import _input_gradient
+from fdaudit.attacks.gradient_inversion.strided import input_gradient
 from torch import Tensor
 
 from fdaudit import heap
@@ -28,19 +29,15 @@ GEOMETRY, WHOLE = Geometry((2, 2), (2, 2), (1, 1)), 20
 
 
 def convolutions(images: Tensor, own: Tensor, s: Tensor, shared: Tensor, r: Tensor) -> Tensor:
-    """As PyTorch has it; arguments as `input_gradient`'s, with images of the size wanted in the place of the size."""
-    R, h, w = len(own), *images.shape[2:]
+    """As layers without strides do it; arguments as `input_gradient`'s, images of the size wanted in its place."""
+    weights = own.view(-1, *shared.shape[1:])
+    grouped = _input_gradient(_groups(images), _groups(s), weights, GEOMETRY, len(own))
+    return grouped.view_as(images).add_(_input_gradient(images, r, shared, GEOMETRY))
 
-    def transposed(signal: Tensor, a: Tensor, weight: Tensor, groups: int) -> Tensor:
-        found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
-            signal, a, weight, None, *GEOMETRY, False, (0, 0), groups, (True, False, False)
-        )
-        return found[0]
 
-    grouped = transposed(
-        s.view(1, -1, *s.shape[2:]), images.view(1, -1, h, w), own.view(-1, *shared.shape[1:]), R
-    )
-    return grouped.view_as(images).add_(transposed(r, images, shared, 1))
+def _groups(t: Tensor) -> Tensor:
+    """(R, c, h, w) as (1, R*c, h, w)."""
+    return t.flatten(0, 1)[None]
 
 
 def repeated(call: partial[Tensor]) -> None:
@@ -59,7 +56,6 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     heap.keep()  # as every run does
     g, R, rows = torch.Generator().manual_seed(0), options.restarts, []
-    assert pays(GEOMETRY, torch.device("cpu"))
     for c, outputs, k, side in LAYERS:
         (p, q), kernel = GEOMETRY.outputs((side, side), (k, k)), (outputs, c, k, k)
         own, shared = torch.randn(R, c * k * k * outputs, generator=g), torch.randn(kernel, generator=g)

@@ -1,9 +1,8 @@
 """Input gradients of strided convolutions, as products of matrices.
 
-Libraries of convolutions take longer for them than for a forward pass, most where every batch has weights of its own
-(on CPU cores three times as long). Here a position's signal times the weights is the derivative in its patch of the
-image. Patches are added where they overlap, a whole stride at a time and channels last: what is added lies side by
-side.
+Libraries of convolutions are slow at them, most where every batch has weights of its own. Here a position's signal
+times the weights is the derivative in its patch of the image. Patches are added where they overlap, a whole stride at a
+time and channels last: what is added lies side by side.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from .columns import Geometry
 __all__ = ["input_gradient", "pays"]
 
 _TOGETHER = 700_000
-"""Patches of at most so many values are held at once: more leave the caches before they are added, fewer cost calls."""
+"""Patches of at most so many values, or a batch's, are held at once: more leave the caches before they are added."""
 
 
 def pays(geometry: Geometry, device: torch.device) -> bool:
@@ -56,7 +55,8 @@ def input_gradient(
 
 def _batches_at_once(batches: int, values: int) -> int:
     """For patches of so many values a batch; parts are as even as can be."""
-    parts = -(-batches * values // max(values, _TOGETHER))
+    most = max(1, _TOGETHER // values)
+    parts = -(-batches // most)
     return -(-batches // parts)
 
 
