@@ -1,8 +1,8 @@
-"""Input gradients of strided convolutions: products of matrices beside the library's convolutions, as a ratio.
+"""Input gradients of strided convolutions: phase by phase beside the library's strided convolutions, as a ratio.
 
 Both sides compute what an iteration of gradient inversion asks of such a layer: the derivative in the images of
-⟨own ∗ a, s⟩ + ⟨shared ∗ a, r⟩ for restarts with weights of their own. A is `strided.input_gradient`; B are two
-convolutions' input gradients, one of as many groups as restarts, and their sum. Both must agree, or this fails.
+⟨shared ∗ a, s⟩, and that of ⟨own ∗ a, s⟩ + ⟨shared ∗ a, r⟩ for restarts with weights of their own. A takes phases, as
+the attack does; B is the same attack without them. Both must agree, or this fails.
 
     python benchmarks/strided.py             # one thread
     python benchmarks/strided.py --threads 2
@@ -15,32 +15,53 @@ from functools import partial
 
 import torch
 from _pairs import HEADS, compare, table
-from fdaudit.attacks.gradient_inversion.columns import Geometry
-from fdaudit.attacks.gradient_inversion.convolutions import _input_gradient
-from fdaudit.attacks.gradient_inversion.strided import input_gradient
-from torch import Tensor
+from fdaudit.attacks.gradient_inversion.convolutions import Convolution
+from torch import Tensor, nn
 
 from fdaudit import heap
 
-LAYERS = ((16, 32, 5, 28), (16, 32, 5, 16), (12, 12, 5, 14), (3, 12, 5, 28), (16, 32, 3, 28), (32, 64, 3, 16))
+LAYERS = (
+    (16, 32, 5, 28),
+    (16, 32, 5, 16),
+    (12, 12, 5, 14),
+    (3, 12, 5, 28),
+    (16, 32, 3, 28),
+    (16, 32, 2, 28),
+    (16, 64, 1, 36),
+    (32, 64, 3, 16),
+)
 """Input channels, outputs, side of the kernel and of the images; strides of 2."""
-GEOMETRY, WHOLE = Geometry((2, 2), (2, 2), (1, 1)), 20
-"""`WHOLE` calls are one timing."""
+WHOLE = 20
+"""Calls that are one timing."""
 
 
-def convolutions(images: Tensor, own: Tensor, s: Tensor, shared: Tensor, r: Tensor) -> Tensor:
-    """As layers without strides do it; arguments as `input_gradient`'s, images of the size wanted in its place."""
-    weights = own.view(-1, *shared.shape[1:])
-    grouped = _input_gradient(_groups(images), _groups(s), weights, GEOMETRY, len(own))
-    return grouped.view_as(images).add_(_input_gradient(images, r, shared, GEOMETRY))
+class Layer:
+    """One layer, after a pass.
+
+    Args:
+        size: as in `LAYERS`.
+        restarts: R, of one image each.
+        phases: whether it takes them.
+    """
+
+    def __init__(self, size: tuple[int, int, int, int], restarts: int, *, phases: bool) -> None:
+        (c, outputs, k, side), g = size, torch.Generator().manual_seed(0)
+        plain = nn.Conv2d(c, outputs, k, 2, k // 2)
+        layer = Convolution(plain, torch.randn(plain.weight.shape, generator=g), None)
+        if not phases:
+            layer.back, layer.back_weight = layer.form, layer.weight
+        self._pass = layer(torch.rand(restarts, c, side, side, generator=g), restarts)
+        self._s, self._r = torch.randn(2, *self._pass.forward().shape, generator=g)
+        self._pass.receive(self._s)
+        self._pass.move(torch.randn(restarts, plain.weight.numel(), generator=g), None)
+
+    def __call__(self) -> list[Tensor]:
+        return [
+            e for e in (*self._pass.backward(self._s), *self._pass.backward_along(self._r)) if e is not None
+        ]
 
 
-def _groups(t: Tensor) -> Tensor:
-    """(R, c, h, w) as (1, R*c, h, w)."""
-    return t.flatten(0, 1)[None]
-
-
-def repeated(call: partial[Tensor]) -> None:
+def repeated(call: Layer) -> None:
     for _ in range(WHOLE):
         call()
 
@@ -55,17 +76,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     heap.keep()  # as every run does
-    g, R, rows = torch.Generator().manual_seed(0), options.restarts, []
-    for c, outputs, k, side in LAYERS:
-        (p, q), kernel = GEOMETRY.outputs((side, side), (k, k)), (outputs, c, k, k)
-        own, shared = torch.randn(R, c * k * k * outputs, generator=g), torch.randn(kernel, generator=g)
-        s, r = (torch.randn(R, outputs, p, q, generator=g) for _ in range(2))
-        ours = partial(input_gradient, (side, side), GEOMETRY, own, s, shared, r)
-        theirs = partial(convolutions, torch.empty(R, c, side, side), own, s, shared, r)
+    rows = []
+    for size in LAYERS:
+        ours, theirs = (Layer(size, options.restarts, phases=p) for p in (True, False))
         torch.testing.assert_close(ours(), theirs(), rtol=1e-3, atol=1e-3)
         pairs = compare(partial(repeated, ours), partial(repeated, theirs), pairs=options.pairs)
+        c, outputs, k, side = size
         rows.append(pairs.row(f"{c} to {outputs} channels, {k}x{k} over {side}x{side}"))
-    print(f"{R} restarts, strides of 2, {options.threads} thread(s), {WHOLE} calls a timing")
+    print(f"{options.restarts} restarts, strides of 2, {options.threads} thread(s), {WHOLE} calls a timing")
     print(table(HEADS, rows))
 
 

@@ -34,12 +34,14 @@ def test_it_is_the_same_convolution(
     columns = Columns(weight.shape, geometry)
     flat = columns.weights(weight.view(1, -1))
     e = columns.spread(a)
+    size = (a.shape[2], a.shape[3])
     assert e.shape[1] % 8 == 0
+    assert columns.over(size) == (columns.geometry, tuple(e.shape[2:]))
     out = F.conv2d(e, flat.view(columns.kernel), None, *columns.geometry)
     torch.testing.assert_close(out, F.conv2d(a, weight, None, *geometry))
     torch.testing.assert_close(columns.restored(flat), weight.view(1, -1), rtol=0, atol=0)
     signal = torch.randn(e.shape, generator=torch.Generator().manual_seed(1), dtype=e.dtype)
-    torch.testing.assert_close((e * signal).sum(), (a * columns.collapse(signal, a.shape[3])).sum())
+    torch.testing.assert_close((e * signal).sum(), (a * columns.collapse(signal, size)).sum())
 
 
 def test_one_target_for_all_is_arranged_once() -> None:

@@ -14,20 +14,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Columns", "Geometry", "Plain", "arranged"]
+__all__ = ["Columns", "Geometry", "Plain", "Sides", "arranged"]
 
 _BLOCK = 8
 """Channels that libraries compute at once."""
+
+Sides = tuple[int, int]
+"""Height and width."""
 
 
 class Geometry(NamedTuple):
     """How a kernel moves over an image, vertically and horizontally."""
 
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
+    stride: Sides
+    padding: Sides
+    dilation: Sides
 
-    def outputs(self, size: Sequence[int], kernel: Sequence[int]) -> tuple[int, int]:
+    def outputs(self, size: Sequence[int], kernel: Sequence[int]) -> Sides:
         """Height and width of what a kernel (k, k) makes of an image (h, w)."""
         sides = zip(size, kernel, *self, strict=True)
         p, q = ((n + 2 * padding - d * (k - 1) - 1) // s + 1 for n, k, s, padding, d in sides)
@@ -60,8 +63,12 @@ class Plain:
         """What these weights move over, for images (N, c, h, w)."""
         return a
 
-    def collapse(self, e: Tensor, w: int) -> Tensor:
-        """The derivative of ⟨spread(a), e⟩ in images a of width w."""
+    def over(self, size: Sides) -> tuple[Geometry, Sides]:
+        """How these weights move over what images of this size are spread to, and its size."""
+        return self.geometry, size
+
+    def collapse(self, e: Tensor, size: Sides) -> Tensor:
+        """The derivative of ⟨spread(a), e⟩ in images a of this size."""
         return e
 
     def weights(self, flat: Tensor) -> Tensor:
@@ -106,11 +113,15 @@ class Columns(Plain):
             parts[:, :, j, :, at] = a[..., seen]
         return out
 
-    def collapse(self, e: Tensor, w: int) -> Tensor:
+    def over(self, size: Sides) -> tuple[Geometry, Sides]:
+        """These weights are one column wide."""
+        return self.geometry, (size[0], self._outputs(size[1]))
+
+    def collapse(self, e: Tensor, size: Sides) -> Tensor:
         """(N, c, h, w)."""
         parts = self._parts(e)
-        out = e.new_zeros(len(e), self._of[1], e.shape[2], w)
-        for j, seen, at in self._seen(w):
+        out = e.new_zeros(len(e), self._of[1], *size)
+        for j, seen, at in self._seen(size[1]):
             out[..., seen].add_(parts[:, :, j, :, at])
         return out
 

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .columns import Geometry, arranged
+from .columns import Geometry, Sides, arranged
 from .layers import Maybe, WeightedPass
-from .strided import input_gradient, pays
+from .strided import Phases, pays
 
 __all__ = ["Convolution"]
 
@@ -41,6 +41,9 @@ class Convolution:
         self.form = arranged(weight.shape, self.geometry, weight.device)
         self.flat, self.bias = weight.reshape(1, -1), bias
         self.weight = self.form.weights(self.flat).view(self.form.kernel)
+        strided = pays(weight.shape, self.geometry, weight.device)
+        self.back = Phases(weight.shape, self.geometry, weight.device) if strided else self.form
+        self.back_weight = self.back.weights(self.flat).view(self.back.kernel)
 
     def __call__(self, a: Tensor, R: int) -> WeightedPass:
         """A pass of images (R*B, c, h, w)."""
@@ -97,7 +100,7 @@ class _Grouped(_Convolved):
 
     def __init__(self, layer: Convolution, a: Tensor, R: int) -> None:
         super().__init__(layer, R)
-        self._width = a.shape[3]
+        self._size = (a.shape[2], a.shape[3])
         self._a = layer.form.spread(a)
 
     def forward(self) -> Tensor:
@@ -115,18 +118,17 @@ class _Grouped(_Convolved):
     def forward_along(self, t: Sequence[Maybe]) -> Maybe:
         form, bias = self._layer.form, None if self._g_bias is None else self._g_bias.flatten()
         a = _side_by_side(self._a, self._R)
-        out = _apart(F.conv2d(a, self._own(), bias, *form.geometry, groups=self._R), self._R)
+        out = _apart(
+            F.conv2d(a, _as_groups(self._g, form.kernel), bias, *form.geometry, groups=self._R), self._R
+        )
         if t[0] is None:
             return out
         return out.add_(F.conv2d(form.spread(t[0]), self._layer.weight, None, *form.geometry))
 
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
-        R, geometry = self._R, self._layer.form.geometry
-        if pays(geometry, self._s.device):
-            size, shared = (self._a.shape[2], self._a.shape[3]), self._layer.weight
-            return (self._collapse(input_gradient(size, geometry, self._g, self._s, shared, r)),)
-        a, s = _side_by_side(self._a, R), _side_by_side(self._s, R)
-        out = _apart(_input_gradient(a, s, self._own(), geometry, R), R)
+        R, form, back = self._R, self._layer.form, self._layer.back
+        g = self._g if back is form else back.weights(form.restored(self._g))
+        out = _apart(self._input_gradient(_side_by_side(self._s, R), _as_groups(g, back.kernel), R), R)
         return (self._collapse(out if r is None else out.add_(self._transposed(r))),)
 
     def _gradient(self) -> Tensor:
@@ -137,16 +139,15 @@ class _Grouped(_Convolved):
     def _arrange(self, weight: Tensor) -> Tensor:
         return self._layer.form.weights(weight)
 
-    def _own(self) -> Tensor:
-        """Each batch's g, (R*O, c, k, k)."""
-        kernel = self._layer.form.kernel
-        return self._g.reshape(self._R * kernel[0], *kernel[1:])
-
     def _transposed(self, s: Tensor) -> Tensor:
-        return _input_gradient(self._a, s, self._layer.weight, self._layer.form.geometry)
+        return self._input_gradient(s, self._layer.back_weight)
+
+    def _input_gradient(self, s: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
+        geometry, size = self._layer.back.over(self._size)
+        return _input_gradient(size, s, weight, geometry, groups)
 
     def _collapse(self, e: Tensor) -> Tensor:
-        return self._layer.form.collapse(e, self._width)
+        return self._layer.back.collapse(e, self._size)
 
 
 class _Patches(_Convolved):
@@ -217,8 +218,9 @@ def _grouped_gradient(a: Tensor, s: Tensor, R: int, kernel: torch.Size, geometry
     return found[1].view(R, -1)
 
 
-def _input_gradient(a: Tensor, s: Tensor, weight: Tensor, geometry: Geometry, groups: int = 1) -> Tensor:
-    """The loss's derivative in an input of the size of `a`; arguments as in `_grouped_gradient`."""
+def _input_gradient(size: Sides, s: Tensor, weight: Tensor, geometry: Geometry, groups: int = 1) -> Tensor:
+    """The loss's derivative in inputs of this size; else as in `_grouped_gradient`."""
+    a = s.new_empty(len(s), groups * weight.shape[1], *size)
     wanted = (True, False, False)
     found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
         s, a, weight, None, *geometry, False, (0, 0), groups, wanted
@@ -236,6 +238,11 @@ def _combined(G: Tensor, T: Tensor, dot: Tensor, square: Tensor) -> Tensor:
     """dot T + 2 square G, row by row."""
     g = G * (2 * square)[:, None]
     return g.addr_(dot, T[0]) if T.stride(0) == 0 else g.addcmul_(dot[:, None], T)
+
+
+def _as_groups(weights: Tensor, kernel: torch.Size) -> Tensor:
+    """(R, O*c*k*k) as (R*O, c, k, k): each batch's own, as of a group of channels."""
+    return weights.reshape(-1, *kernel[1:])
 
 
 def _side_by_side(t: Tensor, R: int) -> Tensor:
