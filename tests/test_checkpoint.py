@@ -57,7 +57,9 @@ def test_a_checkpoint_takes_its_place_once_all_that_it_names_is_durable(
                 transcript,
             } <= synced
             # These change with the next round.
-            synced.difference_update([path for path in synced if path.is_dir() or path.suffix == ".jsonl"])
+            synced.difference_update(
+                [path for path in list(synced) if path.is_dir() or path.suffix == ".jsonl"]
+            )
             synced.discard(Path(source))
         replace(source, target)
 
