@@ -2,7 +2,8 @@
 
 Both sides compute what an iteration of gradient inversion asks of such a layer: the derivative in the images of
 ⟨shared ∗ a, s⟩, and that of ⟨own ∗ a, s⟩ + ⟨shared ∗ a, r⟩ for restarts with weights of their own. A takes phases, as
-the attack does; B is the same attack without them. Both must agree, or this fails.
+the attack does where a layer has few input channels, and here in every layer, so that the last shows why not; B is the
+same without them. Both must agree, or this fails.
 
     python benchmarks/strided.py             # one thread
     python benchmarks/strided.py --threads 2
@@ -16,6 +17,7 @@ from functools import partial
 import torch
 from _pairs import HEADS, compare, table
 from fdaudit.attacks.gradient_inversion.convolutions import Convolution
+from fdaudit.attacks.gradient_inversion.strided import Phases
 from torch import Tensor, nn
 
 from fdaudit import heap
@@ -31,8 +33,8 @@ LAYERS = (
     (32, 64, 3, 16),
 )
 """Input channels, outputs, side of the kernel and of the images; strides of 2."""
-WHOLE = 20
-"""Calls that are one timing."""
+WHOLE, CPU = 20, torch.device("cpu")
+"""`WHOLE` calls are one timing."""
 
 
 class Layer:
@@ -48,8 +50,8 @@ class Layer:
         (c, outputs, k, side), g = size, torch.Generator().manual_seed(0)
         plain = nn.Conv2d(c, outputs, k, 2, k // 2)
         layer = Convolution(plain, torch.randn(plain.weight.shape, generator=g), None)
-        if not phases:
-            layer.back, layer.back_weight = layer.form, layer.weight
+        layer.back = Phases(plain.weight.shape, layer.geometry, CPU) if phases else layer.form
+        layer.back_weight = layer.back.weights(layer.flat).view(layer.back.kernel)
         self._pass = layer(torch.rand(restarts, c, side, side, generator=g), restarts)
         self._s, self._r = torch.randn(2, *self._pass.forward().shape, generator=g)
         self._pass.receive(self._s)
