@@ -41,7 +41,18 @@ from fdaudit.events import (
     Unit,
 )
 
-__all__ = ["ORDERS", "Charge", "Charges", "Drawn", "Epsilon", "converted", "curve", "epsilon", "parts_of"]
+__all__ = [
+    "ORDERS",
+    "Charge",
+    "Charges",
+    "Drawn",
+    "Epsilon",
+    "converted",
+    "curve",
+    "epsilon",
+    "losses",
+    "parts_of",
+]
 
 Curve = NDArray[np.float64]
 
@@ -300,10 +311,19 @@ def _sampled_losses(noise: float, rate: float, grid: float) -> Any:
 
 
 def _by_losses(charges: Charges, delta: float, coarser: int) -> Epsilon:
-    """Convolved privacy-loss distributions; each grid is rounded up, so that ε is never too small.
+    name = f"PLD (dp-accounting {version('dp-accounting')})"
+    return Epsilon(value=float(losses(charges, coarser).get_epsilon_for_delta(delta)), accountant=name)
+
+
+def losses(charges: Charges, coarser: int = 1) -> Any:
+    """Return the composed privacy-loss distribution, a `dp_accounting` object whose grid is rounded up.
 
     A Laplace release moves many values at once: that the loss of one value that moves by as much dominates it is not
     proved here, so it counts as randomised response of its pure ε, which dominates every mechanism of that ε.
+
+    Args:
+        charges: mechanisms that have a loss distribution, with how often each is charged.
+        coarser: how many times as wide the grid is.
     """
     from dp_accounting.pld.common import DifferentialPrivacyParameters
     from dp_accounting.pld.privacy_loss_distribution import (
@@ -333,5 +353,4 @@ def _by_losses(charges: Charges, delta: float, coarser: int) -> Epsilon:
             total = total.compose(from_gaussian_mechanism(deviation, value_discretization_interval=grid))
         else:
             total = total.compose(_sampled_losses(*what, grid).self_compose(n))
-    name = f"PLD (dp-accounting {version('dp-accounting')})"
-    return Epsilon(value=float(total.get_epsilon_for_delta(delta)), accountant=name)
+    return total
