@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fdaudit.accounting.costs import ORDERS, Charge, Drawn, Epsilon, converted, curve, epsilon, parts_of
-from fdaudit.accounting.graph import Guarantees, Leak, MessageGraph, Unchanged
+from fdaudit.accounting.graph import Guarantees, Leak, MessageGraph, State, Unchanged
 from fdaudit.events import Gaussian, Mechanism, NoGuarantee, Relation, Release, SampledGaussian, Unit
 from fdaudit.messages import ALL, DATA, SUM, Message, role
 
@@ -117,26 +117,46 @@ class Entry:
         return tuple(m for m in self.graph.messages if m.fields.get(SUM) is True and m.event is None)
 
     def _sums(self, victim: str) -> Guarantees:
-        """Exact sums of messages with Gaussian noise in each: the honest senders' noise adds up.
+        """Return what exact sums of messages with Gaussian noise in each are worth: the honest senders' noise adds up.
 
-        Only the sum is known to whoever receives it, so what the victim's message adds is hidden by the noise of all
-        senders that are no members of the adversary. That holds of noise that enters the sum as it was drawn: where
+        A view that knows nothing but the sum of the victim's message and others' learns the victim's through the noise
+        of all of them. It counts the noise of a message only if the sender is no member of the adversary, the view
+        does not hold the message itself, and nothing else upstream of the view was computed from it: of two sums that
+        share a summand the difference hides less than each of them. Noise must enter the sum as it was drawn: where
         another defence stands beside it (rounding, say), a message keeps its own guarantee and lends none.
+
+        A victim's own noise may count in several sums. With noise s of its own and x, y of others in two sums, the
+        view learns 1 / (s + xy / (x + y)) at most (in squared signal over noise), which is no more than the
+        1 / (s + x) + 1 / (s + y) that are charged.
         """
         found = dict[int, Release | Unchanged | NoGuarantee]()
         for m in self._sum_messages:
             parts = [] if m.inputs == ALL else [int(i) for i in m.inputs if i != DATA]
-            shares = {self.graph.messages[i].sender: e for i in parts if (e := self._share(i)) is not None}
-            noises = [e.scale**2 for sender, e in shares.items() if sender not in self.members]
-            if victim in shares and len({self.graph.messages[i].sender for i in parts}) == len(parts):
-                found[m.seq] = Gaussian(
-                    sensitivity=shares[victim].sensitivity,
-                    scale=math.sqrt(sum(noises)),
-                    unit=self.unit,
-                    relation=self.relation,
-                    covers=("each-client",),
-                )
+            senders = [self.graph.messages[i].sender for i in parts]
+            shares = {
+                k: (i, e) for k, i in zip(senders, parts, strict=True) if (e := self._share(i)) is not None
+            }
+            if victim not in shares or len(set(senders)) != len(parts):
+                continue
+            own = shares[victim][1]
+            noises = [e.scale**2 for k, (i, e) in shares.items() if k != victim and self._hides(k, i, m.seq)]
+            found[m.seq] = Gaussian(
+                sensitivity=own.sensitivity,
+                scale=math.sqrt(math.fsum([own.scale**2, *noises])),
+                unit=self.unit,
+                relation=self.relation,
+                covers=("each-client",),
+            )
         return found
+
+    def _hides(self, sender: str, part: int, whole: int) -> bool:
+        """Whether a message's noise is known to this view only as part of one sum."""
+        known = sender in self.members or part in self.seen
+        return not known and self.graph.is_hidden_in(part, whole, self._uses)
+
+    @cached_property
+    def _uses(self) -> Mapping[int, frozenset[State]]:
+        return self.graph.uses(self.seen)
 
     def _share(self, seq: int) -> Gaussian | None:
         """The noise of a message that enters a sum as it was drawn."""

@@ -23,7 +23,7 @@ from fdaudit.errors import IntegrityError
 from fdaudit.events import NoGuarantee, Release
 from fdaudit.messages import ALL, DATA, Message
 
-__all__ = ["Guarantees", "Leak", "MessageGraph", "Unchanged"]
+__all__ = ["Guarantees", "Leak", "MessageGraph", "State", "Unchanged"]
 
 Node = tuple[str, str, int]
 """`("message", "", seq)`, `("data", client, 0)`, or `("held", party, n)`: the first n messages of that party."""
@@ -109,6 +109,25 @@ class MessageGraph:
             for source in message.inputs:
                 node: Node = ("data", message.sender, 0) if source == DATA else ("message", "", int(source))
                 yield node, None
+
+    def uses(self, seen: Collection[int]) -> Mapping[int, frozenset[State]]:
+        """Return, by `seq`, the nodes upstream of a view that were computed from a message directly."""
+        found: dict[int, set[State]] = {}
+        done, pending = set[State](), [_node(seq) for seq in seen]
+        while pending:
+            state = pending.pop()
+            if state in done:
+                continue
+            done.add(state)
+            for below in self.inputs(state):
+                pending.append(below)
+                if below[0][0] == "message":
+                    found.setdefault(below[0][2], set()).add(state)
+        return {seq: frozenset(states) for seq, states in found.items()}
+
+    def is_hidden_in(self, part: int, whole: int, uses: Mapping[int, frozenset[State]]) -> bool:
+        """Return whether all that a view learns of one message it learns from another, by what `uses` returned."""
+        return uses.get(part) == {_node(whole)}
 
     def split(
         self, state: State, covers: Collection[str], victim: str
@@ -258,6 +277,10 @@ class _Cut:
                     reached.add(int(left.indices[n]))
                     pending.append(int(left.indices[n]))
         return frozenset(s[0][2] for s, gate in gates.items() if number[s] in reached and gate not in reached)
+
+
+def _node(seq: int) -> State:
+    return ("message", "", seq), None
 
 
 def _seq(state: State) -> int:
