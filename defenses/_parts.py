@@ -44,9 +44,13 @@ Settings = TypeVar("Settings", bound=Config)
 
 
 class Configured(Generic[Settings]):
-    """A defence on messages: its settings, and how it describes itself beside each message that it treats."""
+    """A defence on messages: its settings, and how it describes itself beside each message that it treats.
+
+    `fixed_size` says that messages of one shape come out in one size, whatever their values are.
+    """
 
     name: ClassVar[str]
+    fixed_size: ClassVar[bool] = True
 
     def __init__(self, config: Settings) -> None:
         self.config = config

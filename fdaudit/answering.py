@@ -1,6 +1,7 @@
 """Who answers an active adversary: the released model, or clients to whom the server sends samples of its choosing.
 
 Guarantees:
+  * the released model answers with the tensors of the message that published it, after all defences;
   * a client answers an oracle as it answers in the protocol: in the kind of message that it sends under the run's
     settings, through the defences that stand on that message;
   * noise is drawn afresh for each question, from the vault's secret.
@@ -8,30 +9,29 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from fdaudit.encoding import readable
 from fdaudit.errors import FdauditError
-from fdaudit.federation import applies
 from fdaudit.oracle import Oracle, answer
+from fdaudit.oracle_access import accesses, answered_by, defended_answers, finished, published
+from fdaudit.payloads import read_payload
 from fdaudit.rehearsal import set_up
 from fdaudit.rng import SecretStream
+from fdaudit.storage import decode
 from fdaudit.trainers import Trainers
+from fdaudit.transcript import read_messages
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fdaudit.plan import Plan
     from fdaudit.training import Parameters
     from fdaudit.vault import Vault
 
 __all__ = ["Answering"]
-
-_ANSWERS = ("logits", "soft_labels", "hard_labels")
-"""Kinds of message in which clients answer samples."""
 
 
 class Answering:
@@ -43,11 +43,11 @@ class Answering:
     """
 
     def __init__(self, plan: Plan, vault: Vault) -> None:
-        self._plan, self._vault = plan, vault
+        self._plan, self._vault, self._run = plan, vault, vault.directory.parent
         self._trainers = Trainers(plan.networks, plan.execution, ("server", *plan.clients))
 
     def oracle(self, members: Sequence[str], wanted: str | None) -> Oracle | None:
-        """A handle for an adversary, to clients' models before the released one; None where there is neither.
+        """Return a handle for an adversary, to clients' models before the released one; None where it can ask neither.
 
         Args:
             members: the adversary's parties.
@@ -55,35 +55,29 @@ class Answering:
         """
         if wanted is None:
             return None
-        for declared in sorted(self._plan.protocol.oracles, key=lambda o: o["name"] == "released-model"):
-            if not set(members) & set(declared["available_to"]):
+        budget = self._plan.spec.query_budget
+        for access in accesses(self._plan):
+            if not access.open_to(members, self._plan.spec.transport):
                 continue
-            if declared["name"] == "released-model":
-                if wanted in declared["answers"] and self._released is not None:
-                    return Oracle(wanted, self._plan.spec.query_budget)
-            elif self.kind is not None and (wanted == "hard" or self.kind != "hard_labels"):
+            if access.kind is None:
+                if wanted in access.answers and self._released is not None:
+                    return Oracle(wanted, budget)
+            elif wanted == "hard" or access.kind != "hard_labels":
                 asked = tuple(k for k in self._plan.clients if k not in members and self._has(k))
-                return Oracle(wanted, self._plan.spec.query_budget, asked)
-        return None
-
-    @cached_property
-    def kind(self) -> str | None:
-        """The kind of message in which clients answer samples under the run's settings."""
-        for message in self._plan.protocol.messages:
-            conditions = message.get("when", {})
-            mine = message["from"] == "client" and message["kind"] in _ANSWERS
-            if mine and applies(conditions, self._plan.protocol_config):
-                return str(message["kind"])
+                return Oracle(wanted, budget, asked)
         return None
 
     def reply(self, wanted: str, x: Tensor, of: str | None, noise: SecretStream) -> Tensor:
-        """What is answered to samples (n, c, h, w): probabilities (n, C), or classes (n,).
+        """Return the answers to samples (n, c, h, w): probabilities (n, C), or classes (n,).
 
         Args:
             wanted: `soft` or `hard`.
             x: the samples.
             of: whose model is asked; None: the released one.
             noise: for the defences of a client.
+
+        Raises:
+            FdauditError: there is no such model to ask.
         """
         if of is None:
             if self._released is None:
@@ -91,31 +85,31 @@ class Answering:
             return answer(
                 wanted, self._trainers["server"].predict(self._released, x), self._plan.dataset.task
             )
+        heard = answered_by(self._plan)
+        if heard is None:
+            raise FdauditError(f"oracle: {of} answers no samples with these settings.")
         logits = self._trainers[of].predict(self._vault.load(_where(of)), x)
-        values = self._defended(logits, noise)
+        values, _ = defended_answers(self._plan, heard[0], logits, noise)
         if wanted == "soft" or values.ndim == 1:
             return values
         return values.argmax(1)
-
-    def _defended(self, logits: Tensor, noise: SecretStream) -> Tensor:
-        """A client's answer as it leaves the client: probabilities (n, C), or classes (n,)."""
-        kind = str(self.kind)
-        values = {"logits": logits, "soft_labels": logits.softmax(1), "hard_labels": logits.argmax(1)}[kind]
-        tensors: Mapping[str, Tensor] = {"index": torch.arange(len(logits)), "values": values}
-        for defense in self._plan.defenses.get((kind, "client"), ()):
-            released = defense.release(kind, tensors, noise)
-            kind, tensors = released.kind, readable(released.tensors)
-        released_values: Tensor = tensors["values"]
-        return released_values.float().softmax(1) if kind == "logits" else released_values
 
     def _has(self, party: str) -> bool:
         return self._vault.has(_where(party))
 
     @cached_property
     def _released(self) -> Parameters | None:
-        """What the protocol releases, from the state it ended in."""
+        """The model that the released-model oracle serves: the recorded message's tensors, after all defences.
+
+        Where the settings have a model published and no message did (withheld, or its sender was silent), the model
+        itself; None where none is to be published, where the record kept a digest only, or the run's budget ended it.
+        """
+        transcript = self._run / "transcript"
+        message = published(list(read_messages(transcript)))
+        if message is not None:
+            return None if message.payload is None else readable(decode(read_payload(transcript, message)))
         checkpoint = self._vault.load_round()
-        if checkpoint is None:
+        if checkpoint is None or not finished(self._plan, self._run):
             return None
         plan = self._plan
         protocol = set_up(plan.protocol, plan.protocol_config, plan.common, plan.clients, plan.seed)

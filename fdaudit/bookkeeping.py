@@ -1,4 +1,4 @@
-"""The books of a run: its transcript, what was asked of oracles, and what the protocol says of its messages."""
+"""The books of a run: its transcript, what oracles may answer, and what the protocol declares of its messages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fdaudit.accounting.ledger import Books, Ledger
-from fdaudit.federation import applies
-from fdaudit.messages import ALL, Message, role
-from fdaudit.storage import load_json
+from fdaudit.message_sizes import fixed_sizes
+from fdaudit.messages import role
+from fdaudit.oracle_access import finished, oracle_answers
 from fdaudit.transcript import read_messages
 
 if TYPE_CHECKING:
@@ -19,14 +19,9 @@ __all__ = ["books_of", "table", "views_of"]
 
 
 def books_of(plan: Plan, run: Path) -> Books:
-    """A run made ready for the ledger of any adversary.
-
-    Whoever asked an oracle has the answers, which are computed from the released model or from clients' own.
-    """
+    """Return a run made ready for the ledger of any adversary, with what each could ask of models."""
     messages = list(read_messages(run / "transcript"))
-    messages += list(_answers(messages, run))
-    sent = [m for m in plan.protocol.messages if applies(m.get("when", {}), plan.protocol_config)]
-    reveals = {(m["kind"], m["from"]): m["reveals"] for m in sent if "reveals" in m}
+    reveals = {(m["kind"], m["from"]): m["reveals"] for m in plan.declared_messages if "reveals" in m}
     return Books(
         messages,
         plan.parties,
@@ -34,43 +29,9 @@ def books_of(plan: Plan, run: Path) -> Books:
         choices=plan.spec.privacy,
         reveals=reveals,
         records=min(len(plan.records(k)[1]) for k in plan.clients),
+        oracles=oracle_answers(plan, messages, finished=finished(plan, run)),
+        fixed_sizes=fixed_sizes(plan),
     )
-
-
-def _answers(messages: list[Message], run: Path) -> Iterator[Message]:
-    """One message for each adversary's answers from each model; what is computed from them alone costs nothing more.
-
-    A client's model is worth what its trainings on record are, however many answers there are; without any on
-    record, its data. Noise on the answers themselves is not counted in their favour.
-    """
-    cells = [load_json(path) for path in sorted((run / "attacks").glob("*.json"))]
-    spent = (
-        (c["adversary"], q)
-        for c in cells
-        for q in (c.get("queries"), (c.get("canaries") or {}).get("queries"))
-    )
-    asked = dict.fromkeys(
-        (adversary, whose)
-        for adversary, q in spent
-        if q and q.get("spent")
-        for whose in q.get("asked", ["oracle"])
-    )
-    released = [m for m in messages if m.kind == "model_parameters" and "world" in m.receivers]
-    parties = {p for m in messages for p in m.parties()} | {"world"}
-    for number, (asker, whose) in enumerate(asked):
-        if whose == "oracle":
-            sender, behind = released[-1].sender if released else "server", [m.seq for m in released[-1:]]
-        else:
-            sender, behind = whose, [m.seq for m in messages if m.kind == "release" and m.sender == whose]
-        yield Message(
-            seq=len(messages) + number,
-            round=messages[-1].round if messages else 0,
-            step=0,
-            sender=sender,
-            receivers=tuple(p for p in asker.split("+") if p in parties),
-            kind="oracle_answer",
-            inputs=tuple(behind) or ALL,
-        )
 
 
 def views_of(plan: Plan) -> tuple[str, ...]:

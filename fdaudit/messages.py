@@ -15,6 +15,7 @@ from fdaudit.events import Event, event_from_json, event_to_json
 __all__ = [
     "ALL",
     "DATA",
+    "FIXED_SIZE",
     "GENESIS",
     "KINDS",
     "SUM",
@@ -67,6 +68,28 @@ KINDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Every kind that may cross the wire, with its tensors and their shapes (C classes, n samples)."""
+
+
+FIXED_SIZE = frozenset(
+    {
+        "model_parameters",
+        "model_update",
+        "gradient",
+        "sample_count",
+        "class_counts",
+        "logit_range",
+        "generated_samples",
+        "logit_cotangents",
+        "sample_gradients",
+        "discriminator_scores",
+        "generator_parameters",
+        "discriminator_parameters",
+        "class_prototypes",
+        "silence",
+    }
+)
+"""Kinds whose tensors have shapes that networks, classes and batch sizes fix. Messages of the others list the samples
+that they are about, and are as long as the list."""
 
 
 def canonical(value: Any) -> bytes:

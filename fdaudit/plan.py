@@ -16,7 +16,7 @@ from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_sp
 from fdaudit.encoder import TaskEncoder
 from fdaudit.errors import DataError, SpecError, nearest
 from fdaudit.execution import Execution
-from fdaudit.federation import Common
+from fdaudit.federation import Common, applies
 from fdaudit.models import Architecture, architecture
 from fdaudit.presets import written_out
 from fdaudit.rehearsal import networks_of, parties_of, set_up
@@ -92,6 +92,11 @@ class Plan:
     def parties(self) -> tuple[str, ...]:
         """Every party, in the order roles are declared, and `world` last."""
         return parties_of(self.protocol, self.protocol_config, self.spec.clients)
+
+    @cached_property
+    def declared_messages(self) -> list[Mapping[str, Any]]:
+        """The protocol's declarations of the messages that its settings have sent."""
+        return [m for m in self.protocol.messages if applies(m.get("when", {}), self.protocol_config)]
 
     @cached_property
     def test(self) -> tuple[Tensor, Tensor]:

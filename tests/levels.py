@@ -61,6 +61,8 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "simulation",
     "truth",
     "scoring",
+    "oracle_access",
+    "message_sizes",
     "answering",
     "controls",
     "cells",

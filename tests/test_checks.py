@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ from fdaudit.reports.verdict import judge_all
 
 import fdaudit
 from fdaudit.accounting.ledger import Ledger
-from fdaudit.bookkeeping import _answers
 from fdaudit.checks import Evidence, check_claims, judge
 from fdaudit.plan import make_plan
 from fdaudit.scoring import kept_scores
 from fdaudit.spec import load_spec
-from fdaudit.transcript import read_messages
 from fdaudit.vault import Vault
 
 from .check_cases import audited, without_noise
@@ -183,7 +180,7 @@ def test_an_infinite_epsilon_has_nothing_to_check_and_canaries_are_scored_all_th
     assert cell["canaries"] == {"queries": None, "reason": ""}
 
 
-def test_what_was_asked_about_canaries_is_logged_and_joins_the_view(tmp_path: Path) -> None:
+def test_what_was_asked_about_canaries_is_logged(tmp_path: Path) -> None:
     asked = audited(
         3.5,
         adversaries=["world"],
@@ -194,12 +191,6 @@ def test_what_was_asked_about_canaries_is_logged_and_joins_the_view(tmp_path: Pa
     (cell,) = [c for c in run.result["cells"] if c["attack"] == "loss-threshold"]
     assert cell["canaries"]["queries"]["spent"] == 20
     assert (run.directory / "attacks" / "world-loss-threshold-canaries" / "queries.jsonl").is_file()
-    messages = list(read_messages(run.directory / "transcript"))
-    path = run.directory / "attacks" / "world-loss-threshold.json"
-    kept = json.loads(path.read_text())
-    for part, answered in (({"queries": None}, 1), ({"queries": None, "canaries": None}, 0)):
-        path.write_text(json.dumps({**kept, **part}))
-        assert len(list(_answers(messages, run.directory))) == answered
 
 
 def test_too_small_a_budget_leaves_canaries_unscored_with_a_reason(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from fdaudit.accounting.charging import SUM
 from fdaudit.accounting.costs import ORDERS, epsilon
-from fdaudit.accounting.ledger import Books
+from fdaudit.accounting.ledger import Books, OracleAnswers
 from fdaudit.errors import IntegrityError, SpecError
 from fdaudit.events import Composed, DiscreteGaussian, Gaussian, NoGuarantee
 from fdaudit.privacy import PrivacySpec
@@ -42,11 +43,22 @@ EVENTS = st.sampled_from(
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Log:
-    """Up to 12 messages between few parties; each is computed from data, earlier messages it holds, or everything."""
+    """Up to 12 messages between few parties; each is computed from data, earlier messages it holds, or everything.
+
+    Some are silence, and the last few may be answers of oracles, which have no receivers: who asks gets them.
+    """
     log = Log()
-    for _ in range(draw(st.integers(1, 12))):
+    for number in range(size := draw(st.integers(1, 12))):
+        oracle = number >= size - 2 and draw(st.booleans())
         sender = draw(st.sampled_from(PARTIES[:4]))
-        to = draw(st.sampled_from(["server", "client/0 client/1", "aggregator", "world", ""]))
+        to = (
+            ""
+            if oracle
+            else draw(st.sampled_from(["server", "client/0 client/1", "aggregator", "world", ""]))
+        )
+        if not oracle and draw(st.integers(0, 9)) == 0:
+            log.add(sender, to, "silence", [])
+            continue
         held: list[Any] = [m.seq for m in log if sender in m.parties()]
         choices = [*held, *(["data"] if sender.startswith("client") else [])]
         inputs = draw(
@@ -54,20 +66,43 @@ def graphs(draw: st.DrawFn) -> Log:
                 st.just("all"), st.lists(st.sampled_from(choices), unique=True) if choices else st.just([])
             )
         )
-        log.add(sender, to, "logits", inputs, draw(EVENTS))
+        kind = "oracle_answer" if oracle else draw(st.sampled_from(["logits", "hard_labels"]))
+        log.add(sender, to, kind, inputs, draw(EVENTS))
     return log
 
 
+def cut(log: Log) -> tuple[Log, list[OracleAnswers]]:
+    """The record, and the answers that follow it: the server may ask."""
+    first = next((m.seq for m in log if m.kind == "oracle_answer"), len(log))
+    while any(m.kind != "oracle_answer" for m in log[first:]):
+        first = next((m.seq for m in log[first + 1 :] if m.kind == "oracle_answer"), len(log))
+    server = frozenset({"server"})
+    asked = [OracleAnswers(message=m, asked_by=server, heard_by=server, queries=5) for m in log[first:]]
+    return Log(log[:first]), asked
+
+
 @settings(max_examples=120, deadline=None)
-@given(log=graphs(), view=st.sampled_from(["server", "aggregator", "world", "client/1", "server+client/1"]))
-def test_a_ledger_is_the_least_of_all_valid_ways_to_charge(log: Log, view: str) -> None:
+@given(
+    log=graphs(),
+    view=st.sampled_from(["server", "aggregator", "world", "client/1", "server+client/1", "eavesdropper"]),
+    transport=st.sampled_from(["plain", "encrypted"]),
+)
+def test_a_ledger_is_the_least_of_all_valid_ways_to_charge(log: Log, view: str, transport: str) -> None:
     """Never below it; above it only by what a few orders for one cut may miss."""
     relation, delta = "add-or-remove", 1e-5
     members = view.split("+")
-    seen = [m.seq for m in log if set(members) & set(m.parties())]
+    record, asked = cut(log)
+    telling = ("logits", "hard_labels") if transport == "plain" else ("logits",)
+    seen = [m.seq for m in record if set(members) & set(m.parties())]
+    if view == "eavesdropper":
+        seen = [m.seq for m in record if m.kind in telling and set(m.receivers) - {m.sender}]
+    if "server" in members:
+        seen += [o.message.seq for o in asked]
     victims = [p for p in ("client/0", "client/1", "client/2") if p not in members]
     least = max(brute_force(log, seen, v, delta, "record", relation) for v in victims)
-    found = books(log).ledger(view, delta=delta, relation=relation, pld=False)  # type: ignore[arg-type]
+    sizes = [("hard_labels", role) for role in ("server", "aggregator", "client")]
+    kept = books(record, transport=transport, oracles=asked, fixed_sizes=sizes)
+    found = kept.ledger(view, delta=delta, relation=relation, pld=False)  # type: ignore[arg-type]
     if math.isinf(least):
         assert math.isinf(found.epsilon)
         return
@@ -131,8 +166,6 @@ def test_noise_on_votes_covers_a_clients_vote_and_not_what_others_voted_after_he
 
 
 def _as_record(event: Gaussian) -> Gaussian:
-    from dataclasses import replace
-
     return replace(event, unit="record", relation="add-or-remove")
 
 
@@ -287,8 +320,6 @@ def test_noise_inside_an_exact_sum_adds_up_and_a_member_of_the_coalition_adds_no
 
 
 def test_noise_that_was_rounded_before_the_sum_lends_nothing_to_others() -> None:
-    from dataclasses import replace
-
     rounded = ({"name": "dp-fedavg"}, {"name": "rounding"})
     log = secure_sum(1.5)
     log[2] = replace(log[2], defenses=rounded)
@@ -303,16 +334,60 @@ def test_an_exact_sum_without_noise_has_no_epsilon() -> None:
     assert books(secure_sum(0)).ledger("server").epsilon == INF
 
 
-def test_sizes_that_vary_tell_something_to_whoever_overhears_an_encrypted_transport() -> None:
-    from dataclasses import replace
-
+def test_a_size_tells_nothing_only_where_it_is_declared_to_be_fixed() -> None:
+    """What this record shows does not matter: its two messages have one size."""
     log = Log()
     for k in range(2):
         log.add(f"client/{k}", "server", "hard_labels", ["data"])
-    assert books(log, transport="encrypted").ledger("eavesdropper").epsilon == 0.0
-    assert books(log, transport="plain").ledger("eavesdropper").epsilon == INF
-    log[1] = replace(log[1], bytes_on_wire=7)
+    fixed = [("hard_labels", "client")]
+    declared = books(log, transport="encrypted", fixed_sizes=fixed).ledger("eavesdropper")
+    assert declared.epsilon == 0.0
+    assert "The size of hard_labels is fixed by public settings and tells nothing." in declared.assumptions
     assert books(log, transport="encrypted").ledger("eavesdropper").epsilon == INF
+    assert (
+        books(log, transport="encrypted", fixed_sizes=[("hard_labels", "server")])
+        .ledger("eavesdropper")
+        .epsilon
+        == INF
+    )
+    assert books(log, fixed_sizes=fixed).ledger("eavesdropper").epsilon == INF, "a plain transport"
+
+
+def overlapping(*summands: tuple[int, ...], **receivers: str) -> Log:
+    log = Log()
+    event = Gaussian(sensitivity=1.0, scale=1.0, **CLIENT)
+    for k in range(3):
+        log.add(f"client/{k}", receivers.get(f"client{k}", "aggregator"), "model_update", ["data"], event)
+    for parts in summands:
+        log.add("aggregator", "server", "model_update", parts, **{SUM: True})
+    return log
+
+
+def one_gaussian(scale: float, sensitivity: float = 1.0) -> float:
+    event = Gaussian(sensitivity=sensitivity, scale=scale, **{**CLIENT, "unit": "record"})
+    return epsilon({event: 1}, 1e-5).value
+
+
+def test_a_sum_hides_a_summand_once() -> None:
+    """The difference of sums over {0, 1, 2} and {0, 1} is client/2's message with its own noise alone."""
+    found = books(overlapping((0, 1, 2), (0, 1))).ledger("server")
+    assert found.epsilon >= one_gaussian(1.0)
+    assert books(overlapping((0, 1, 2))).ledger("server").epsilon == pytest.approx(one_gaussian(math.sqrt(3)))
+    apart = books(overlapping((0, 1), (2,))).ledger("server")
+    assert apart.victim == "client/2"
+    assert apart.epsilon == pytest.approx(one_gaussian(1.0))
+
+
+def test_a_summand_in_clear_hides_nobody_in_the_sum() -> None:
+    """What the server holds of client/1 apart from the sum is no noise on client/2's message."""
+    log = overlapping((1, 2), client1="aggregator server")
+    assert books(log).ledger("server+client/0").victim == "client/1"
+    log[1] = replace(log[1], event=Gaussian(sensitivity=1.0, scale=9.0, **CLIENT))
+    found = books(log).ledger("server")
+    assert (found.victim, found.epsilon) == ("client/2", pytest.approx(one_gaussian(1.0)))
+    elsewhere = overlapping((1, 2), client1="aggregator world")
+    assert books(elsewhere).ledger("server").epsilon == pytest.approx(one_gaussian(math.sqrt(2)))
+    assert books(elsewhere).ledger("server+world").epsilon == pytest.approx(one_gaussian(1.0))
 
 
 def test_only_who_cannot_tell_who_was_asked_may_count_the_chance() -> None:

@@ -220,6 +220,7 @@ class ConfidentGNMax(_Aggregator[ConfidentGNMaxConfig]):
     """
 
     name: ClassVar[str] = "confident-gnmax"
+    fixed_size: ClassVar[bool] = False  # it answers as many samples as the votes agree on
     source: ClassVar[str] = (
         "Papernot, Song, Mironov, Raghunathan, Talwar & Erlingsson 2018, Algorithm 1; the cap is ours"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -17,7 +16,7 @@ from fdaudit.messages import Message, role
 from fdaudit.privacy import PrivacySpec
 from fdaudit.view import EAVESDROPPER, members_of
 
-__all__ = ["Books", "Ledger"]
+__all__ = ["Books", "Ledger", "OracleAnswers", "may_ask"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +68,36 @@ class Ledger:
         return value
 
 
+@dataclass(frozen=True, kw_only=True)
+class OracleAnswers:
+    """All answers of one model that an adversary may get; what it may ask is charged, not what it asked.
+
+    Attributes:
+        message: an `oracle_answer` that follows the transcript, numbered on from its last message.
+        asked_by: roles, one of which must ask.
+        heard_by: roles, one of which must receive the answers.
+        queries: how many samples may be asked.
+    """
+
+    message: Message
+    asked_by: frozenset[str]
+    heard_by: frozenset[str]
+    queries: int
+
+    def open_to(self, members: Collection[str], transport: str) -> bool:
+        """Return whether an adversary of these members can ask, and gets the answers."""
+        return may_ask(members, self.asked_by, self.heard_by, transport)
+
+
+def may_ask(
+    members: Collection[str], asked_by: Collection[str], heard_by: Collection[str], transport: str
+) -> bool:
+    """Return whether a member may ask, and a member receives the answers or overhears them."""
+    roles = {role(party) for party in members}
+    overhears = EAVESDROPPER in members and transport == "plain"
+    return bool(roles & set(asked_by)) and (overhears or bool(roles & set(heard_by)))
+
+
 class Books:
     """A transcript made ready for ledgers of any view.
 
@@ -79,6 +108,9 @@ class Books:
         choices: what was chosen on which data.
         reveals: by (kind, sender role), what of such a message is raw data, in words.
         records: how many records the client has that has fewest; δ is held against it.
+        oracles: what may be asked of models.
+        fixed_sizes: (kind, sender role) of the messages whose size does not depend on private data, by what the
+            protocol and its defences declare. All other sizes are charged like the message itself.
     """
 
     def __init__(
@@ -90,8 +122,12 @@ class Books:
         choices: PrivacySpec | None = None,
         reveals: Mapping[tuple[str, str], str] | None = None,
         records: int | None = None,
+        oracles: Sequence[OracleAnswers] = (),
+        fixed_sizes: Collection[tuple[str, str]] = (),
     ) -> None:
-        self._graph = MessageGraph(tuple(messages))
+        recorded = tuple(messages)
+        self._graph = MessageGraph((*recorded, *(o.message for o in oracles)))
+        self._recorded, self._oracles, self._fixed_sizes = recorded, tuple(oracles), frozenset(fixed_sizes)
         self._parties, self._transport = tuple(parties), transport
         self._choices, self._reveals = choices or PrivacySpec(), dict(reveals or {})
         self._records = records
@@ -167,17 +203,14 @@ class Books:
         )
 
     def _seen(self, members: Collection[str]) -> list[int]:
-        """What reaches a view, by `seq`; of an encrypted message its size, where that says anything."""
+        """Return what reaches a view, by `seq`: messages, answers of oracles, and sizes that may tell something."""
         seen = []
-        sizes = defaultdict[tuple[str, str], set[int]](set)
-        for m in self._graph.messages:
-            sizes[m.kind, role(m.sender)].add(m.bytes_on_wire)
-        for m in self._graph.messages:
+        for m in self._recorded:
             overheard = EAVESDROPPER in members and any(r != m.sender for r in m.receivers)
-            telling = self._transport == "plain" or len(sizes[m.kind, role(m.sender)]) > 1
+            telling = self._transport == "plain" or (m.kind, role(m.sender)) not in self._fixed_sizes
             if any(p in members for p in m.parties()) or (overheard and telling):
                 seen.append(m.seq)
-        return seen
+        return seen + [o.message.seq for o in self._oracles if o.open_to(members, self._transport)]
 
     def _cause(self, leak: Leak, entry: Entry) -> dict[str, Any]:
         m = leak.message
@@ -213,7 +246,12 @@ class Books:
         if entry.relation == "replace-one" and any(m.kind == "sample_count" for m in self._graph.messages):
             found.append("Replacing a record leaves a client's number of records as it is.")
         if EAVESDROPPER in entry.members and self._transport == "encrypted":
-            found.append("Messages of one kind that all have one size tell nothing by their size.")
+            kinds = sorted({kind for kind, _ in self._fixed_sizes})
+            if kinds:
+                found.append(f"The size of {', '.join(kinds)} is fixed by public settings and tells nothing.")
+        asked = [o.queries for o in self._oracles if o.open_to(entry.members, self._transport)]
+        if asked:
+            found.append(f"The adversary asks each model at most {max(asked):,} samples (`queries`).")
         return tuple(found)
 
 

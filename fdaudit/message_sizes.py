@@ -1,0 +1,34 @@
+"""Message sizes: which of a run's messages have a size that public settings fix, whatever the private data are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fdaudit.messages import FIXED_SIZE
+
+if TYPE_CHECKING:
+    from fdaudit.plan import Plan
+
+__all__ = ["fixed_sizes"]
+
+
+def fixed_sizes(plan: Plan) -> frozenset[tuple[str, str]]:
+    """Return the (kind, sender role) of the messages whose size tells nothing.
+
+    The kind fixes the size, or the protocol's card declares the index, and so the number of rows, public. Every defence
+    that treats the message must keep its size fixed as well. Nothing is read off a record: that all messages
+    of one run have one size does not show that they would with other data.
+    """
+    found: dict[tuple[str, str], bool] = {("silence", role): True for role in plan.protocol.roles}
+    for declared in plan.declared_messages:
+        if (
+            "made_of" in declared
+        ):  # what a defence makes of another message, which has a declaration of its own
+            continue
+        kind, sender = str(declared["kind"]), str(declared["from"])
+        fixed = kind in FIXED_SIZE or declared.get("index") == "public"
+        for defense in plan.defenses.get((kind, sender), ()):
+            fixed &= getattr(defense, "fixed_size", False)
+            kind = getattr(defense, "makes", kind)
+        found[kind, sender] = found.get((kind, sender), True) and fixed
+    return frozenset(key for key, fixed in found.items() if fixed)

@@ -1,0 +1,187 @@
+"""What an adversary may ask, what answers it, and what that costs whether or not anything was asked."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fdaudit
+from fdaudit.answering import Answering
+from fdaudit.audit import reopen
+from fdaudit.encoding import readable
+from fdaudit.events import Gaussian
+from fdaudit.oracle_access import oracle_answers, published
+from fdaudit.payloads import read_payload
+from fdaudit.rng import SecretStream
+from fdaudit.storage import decode
+from fdaudit.transcript import read_messages
+from fdaudit.vault import Vault
+
+from .oracle_cases import PRIVATE, on_message, spec
+
+X = torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+STREAM = SecretStream(bytes(32), "test")
+
+
+def answering(run: fdaudit.Run) -> Answering:
+    return Answering(reopen(run.directory), Vault(run.directory / "vault"))
+
+
+# -- the released model --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("protocol", "sender", "defence"),
+    [
+        ("centralized", "client", {}),
+        ("fedavg", "server", {}),
+        ("ds-fl", "server", {}),
+        ("centralized", "client", {"name": "rounding", "decimals": 1}),
+        ("fedavg", "server", {"name": "uniform-quantization", "levels": 4, "z_max": 1.0}),
+    ],
+)
+def test_the_released_model_answers_as_it_was_recorded(
+    protocol: str, sender: str, defence: dict[str, Any], tmp_path: Path
+) -> None:
+    run = fdaudit.run(
+        spec(protocol, defenses=[on_message("model_parameters", sender=sender, **defence)]), tmp_path / "run"
+    )
+    plan = reopen(run.directory)
+    messages = list(read_messages(run.directory / "transcript"))
+    message = published(messages)
+    assert message is not None
+    sent = readable(decode(read_payload(run.directory / "transcript", message)))
+    expected = plan.trainer().predict(sent, X).softmax(1)
+    assert torch.equal(answering(run).reply("soft", X, None, STREAM), expected)
+
+
+def test_a_model_published_under_noise_is_worth_its_message(tmp_path: Path) -> None:
+    run = fdaudit.run(spec("centralized", defenses=[on_message("model_parameters")]), tmp_path / "run")
+    found = run.ledger("world")
+    assert found.epsilon == pytest.approx(0.0125, abs=1e-3)
+    assert [c.kind for c in found.contributions] == ["model_parameters"]
+
+
+@pytest.mark.parametrize("protected", [False, True])
+def test_a_withheld_model_costs_all_that_it_was_fitted_on(protected: bool, tmp_path: Path) -> None:
+    changes = {"defenses": [PRIVATE]} if protected else {}
+    run = fdaudit.run(spec("centralized", withhold=["model_parameters"], **changes), tmp_path / "run")
+    found = run.ledger("world")
+    if not protected:
+        assert (found.epsilon, found.kind) == (math.inf, "oracle_answer")
+        return
+    shown = fdaudit.run(spec("centralized", **changes), tmp_path / "shown")
+    assert found.epsilon == pytest.approx(shown.ledger("world").epsilon)
+    assert found.epsilon > 0
+
+
+def test_a_model_whose_sender_fell_silent_costs_all_that_it_was_fitted_on(tmp_path: Path) -> None:
+    run = fdaudit.run(spec("centralized", outages=[{"client": 0, "round": 1}]), tmp_path / "run")
+    assert run.ledger("world").epsilon == math.inf
+    assert answering(run).oracle(["world"], "soft") is not None
+
+
+def test_a_model_kept_as_a_digest_answers_nobody(tmp_path: Path) -> None:
+    run = fdaudit.run(spec("centralized", record="digest"), tmp_path / "run")
+    assert answering(run).oracle(["world"], "soft") is None
+    assert run.ledger("world").epsilon == math.inf
+
+
+# -- clients' models ------------------------------------------------------------------------------------------------
+
+FEDIOD = {
+    "rounds": 3, "local_steps": 2, "steps_per_round": 1, "samples": 8, "outputs": "votes",
+    "weights": "uniform", "shares": "uniform",
+}  # fmt: skip
+VOTES = [
+    on_message("vote_counts", "gnmax", "aggregator", sigma=5000.0, public_index=True),
+    {**PRIVATE, "of": "discriminator"},
+]
+
+
+@pytest.fixture(scope="module")
+def votes(tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
+    made = spec("fediod", FEDIOD, defenses=VOTES, model={"name": "mlp", "params": {"widths": [8]}})
+    return fdaudit.run(made, tmp_path_factory.mktemp("votes") / "run")
+
+
+def test_a_server_that_hears_an_aggregator_alone_asks_no_client(votes: fdaudit.Run) -> None:
+    found = answering(votes)
+    assert found.oracle(["server"], "hard") is None
+    assert votes.ledger("server").finite
+
+
+def test_a_server_that_colludes_with_the_aggregator_hears_every_answer(votes: fdaudit.Run) -> None:
+    handle = answering(votes).oracle(["server", "aggregator"], "hard")
+    assert handle is not None
+    assert handle.models == ("client/0", "client/1", "client/2")
+    assert votes.ledger("server+aggregator").epsilon == math.inf
+    assert answering(votes).oracle(["server", "eavesdropper"], "hard") is not None
+    assert answering(votes).oracle(["aggregator"], "hard") is None, "the server asks, not the aggregator"
+
+
+def test_private_training_of_another_model_protects_no_answer(tmp_path: Path) -> None:
+    """DP-SGD of the discriminators says nothing of the classifiers that answer the server."""
+    params = {**FEDIOD, "outputs": "logits"}
+    noise = on_message("logits", sigma=4000.0, clip=1.0, public_index=True)
+    noised = [noise, {**PRIVATE, "of": "discriminator"}]
+    run = fdaudit.run(spec("fediod", params, defenses=noised, queries=0), tmp_path / "passive")
+    assert answering(run).oracle(["server"], "soft") is None
+    plan, messages = reopen(run.directory), list(read_messages(run.directory / "transcript"))
+    asked = plan.spec.model_copy(update={"queries": 50})
+    object.__setattr__(plan, "spec", asked)
+    answers = [o.message for o in oracle_answers(plan, messages) if o.message.sender == "client/0"]
+    assert [m.inputs for m in answers] == ["all"]
+    assert isinstance(answers[0].event, Gaussian)
+    assert answers[0].event.count == 50
+
+
+def test_answers_of_a_private_model_cost_what_its_training_does(tmp_path: Path) -> None:
+    params = {"rounds": 2, "local_steps": 2, "batch_size": 16, "distill_steps": 1}
+    run = fdaudit.run(spec("ds-fl", params, defenses=[PRIVATE]), tmp_path / "run")
+    found = run.ledger("server")
+    assert found.finite
+    assert {c.kind for c in found.contributions} == {"release"}
+
+
+def test_noise_on_each_answer_is_charged_as_often_as_may_be_asked(tmp_path: Path) -> None:
+    params = {"rounds": 1, "local_steps": 2, "batch_size": 16, "distill_steps": 1}
+    noise = on_message("soft_labels", sigma=4000.0, clip=1.0, public_index=True)
+    costs = []
+    for queries in (0, 100, 400):
+        run = fdaudit.run(spec("ds-fl", params, defenses=[noise], queries=queries), tmp_path / str(queries))
+        costs.append(run.ledger("server"))
+    assert costs[0].epsilon < costs[1].epsilon < costs[2].epsilon < math.inf
+    assert {c.kind for c in costs[1].contributions} == {"soft_labels", "oracle_answer"}
+    (asked,) = [c for c in costs[2].contributions if c.kind == "oracle_answer"]
+    assert asked.charges == 400
+    assert any("at most 400 samples" in line for line in costs[2].assumptions)
+    assert not any("samples (`queries`)" in line for line in costs[0].assumptions)
+
+
+# -- what was asked does not matter ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("protocol", "changes"),
+    [
+        ("centralized", {"withhold": ["model_parameters"], "defenses": [PRIVATE], "adversaries": ["world"]}),
+        ("centralized", {"defenses": [on_message("model_parameters")], "adversaries": ["world"]}),
+        ("ds-fl", {"defenses": [PRIVATE], "adversaries": ["server"]}),
+    ],
+)
+def test_attacks_do_not_change_what_a_view_costs(
+    protocol: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    params = {"rounds": 2, "local_steps": 2}
+    run = fdaudit.run(spec(protocol, params, **changes), tmp_path / "run")
+    adversary = changes["adversaries"][0]
+    before = run.ledger(adversary)
+    cell = fdaudit.attack("loss-threshold", run, adversary=adversary)
+    assert cell.queries is not None
+    assert cell.queries["spent"] > 0
+    assert fdaudit.load(run.directory).ledger(adversary) == before
