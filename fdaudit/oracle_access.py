@@ -36,6 +36,7 @@ __all__ = [
     "accesses",
     "answered_by",
     "defended_answers",
+    "exposed",
     "finished",
     "oracle_answers",
     "published",
@@ -164,19 +165,47 @@ def oracle_answers(plan: Plan, messages: Sequence[Message], *, finished: bool = 
     return found
 
 
+def exposed(plan: Plan, members: Collection[str]) -> dict[str, Event | None]:
+    """Return the parties whose own models an adversary may ask, each with the event of all that it may be answered.
+
+    This is known before the run: a released model is among them where its message is withheld or its sender will be
+    silent in the last round. Published, it answers from a message, which costs nothing more.
+    """
+    found: dict[str, Event | None] = {}
+    for access in accesses(plan):
+        if not access.open_to(members, plan.spec.transport):
+            continue
+        if access.kind is not None:
+            found |= dict.fromkeys(plan.clients, _of_budget(plan, access.kind))
+        else:
+            found |= dict.fromkeys((k for k in _holders(plan) if not _will_publish(plan, k)), None)
+    return {party: event for party, event in found.items() if party not in members}
+
+
+def _holders(plan: Plan) -> tuple[str, ...]:
+    """Return who holds the model that the settings have published; nobody where they have none."""
+    models = [m for m in plan.declared_messages if m["kind"] == "model_parameters"]
+    sent = [m for m in models if "world" in m["to"].split(", ")]
+    if not sent:
+        return ()
+    clients = plan.clients[:1] if plan.protocol.pools_data else plan.clients
+    return clients if sent[0]["from"] == "client" else (str(sent[0]["from"]),)
+
+
+def _will_publish(plan: Plan, holder: str) -> bool:
+    """Whether nothing in the spec keeps a party from publishing its model."""
+    last: int = plan.protocol_config.rounds - 1  # type: ignore[attr-defined]
+    silent = any(o.party == holder and o.first <= last <= o.last for o in plan.outages)
+    return "model_parameters" not in plan.spec.withhold and not silent
+
+
 def _of_released(plan: Plan, messages: Sequence[Message], finished: bool) -> Iterator[Message]:
     """Yield the answers of the released model: from the message that published it, or from its holder."""
-    sent = [
-        m
-        for m in plan.declared_messages
-        if m["kind"] == "model_parameters" and "world" in m["to"].split(", ")
-    ]
     last = published(messages)
     if last is not None:
         yield _draft(last.sender, (last.seq,))
-    elif sent and finished:
-        clients = plan.clients[:1] if plan.protocol.pools_data else plan.clients
-        for party in clients if sent[0]["from"] == "client" else (sent[0]["from"],):
+    elif finished:
+        for party in _holders(plan):
             yield _draft(party, _fitted_on(party, messages))
 
 

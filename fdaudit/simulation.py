@@ -17,6 +17,7 @@ from fdaudit.accounting.budget import Meter
 from fdaudit.checkpoints import Checkpoints
 from fdaudit.federation import PartyData, Round
 from fdaudit.metrics import accuracy, macro_f1, mean_auc, mean_auc_figure, multilabel_macro_f1
+from fdaudit.oracle_access import exposed
 from fdaudit.plan import Plan
 from fdaudit.rehearsal import NoWire, kinds_of, networks_of, setting_of
 from fdaudit.spec import RecordRounds
@@ -204,6 +205,7 @@ def _meter(plan: Plan, run: Path, start: Position) -> Meter | None:
         asked.relation or ("add-or-remove" if plan.training else "replace-one"),
         plan.parties,
     )
+    meter.expose(exposed(plan, asked.budget.adversary.split("+")), "model" in plan.training)
     for message in read_messages(run / "transcript") if start.seq else ():
         if message.seq < start.seq:
             meter.read(message)

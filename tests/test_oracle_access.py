@@ -13,6 +13,7 @@ import fdaudit
 from fdaudit.answering import Answering
 from fdaudit.audit import reopen
 from fdaudit.encoding import readable
+from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian
 from fdaudit.oracle_access import oracle_answers, published
 from fdaudit.payloads import read_payload
@@ -185,3 +186,46 @@ def test_attacks_do_not_change_what_a_view_costs(
     assert cell.queries is not None
     assert cell.queries["spent"] > 0
     assert fdaudit.load(run.directory).ledger(adversary) == before
+
+
+# -- a budget -------------------------------------------------------------------------------------------------------
+
+
+def budgeted(**changes: Any) -> dict[str, Any]:
+    params = {"rounds": 2, "local_steps": 2, "batch_size": 16, "distill_steps": 1}
+    made = {"privacy": {"budget": {"epsilon": 30.0, "adversary": "server"}}, "adversaries": ["server"]}
+    return spec("ds-fl", params, **{**made, **changes})
+
+
+def test_a_budget_counts_what_the_adversary_may_ask(tmp_path: Path) -> None:
+    quiet = on_message("soft_labels", sigma=100.0, clip=1.0, public_index=True)
+    for queries in (0, 100):
+        run = fdaudit.run(budgeted(defenses=[quiet], queries=queries), tmp_path / str(queries))
+        assert run.ledger("server").epsilon <= 30.0
+    with pytest.raises(SpecError, match="is passed by the answers that server may ask for"):
+        fdaudit.run(budgeted(defenses=[quiet], queries=1_000_000), tmp_path / "too many")
+
+
+def test_a_budget_is_refused_where_answers_have_no_guarantee(tmp_path: Path) -> None:
+    withheld = spec(
+        "centralized",
+        withhold=["model_parameters"],
+        privacy={"budget": {"epsilon": 3.0, "adversary": "world"}},
+    )
+    with pytest.raises(SpecError, match="may ask the model of client/0"):
+        fdaudit.run(withheld, tmp_path / "withheld")
+    kept = fdaudit.run({**withheld, "defenses": [PRIVATE]}, tmp_path / "kept")
+    assert kept.ledger("world").epsilon <= 3.0
+
+
+def test_nobody_asks_a_model_that_the_budget_kept_from_being_published(tmp_path: Path) -> None:
+    made = spec(
+        "centralized",
+        {"rounds": 30, "local_steps": 2},
+        defenses=[PRIVATE],
+        privacy={"budget": {"epsilon": 1.5, "adversary": "world"}},
+    )
+    run = fdaudit.run(made, tmp_path / "run")
+    assert run.result["run"]["rounds"] < 30
+    assert run.ledger("world").epsilon == 0.0
+    assert answering(run).oracle(["world"], "soft") is None

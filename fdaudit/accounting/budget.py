@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fdaudit.accounting.costs import ORDERS, converted, curve, parts_of
 from fdaudit.errors import SpecError
-from fdaudit.events import NoGuarantee, Relation, Unit
+from fdaudit.events import Event, NoGuarantee, Relation, Release, Unit
 from fdaudit.messages import ALL, DATA, Message, role
 from fdaudit.view import EAVESDROPPER, members_of
 
@@ -62,7 +62,35 @@ class Meter:
         self._dearest, self._now = defaultdict[str, float](float), 0
         self._bare: list[frozenset[str]] = []
         self._senders: list[str] = []
+        self._asked = set[str]()
         self._holds = defaultdict[str, dict[str, frozenset[str]]](dict)
+
+    def expose(self, models: Mapping[str, Event | None], trained: bool) -> None:
+        """Reserve what the adversary may learn by asking models of others; call before the first message.
+
+        Args:
+            models: by party, the event of all answers that its model may give.
+            trained: whether clients train their models under a guarantee, which is charged as it goes on record.
+
+        Raises:
+            SpecError: answers carry a client's data without a guarantee, or cost more than the budget.
+        """
+        for party, event in models.items():
+            stated = NoGuarantee(reason="none") if event is None else self._stated(event)
+            if not isinstance(stated, NoGuarantee):
+                for client in self._clients:  # the model may have learnt from any of them
+                    self._spent[client] += self._price(stated)
+            elif party in self._clients and not trained:
+                problem = (
+                    f"cannot be kept: {self.adversary} may ask the model of {party}, which has no guarantee"
+                )
+                remedy = "Defend its training or its answers, or set queries to 0."
+                raise SpecError("privacy.budget.epsilon", self.epsilon, problem, remedy)
+            else:
+                self._asked.add(party)
+        if any(spent > self._allowed for spent in self._spent.values()):
+            problem = f"is passed by the answers that {self.adversary} may ask for"
+            raise SpecError("privacy.budget.epsilon", self.epsilon, problem, "Raise it, or lower queries.")
 
     def admit(self, message: Message) -> None:
         """Counts a message that is about to be recorded.
@@ -113,15 +141,21 @@ class Meter:
         event = message.event
         if event is None or isinstance(event, NoGuarantee):
             return self._unchanged(message, everything), {}
-        stated = converted(event, self._unit, self._relation)
+        stated = self._stated(event)
         if isinstance(stated, NoGuarantee):
             return everything, {}
         through = frozenset[str]() if "data" in stated.covers else data
         if "messages" not in stated.covers:
             for sender, whose in arriving.items():
                 through |= whose - {sender} if "each-client" in stated.covers else whose
-        price = float(sum(curve(part)[self._at] for part in parts_of(stated)))
-        return through, dict.fromkeys(sorted(everything - through), price)
+        return through, dict.fromkeys(sorted(everything - through), self._price(stated))
+
+    def _stated(self, event: Event) -> Release | NoGuarantee:
+        """The event in the budget's unit and relation."""
+        return event if isinstance(event, NoGuarantee) else converted(event, self._unit, self._relation)
+
+    def _price(self, event: Release) -> float:
+        return float(sum(curve(part)[self._at] for part in parts_of(event)))
 
     def _unchanged(self, message: Message, everything: frozenset[str]) -> frozenset[str]:
         """A count of records does not change where one is replaced."""
@@ -131,7 +165,8 @@ class Meter:
 
     def _sees(self, message: Message) -> bool:
         overheard = EAVESDROPPER in self._members and any(r != message.sender for r in message.receivers)
-        return overheard or any(p in self._members for p in message.parties())
+        asked = any(r in self._asked for r in message.receivers)  # what a party receives, its model may tell
+        return overheard or asked or any(p in self._members for p in message.parties())
 
     def _note(self, message: Message, bare: frozenset[str], charged: dict[str, float]) -> None:
         if message.round != self._now:
