@@ -13,6 +13,7 @@ from fdaudit.checks import check_claims
 from fdaudit.manifest import read_manifest
 from fdaudit.messages import role
 from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson
+from fdaudit.oracle_access import accesses
 from fdaudit.rehearsal import roles_of
 from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
 from fdaudit.storage import load_json, save_json
@@ -79,8 +80,8 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
         ],
         "assumptions": list(card.trust),
         "oracles": [
-            {"name": o["name"], "available_to": list(o["available_to"]), "answers": ", ".join(o["answers"])}
-            for o in card.oracles
+            {"name": a.name, "available_to": list(a.available_to), "answers": ", ".join(a.answers)}
+            for a in accesses(plan)
         ],
         "ledger": costs,
         "checks": [check.to_json() for check in check_claims(plan, run, ledgers)],

@@ -65,6 +65,13 @@ class Access:
     answers: tuple[str, ...]
     kind: str | None = None
 
+    @property
+    def available_to(self) -> tuple[str, ...]:
+        """The roles that ask and hear by themselves; where there are none, the coalitions that do."""
+        alone = self.asked_by & self.heard_by
+        coalitions = (f"{asks}+{hears}" for asks in sorted(self.asked_by) for hears in sorted(self.heard_by))
+        return tuple(sorted(alone)) or tuple(coalitions)
+
     def open_to(self, members: Collection[str], transport: str) -> bool:
         """Return whether an adversary of these members can ask, and gets the answers."""
         return may_ask(members, self.asked_by, self.heard_by, transport)

@@ -274,7 +274,7 @@ def _all_seen(result: Result) -> Iterator[Seen]:
 
 def _asks(result: Result, party: str) -> tuple[str, ...]:
     members = {name for member in party.split("+") for name in (member, role(member))}
-    return tuple(o.name for o in result.oracles if members & set(o.available_to))
+    return tuple(o.name for o in result.oracles if any(set(a.split("+")) <= members for a in o.available_to))
 
 
 def _audited(result: Result) -> Iterator[str]:

@@ -188,6 +188,11 @@ def test_attacks_do_not_change_what_a_view_costs(
     assert fdaudit.load(run.directory).ledger(adversary) == before
 
 
+def test_the_result_names_who_may_ask(votes: fdaudit.Run) -> None:
+    told = {o["name"]: o["available_to"] for o in votes.result["oracles"]}
+    assert told == {"chosen-samples": ["server+aggregator"], "released-model": ["world"]}
+
+
 # -- a budget -------------------------------------------------------------------------------------------------------
 
 
