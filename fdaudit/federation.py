@@ -163,7 +163,8 @@ class FederatedProtocol(Protocol):
     `needs_public` whether the protocol works on the public samples, `tasks` which tasks it can run (left out:
     single-label only). `trains` names what clients train on their own records through `Setting.local`, each with the
     setting that says how many records a step has (left out: nothing that a training defence could act on). An oracle
-    named `released-model` answers by `released()`.
+    named `released-model` answers from the message that published the model, or by `released()` where none did; any
+    other answers from clients' models, to who receives the messages in which clients answer samples.
 
     Guarantees every protocol must keep:
       * it talks only through the wire, in the kinds that it declares;

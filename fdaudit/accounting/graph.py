@@ -127,7 +127,7 @@ class MessageGraph:
 
     def is_hidden_in(self, part: int, whole: int, uses: Mapping[int, frozenset[State]]) -> bool:
         """Return whether all that a view learns of one message it learns from another, by what `uses` returned."""
-        return uses.get(part) == {_node(whole)}
+        return uses.get(part) == frozenset({_node(whole)})
 
     def split(
         self, state: State, covers: Collection[str], victim: str
