@@ -80,10 +80,10 @@ class Access:
 def accesses(plan: Plan) -> tuple[Access, ...]:
     """Return the oracles that exist under a run's settings, those on clients' models first.
 
-    None exists where the query budget is 0. The oracle on the released model exists where the settings have a model
+    None exists where the spec lets nobody ask. The oracle on the released model exists where the settings have a model
     published, be it withheld or not; one on clients' models where clients answer samples.
     """
-    if not plan.spec.query_budget:
+    if not plan.spec.oracles:
         return ()
     found = []
     for declared in plan.protocol.oracles:

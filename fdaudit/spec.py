@@ -265,9 +265,12 @@ class Spec(Config):
     """Whose views are attacked; `server+client/0` is a coalition."""
     victims: int = Field(2, ge=1)
     """How many clients are attacked; the first ones, fixed before the run."""
-    queries: int | None = Field(None, ge=0)
-    """Oracle queries each attack may spend, and the ledger charges; 0: nobody can ask a model. Default by profile:
-    20,000, 500,000 or 10,000,000."""
+    queries: int | None = Field(None, ge=1)
+    """Oracle queries each attack may spend; the ledger charges them all.
+
+    Default by profile: 20,000, 500,000 or 10,000,000."""
+    oracles: bool = True
+    """Whether adversaries may ask the models that the protocol's card lets them ask. False: they only listen."""
     attacks: Literal["all"] | tuple[AttackSpec, ...] = "all"
     """`all`, or a list; every attack not listed is shown as not requested."""
     gates: GateSpec = GateSpec()
@@ -306,8 +309,7 @@ class Spec(Config):
     @property
     def query_budget(self) -> int:
         """Oracle queries each attack may spend."""
-        by_profile = {"quick": 20_000, "standard": 500_000, "full": 10_000_000}
-        return by_profile[self.profile] if self.queries is None else self.queries
+        return self.queries or {"quick": 20_000, "standard": 500_000, "full": 10_000_000}[self.profile]
 
     def public(self, seed_commitment: str) -> dict[str, Any]:
         """The resolved spec as it is written beside the run: the seed replaced by its salted commitment."""

@@ -130,10 +130,10 @@ def test_private_training_of_another_model_protects_no_answer(tmp_path: Path) ->
     params = {**FEDIOD, "outputs": "logits"}
     noise = on_message("logits", sigma=4000.0, clip=1.0, public_index=True)
     noised = [noise, {**PRIVATE, "of": "discriminator"}]
-    run = fdaudit.run(spec("fediod", params, defenses=noised, queries=0), tmp_path / "passive")
+    run = fdaudit.run(spec("fediod", params, defenses=noised, oracles=False), tmp_path / "passive")
     assert answering(run).oracle(["server"], "soft") is None
     plan, messages = reopen(run.directory), list(read_messages(run.directory / "transcript"))
-    asked = plan.spec.model_copy(update={"queries": 50})
+    asked = plan.spec.model_copy(update={"queries": 50, "oracles": True})
     object.__setattr__(plan, "spec", asked)
     answers = [o.message for o in oracle_answers(plan, messages) if o.message.sender == "client/0"]
     assert [m.inputs for m in answers] == ["all"]
@@ -153,13 +153,13 @@ def test_noise_on_each_answer_is_charged_as_often_as_may_be_asked(tmp_path: Path
     params = {"rounds": 1, "local_steps": 2, "batch_size": 16, "distill_steps": 1}
     noise = on_message("soft_labels", sigma=4000.0, clip=1.0, public_index=True)
     costs = []
-    for queries in (0, 100, 400):
-        run = fdaudit.run(spec("ds-fl", params, defenses=[noise], queries=queries), tmp_path / str(queries))
+    for asked in ({"oracles": False}, {"queries": 100}, {"queries": 400}):
+        run = fdaudit.run(spec("ds-fl", params, defenses=[noise], **asked), tmp_path / str(len(costs)))
         costs.append(run.ledger("server"))
     assert costs[0].epsilon < costs[1].epsilon < costs[2].epsilon < math.inf
     assert {c.kind for c in costs[1].contributions} == {"soft_labels", "oracle_answer"}
-    (asked,) = [c for c in costs[2].contributions if c.kind == "oracle_answer"]
-    assert asked.charges == 400
+    (answers,) = [c for c in costs[2].contributions if c.kind == "oracle_answer"]
+    assert answers.charges == 400
     assert any("at most 400 samples" in line for line in costs[2].assumptions)
     assert not any("samples (`queries`)" in line for line in costs[0].assumptions)
 
@@ -204,8 +204,8 @@ def budgeted(**changes: Any) -> dict[str, Any]:
 
 def test_a_budget_counts_what_the_adversary_may_ask(tmp_path: Path) -> None:
     quiet = on_message("soft_labels", sigma=100.0, clip=1.0, public_index=True)
-    for queries in (0, 100):
-        run = fdaudit.run(budgeted(defenses=[quiet], queries=queries), tmp_path / str(queries))
+    for name, asked in {"silent": {"oracles": False}, "asking": {"queries": 100}}.items():
+        run = fdaudit.run(budgeted(defenses=[quiet], **asked), tmp_path / name)
         assert run.ledger("server").epsilon <= 30.0
     with pytest.raises(SpecError, match="is passed by the answers that server may ask for"):
         fdaudit.run(budgeted(defenses=[quiet], queries=1_000_000), tmp_path / "too many")

@@ -84,7 +84,7 @@ class Meter:
                 problem = (
                     f"cannot be kept: {self.adversary} may ask the model of {party}, which has no guarantee"
                 )
-                remedy = "Defend its training or its answers, or set queries to 0."
+                remedy = "Defend its training or its answers, or set oracles to false."
                 raise SpecError("privacy.budget.epsilon", self.epsilon, problem, remedy)
             else:
                 self._asked.add(party)
