@@ -38,6 +38,17 @@ class ProtocolConfig(Config):
         """The length, in `steps` or `epochs`, of each training of a client on its own records in a run, at most."""
         return ()
 
+    def fits(self, clients: int) -> None:
+        """Refuse settings that do not go with so many clients.
+
+        Raises:
+            SpecError: they do not.
+        """
+
+    def assumptions(self) -> tuple[str, ...]:
+        """Return what an ε of a run with these settings takes on trust, one sentence each, for the ledger."""
+        return ()
+
     def drawn_from(self, clients: int) -> int:
         """Of how many clients one is drawn uniformly at random, whatever the data, for each step's noisy answers."""
         return 1

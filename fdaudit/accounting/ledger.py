@@ -79,6 +79,7 @@ class Books:
         choices: what was chosen on which data.
         reveals: by (kind, sender role), what of such a message is raw data, in words.
         records: how many records the client has that has fewest; δ is held against it.
+        assumptions: what the protocol's settings take on trust.
     """
 
     def __init__(
@@ -90,11 +91,12 @@ class Books:
         choices: PrivacySpec | None = None,
         reveals: Mapping[tuple[str, str], str] | None = None,
         records: int | None = None,
+        assumptions: Sequence[str] = (),
     ) -> None:
         self._graph = MessageGraph(tuple(messages))
         self._parties, self._transport = tuple(parties), transport
         self._choices, self._reveals = choices or PrivacySpec(), dict(reveals or {})
-        self._records = records
+        self._records, self._assumptions = records, tuple(assumptions)
 
     @cached_property
     def relation(self) -> Relation:
@@ -214,7 +216,7 @@ class Books:
             found.append("Replacing a record leaves a client's number of records as it is.")
         if EAVESDROPPER in entry.members and self._transport == "encrypted":
             found.append("Messages of one kind that all have one size tell nothing by their size.")
-        return tuple(found)
+        return (*found, *self._assumptions)
 
 
 def _with(ledger: Ledger, **changes: Any) -> Ledger:
