@@ -4,7 +4,7 @@ Guarantees:
   * the released model answers with the tensors of the message that published it, after all defences;
   * a client answers an oracle as it answers in the protocol: in the kind of message that it sends under the run's
     settings, through the defences that stand on that message;
-  * noise is drawn afresh for each question, from the vault's secret.
+  * noise is drawn afresh for each question, from the run's key.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from fdaudit import defenses
 from fdaudit.config import validate
 from fdaudit.errors import SpecError, nearest
-from fdaudit.federation import applies
+from fdaudit.federation import applies, has_public_index
 from fdaudit.guard import unfit
 from fdaudit.types import DefenseSpec, GradientRule, Trained
 
@@ -85,6 +85,7 @@ def _on_messages(
     _refuse_unfit(where, entry.kind, entry, cls, protocol, {m["kind"] for m in read})
     params = validate(cls.Config, entry.params, f"{where}.params")
     _refuse_unfounded(where, params, clients, config)
+    _refuse_public_index(where, params, entry, protocol, config)
     return (entry.kind, entry.sender), cls(params)
 
 
@@ -96,6 +97,20 @@ def _refuse_unfounded(where: str, params: Config, clients: int, config: Config) 
         problem = f"is not what these settings do: {done} asked a step"
         allowed = f"{drawn} or 1" if drawn > 1 else "1"
         raise SpecError(f"{where}.params.drawn_from", claimed, problem, f"Set it to {allowed}.")
+
+
+def _refuse_public_index(
+    where: str, params: Config, entry: DefenseSpec, protocol: Any, config: Config
+) -> None:
+    """A defence may call an index public only where the protocol's card promises it."""
+    asked = getattr(params, "public_index", False)
+    if asked and not has_public_index(protocol, config, str(entry.kind), entry.sender):
+        sent = f"{entry.kind} of a {entry.sender} in {protocol.name} with these settings"
+        problem = f"is not what the protocol declares of {sent}: private data may decide the index"
+        remedy = (
+            "Set it to false, or choose settings under which every sample that was asked about is answered."
+        )
+        raise SpecError(f"{where}.params.public_index", True, problem, remedy)
 
 
 def _refuse_unfit(

@@ -31,6 +31,21 @@ def books_of(plan: Plan, run: Path) -> Books:
         records=min(len(plan.records(k)[1]) for k in plan.clients),
         oracles=oracle_answers(plan, messages, finished=finished(plan, run)),
         fixed_sizes=fixed_sizes(plan),
+        assumptions=_assumptions(plan),
+    )
+
+
+def _assumptions(plan: Plan) -> tuple[str, ...]:
+    """Return what the settings of a run take on trust, beside what every ledger does."""
+    found: tuple[str, ...] = plan.protocol_config.assumptions()  # type: ignore[attr-defined]
+    preset = plan.spec.preset
+    if preset is None or preset.name == "as-published" or preset.sample_rate is not None:
+        return found
+    if not any(entry.name == "dp-sgd" for entry in plan.spec.defenses):
+        return found
+    return (
+        *found,
+        "The preset's sampling rate follows from the number of all clients' records, which is public.",
     )
 
 

@@ -231,7 +231,7 @@ class Stage:
         """
         if not isinstance(task.oracle, Oracle):
             return attack(), None
-        kind, secret = task.oracle.answers, self._vault.secrets.secret
+        kind, secret = task.oracle.answers, self._vault.secrets.for_run(self.plan.identity)
         start = Position(head=str(read_manifest(self.run)["head"]))
         asked, whose = list[int](), set[str]()
         width = sum(math.prod(s) for s in (self.plan.dataset.input_shape, (self.plan.dataset.classes,)))
@@ -250,7 +250,8 @@ class Stage:
                 answerer = of or "oracle"
                 whose.add(answerer)
                 question = log.record(asker, answerer, "oracle_query", {"samples": x})
-                noise = SecretStream(secret, "oracle", name, question)
+                # The head covers the question itself: an attack that is run again asks others in its place.
+                noise = SecretStream(secret, "oracle", name, question, log.position.head)
                 values = self._answering.reply(kind, x, of, noise)
                 log.record(answerer, asker, "oracle_answer", {"values": values})
                 return values

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from fdaudit.types import DefenseSpec, Trained
     from fdaudit.wire import Wire
 
-__all__ = ["Common", "FederatedProtocol", "PartyData", "ProtocolConfig", "Round", "Setting", "applies"]
+__all__ = [
+    "Common",
+    "FederatedProtocol",
+    "PartyData",
+    "ProtocolConfig",
+    "Round",
+    "Setting",
+    "applies",
+    "has_public_index",
+]
 
 
 class ProtocolConfig(Config):
@@ -38,6 +47,17 @@ class ProtocolConfig(Config):
         """The length, in `steps` or `epochs`, of each training of a client on its own records in a run, at most."""
         return ()
 
+    def fits(self, clients: int) -> None:
+        """Refuse settings that do not go with so many clients.
+
+        Raises:
+            SpecError: they do not.
+        """
+
+    def assumptions(self) -> tuple[str, ...]:
+        """Return what an ε of a run with these settings takes on trust, one sentence each, for the ledger."""
+        return ()
+
     def drawn_from(self, clients: int) -> int:
         """Of how many clients one is drawn uniformly at random, whatever the data, for each step's noisy answers."""
         return 1
@@ -46,6 +66,19 @@ class ProtocolConfig(Config):
 def applies(when: Mapping[str, Any], config: Any) -> bool:
     """Whether what a protocol declares for some settings, by name with the value of each, holds with these."""
     return all(getattr(config, name) == value for name, value in when.items())
+
+
+def has_public_index(protocol: Any, config: Any, kind: str, sender: str) -> bool:
+    """Return whether a protocol promises that private data decide neither the index of a message nor its rows.
+
+    Args:
+        protocol: the protocol's class.
+        config: its settings.
+        kind: of message, as it leaves the protocol: before defences.
+        sender: the role that sends it.
+    """
+    sent = [m for m in protocol.messages if (m["kind"], m["from"]) == (kind, sender) and "made_of" not in m]
+    return any(m.get("index") == "public" and applies(m.get("when", {}), config) for m in sent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,13 +183,16 @@ class Round:
 class FederatedProtocol(Protocol):
     """A protocol: a frozen config and one generator that reads like the paper's algorithm box.
 
-    The class attributes are plain literals, so that `list` and `explain` can read them without running code.
-    An entry of `messages` has `kind`, `from`, `to`, `what` and, where a setting decides whether it is sent,
-    `when`: the settings by name with the value that each must have; where part of it is raw data whatever the values
-    are noised with, `reveals` says which; one that only a defence makes, of a message of another kind, names that
-    kind in `made_of`. Messages of one sender whose `when` names the same settings stand in for each other: whoever
-    reads one reads the other, which a defence may make of it. `roles_when` names the roles that take part with some
-    settings only, each with these (left out: all always do).
+    The class attributes are plain literals, so that `list` and `explain` can read them without running code. An entry
+    of `messages` has `kind`, `from`, `to`, `what` and, where a setting decides whether it is sent, `when`: the
+    settings by name with the value that each must have; where part of it is raw data whatever the values are noised
+    with, `reveals` says which; one that only a defence makes, of a message of another kind, names that kind in
+    `made_of`. `"index": "public"` promises that, with these settings and before defences, private data decide neither
+    the samples that `index` names nor the number of rows: a silent client leaves out a message, never a row. Left
+    out, nothing is promised, and a defence with `public_index: true` is refused there. Messages of one sender whose
+    `when` names the same settings stand in for each other: whoever reads one reads the other, which a defence may
+    make of it. `roles_when` names the roles that take part with some settings only, each with these (left out: all
+    always do).
 
     `heterogeneous` says whether clients may train different networks; `privacy` what the paper claims, by view the
     kind of the first message that leaves no ε to claim with the default settings, and the combination that does;

@@ -11,6 +11,7 @@ import torch
 
 from fdaudit import attacks, protocols
 from fdaudit.attached import attach, refuse_untrainable
+from fdaudit.cache import digest_of
 from fdaudit.config import Config, validate
 from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_splits, test_xy
 from fdaudit.encoder import TaskEncoder
@@ -65,6 +66,7 @@ class Plan:
         defenses: of messages, by (kind, sender role).
         training: of training, by what is trained.
         attacks: every known attack, requested or not.
+        identity: digest of all that decides what the run computes; it stays when other attacks are asked for.
         fleet: takes groups of jobs to other machines, where there is one; what comes of them is the same.
     """
 
@@ -81,6 +83,7 @@ class Plan:
     defenses: Mapping[tuple[str, str], tuple[Any, ...]]
     training: Mapping[Trained, GradientRule]
     attacks: tuple[AttackPlan, ...]
+    identity: str
     fleet: Fleet | None = None
 
     @property
@@ -202,8 +205,9 @@ def make_plan(spec: Spec, seed: int) -> Plan:
         )
     public = _public(spec, protocol, dataset, splits, seed)
     _refuse_attacks_without_controls(spec, attack_plans, len(splits.auxiliary))
+    resolved = spec.model_copy(update=execution.settings)
     plan = Plan(
-        spec=spec.model_copy(update=execution.settings),
+        spec=resolved,
         seed=seed,
         dataset=dataset,
         splits=splits,
@@ -218,9 +222,19 @@ def make_plan(spec: Spec, seed: int) -> Plan:
         defenses=attached.messages,
         training=attached.training,
         attacks=attack_plans,
+        identity=_identity(resolved, seed, dataset, splits, networks, public),
     )
     set_up(protocol, config, plan.common, plan.clients, seed)  # what it refuses, it refuses now
     return plan
+
+
+def _identity(
+    spec: Spec, seed: int, dataset: Dataset, splits: Splits, networks: Networks, public: Tensor
+) -> str:
+    """Digest every setting, record, share and imported network of a run: two runs that differ in one have two."""
+    code = [network.source for network in networks.distinct]
+    card = {"spec": spec.digest(), "seed": seed, "data": dataset.sha256(), "code": code}
+    return digest_of(card, splits.to_dict(), public)
 
 
 def _execution(spec: Spec, networks: Networks) -> Execution:

@@ -11,7 +11,7 @@ import torch
 
 from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
-from fdaudit.federation import Common, PartyData, Setting, applies
+from fdaudit.federation import Common, PartyData, ProtocolConfig, Setting, applies
 from fdaudit.rng import SecretStream, child_seed
 from fdaudit.storage import written_whole
 from fdaudit.trainers import Networks
@@ -79,6 +79,8 @@ def set_up(protocol: Any, config: Config, common: Common, clients: Sequence[str]
     Raises:
         SpecError: the protocol refuses its settings for these networks and images.
     """
+    if isinstance(config, ProtocolConfig):
+        config.fits(len(clients))
     nobody = {k: PartyData(torch.zeros(0), torch.zeros(0)) for k in clients}
     return protocol(config, setting_of(protocol, common, nobody, NoWire(), seed))
 

@@ -137,19 +137,19 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
         Where the transcript ended.
     """
     vault = Vault(run / "vault")
-    secrets, checkpoint = vault.secrets, vault.load_round()
+    key, checkpoint = vault.secrets.for_run(plan.identity), vault.load_round()
     start = Position(**checkpoint["transcript"]) if checkpoint else Position()
     utility = Utility(run / "utility.csv", checkpoint["utility"] if checkpoint else 0, plan.dataset.task)
     with Transcript(
         run / "transcript",
-        secret=secrets.secret,
+        secret=key,
         start=start,
         keep=_keep(plan),
         writer=BackgroundWriter(),
     ) as transcript:
         checkpoints = Checkpoints(vault, transcript, checkpoint["state"] if checkpoint else None)
         meter = _meter(plan, run, start)
-        wire = _wire(plan, transcript, secrets.secret, meter)
+        wire = _wire(plan, transcript, key, meter)
         stage = _Stage.set_up(plan, plan.protocol, plan.protocol_config, wire)
         if checkpoint:
             stage.protocol.state = vault.load(checkpoint["state"], checkpoint["state_sha256"])

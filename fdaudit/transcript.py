@@ -59,7 +59,7 @@ class Transcript:
 
     Args:
         directory: where the log and `payloads/` lie; created when missing.
-        secret: the vault's secret, from which the messages' salts are drawn.
+        secret: the run's key (`Secrets.for_run`), from which the messages' salts are drawn.
         start: where to go on; whatever lies beyond is removed first.
         keep: says of a round whether payloads are kept or their digests only.
         log: the log's file name.

@@ -38,7 +38,10 @@ _ROUND = "round.json"
 
 @dataclass(frozen=True)
 class Secrets:
-    """The seed of the run, and the secret behind salts and defence noise; independent of each other."""
+    """The seed of the run, and the secret behind each run's key; independent of each other.
+
+    Several runs may share both. Noise, coins and salts therefore come from `for_run`, never from `secret` itself.
+    """
 
     seed: int
     secret: bytes
@@ -48,6 +51,16 @@ class Secrets:
         """Fresh secrets; the seed too, unless the spec gives one."""
         drawn = int.from_bytes(os.urandom(8), "big") >> 1
         return cls(drawn if seed is None else seed, os.urandom(32))
+
+    def for_run(self, identity: str) -> bytes:
+        """Return the key (32 bytes) of one run's noise, coins and salts.
+
+        Runs that share this secret have keys of their own, so no noise of one run tells anything of another's.
+
+        Args:
+            identity: digest of all that decides what the run computes (`Plan.identity`).
+        """
+        return SecretStream(self.secret, "run", identity).bytes(32)
 
     def commit(self, name: str, *parts: bytes) -> str:
         """A salted commitment whose salt is drawn from the secret under `name`."""

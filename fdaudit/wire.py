@@ -66,7 +66,7 @@ class Defense(Protocol):
         ...
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """The tensors to send; `noise` is drawn from the vault's secret, never from the run's seed."""
+        """The tensors to send; `noise` is drawn from the run's key in the vault, never from the run's seed."""
         ...
 
 
@@ -92,7 +92,7 @@ class Wire:
         parties: every party of the federation.
         kinds: the message kinds that the protocol declares.
         device: where delivered tensors are put.
-        secret: the vault's secret, for defence noise.
+        secret: the run's key (`Secrets.for_run`), for defence noise and training coins; no other run has it.
         defenses: by (kind, sender role), in the order in which they act.
         withheld: kinds that the spec withholds; sending one returns None and records nothing.
         withholdable: the kinds that the protocol can live without.

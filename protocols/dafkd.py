@@ -111,6 +111,7 @@ class DaFKD:
             "to": "server",
             "what": "f(θ_k^d; x) s(w_k; x) (n, C): rows sum to the score, not to 1 (Appendix B)",
             "when": {"upload_discriminator": False},
+            "index": "public",
         },
         {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final classifier"},
     )

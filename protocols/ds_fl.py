@@ -65,6 +65,7 @@ class DSFL(PublicDistillation):
             "from": "server",
             "to": "client",
             "what": "index (m,) of the round's open samples o_r, drawn at random",
+            "index": "public",
         },
         {
             "kind": "soft_labels",
@@ -72,6 +73,7 @@ class DSFL(PublicDistillation):
             "to": "server",
             "what": "index (m,), softmax outputs (m, C) of the client's model (share: soft_labels)",
             "when": {"share": "soft_labels"},
+            "index": "public",
         },
         {
             "kind": "hard_labels",
@@ -79,12 +81,23 @@ class DSFL(PublicDistillation):
             "to": "server",
             "what": "index (m,), predicted classes (m,) (share: hard_labels)",
             "when": {"share": "hard_labels"},
+            "index": "public",
         },
         {
             "kind": "ensemble_labels",
             "from": "server",
             "to": "client",
             "what": "index (m,), global labels (m, C): the average, sharpened with aggregation: era",
+            "when": {"share": "soft_labels"},
+            "index": "public",
+        },
+        {
+            "kind": "ensemble_labels",
+            "from": "server",
+            "to": "client",
+            # A defence may turn votes into no class, and a sample without votes is left out.
+            "what": "index (n,), the same of votes (n, C), n ≤ m: of the samples with a valid vote",
+            "when": {"share": "hard_labels"},
         },
         {
             "kind": "model_parameters",

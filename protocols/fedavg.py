@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import cycle
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from fdaudit.errors import ProtocolError
@@ -17,67 +17,10 @@ from fdaudit.rng import child, child_seed
 from fdaudit.training import Job, Parameters, draw_batches
 from fdaudit.wire import Delivery
 
-from ._local import LocalTraining
+from ._fedavg_settings import FedAvgConfig
 from ._state import put, take
 
 __all__ = ["FedAvg", "FedAvgConfig"]
-
-
-class FedAvgConfig(LocalTraining):
-    """FedAvg's settings; symbols follow McMahan et al. 2017, Algorithm 1."""
-
-    upload: Literal["gradient", "model_update", "model_parameters"] = "model_update"
-    """What a client sends: the gradient of one batch, the change of its model, or its model."""
-    fraction: float = Field(1.0, gt=0, le=1)
-    """C: share of the clients that take part in a round, at least one."""
-    weighting: Literal["samples", "public", "uniform"] = "samples"
-    """Average weighted by `sample_count`; by the same numbers where they are public by agreement; or plainly. Of the
-    last two no count is sent."""
-    aggregation: Literal["plain", "secure"] = "plain"
-    """Who averages: the server, which then sees every upload; or secure aggregation, which hands it their sum alone.
-    Of the latter clients send updates, each multiplied by its weight (1/m, or n_k/n where numbers are public) and
-    clipped, where a defence clips, after that."""
-    mu: float = Field(0.0, ge=0)
-    """FedProx's μ (Li et al. 2020); 0 is FedAvg."""
-    server_momentum: float = Field(0.0, ge=0, lt=1)
-    """FedAvgM's β (Hsu et al. 2019); 0 is FedAvg."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gradients_are_one_step(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("upload") == "gradient" and not values.get("local_epochs"):
-            return {"local_steps": 1} | {k: v for k, v in values.items() if v is not None}
-        return values
-
-    @model_validator(mode="after")
-    def _one_step_for_gradients(self) -> Self:
-        if self.upload != "gradient":
-            return self
-        if self.local_epochs is not None or self.local_steps != 1:
-            raise ValueError(
-                "upload = 'gradient' is one step a round; local_epochs or local_steps say otherwise. "
-                "Set local_steps to 1, or upload to 'model_update'."
-            )
-        if self.momentum or self.weight_decay or self.mu:
-            raise ValueError(
-                "upload = 'gradient' sends the bare gradient; momentum, weight_decay and mu would not apply. "
-                "Set them to 0, or upload to 'model_update'."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _sums_of_weighted_updates(self) -> Self:
-        if self.aggregation == "secure" and self.upload != "model_update":
-            raise ValueError(
-                f"aggregation = 'secure' adds up model updates; upload = {self.upload!r} is none. "
-                "Set upload to 'model_update'."
-            )
-        if self.aggregation == "secure" and self.weighting == "samples":
-            raise ValueError(
-                "aggregation = 'secure' needs weights that clients know beforehand; weighting = 'samples' sends "
-                "counts. Set weighting to 'uniform' or 'public'."
-            )
-        return self
 
 
 class FedAvg:
@@ -104,6 +47,20 @@ class FedAvg:
             "what": "n_k, once, where weighting asks for it",
             "when": {"weighting": "samples"},
         },
+        {
+            "kind": "sample_count",
+            "from": "client",
+            "to": "server, client, world",
+            "what": "n_k, once, where weights are public and no constants",
+            "when": {"weighting": "public", "weights": None},
+        },
+        {
+            "kind": "sample_count",
+            "from": "client",
+            "to": "aggregator",
+            "what": "the same message",
+            "when": {"weighting": "public", "weights": None, "aggregation": "secure"},
+        },
         {"kind": "model_parameters", "from": "server", "to": "client", "what": "w_t, every round"},
         {
             "kind": "gradient",
@@ -123,7 +80,7 @@ class FedAvg:
             "kind": "model_update",
             "from": "client",
             "to": "aggregator",
-            "what": "p_k (w_k - w_t); the field `weight` is p_k = 1/m or n_k/n among the m clients that were asked",
+            "what": "p_k (w_k - w_t); the field `weight` is p_k = 1/m, n_k/n or w_k/w among the m clients asked",
             "when": {"aggregation": "secure"},
         },
         {
@@ -149,7 +106,8 @@ class FedAvg:
             "promise: nobody, the server included, sees a single update, and the server gets the exact sum of what "
             "arrived. What the adversary `aggregator` sees is what leaks where that promise is broken."
         ),
-        "With `weighting: public` everybody knows how many records each client has; nothing is claimed to hide it.",
+        "With `weighting: public` and no `weights`, every client tells everybody how many records it has.",
+        "With `weights`, p_k are constants of the spec; that nobody looked at the data for them is taken on trust.",
         "Parties follow the protocol and are curious (honest-but-curious).",
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -193,7 +151,7 @@ class FedAvg:
         """Algorithm 1: the server's loop, with the clients' part in line."""
         for t in range(start, self.config.rounds):  # for each round t = 1, 2, ...
             self._wire.begin(t)
-            if t == 0 and self.config.weighting == "samples":
+            if t == 0 and self._counted:
                 self._announce_counts()
             S = self._sample(t)  # S_t <- random set of m = max(C·K, 1) clients
             w_t = self._send_model(S)
@@ -256,17 +214,23 @@ class FedAvg:
         return result
 
     def _weights(self, senders: Sequence[str]) -> list[float]:
-        """n_k / n over the clients that answered; uniform where counts are neither public nor arrived.
+        """w_k / w or n_k / n over these clients; uniform where no count arrived.
 
         A count that a defence has noised may come out as nothing or less; it counts as one record then.
         """
-        if self.config.weighting == "public":
-            n = {k: len(self._clients[k]) for k in senders}
-            return [n[k] / sum(n.values()) for k in senders]
+        if self.config.weights is not None:
+            constant = dict(zip(self._clients, cycle(self.config.weights), strict=False))
+            return [constant[k] / sum(constant[j] for j in senders) for k in senders]
         counts = [max(int(self.state.get(f"server/n/{k}", torch.tensor(1))), 1) for k in senders]
         return [n / sum(counts) for n in counts]
 
-    def _count_seqs(self, senders: Mapping[str, Delivery]) -> list[int]:
+    @property
+    def _counted(self) -> bool:
+        """Whether clients tell their numbers of records."""
+        cfg = self.config
+        return cfg.weighting == "samples" or (cfg.weighting == "public" and cfg.weights is None)
+
+    def _count_seqs(self, senders: Iterable[str]) -> list[int]:
         return [int(self.state[f"server/n_seq/{k}"]) for k in senders if f"server/n_seq/{k}" in self.state]
 
     # -- secure aggregation -----------------------------------------------------------------------------------
@@ -285,23 +249,27 @@ class FedAvg:
             n: torch.stack([u[n].cpu().double() for u in uploads.values()]).sum(0).to(first[n].dtype)
             for n in first
         }
-        inputs, fields = [u.seq for u in uploads.values()], {SUM: True, "weight": weight}
+        # The weight follows from the counts of all that were asked. Then this is no sum of its inputs alone.
+        inputs = [*(u.seq for u in uploads.values()), *self._count_seqs(S)]
+        fields = {SUM: True, "weight": weight}
         sent = self._wire.send("aggregator", ["server"], "model_update", total, inputs=inputs, fields=fields)
         if sent is None:
             raise ProtocolError("fedavg: the sum of the updates did not arrive. Only clients may go silent.")
         return {"aggregator": sent}, [1 / weight]
 
     def _shares(self, S: Sequence[str]) -> dict[str, float]:
-        """p_k of the clients that were asked, which each knows beforehand: public numbers of records, or 1/m."""
+        """p_k of the clients that were asked, which each knows beforehand: by public weights or counts, or 1/m."""
         return dict(zip(S, self._weights(S), strict=True))
 
     # -- the clients ----------------------------------------------------------------------------------------
 
     def _announce_counts(self) -> None:
+        others = ["server"]
+        if self.config.weighting == "public":
+            others += ["aggregator"] * (self.config.aggregation == "secure") + [*self._clients, "world"]
         for k, data in self._clients.items():
-            n_k = self._wire.send(
-                k, ["server"], "sample_count", {"n": torch.tensor(len(data))}, inputs=[DATA]
-            )
+            receivers = [party for party in others if party != k]
+            n_k = self._wire.send(k, receivers, "sample_count", {"n": torch.tensor(len(data))}, inputs=[DATA])
             if n_k is not None:
                 self.state[f"server/n/{k}"] = n_k["n"].cpu()
                 self.state[f"server/n_seq/{k}"] = torch.tensor(n_k.seq)
@@ -326,6 +294,7 @@ class FedAvg:
                 tensors, behind = {n: p - w_t[n] for n, p in tensors.items()}, joined(behind, (w_t.seq,))
             if secure:
                 tensors = {n: shares[job.party] * delta for n, delta in tensors.items()}
+                behind = joined(behind, self._count_seqs(selected))
             fields = {"weight": shares[job.party]} if secure else {}
             upload = self._wire.send(job.party, [receiver], cfg.upload, tensors, inputs=behind, fields=fields)
             if upload is not None:  # otherwise the client went silent: the round goes on without it

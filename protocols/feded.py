@@ -52,6 +52,7 @@ class FedED:
             "from": "server",
             "to": "client",
             "what": "index (m,) of the round's public samples, drawn at random",
+            "index": "public",
         },
         {
             "kind": "soft_labels",
@@ -59,6 +60,7 @@ class FedED:
             "to": "server",
             "what": "index (m,), softmax outputs (m, C) of the client's model (share: soft_labels)",
             "when": {"share": "soft_labels"},
+            "index": "public",
         },
         {
             "kind": "hard_labels",
@@ -66,6 +68,7 @@ class FedED:
             "to": "server",
             "what": "index (m,), predicted classes (m,) (share: hard_labels)",
             "when": {"share": "hard_labels"},
+            "index": "public",
         },
         {
             "kind": "model_parameters",

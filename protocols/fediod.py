@@ -83,6 +83,7 @@ class FedIOD:
             "to": "server",
             "what": "z_k = T_k(x), every step",
             "when": {"outputs": "logits"},
+            "index": "public",
         },
         {
             "kind": "hard_labels",
@@ -90,6 +91,7 @@ class FedIOD:
             "to": "aggregator",
             "what": "the class that T_k predicts for each sample, every step",
             "when": {"outputs": "votes"},
+            "index": "public",
         },
         {
             "kind": "vote_counts",
@@ -97,6 +99,7 @@ class FedIOD:
             "to": "server",
             "what": "how many clients voted for each class, every step",
             "when": {"outputs": "votes"},
+            "index": "public",
         },
         {
             "kind": "hard_labels",

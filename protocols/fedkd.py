@@ -93,6 +93,7 @@ class FedKD:
             "to": "aggregator",
             "what": "index (n,), Q(z_k; S) (n, C) for every public sample, once",
             "when": {"ensemble": "logits"},
+            "index": "public",
         },
         {
             "kind": "ensemble_labels",
@@ -100,6 +101,7 @@ class FedKD:
             "to": "server",
             "what": "index (n,), ẑ (n, C) of Eq. 2: weighted logits and noise",
             "when": {"ensemble": "logits"},
+            "index": "public",
         },
         {
             "kind": "hard_labels",
@@ -108,6 +110,7 @@ class FedKD:
             "what": "index (n,), values (n,): one vote for every public sample, once",
             # Not logits in another form: whoever averages logits cannot read votes.
             "when": {"ensemble": "votes", "weights": "uniform"},
+            "index": "public",
         },
         {
             "kind": "vote_counts",
@@ -115,6 +118,7 @@ class FedKD:
             "to": "server",
             "what": "index (n,), counts (n, C): votes of all clients on every public sample",
             "when": {"ensemble": "votes"},
+            "index": "public",
         },
         {
             "kind": "hard_labels",

@@ -52,6 +52,7 @@ class FedMD(PublicDistillation):
             "from": "server",
             "to": "client",
             "what": "index (m,) of the round's public samples, drawn at random",
+            "index": "public",
         },
         {
             "kind": "logits",
@@ -59,6 +60,7 @@ class FedMD(PublicDistillation):
             "to": "server",
             "what": "index (m,), class scores (m, C) of the client's model (share: logits)",
             "when": {"share": "logits"},
+            "index": "public",
         },
         {
             "kind": "soft_labels",
@@ -66,6 +68,7 @@ class FedMD(PublicDistillation):
             "to": "server",
             "what": "index (m,), softmax of the scores (m, C) (share: soft_labels)",
             "when": {"share": "soft_labels"},
+            "index": "public",
         },
         {
             "kind": "hard_labels",
@@ -73,12 +76,31 @@ class FedMD(PublicDistillation):
             "to": "server",
             "what": "index (m,), predicted classes (m,) (share: hard_labels)",
             "when": {"share": "hard_labels"},
+            "index": "public",
         },
         {
             "kind": "ensemble_labels",
             "from": "server",
             "to": "client",
-            "what": "index (m,), the clients' average (m, C): scores, probabilities or shares of votes",
+            "what": "index (m,), the clients' average (m, C): scores",
+            "when": {"share": "logits"},
+            "index": "public",
+        },
+        {
+            "kind": "ensemble_labels",
+            "from": "server",
+            "to": "client",
+            "what": "index (m,), the clients' average (m, C): probabilities",
+            "when": {"share": "soft_labels"},
+            "index": "public",
+        },
+        {
+            "kind": "ensemble_labels",
+            "from": "server",
+            "to": "client",
+            # A defence may turn votes into no class, and a sample without votes is left out.
+            "what": "index (n,), shares of votes (n, C), n ≤ m: of the samples with a valid vote",
+            "when": {"share": "hard_labels"},
         },
     )
     trust: ClassVar[tuple[str, ...]] = (

@@ -18,7 +18,7 @@ from fdaudit.rng import SecretStream, child
 from fdaudit.storage import decode
 
 from .dp_sgd_run_cases import SETTINGS, declares_release, defended, releases, training
-from .protocol_cases import SECRET, SMALL, initial, network, records, run
+from .protocol_cases import SECRET, SIZES, SMALL, initial, network, records, run
 
 
 class Same:
@@ -149,13 +149,15 @@ def test_an_upload_is_what_a_reader_who_knows_the_secret_works_out_by_hand(tmp_p
     assert ran.rounds[0].batches[sent.seq].tolist() == drawn
 
 
-def test_public_numbers_of_records_weigh_as_sent_ones_do_and_are_not_sent(tmp_path):
+def test_public_counts_weigh_as_the_servers_do_and_so_do_equal_constants(tmp_path):
     sent = run(tmp_path / "a", "fedavg", {"weighting": "samples"})
     public = run(tmp_path / "b", "fedavg", {"weighting": "public"})
-    assert "sample_count" not in {m.kind for m in public.messages}
-    assert sent.states[-1] != public.states[-1]  # the counts that were sent are kept
+    constant = run(tmp_path / "c", "fedavg", {"weighting": "public", "weights": SIZES})
+    assert [m.kind for m in public.messages] == [m.kind for m in sent.messages]
+    assert "sample_count" not in {m.kind for m in constant.messages}
     for n, t in sent.protocol.released().items():
         assert torch.equal(t, public.protocol.released()[n])
+        torch.testing.assert_close(t, constant.protocol.released()[n])
 
 
 def test_epochs_become_a_public_number_of_steps(tmp_path):

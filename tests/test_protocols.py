@@ -60,7 +60,7 @@ def test_the_declaration_is_complete_and_literal(name):
     assert card["source"].strip()
     roles = {*card["roles"], "world"}
     for message in card["messages"]:
-        assert set(message) - {"when", "reveals", "made_of"} == {"kind", "from", "to", "what"}
+        assert set(message) - {"when", "reveals", "made_of", "index"} == {"kind", "from", "to", "what"}
         assert message["kind"] in KINDS
         assert message["from"] in card["roles"]
         assert {r.strip() for r in message["to"].split(",")} <= roles

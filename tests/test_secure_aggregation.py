@@ -69,7 +69,7 @@ def test_without_noise_the_model_is_that_of_plain_aggregation(
 
 
 def test_the_server_gets_one_message_a_round_the_sum_of_what_arrived(tmp_path) -> None:
-    ran = run(tmp_path / "a", "fedavg", {**SECURE, "weighting": "public"})
+    ran = run(tmp_path / "a", "fedavg", {**SECURE, "weighting": "public", "weights": SIZES})
     sums = [m for m in ran.messages if "server" in m.receivers]
     assert [(m.kind, m.sender, m.round) for m in sums] == [
         ("model_update", "aggregator", t) for t in range(ROUNDS)

@@ -102,16 +102,20 @@ def test_fedkd_with_dp_sgd_is_undone_by_the_counts_and_without_them_costs_the_tr
 # -- FedAvg -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weighting", ["samples", "public", "uniform"])
+@pytest.mark.parametrize("weighting", ["samples", "public", "constants", "uniform"])
 def test_fedavg_with_dp_sgd_counts_every_round_unless_a_count_gives_it_away(
     weighting: str, tmp_path: Path
 ) -> None:
-    params = {"weighting": weighting, "local_epochs": None, "local_steps": 3}
+    named = {"weighting": "public", "weights": [3.0, 2.0, 1.0]}
+    params = named if weighting == "constants" else {"weighting": weighting}
+    params |= {"local_epochs": None, "local_steps": 3}
     run = run_of(tmp_path, "fedavg", params, defenses=[TRAINING])
-    if weighting == "samples":
+    if weighting in ("samples", "public"):
         for view in ("server", "world"):
             unclaimed(run, view, "sample_count", relation="add-or-remove")
         return
+    agreed = any("agreed on without looking at the data" in a for a in run.ledger("server").assumptions)
+    assert agreed == (weighting == "constants")
     for view in ("server", "world", "eavesdropper", "client/2"):
         found = run.ledger(view)
         assert found.relation == "add-or-remove"

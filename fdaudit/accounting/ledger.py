@@ -111,6 +111,7 @@ class Books:
         oracles: what may be asked of models.
         fixed_sizes: (kind, sender role) of the messages whose size does not depend on private data, by what the
             protocol and its defences declare. All other sizes are charged like the message itself.
+        assumptions: what the protocol's settings take on trust.
     """
 
     def __init__(
@@ -124,13 +125,14 @@ class Books:
         records: int | None = None,
         oracles: Sequence[OracleAnswers] = (),
         fixed_sizes: Collection[tuple[str, str]] = (),
+        assumptions: Sequence[str] = (),
     ) -> None:
         recorded = tuple(messages)
         self._graph = MessageGraph((*recorded, *(o.message for o in oracles)))
         self._recorded, self._oracles, self._fixed_sizes = recorded, tuple(oracles), frozenset(fixed_sizes)
         self._parties, self._transport = tuple(parties), transport
         self._choices, self._reveals = choices or PrivacySpec(), dict(reveals or {})
-        self._records = records
+        self._records, self._assumptions = records, tuple(assumptions)
 
     @cached_property
     def relation(self) -> Relation:
@@ -252,7 +254,7 @@ class Books:
         asked = [o.queries for o in self._oracles if o.open_to(entry.members, self._transport)]
         if asked:
             found.append(f"The adversary asks each model at most {max(asked):,} samples (`queries`).")
-        return tuple(found)
+        return (*found, *self._assumptions)
 
 
 def _with(ledger: Ledger, **changes: Any) -> Ledger:

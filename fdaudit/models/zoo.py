@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -115,6 +117,15 @@ class Architecture:
         """All that decides the network, as JSON values."""
         shape = list(self.input_shape)
         return {"name": self.name, "params": dict(self.params), "input_shape": shape, "classes": self.classes}
+
+    @property
+    def source(self) -> str:
+        """Return the SHA-256 of an imported class's file, or "" for a model of the zoo or a class without a file."""
+        if not self.name.startswith(_IMPORT):
+            return ""
+        path = self.name.removeprefix(_IMPORT).partition(":")[0]
+        file = getattr(importlib.import_module(path), "__file__", None)
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else ""
 
     @property
     def has_batchnorm(self) -> bool:

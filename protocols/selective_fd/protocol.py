@@ -50,6 +50,7 @@ class SelectiveFD:
             "from": "server",
             "to": "client",
             "what": "index (b,): the public samples of the round, drawn at random",
+            "index": "public",
         },
         {
             "kind": "proxy_indices",
@@ -57,6 +58,7 @@ class SelectiveFD:
             "to": "aggregator",
             "what": "the same",
             "when": {"aggregator": "secure"},
+            "index": "public",
         },
         {
             "kind": "soft_labels",
@@ -67,12 +69,28 @@ class SelectiveFD:
             "reveals": "its index says which samples the selectors, fitted to its records, declined",
         },
         {
+            "kind": "soft_labels",
+            "from": "client",
+            "to": "server",
+            "what": "the same message without a selector: probabilities (b, C) of every sample asked about",
+            "when": {"labels": "soft", "ensemble": "mean", "selector": "none"},
+            "index": "public",
+        },
+        {
             "kind": "hard_labels",
             "from": "client",
             "to": "server",
             "what": "index (n,), values (n,): classes of the samples that the client accepts, n ≤ b",
             "when": {"labels": "hard", "ensemble": "mean"},
             "reveals": "its index says which samples the selectors, fitted to its records, declined",
+        },
+        {
+            "kind": "hard_labels",
+            "from": "client",
+            "to": "server",
+            "what": "the same message without a selector: classes (b,) of every sample asked about",
+            "when": {"labels": "hard", "ensemble": "mean", "selector": "none"},
+            "index": "public",
         },
         {
             "kind": "ensemble_labels",
@@ -87,6 +105,7 @@ class SelectiveFD:
             "to": "server",
             "what": "index (b,), values (b,): a vote on each sample asked about, -1 where the client declines",
             "when": {"ensemble": "votes", "aggregator": "server"},
+            "index": "public",
         },
         {
             "kind": "vote_counts",
@@ -94,6 +113,7 @@ class SelectiveFD:
             "to": "client",
             "what": "index (b,), counts (b, C): votes of all clients",
             "when": {"ensemble": "votes", "aggregator": "server"},
+            "index": "public",
         },
         {
             "kind": "hard_labels",
@@ -109,6 +129,7 @@ class SelectiveFD:
             "to": "aggregator",
             "what": "index (b,), values (b,): a vote on each sample asked about, -1 where the client declines",
             "when": {"ensemble": "votes", "aggregator": "secure"},
+            "index": "public",
         },
         {
             "kind": "vote_counts",
@@ -116,6 +137,7 @@ class SelectiveFD:
             "to": "server, client",
             "what": "index (b,), counts (b, C): votes of all clients",
             "when": {"ensemble": "votes", "aggregator": "secure"},
+            "index": "public",
         },
         {
             "kind": "hard_labels",

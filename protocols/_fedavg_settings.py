@@ -1,0 +1,103 @@
+"""FedAvg's settings: what clients send, who averages it, and by which weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fdaudit.errors import SpecError
+
+from ._local import LocalTraining
+
+__all__ = ["FedAvgConfig"]
+
+
+_Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class FedAvgConfig(LocalTraining):
+    """FedAvg's settings; symbols follow McMahan et al. 2017, Algorithm 1."""
+
+    upload: Literal["gradient", "model_update", "model_parameters"] = "model_update"
+    """What a client sends: the gradient of one batch, the change of its model, or its model."""
+    fraction: float = Field(1.0, gt=0, le=1)
+    """C: share of the clients that take part in a round, at least one."""
+    weighting: Literal["samples", "public", "uniform"] = "samples"
+    """Average weighted by `sample_count`, which the server is told; by `weights`, or without them by counts that every
+    client tells everybody; or plainly."""
+    weights: tuple[_Weight, ...] | None = None
+    """With `weighting: public`: one positive number a client, proportional to p_k and agreed on without looking at the
+    data. No count is read or sent then. None: the counts themselves, which the ledger charges."""
+    aggregation: Literal["plain", "secure"] = "plain"
+    """Who averages: the server, which then sees every upload; or secure aggregation, which hands it their sum alone.
+    Of the latter clients send updates, each multiplied by its weight p_k: 1/m, or of public
+    weights n_k/n or w_k/w. Where a defence clips, it clips after that."""
+    mu: float = Field(0.0, ge=0)
+    """FedProx's μ (Li et al. 2020); 0 is FedAvg."""
+    server_momentum: float = Field(0.0, ge=0, lt=1)
+    """FedAvgM's β (Hsu et al. 2019); 0 is FedAvg."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gradients_are_one_step(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("weights"), list):
+            values = {**values, "weights": tuple(values["weights"])}
+        if isinstance(values, dict) and values.get("upload") == "gradient" and not values.get("local_epochs"):
+            return {"local_steps": 1} | {k: v for k, v in values.items() if v is not None}
+        return values
+
+    @model_validator(mode="after")
+    def _one_step_for_gradients(self) -> Self:
+        if self.upload != "gradient":
+            return self
+        if self.local_epochs is not None or self.local_steps != 1:
+            raise ValueError(
+                "upload = 'gradient' is one step a round; local_epochs or local_steps say otherwise. "
+                "Set local_steps to 1, or upload to 'model_update'."
+            )
+        if self.momentum or self.weight_decay or self.mu:
+            raise ValueError(
+                "upload = 'gradient' sends the bare gradient; momentum, weight_decay and mu would not apply. "
+                "Set them to 0, or upload to 'model_update'."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_are_public(self) -> Self:
+        if self.weights is not None and self.weighting != "public":
+            raise ValueError(
+                f"weights = {list(self.weights)} are used by weighting = 'public' alone; it is {self.weighting!r}. "
+                "Set weighting to 'public', or leave weights out."
+            )
+        return self
+
+    def fits(self, clients: int) -> None:
+        """Refuse weights that are not one a client.
+
+        Raises:
+            SpecError: there are more weights than clients, or fewer.
+        """
+        if self.weights is not None and len(self.weights) != clients:
+            problem = f"are {len(self.weights)} numbers for {clients} clients"
+            raise SpecError("protocol.params.weights", list(self.weights), problem, "Give one a client.")
+
+    def assumptions(self) -> tuple[str, ...]:
+        """Return the premise of constant weights."""
+        if self.weights is None:
+            return ()
+        return ("The weights p_k of the average were agreed on without looking at the data.",)
+
+    @model_validator(mode="after")
+    def _sums_of_weighted_updates(self) -> Self:
+        if self.aggregation == "secure" and self.upload != "model_update":
+            raise ValueError(
+                f"aggregation = 'secure' adds up model updates; upload = {self.upload!r} is none. "
+                "Set upload to 'model_update'."
+            )
+        if self.aggregation == "secure" and self.weighting == "samples":
+            raise ValueError(
+                "aggregation = 'secure' needs weights that clients know beforehand; weighting = 'samples' sends "
+                "counts. Set weighting to 'uniform' or 'public'."
+            )
+        return self
