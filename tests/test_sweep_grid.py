@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fdaudit.accounting.calibration import Shape, noise_for
 from fdaudit.errors import SpecError
-from fdaudit.sweep_grid import UNDEFENDED, Grid, expand, load_grid
+from fdaudit.sweep_grid import Grid, expand, load_grid
+from fdaudit.sweep_levels import UNDEFENDED
 
 from .docs_pages import ROOT
 from .sweep_cases import grid
