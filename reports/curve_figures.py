@@ -210,6 +210,8 @@ def _line(axes: Axes, curve: Curve, protocol: str, own: Sequence[Point], defence
     axes.plot([v for v, j in zip(x, joint, strict=True) if j], [v for v, j in zip(y, joint, strict=True) if j],
               color=colour, linestyle=_STYLES[number % 5], linewidth=1.0, zorder=2)  # fmt: skip
     fine = 0.8 if scale is not None else 0.55
+    if scale is not None and not curve.asked:
+        fine = 1.5 - 0.9 * number / len(curve.protocols)
     bars: dict[str, Any] = {
         "ecolor": colour,
         "elinewidth": fine,
@@ -236,8 +238,10 @@ def _fill(curve: Curve, point: Point, colour: str) -> dict[str, Any]:
 
 def _sizes(curve: Curve, own: Sequence[Point]) -> list[float]:
     """Where ε is not on an axis, a larger mark stands for a larger ε of the ledger."""
-    if curve.across is None:
+    if curve.asked:
         return [3.6] * len(own)
+    if curve.across is None:  # marks at one ε are not moved apart: a later protocol's is smaller, and both are seen
+        return [5.0 - 2.2 * curve.protocols.index(p.protocol) / len(curve.protocols) for p in own]
     levels = sorted({curve.epsilon(p) for p in curve.points})
     return [2.4 + 2.8 * levels.index(curve.epsilon(p)) / max(len(levels) - 1, 1) for p in own]
 
