@@ -240,7 +240,9 @@ def _sizes(curve: Curve, own: Sequence[Point]) -> list[float]:
     """Where ε is not on an axis, a larger mark stands for a larger ε of the ledger."""
     if curve.asked:
         return [3.6] * len(own)
-    if curve.across is None:  # marks at one ε are not moved apart: a later protocol's is smaller, and both are seen
+    if (
+        curve.across is None
+    ):  # marks at one ε are not moved apart: a later protocol's is smaller, and both are seen
         return [5.0 - 2.2 * curve.protocols.index(p.protocol) / len(curve.protocols) for p in own]
     levels = sorted({curve.epsilon(p) for p in curve.points})
     return [2.4 + 2.8 * levels.index(curve.epsilon(p)) / max(len(levels) - 1, 1) for p in own]
