@@ -1,4 +1,4 @@
-"""The ε axes of curves: one of the ledger's ε, one of the ε that was asked for. Infinity lies behind an axis break.
+"""The ε axes of curves: one of the ledger's ε, one of the ε that was asked for. An axis break stands before infinity.
 
 Guarantees:
   * a finite place on the ledger's axis is the largest ε of the runs that the point stands for;
@@ -99,7 +99,7 @@ class Scale:
 
     @property
     def breaks(self) -> tuple[float, ...]:
-        """Where the axis is cut."""
+        """Return the places of the breaks."""
         return (self.low,) * self.zero + (self.high,) * self.infinite
 
     def place(self, epsilon: float) -> float:

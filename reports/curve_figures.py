@@ -171,14 +171,14 @@ def _panel(axes: Axes, curve: Curve, defence: str) -> None:
 
 
 def _value(curve: Curve, point: Point) -> float:
-    """What a point is drawn at: the measure's mean, or its ε."""
+    """Return the number that a point is drawn at: the measure's mean, or its ε."""
     if curve.across is not None:
         return _scaled(curve.across, point.spreads[curve.across.name].mean)
     return point.level if curve.asked else curve.epsilon(point)
 
 
 def _place(curve: Curve, scale: Scale | None, point: Point) -> float:
-    """Where a point stands. Marks stand beside each other where the place is no number on the axis.
+    """Return a point's place on the axis; marks stand beside each other in the bands of 0 and infinity.
 
     Finite values of the ledger are never moved: the place is the claim.
     """
@@ -228,7 +228,10 @@ def _line(axes: Axes, curve: Curve, protocol: str, own: Sequence[Point], defence
 
 
 def _fill(curve: Curve, point: Point, colour: str) -> dict[str, Any]:
-    """Full marks have a finite ε by the ledger, half ones a defence without one, hollow ones no defence."""
+    """Return how a mark is filled.
+
+    Full marks have a finite ε by the ledger. Half-filled ones have a defence without one. Hollow ones have no defence.
+    """
     if not point.defended:
         return {"markerfacecolor": "white"}
     if math.isinf(curve.epsilon(point)):
@@ -237,7 +240,7 @@ def _fill(curve: Curve, point: Point, colour: str) -> dict[str, Any]:
 
 
 def _sizes(curve: Curve, own: Sequence[Point]) -> list[float]:
-    """Where ε is not on an axis, a larger mark stands for a larger ε of the ledger."""
+    """Return the marks' sizes; where ε is not on an axis, a larger mark has a larger ε by the ledger."""
     if curve.asked:
         return [3.6] * len(own)
     if (
@@ -263,7 +266,7 @@ def _across_bar(curve: Curve, point: Point) -> list[list[float]] | None:
 
 
 def _epsilon_bar(curve: Curve, point: Point) -> list[list[float]] | None:
-    """A bar from the largest ε of a point's runs down to the least, where they differ."""
+    """Return a bar from the largest ε of a point's runs down to the least, where they differ."""
     bill, scale = point.bill(curve.adversary), curve.scale
     if bill is None or scale is None or not 0 < bill.least < bill.epsilon < math.inf:
         return None
@@ -324,7 +327,7 @@ def _legend(figure: Figure, curve: Curve, wide: bool) -> None:
 
 
 def _fills(curve: Curve) -> list[Line2D]:
-    """What hollow and half-filled marks mean, where there are any."""
+    """Return the legend's entries for hollow and half-filled marks, where there are any."""
     from matplotlib.lines import Line2D
 
     plain_mark: dict[str, Any] = {"color": MUTED, "marker": "o", "linestyle": "none", "markersize": 3.6}

@@ -1,4 +1,4 @@
-"""What the curves say in words: conclusions, titles, captions. Computed from the same points as the figures.
+"""Conclusions, titles and captions of the curves, computed from the same points as the figures.
 
 Guarantees:
   * an ε in a sentence is the ledger's, unless the sentence says that it was asked for;
@@ -68,7 +68,7 @@ def conclusions(points: Sequence[Point], rows: Sequence[Row], adversary: str) ->
 
 
 def _unclaimed(points: Sequence[Point], adversary: str) -> list[str]:
-    """The defended points for which the ledger has no finite ε, by protocol and defence."""
+    """Return how many defended points have no finite ε by the ledger, and their names."""
     defended = [p for p in points if p.defended and "utility" in p.spreads]
     infinite = [p for p in defended if by_ledger(p, adversary) == math.inf]
     silent = sum(by_ledger(p, adversary) is None for p in defended)
@@ -86,7 +86,7 @@ def _unclaimed(points: Sequence[Point], adversary: str) -> list[str]:
 
 
 def _best(points: Sequence[Point], adversary: str) -> list[str]:
-    """Who learns most at each ε of the ledger where that changes, and without a finite ε."""
+    """Return which point learns most up to each ledger ε, and which one without a finite ε."""
     known = [(e, p) for p in points if "utility" in p.spreads and (e := by_ledger(p, adversary)) is not None]
     finite = [(e, p) for e, p in known if math.isfinite(e)]
     best = [finite[i] for i in front([(e, p.spreads["utility"].mean) for e, p in finite])]
@@ -189,7 +189,7 @@ def _marks(curve: Curve) -> str:
 
 
 def _ledger_said(curve: Curve, points: Sequence[Point]) -> str:
-    """What the axis shows, how little the smallest ε leaves, and which points are missing."""
+    """Return what the axis shows, what the smallest ε costs, and how many points are missing."""
     delta = delta_of(curve.points, curve.adversary)
     terms = {t for p in curve.points if (b := p.bill(curve.adversary)) is not None for t in b.terms}
     units, relations = (sorted({t[i] for t in terms if t[i]}) for i in (0, 1))
@@ -215,7 +215,7 @@ def _all(curve: Curve) -> list[float]:
 
 
 def _asked_said(curve: Curve, points: Sequence[Point]) -> str:
-    """That the axis is no guarantee, for how many points the ledger has none, and which points are missing."""
+    """Return that the axis is no guarantee, and how many points have no finite ε or are missing."""
     defended = [p for p in curve.points if p.defended]
     above = sum(p.level < curve.epsilon(p) < math.inf for p in defended)
     found = [f"{len(curve.unclaimed)} have no finite ε by the ledger"] * bool(curve.unclaimed)
@@ -227,7 +227,7 @@ def _asked_said(curve: Curve, points: Sequence[Point]) -> str:
 
 
 def _fall(curve: Curve) -> str:
-    """What each protocol's smallest finite ε leaves of what it learns without a defence."""
+    """Return how utility at each protocol's smallest finite ε differs from that without a defence."""
     if not any(p.defended for p in curve.points):
         return "No defence is in this sweep."
     parts = []
