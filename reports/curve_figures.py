@@ -313,7 +313,7 @@ def _legend(figure: Figure, curve: Curve, wide: bool) -> None:
     if len(curve.front) > 1:
         handles.append(Line2D([], [], color="#c9c4b7", linewidth=3.2, label="Pareto front"))
     handles += _fills(curve)
-    rows = math.ceil(len(handles) / (7 if wide else 3))
+    rows = math.ceil(len(handles) / (6 if wide else 3))
     figure.legend(
         handles=handles,
         loc="outside upper center",
