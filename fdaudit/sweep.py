@@ -28,8 +28,9 @@ from fdaudit.messages import canonical
 from fdaudit.pool import Answer, Pool
 from fdaudit.remote import local_path
 from fdaudit.storage import load_json, save_json
-from fdaudit.sweep_grid import UNDEFENDED, Grid, GridCell, expand, load_grid
+from fdaudit.sweep_grid import Grid, GridCell, expand, load_grid
 from fdaudit.sweep_index import INDEX, SCHEMA, Entry, Index, read_index, write_index
+from fdaudit.sweep_levels import UNDEFENDED
 from fdaudit.vault import Secrets, Vault
 
 __all__ = ["KEPT", "Executor", "cell_directory", "local", "shared_directory", "sweep"]
@@ -309,6 +310,7 @@ class _Book:
             protocol=cell.protocol,
             defence=cell.defence,
             epsilon="inf" if cell.defence == UNDEFENDED else cell.epsilon,
+            asked=cell.asked,
             seed=cell.seed,
             status="pending" if cell.spec is not None else "not-applicable",
             reason=cell.reason,

@@ -69,9 +69,13 @@ def curve(
     path: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep's directory, or the URL of one.")],
     out: Annotated[str, typer.Option(metavar="DIR", help="Where the files go; a directory or a URL.")],
     width: Annotated[str, typer.Option(help="Of the figures: column (3.5 in) or text (7 in).")] = "text",
+    adversary: Annotated[
+        str | None,
+        typer.Option(help="Whose view's ε, by the ledger, is on the axis; default: the grid's, else server."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw a sweep: utility against ε, leakage and bytes, as SVG, PDF, PNG and CSV, and one page to explore."""
+    """Draw a sweep: utility against the ledger's ε, leakage and bytes, as SVG, PDF, PNG, CSV and one page."""
     from fdaudit.needs import for_curves
     from fdaudit.sweep_curves import curve as draw
 
@@ -79,7 +83,7 @@ def curve(
         mirrored(path, field="sweep", need=for_curves, quiet=as_json) as source,
         mirrored(out, "over", field="out", quiet=as_json) as place,
     ):
-        made = [place.shown(p) for p in draw(source.path, place.path, width=width)]
+        made = [place.shown(p) for p in draw(source.path, place.path, width=width, adversary=adversary)]
     show(json.dumps({"files": made, "page": made[-1]}) if as_json else made[-1])
 
 

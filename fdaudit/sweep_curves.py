@@ -7,9 +7,9 @@ from pathlib import Path
 from fdaudit.errors import FdauditError, RunError, UsageError, nearest
 from fdaudit.remote import local_path
 from fdaudit.reports.curve_figures import WIDTHS
-from fdaudit.reports.curves import write_curves
+from fdaudit.reports.curves import Sweep, write_curves
 from fdaudit.reports.schema import read
-from fdaudit.reports.sweep_rows import SweepCell
+from fdaudit.reports.sweep_rows import SweepCell, axis_adversary, row_of
 from fdaudit.storage import load_json
 from fdaudit.sweep import cell_directory
 from fdaudit.sweep_index import Entry, read_index
@@ -17,32 +17,40 @@ from fdaudit.sweep_index import Entry, read_index
 __all__ = ["curve"]
 
 
-def curve(sweep: Path | str, out: Path | str, *, width: str = "text") -> list[Path]:
+def curve(
+    sweep: Path | str, out: Path | str, *, width: str = "text", adversary: str | None = None
+) -> list[Path]:
     """Draws a sweep: CSV files, figures as SVG, PDF and PNG, and `index.html`.
 
     Args:
         sweep: its directory.
         out: where the files go; files of these names are replaced.
         width: of the figures: `column` (3.5 inches) or `text` (7 inches).
+        adversary: whose view's ε, by the ledger, is on the axis; default: the grid's, else the server.
 
     Returns:
         What was written, the page last.
 
     Raises:
-        UsageError: the directory holds no sweep, or the width is not known; nothing was written.
+        UsageError: the directory holds no sweep, the width is not known, or no ledger has the adversary; nothing was
+            written.
     """
     if width not in WIDTHS:
         raise UsageError("width", width, "is not known", nearest(width, WIDTHS))
     directory, target = local_path(sweep, "sweep"), local_path(out, "out")
     index = read_index(directory)
     cells = [_cell(directory, e) for e in index.cells if e.in_grid]
+    rows = tuple(row_of(c) for c in cells)
+    wanted = adversary if adversary is not None else index.grid.get("adversary")
+    found = axis_adversary(rows, wanted if isinstance(wanted, str) else None)
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = f"cannot be made ({error.strerror})"
         raise RunError("out", str(out), problem, "Give another directory.") from None
     left_out = sum(not e.in_grid for e in index.cells)
-    return write_curves(str(index.grid.get("name", "sweep")), cells, left_out, target, width)
+    name = str(index.grid.get("name", "sweep"))
+    return write_curves(Sweep(name=name, rows=rows, adversary=found, left_out=left_out), target, width)
 
 
 def _cell(directory: Path, entry: Entry) -> SweepCell:
@@ -58,7 +66,8 @@ def _cell(directory: Path, entry: Entry) -> SweepCell:
         key=entry.key,
         protocol=entry.protocol,
         defence=entry.defence,
-        epsilon=entry.level,
+        level=entry.level,
+        asked=entry.asked,
         seed=entry.seed,
         status=status,
         reason=reason,

@@ -10,27 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fdaudit.accounting.calibration import SHAPES, Shape, noise_for
 from fdaudit.config import Config, validate
 from fdaudit.errors import SpecError, nearest
 from fdaudit.messages import canonical
 from fdaudit.spec import Spec, from_yaml
+from fdaudit.sweep_levels import PLACEHOLDER, UNDEFENDED, asks_for_epsilon, filled, in_words
 
-__all__ = ["UNDEFENDED", "DefenceAxis", "Grid", "GridCell", "ProtocolAxis", "expand", "load_grid"]
+__all__ = ["DefenceAxis", "Grid", "GridCell", "ProtocolAxis", "expand", "load_grid"]
 
-UNDEFENDED = "none"
-"""What the defence axis is called where there is no defence."""
 _MOST_CELLS = 10_000
-_EPSILON = "{epsilon}"
-_CALIBRATE = "calibrate"
 
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 Fragment = dict[str, Any]
@@ -81,7 +76,9 @@ class Grid(Config):
     defences: tuple[DefenceAxis, ...] = ()
     """The defences."""
     epsilon: tuple[Annotated[float, Field(gt=0)] | Literal["inf"], ...] = Field(("inf",), min_length=1)
-    """What ε the defences keep to; `inf` is the run without a defence."""
+    """What ε the defences are asked for; `inf` is the run without a defence."""
+    adversary: Text | None = None
+    """Whose view's ε, by the ledger, the curves are drawn against; default: the server's where there is one."""
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] = Field(min_length=1)
     """Seeds: one gives all protocols and defences the same records in the same hands."""
     undefended: Fragment = Field(default_factory=dict)
@@ -154,11 +151,12 @@ class GridCell:
     Attributes:
         protocol: its name on the axis.
         defence: its name, `none` where ε is infinite.
-        epsilon: what the defence is asked to keep to.
+        epsilon: the level: what the defence is asked for.
         seed: the run's seed.
         spec: what is run; None where `reason` says that there is no such run.
         reason: why the combination does not exist.
         explicit: whether the grid has the defence's spec for this protocol by name.
+        asked: whether the level is an ε that the defence is asked to keep to, and not another setting.
     """
 
     protocol: str
@@ -168,12 +166,12 @@ class GridCell:
     spec: Spec | None = None
     reason: str = ""
     explicit: bool = True
+    asked: bool = False
 
     @property
     def called(self) -> str:
         """The cell in words."""
-        kept = "no defence" if self.defence == UNDEFENDED else f"{self.defence} at ε = {self.epsilon:g}"
-        return f"{self.protocol}, {kept}, seed {self.seed}"
+        return in_words(self.protocol, self.defence, self.epsilon, self.seed, asked=self.asked)
 
     @property
     def key(self) -> str:
@@ -245,17 +243,26 @@ def expand(grid: Grid) -> tuple[GridCell, ...]:
     """Every cell of a grid, those without a defence first, seeds innermost.
 
     Raises:
-        SpecError: a cell's spec is wrong, or two cells are the same run.
+        SpecError: a cell's spec is wrong, two cells are the same run, or no run has the axis's adversary.
     """
     cells = tuple(_cells(grid))
+    _check_adversary(grid, cells)
     seen: dict[str, GridCell] = {}
     for cell in cells:
         if (other := seen.setdefault(cell.key, cell)) is not cell:
             problem = f"is the same run as {other.called!r}"
             raise SpecError(
-                "grid", cell.called, problem, f"Let its spec say what differs; {_EPSILON!r} is ε."
+                "grid", cell.called, problem, f"Let its spec say what differs; {PLACEHOLDER!r} is ε."
             )
     return cells
+
+
+def _check_adversary(grid: Grid, cells: Sequence[GridCell]) -> None:
+    """Refuse an adversary whose ledger no run has; a ledger always has those of parties that are no clients."""
+    known = {"server", "aggregator", *(a for c in cells if c.spec is not None for a in c.spec.adversaries)}
+    if grid.adversary is not None and grid.adversary not in known:
+        problem = "is an adversary of no run of this grid"
+        raise SpecError("adversary", grid.adversary, problem, nearest(grid.adversary, known))
 
 
 def _cells(grid: Grid) -> Iterator[GridCell]:
@@ -279,7 +286,7 @@ def _cell(
     wanted = {"protocol": {"name": protocol.name, "params": protocol.params}}
     merged = _merge(_merge(grid.base, wanted), protocol.spec)
     if defence is None:
-        made, explicit, name = _merge(merged, grid.undefended), True, UNDEFENDED
+        made, explicit, name, asked = _merge(merged, grid.undefended), True, UNDEFENDED, False
     else:
         name = defence.name
         if protocol.called in defence.not_applicable:
@@ -288,11 +295,11 @@ def _cell(
         fragment = defence.protocols[protocol.called] if explicit else defence.spec or {}
         where = f"defences.{name}.{'protocols.' + protocol.called if explicit else 'spec'}"
         _refuse_axes_in(where, fragment, ("seed",))
-        delta = _delta(_merge(merged, fragment))
-        made = _merge(merged, _filled(fragment, epsilon, delta, where))
-    bare = GridCell(**axes, defence=name, explicit=explicit)
+        delta, asked = _delta(_merge(merged, fragment)), asks_for_epsilon(fragment)
+        made = _merge(merged, filled(fragment, epsilon, delta, where))
+    bare = GridCell(**axes, defence=name, explicit=explicit, asked=asked)
     named = {**made, "name": f"{grid.name}: {bare.called}", "seed": seed, "threads": made.get("threads") or 1}
-    return GridCell(**axes, defence=name, explicit=explicit, spec=_valid(named, bare.called))
+    return replace(bare, spec=_valid(named, bare.called))
 
 
 def _valid(values: dict[str, Any], cell: str) -> Spec:
@@ -323,35 +330,3 @@ def _delta(spec: Mapping[str, Any]) -> float:
     privacy = spec.get("privacy")
     delta = privacy.get("delta", 1e-5) if isinstance(privacy, Mapping) else 1e-5
     return delta if isinstance(delta, float) and 0 < delta < 1 else 1e-5
-
-
-def _filled(value: Any, epsilon: float, delta: float, where: str) -> Any:
-    """A fragment with ε in the place of `{epsilon}`, and noise in the place of `{calibrate: DEFENCE, …}`."""
-    if value == _EPSILON:
-        return epsilon
-    if isinstance(value, Mapping):
-        if _CALIBRATE in value:
-            return _noise(value, epsilon, delta, where)
-        return {k: _filled(v, epsilon, delta, f"{where}.{k}") for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_filled(v, epsilon, delta, f"{where}.{n}") for n, v in enumerate(value)]
-    return value
-
-
-def _noise(asked: Mapping[str, Any], epsilon: float, delta: float, where: str) -> float:
-    shape = dict(asked)
-    defence, share = shape.pop(_CALIBRATE), shape.pop("share", 1.0)
-    if defence not in SHAPES:
-        raise SpecError(
-            f"{where}.{_CALIBRATE}", defence, "cannot be calibrated", nearest(str(defence), SHAPES)
-        )
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-        problem = "is no share of ε"
-        raise SpecError(f"{where}.share", share, problem, "Give a number above 0 and at most 1.")
-    return _calibrated(str(defence), validate(Shape, shape, where), share * epsilon, share * delta)
-
-
-@cache
-def _calibrated(defence: str, shape: Shape, epsilon: float, delta: float) -> float:
-    found, _ = noise_for(defence, shape, epsilon, delta)
-    return 1 / found if SHAPES[defence][0].startswith("1/") else found

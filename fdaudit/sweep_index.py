@@ -16,6 +16,7 @@ from pydantic import Field
 from fdaudit.config import Config, validate
 from fdaudit.errors import RunError
 from fdaudit.storage import load_json, save_json
+from fdaudit.sweep_levels import in_words
 
 __all__ = ["INDEX", "SCHEMA", "Entry", "Index", "Status", "read_index", "write_index"]
 
@@ -36,7 +37,9 @@ class Entry(Config):
     defence: str
     """Its defence; `none` where there is none."""
     epsilon: Annotated[float, Field(gt=0)] | Literal["inf"]
-    """What ε the defence was asked to keep to."""
+    """Its level on the axis; whether that is an ε, `asked` says."""
+    asked: bool = False
+    """Whether the level is an ε that the defence was asked to keep to, and not another setting."""
     seed: int
     """The run's seed."""
     status: Status = "pending"
@@ -50,14 +53,13 @@ class Entry(Config):
 
     @property
     def level(self) -> float:
-        """ε as a number."""
+        """The level as a number; infinite where there is no defence."""
         return math.inf if self.epsilon == "inf" else float(self.epsilon)
 
     @property
     def called(self) -> str:
         """The cell in words."""
-        kept = "no defence" if math.isinf(self.level) else f"{self.defence} at ε = {self.level:g}"
-        return f"{self.protocol}, {kept}, seed {self.seed}"
+        return in_words(self.protocol, self.defence, self.level, self.seed, asked=self.asked)
 
 
 class Index(Config):

@@ -3,6 +3,7 @@
 Guarantees:
   * the same rows give the same bytes in SVG, PDF and PNG: no date, no random identifiers;
   * vectors stay vectors: PDF embeds TrueType, SVG files carry glyphs as paths and need no font;
+  * no finite ε is drawn but the ledger's own, except on the axis of the ε that was asked for;
   * protocols are told apart by marker and line style as well as by colour (Okabe and Ito's palette).
 """
 
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from .curve_axis import Scale, by_ledger, ledger_label, scale_of
 from .figures import COLOURS, MARKERS, MUTED, SETTINGS, STYLES, inline, plain
 from .sweep_rows import Measure, Point, Spread, front
 from .text import NBSP, kilobytes
@@ -23,6 +25,7 @@ from .text import NBSP, kilobytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 __all__ = ["FORMATS", "WIDTHS", "Curve", "files", "on_page"]
 
@@ -48,7 +51,9 @@ class Curve:
     Attributes:
         name: of its files.
         points: what is drawn, all with a spread of utility (and of `across`, where that is given).
-        across: the measure on the horizontal axis; None draws against ε.
+        across: the measure on the horizontal axis; None draws against an ε.
+        asked: whether that is the ε asked for, not the ledger's.
+        adversary: whose view the ledger's ε is of.
         utility: what utility is measured by, for the axis.
         references: reference lines with their means.
         protocols: all protocols of the sweep in their order, so that each looks alike in every figure.
@@ -57,6 +62,8 @@ class Curve:
     name: str
     points: tuple[Point, ...]
     across: Measure | None
+    asked: bool = False
+    adversary: str
     utility: str
     references: tuple[tuple[str, float], ...]
     protocols: tuple[str, ...]
@@ -64,7 +71,7 @@ class Curve:
     @property
     def defences(self) -> tuple[str, ...]:
         """One panel each; where nothing is defended, one for all."""
-        found = tuple(dict.fromkeys(p.defence for p in self.points if math.isfinite(p.epsilon)))
+        found = tuple(dict.fromkeys(p.defence for p in self.points if p.defended))
         return found or ("",)
 
     @property
@@ -75,6 +82,27 @@ class Curve:
         sign = -1.0 if self.across.least else 1.0
         places = [(sign * p.spreads[self.across.name].mean, p.spreads["utility"].mean) for p in self.points]
         return tuple(self.points[i] for i in front(places))
+
+    def epsilon(self, point: Point) -> float:
+        """Return ε of a point by the ledger; infinite where its ledgers say nothing of the adversary."""
+        found = by_ledger(point, self.adversary)
+        return math.inf if found is None else found
+
+    @property
+    def scale(self) -> Scale | None:
+        """The ε axis; None where a measure is on the axis."""
+        if self.across is not None:
+            return None
+        if self.asked:
+            levels = sorted({p.level for p in self.points if p.defended})
+            values = [p.level for p in self.points if p.epsilon_asked is not None]
+            return scale_of(values, levels=levels, beyond="none")
+        return scale_of([self.epsilon(p) for p in self.points])
+
+    @property
+    def unclaimed(self) -> tuple[Point, ...]:
+        """The defended points for which the ledger has no finite ε."""
+        return tuple(p for p in self.points if p.defended and math.isinf(self.epsilon(p)))
 
 
 def files(curve: Curve, width: float) -> dict[str, bytes]:
@@ -117,7 +145,7 @@ def _drawn(curve: Curve, width: float, settings: dict[str, Any], suffix: str) ->
 
 def _across(curve: Curve) -> str:
     if curve.across is None:
-        return "ε asked for"
+        return "ε asked" if curve.asked else ledger_label(curve.points, curve.adversary)
     unit = {"fraction": " (%)", "dB": " (dB)"}.get(curve.across.unit, "")
     return curve.across.label + unit
 
@@ -129,69 +157,98 @@ def _panel(axes: Axes, curve: Curve, defence: str) -> None:
         axes.axvline(_scaled(curve.across, curve.across.level), color=MUTED, linewidth=0.6, zorder=1)
     _front(axes, curve)
     for protocol in curve.protocols:
-        own = [p for p in curve.points if p.protocol == protocol and p.defence in (defence, "none", "")]
-        if defence and not any(p.defence == defence for p in own):
-            own = [p for p in own if math.isinf(p.epsilon)]
-        _line(axes, curve, protocol, sorted(own, key=lambda p: p.epsilon))
+        own = [p for p in curve.points if p.protocol == protocol and (p.defence == defence or not p.defended)]
+        _line(axes, curve, protocol, sorted(own, key=lambda p: (curve.epsilon(p), p.level)), defence)
     axes.set_ylim(0, 101)
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     if defence:
         axes.set_title(plain(defence, 40), fontsize=axes.yaxis.label.get_fontsize(), loc="left")
-    _ticks(axes, curve)
+    if (scale := curve.scale) is not None:
+        scale.draw(axes)
+    else:
+        _ticks(axes, curve)
 
 
-def _place(curve: Curve, point: Point) -> float:
+def _value(curve: Curve, point: Point) -> float:
+    """Return the number that a point is drawn at: the measure's mean, or its ε."""
     if curve.across is not None:
         return _scaled(curve.across, point.spreads[curve.across.name].mean)
-    return point.epsilon if math.isfinite(point.epsilon) else _beyond(curve)
+    return point.level if curve.asked else curve.epsilon(point)
 
 
-def _beyond(curve: Curve) -> float:
-    """Where ε = ∞ stands: as far beyond the largest finite ε as the values are apart on average."""
-    finite = sorted({p.epsilon for p in curve.points if math.isfinite(p.epsilon)}) or [1.0]
-    step = (finite[-1] / finite[0]) ** (1 / (len(finite) - 1)) if len(finite) > 1 else 4.0
-    return finite[-1] * step
+def _place(curve: Curve, scale: Scale | None, point: Point) -> float:
+    """Return a point's place on the axis; marks stand beside each other in the bands of 0 and infinity.
+
+    Finite values of the ledger are never moved: the place is the claim.
+    """
+    value = _value(curve, point)
+    if scale is None:
+        return value
+    number, count = curve.protocols.index(point.protocol), len(curve.protocols)
+    beside = (number + 0.5) / count - 0.5
+    place = scale.place(value)
+    if math.isinf(value) or value <= 0:
+        two = not curve.asked and bool(curve.unclaimed)  # runs without a defence stand on the right then
+        side = (0.22 if not point.defended else -0.22) if two else 0.0
+        return place + scale.band * (side + beside * (0.36 if two else 0.72))
+    return place + 0.05 * beside * count if curve.asked else place
 
 
 def _scaled(measure: Measure, value: float) -> float:
     return 100 * value if measure.unit == "fraction" else value
 
 
-def _line(axes: Axes, curve: Curve, protocol: str, own: Sequence[Point]) -> None:
+def _line(axes: Axes, curve: Curve, protocol: str, own: Sequence[Point], defence: str) -> None:
     if not own:
         return
-    number = curve.protocols.index(protocol)
+    number, scale = curve.protocols.index(protocol), curve.scale
     colour, marker = COLOURS[number % 5], _MARKERS[number % len(_MARKERS)]
-    x, spreads = [_place(curve, p) for p in own], [p.spreads["utility"] for p in own]
-    y = [100 * s.mean for s in spreads]
-    dodge = 1.0
-    if curve.across is None:  # bars of several protocols at one ε stand beside each other
-        dodge = 1.045 ** (number - (len(curve.protocols) - 1) / 2)
-    x = [v * dodge for v in x]
-    axes.plot(x, y, color=colour, linestyle=_STYLES[number % 5], linewidth=1.0, zorder=2)
-    sizes = _sizes(curve, own)
-    for place, high, spread, point, size in zip(x, y, spreads, own, sizes, strict=True):
-        hollow = math.isinf(point.epsilon)
-        face = "white" if hollow else colour
-        fine = 0.8 if curve.across is None else 0.55
-        bars: dict[str, Any] = {
-            "ecolor": colour,
-            "elinewidth": fine,
-            "capsize": 1.6,
-            "capthick": fine,
-            "zorder": 3,
-        }
-        axes.errorbar([place], [high], yerr=_bar(spread, 100), xerr=_across_bar(curve, point), fmt=marker, color=colour,
-                      markersize=size, markerfacecolor=face, markeredgewidth=0.9, **bars)  # fmt: skip
+    y = [100 * p.spreads["utility"].mean for p in own]
+    x = [_place(curve, scale, p) for p in own]
+    joint = [scale is None or 0 < _value(curve, p) < math.inf for p in own]  # no line crosses an axis break
+    axes.plot([v for v, j in zip(x, joint, strict=True) if j], [v for v, j in zip(y, joint, strict=True) if j],
+              color=colour, linestyle=_STYLES[number % 5], linewidth=1.0, zorder=2)  # fmt: skip
+    fine = 0.8 if scale is not None else 0.55
+    if scale is not None and not curve.asked:
+        fine = 1.5 - 0.9 * number / len(curve.protocols)
+    bars: dict[str, Any] = {
+        "ecolor": colour,
+        "elinewidth": fine,
+        "capsize": 1.6,
+        "capthick": fine,
+        "zorder": 3,
+    }
+    panel = curve.defences.index(defence)
+    for place, high, point, size in zip(x, y, own, _sizes(curve, own), strict=True):
+        drawn = axes.errorbar([place], [high], yerr=_bar(point.spreads["utility"], 100), color=colour, fmt=marker,
+                              xerr=_across_bar(curve, point), markersize=size, markeredgewidth=0.9,
+                              **bars, **_fill(curve, point, colour))  # fmt: skip
+        drawn.lines[0].set_gid(f"mark-{panel}-{curve.points.index(point)}")
+
+
+def _fill(curve: Curve, point: Point, colour: str) -> dict[str, Any]:
+    """Return how a mark is filled.
+
+    Full marks have a finite ε by the ledger. Half-filled ones have a defence without one. Hollow ones have no defence.
+    """
+    if not point.defended:
+        return {"markerfacecolor": "white"}
+    if math.isinf(curve.epsilon(point)):
+        return {"fillstyle": "bottom", "markerfacecolor": colour, "markerfacecoloralt": "white"}
+    return {"markerfacecolor": colour}
 
 
 def _sizes(curve: Curve, own: Sequence[Point]) -> list[float]:
-    """Where ε is not on an axis, a larger mark stands for a larger ε."""
-    if curve.across is None:
+    """Return the marks' sizes; where ε is not on an axis, a larger mark has a larger ε by the ledger."""
+    if curve.asked:
         return [3.6] * len(own)
-    levels = sorted({p.epsilon for p in curve.points})
-    return [2.4 + 2.8 * levels.index(p.epsilon) / max(len(levels) - 1, 1) for p in own]
+    if (
+        curve.across is None
+    ):  # marks at one ε are not moved apart: a later protocol's is smaller, and both are seen
+        return [5.0 - 2.2 * curve.protocols.index(p.protocol) / len(curve.protocols) for p in own]
+    levels = sorted({curve.epsilon(p) for p in curve.points})
+    return [2.4 + 2.8 * levels.index(curve.epsilon(p)) / max(len(levels) - 1, 1) for p in own]
 
 
 def _bar(spread: Spread, scale: float) -> list[list[float]] | None:
@@ -201,42 +258,42 @@ def _bar(spread: Spread, scale: float) -> list[list[float]] | None:
 
 
 def _across_bar(curve: Curve, point: Point) -> list[list[float]] | None:
-    if curve.across is None or curve.across.unit == "bytes":
+    if curve.across is None:
+        return None if curve.asked else _epsilon_bar(curve, point)
+    if curve.across.unit == "bytes":
         return None
     return _bar(point.spreads[curve.across.name], _scaled(curve.across, 1.0))
+
+
+def _epsilon_bar(curve: Curve, point: Point) -> list[list[float]] | None:
+    """Return a bar from the largest ε of a point's runs down to the least, where they differ."""
+    bill, scale = point.bill(curve.adversary), curve.scale
+    if bill is None or scale is None or not 0 < bill.least < bill.epsilon < math.inf:
+        return None
+    return [[scale.place(bill.epsilon) - scale.place(bill.least)], [0.0]]
 
 
 def _front(axes: Axes, curve: Curve) -> None:
     best = curve.front
     if len(best) < 2:
         return
-    x = [_place(curve, p) for p in best]
+    x = [_value(curve, p) for p in best]
     y = [100 * p.spreads["utility"].mean for p in best]
     axes.step(x, y, where="post", color="#c9c4b7", linewidth=3.2, solid_joinstyle="miter", zorder=0.5)
 
 
 def _ticks(axes: Axes, curve: Curve) -> None:
-    if curve.across is None:
-        levels = sorted({p.epsilon for p in curve.points if math.isfinite(p.epsilon)})
+    if curve.across is None or curve.across.unit != "bytes":
+        return
+    values = [p.spreads["bytes"].mean for p in curve.points]
+    low, high = min(values), max(values)
+    if low > 0:
         axes.set_xscale("log")
-        places = [*levels, *([_beyond(curve)] if any(math.isinf(p.epsilon) for p in curve.points) else [])]
-        names = [f"{e:g}" for e in levels] + ["∞"] * (len(places) - len(levels))
-        axes.set_xticks(places, names)
+        axes.set_xlim(low / 2, high * 2)
+        decades = range(math.floor(math.log10(low / 2)), math.ceil(math.log10(high * 2)) + 1)
+        inside = [10.0**d for d in decades if low / 2 <= 10.0**d <= high * 2]
+        axes.set_xticks(inside, [kilobytes(t).replace(NBSP, " ").replace(".0", "") for t in inside])
         axes.minorticks_off()
-        edge = 1.35
-        axes.set_xlim(min(places) / edge, max(places) * edge)
-    elif curve.across.unit == "bytes":
-        values = [p.spreads["bytes"].mean for p in curve.points]
-        low, high = min(values), max(values)
-        if low > 0:
-            axes.set_xscale("log")
-            axes.set_xlim(low / 2, high * 2)
-            ticks = [
-                10.0**d for d in range(math.floor(math.log10(low / 2)), math.ceil(math.log10(high * 2)) + 1)
-            ]
-            inside = [t for t in ticks if low / 2 <= t <= high * 2]
-            axes.set_xticks(inside, [kilobytes(t).replace(NBSP, " ").replace(".0", "") for t in inside])
-            axes.minorticks_off()
 
 
 def _legend(figure: Figure, curve: Curve, wide: bool) -> None:
@@ -255,7 +312,8 @@ def _legend(figure: Figure, curve: Curve, wide: bool) -> None:
     ]
     if len(curve.front) > 1:
         handles.append(Line2D([], [], color="#c9c4b7", linewidth=3.2, label="Pareto front"))
-    rows = math.ceil(len(handles) / (7 if wide else 3))
+    handles += _fills(curve)
+    rows = math.ceil(len(handles) / (6 if wide else 3))
     figure.legend(
         handles=handles,
         loc="outside upper center",
@@ -266,3 +324,20 @@ def _legend(figure: Figure, curve: Curve, wide: bool) -> None:
         columnspacing=1.4,
         borderaxespad=0.1,
     )
+
+
+def _fills(curve: Curve) -> list[Line2D]:
+    """Return the legend's entries for hollow and half-filled marks, where there are any."""
+    from matplotlib.lines import Line2D
+
+    plain_mark: dict[str, Any] = {"color": MUTED, "marker": "o", "linestyle": "none", "markersize": 3.6}
+    found = []
+    if any(not p.defended for p in curve.points):
+        found.append(Line2D([], [], markerfacecolor="white", label="no defence", **plain_mark))
+    if curve.unclaimed:
+        found.append(
+            Line2D(
+                [], [], fillstyle="bottom", markerfacecoloralt="white", label="ledger: ε = ∞", **plain_mark
+            )
+        )
+    return found

@@ -1,6 +1,7 @@
 """The curves of a sweep: CSV files, figures for papers and one page to explore, all from the same rows.
 
 Guarantees:
+  * an ε on an axis is the ledger's, for one adversary; the ε that was asked for has an axis of its own;
   * every cell of the grid is in `curves.csv` and on the page, those that failed or do not apply with their reason;
   * each file is written whole or not at all, and the same sweep gives the same bytes;
   * a cell of a CSV file that came from the grid is text to a spreadsheet, never a formula.
@@ -12,22 +13,28 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fdaudit.storage import write_atomically
 
+from .curve_axis import by_ledger, view_of
 from .curve_figures import FORMATS, WIDTHS, Curve, files, on_page
 from .curve_words import caption, conclusions, title
 from .page import render
-from .sweep_rows import MEASURES, Measure, Point, Row, SweepCell, points, row_of
+from .sweep_rows import MEASURES, Measure, Point, Row, points
 from .text import visible
 
 __all__ = ["Sweep", "curves_csv", "render_curves", "summary_csv", "write_curves"]
 
+_LEDGER = ("epsilon", "delta", "unit", "relation", "cause")
+"""What `curves.csv` holds of a ledger's entry."""
 _ACROSS = ("membership_auc", "membership_tpr_at_1fpr", "psnr_gain", "fid", "bytes")
+
+
+Wanted = tuple[Measure | None, bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +44,13 @@ class Sweep:
     Attributes:
         name: the grid's.
         rows: one a cell, in the order of the grid.
+        adversary: whose view the ledger's ε is of, on the axis and in the table over seeds.
         left_out: cells of earlier grids, which are not drawn.
     """
 
     name: str
     rows: tuple[Row, ...]
+    adversary: str = "server"
     left_out: int = 0
 
     @property
@@ -67,49 +76,65 @@ class Sweep:
         held = {line: [r.references[line] for r in self.rows if line in r.references] for line in lines}
         return tuple((line, math.fsum(values) / len(values)) for line, values in held.items())
 
-    def curve(self, across: Measure | None) -> Curve | None:
-        """Utility against a measure, or against ε; None where nothing was measured."""
+    def curve(self, across: Measure | None, *, asked: bool = False) -> Curve | None:
+        """Return utility against a measure, against the ledger's ε, or against the ε asked for.
+
+        Returns:
+            The figure, or None where there is nothing to draw.
+        """
         needed = {"utility"} | ({across.name} if across else set())
-        drawn = tuple(p for p in self.points if needed <= p.spreads.keys())
+        drawn = [p for p in self.points if needed <= p.spreads.keys()]
+        name = "epsilon" if across is None else across.name.replace("_", "-")
+        if asked:
+            drawn = [p for p in drawn if p.epsilon_asked is not None]
+            drawn = drawn if any(p.defended for p in drawn) else []
+            name = "epsilon-asked"
+        elif across is None:
+            drawn = [p for p in drawn if by_ledger(p, self.adversary) is not None]
         if not drawn:
             return None
         return Curve(
-            name=f"utility-{'epsilon' if across is None else across.name.replace('_', '-')}",
-            points=drawn,
+            name=f"utility-{name}",
+            points=tuple(drawn),
             across=across,
+            asked=asked,
+            adversary=self.adversary,
             utility=self.measured_by,
             references=self.references,
             protocols=tuple(dict.fromkeys(r.cell.protocol for r in self.rows)),
         )
 
     @property
-    def curves(self) -> tuple[tuple[Measure | None, Curve | None], ...]:
-        """Every figure, with None in the place of those for which nothing was measured."""
-        wanted = (None, *(m for name in _ACROSS for m in MEASURES if m.name == name))
-        return tuple((m, self.curve(m)) for m in wanted)
+    def wanted(self) -> tuple[Wanted, ...]:
+        """Every figure that a sweep may have: what is on the axis, and whether that is the ε asked for."""
+        measures = [m for name in _ACROSS for m in MEASURES if m.name == name]
+        return ((None, False), *((m, False) for m in measures), (None, True))
+
+    @property
+    def curves(self) -> tuple[Curve, ...]:
+        """Every figure for which something was measured."""
+        found = (self.curve(measure, asked=asked) for measure, asked in self.wanted)
+        return tuple(c for c in found if c is not None)
 
 
-def write_curves(name: str, cells: Iterable[SweepCell], left_out: int, out: Path, width: str) -> list[Path]:
-    """Writes `curves.csv`, `summary.csv`, the figures and `index.html` into a directory.
+def write_curves(sweep: Sweep, out: Path, width: str) -> list[Path]:
+    """Write `curves.csv`, `summary.csv`, the figures and `index.html` into a directory.
 
     Args:
-        name: the grid's.
-        cells: all cells of the grid, in its order.
-        left_out: how many cells of earlier grids are not among them.
+        sweep: all cells of the grid.
         out: the directory, which exists.
         width: a name of `WIDTHS`.
 
     Returns:
-        What was written, the page last.
+        The files, the page last.
     """
-    sweep = Sweep(name=name, rows=tuple(row_of(c) for c in cells), left_out=left_out)
     made: dict[str, bytes] = {
         "curves.csv": curves_csv(sweep).encode("utf-8"),
         "summary.csv": summary_csv(sweep).encode("utf-8"),
     }
-    for _, curve in sweep.curves:
-        for suffix, data in files(curve, WIDTHS[width]).items() if curve is not None else ():
-            made[f"{curve.name if curve else ''}.{suffix}"] = data
+    for curve in sweep.curves:
+        for suffix, data in files(curve, WIDTHS[width]).items():
+            made[f"{curve.name}.{suffix}"] = data
     made["index.html"] = render_curves(sweep).encode("utf-8")
     for file, data in made.items():
         write_atomically(out / file, data)
@@ -120,21 +145,25 @@ def write_curves(name: str, cells: Iterable[SweepCell], left_out: int, out: Path
 
 
 def curves_csv(sweep: Sweep) -> str:
-    """One row a cell: axes, status, ε by the ledger for each adversary (`inf`: none can be claimed), every measure."""
+    """Return one row a cell: axes, status, every measure, and each adversary's ledger.
+
+    `epsilon_asked` is empty where the level is no ε. `epsilon_SERVER` and its like are the ledger's ε, `inf` where
+    none can be claimed, with δ, unit, relation and cause beside it.
+    """
     adversaries = list(dict.fromkeys(a for r in sweep.rows for a in r.ledger))
     lines = list(dict.fromkeys(line for r in sweep.rows for line in r.references))
-    head = ["protocol", "defence", "epsilon", "seed", "status", "reason", "key"]
-    head += [*(m.name for m in MEASURES), *(f"epsilon_{a}" for a in adversaries), *lines]
+    head = ["protocol", "defence", "level", "epsilon_asked", "seed", "status", "reason", "key"]
+    head += [*(m.name for m in MEASURES), *(f"{n}_{a}" for a in adversaries for n in _LEDGER), *lines]
     body = [
         [
             *(_text(v) for v in (r.cell.protocol, r.cell.defence)),
-            _number(r.cell.epsilon),
+            *(_number(v) for v in (r.cell.level, r.cell.epsilon_asked)),
             r.cell.seed,
             r.cell.status,
             _text(r.cell.reason),
             r.cell.key,
             *(_number(r.values.get(m.name)) for m in MEASURES),
-            *(_number(r.ledger.get(a)) for a in adversaries),
+            *(v for a in adversaries for v in _entry(r, a)),
             *(_number(r.references.get(line)) for line in lines),
         ]
         for r in sweep.rows
@@ -142,17 +171,35 @@ def curves_csv(sweep: Sweep) -> str:
     return _csv([head, *body])
 
 
+def _entry(row: Row, adversary: str) -> list[str]:
+    """A ledger's entry in the order of `_LEDGER`."""
+    if (entry := row.ledger.get(adversary)) is None:
+        return [""] * len(_LEDGER)
+    said = [_text(v) for v in (entry.unit, entry.relation, entry.cause)]
+    return [_number(row.epsilon(adversary)), _number(entry.delta), *said]
+
+
 def summary_csv(sweep: Sweep) -> str:
-    """One row a protocol, defence and ε, and measure: mean, sd and 95 % t-interval over n seeds."""
+    """Return one row a protocol, defence, level and measure: mean, sd and 95 % t-interval over n seeds.
+
+    `epsilon_ledger` is the largest ε over the seeds' ledgers, for the adversary of the axis; `cause` says why it is
+    infinite.
+    """
     body: list[list[Any]] = [
         [
-            "protocol", "defence", "epsilon", "measure", "unit", "mean", "sd", "low", "high", "n", "cells", "failed",
-            "not_applicable",
+            "protocol", "defence", "level", "epsilon_asked", "adversary", "epsilon_ledger", "epsilon_ledger_least",
+            "delta", "cause", "measure", "unit", "mean", "sd", "low", "high", "n", "cells", "failed", "not_applicable",
         ]
     ]  # fmt: skip
     for point in sweep.points:
         count = Counter(r.cell.status for r in point.rows)
-        axes = [_text(point.protocol), _text(point.defence), _number(point.epsilon)]
+        axes = [
+            _text(point.protocol),
+            _text(point.defence),
+            _number(point.level),
+            _number(point.epsilon_asked),
+        ]
+        axes += [_text(sweep.adversary), *_billed(point, sweep.adversary)]
         tail = [len(point.rows), count["failed"], count["not-applicable"]]
         for measure in MEASURES:
             if (s := point.spreads.get(measure.name)) is not None:
@@ -161,6 +208,14 @@ def summary_csv(sweep: Sweep) -> str:
         if not point.spreads:
             body.append([*axes, "", "", "", "", "", "", 0, *tail])
     return _csv(body)
+
+
+def _billed(point: Point, adversary: str) -> list[str]:
+    """The largest and the least ε of a point's ledgers, δ and causes."""
+    if (bill := point.bill(adversary)) is None:
+        return [""] * 4
+    delta = _number(bill.deltas[0]) if len(bill.deltas) == 1 else ""
+    return [_number(bill.epsilon), _number(bill.least), delta, _text("; ".join(bill.causes))]
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> str:
@@ -184,12 +239,14 @@ def _number(value: float | None) -> str:
 def render_curves(sweep: Sweep) -> str:
     """The page as HTML text."""
     drawn = []
-    for measure, curve in sweep.curves:
+    for measure, asked in sweep.wanted:
+        curve = sweep.curve(measure, asked=asked)
+        heading = title(measure, sweep.measured_by, asked=asked, adversary=sweep.adversary)
         drawn.append(
             {
-                "title": title(measure, sweep.measured_by),
-                "chart": None if curve is None else on_page(curve, title(measure, sweep.measured_by)),
-                "caption": caption(measure, curve, sweep.seeds),
+                "title": heading,
+                "chart": None if curve is None else on_page(curve, heading),
+                "caption": caption(measure, curve, sweep.seeds, asked=asked, points=sweep.points),
                 "files": [] if curve is None else [f"{curve.name}.{suffix}" for suffix in FORMATS],
             }
         )
@@ -199,7 +256,8 @@ def render_curves(sweep: Sweep) -> str:
         {
             "sweep": sweep,
             "figures": drawn,
-            "conclusions": conclusions(sweep.points, sweep.rows),
+            "conclusions": conclusions(sweep.points, sweep.rows, sweep.adversary),
+            "view": view_of(sweep.adversary),
             "counts": Counter(r.cell.status for r in sweep.rows),
             "measures": [m for m in shown if m.name not in ("server", "psnr")],
             "adversaries": list(dict.fromkeys(a for r in sweep.rows for a in r.ledger)),

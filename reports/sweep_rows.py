@@ -3,6 +3,7 @@
 Guarantees:
   * every cell of the grid has a row; what was not measured is absent, never nought;
   * an attack whose controls failed gives no figure;
+  * the ε of a point is the largest of its runs' ledgers, and infinite where one of them has none;
   * of several attacks the strongest counts, whatever the defence, so that none is chosen by its outcome alone.
 """
 
@@ -14,16 +15,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fdaudit.errors import UsageError, nearest
+
 from .comparison import measure_of, utility
-from .schema import Result
+from .schema import LedgerEntry, Result
 
 __all__ = [
     "MEASURES",
+    "Bill",
     "Measure",
     "Point",
     "Row",
     "Spread",
     "SweepCell",
+    "axis_adversary",
     "front",
     "points",
     "row_of",
@@ -36,16 +41,27 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class SweepCell:
-    """A cell of a sweep with its result, where it has one; ε is infinite where there is no defence."""
+    """A cell of a sweep with its result, where it has one.
+
+    Attributes:
+        level: its place on the grid's ε axis; infinite where there is no defence.
+        asked: whether that level is an ε, and not another setting of the defence.
+    """
 
     key: str
     protocol: str
     defence: str
-    epsilon: float
+    level: float
     seed: int
     status: Status
+    asked: bool = False
     reason: str = ""
     result: Result | None = None
+
+    @property
+    def epsilon_asked(self) -> float | None:
+        """ε that was asked of the defence; infinite without one; None where the level is no ε."""
+        return self.level if self.asked or math.isinf(self.level) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +147,19 @@ MEASURES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One cell: its values by measure, ε by adversary (infinite where none can be claimed), reference lines."""
+    """One cell: its values by measure, its ledger by adversary, reference lines."""
 
     cell: SweepCell
     values: dict[str, float] = field(default_factory=dict)
-    ledger: dict[str, float] = field(default_factory=dict)
+    ledger: dict[str, LedgerEntry] = field(default_factory=dict)
     references: dict[str, float] = field(default_factory=dict)
     measured_by: str = "accuracy"
+
+    def epsilon(self, adversary: str) -> float | None:
+        """Return ε by the ledger; infinite where none can be claimed, None where the ledger has no such adversary."""
+        if (entry := self.ledger.get(adversary)) is None:
+            return None
+        return math.inf if entry.epsilon is None else entry.epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,14 +174,74 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bill:
+    """What the ledgers of a point's runs say of one adversary's view.
+
+    Attributes:
+        epsilon: the largest ε over the runs; infinite where one run has none.
+        least: the smallest ε over the runs.
+        causes: why ε is infinite, each cause once.
+        deltas: δ of the entries, ascending, each once.
+        terms: unit and relation of the entries, each pair once.
+    """
+
+    epsilon: float
+    least: float
+    causes: tuple[str, ...]
+    deltas: tuple[float, ...]
+    terms: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Point:
-    """A protocol under a defence at an ε: its seeds together."""
+    """A protocol under a defence at a level: its seeds together."""
 
     protocol: str
     defence: str
-    epsilon: float
+    level: float
     rows: tuple[Row, ...]
     spreads: dict[str, Spread]
+
+    @property
+    def defended(self) -> bool:
+        """Whether there is a defence."""
+        return math.isfinite(self.level)
+
+    @property
+    def epsilon_asked(self) -> float | None:
+        """ε that was asked of the defence; infinite without one; None where the level is no ε."""
+        found = {r.cell.epsilon_asked for r in self.rows if r.cell.status != "not-applicable"}
+        return found.pop() if len(found) == 1 else None
+
+    def bill(self, adversary: str) -> Bill | None:
+        """Return what the ledgers say; None where a run that has a result says nothing of this adversary."""
+        finished = [r for r in self.rows if r.cell.result is not None]
+        entries = [r.ledger[adversary] for r in finished if adversary in r.ledger]
+        if not entries or len(entries) < len(finished):
+            return None
+        found = [math.inf if e.epsilon is None else e.epsilon for e in entries]
+        causes = (e.cause or "the ledger gives no cause" for e in entries if e.epsilon is None)
+        return Bill(
+            epsilon=max(found),
+            least=min(found),
+            causes=tuple(dict.fromkeys(causes)),
+            deltas=tuple(sorted({e.delta for e in entries if e.delta is not None})),
+            terms=tuple(sorted({(e.unit, e.relation) for e in entries})),
+        )
+
+
+def axis_adversary(rows: Iterable[Row], wanted: str | None) -> str:
+    """Return whose view's ε the axis shows: the wanted adversary, else the server, else the first of any ledger.
+
+    Raises:
+        UsageError: there are ledgers, and none of them has the wanted adversary.
+    """
+    known = list(dict.fromkeys(a for r in rows for a in r.ledger))
+    if wanted is not None:
+        if known and wanted not in known:
+            raise UsageError("adversary", wanted, "is in no ledger of this sweep", nearest(wanted, known))
+        return wanted
+    return "server" if "server" in known or not known else known[0]
 
 
 def row_of(cell: SweepCell) -> Row:
@@ -181,7 +263,7 @@ def row_of(cell: SweepCell) -> Row:
     return Row(
         cell=cell,
         values={name: v for name, v in values.items() if v is not None},
-        ledger={e.adversary: math.inf if e.epsilon is None else e.epsilon for e in result.ledger or ()},
+        ledger={e.adversary: e for e in result.ledger or ()},
         references={line: v for line, v in references.items() if v is not None},
         measured_by=measure_of(result),
     )
@@ -203,17 +285,15 @@ def points(rows: Iterable[Row]) -> tuple[Point, ...]:
     """Rows put together over seeds, in their order; a point without any result has no spreads."""
     groups: dict[tuple[str, str, float], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.cell.protocol, row.cell.defence, row.cell.epsilon), []).append(row)
+        groups.setdefault((row.cell.protocol, row.cell.defence, row.cell.level), []).append(row)
     made = []
-    for (protocol, defence, epsilon), same in groups.items():
+    for (protocol, defence, level), same in groups.items():
         spreads = {
             m.name: spread_of([r.values[m.name] for r in same if m.name in r.values])
             for m in MEASURES
             if any(m.name in r.values for r in same)
         }
-        made.append(
-            Point(protocol=protocol, defence=defence, epsilon=epsilon, rows=tuple(same), spreads=spreads)
-        )
+        made.append(Point(protocol=protocol, defence=defence, level=level, rows=tuple(same), spreads=spreads))
     return tuple(made)
 
 

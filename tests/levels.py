@@ -79,6 +79,7 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "red_team",
     "suite",
     "attestation",
+    "sweep_levels",
     "sweep_grid",
     "sweep_index",
     "sweep_worker",

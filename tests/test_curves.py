@@ -75,7 +75,9 @@ def test_every_cell_of_the_grid_has_a_row_with_its_own_figures(sweep: Path, draw
     assert [r["status"] for r in table] == [e.status for e in index.cells]
     found = results(sweep)
     for row, entry in zip(table, index.cells, strict=True):
-        assert (float(row["epsilon"]), int(row["seed"])) == (entry.level, entry.seed)
+        assert (float(row["level"]), int(row["seed"])) == (entry.level, entry.seed)
+        asked = entry.level if entry.asked or math.isinf(entry.level) else None
+        assert row["epsilon_asked"] == ("" if asked is None else repr(asked))
         if entry.key not in found:
             assert row["reason"]
             assert not any(row[m.name] for m in MEASURES)
@@ -96,13 +98,15 @@ def test_every_cell_of_the_grid_has_a_row_with_its_own_figures(sweep: Path, draw
             "fid": None,
             "bytes": sum(w["bytes"] for w in value["wire"]),
             **{
-                f"epsilon_{e['adversary']}": e["epsilon"] or math.inf
+                f"epsilon_{e['adversary']}": math.inf if e["epsilon"] is None else e["epsilon"]
                 for e in value["ledger"]
-                if e["epsilon"] != 0
             },
         }
         for name, number in expected.items():
             assert row[name] == ("" if number is None else repr(float(number))), name
+        for e in value["ledger"]:
+            assert row[f"cause_{e['adversary']}"] == e["cause"]
+            assert bool(e["cause"]) == (e["epsilon"] is None)
     assert {r["epsilon_server"] for r in table if r["defence"] == "none" and r["epsilon_server"]} == {"inf"}
 
 
@@ -120,10 +124,10 @@ def strongest(value: dict[str, Any], goal: str, figure: str) -> float | None:
 
 def test_the_summary_is_that_of_the_cells(drawn: Path) -> None:
     cells, summary = rows(drawn / "curves.csv"), rows(drawn / "summary.csv")
-    groups = {(r["protocol"], r["defence"], r["epsilon"]) for r in cells}
-    assert {(r["protocol"], r["defence"], r["epsilon"]) for r in summary} == groups
+    groups = {(r["protocol"], r["defence"], r["level"]) for r in cells}
+    assert {(r["protocol"], r["defence"], r["level"]) for r in summary} == groups
     for row in summary:
-        own = [r for r in cells if all(r[a] == row[a] for a in ("protocol", "defence", "epsilon"))]
+        own = [r for r in cells if all(r[a] == row[a] for a in ("protocol", "defence", "level"))]
         assert int(row["cells"]) == len(own) == 2
         assert int(row["failed"]) == sum(r["status"] == "failed" for r in own)
         values = [float(r[row["measure"]]) for r in own if row["measure"] and r[row["measure"]]]
@@ -228,19 +232,19 @@ def test_the_page_opens_without_a_request_and_sorts(drawn: Path, tmp_path: Path)
         assert page.errors == ()
         assert page.requests == (page.url,)
         column = "return [...document.querySelectorAll('#cells tbody tr')].map(r => r.cells[%d].textContent)"
-        before = browser.run(column % 3)
-        press = "document.querySelectorAll('#cells thead th')[3].querySelector('button').click()"
+        before = browser.run(column % 4)
+        press = "document.querySelectorAll('#cells thead th')[4].querySelector('button').click()"
         browser.run(press)
-        assert browser.run(column % 3) == sorted(before)
+        assert browser.run(column % 4) == sorted(before)
         browser.run(press)
-        assert browser.run(column % 3) == sorted(before, reverse=True)
+        assert browser.run(column % 4) == sorted(before, reverse=True)
         assert (
             browser.run("return document.querySelector('#cells [aria-sort]').getAttribute('aria-sort')")
             == "descending"
         )
         browser.run("document.querySelectorAll('#cells thead th')[2].querySelector('button').click()")
         levels = browser.run(column % 2)
-        assert levels == ["8"] * 6 + ["∞"] * 6
+        assert levels == ["8"] * 6 + ["none"] * 6
         narrow = browser.open(drawn / "index.html", width=390)
         assert narrow.errors == ()
         assert browser.run("return document.documentElement.scrollWidth <= innerWidth")

@@ -297,7 +297,7 @@ def test_a_defence_that_fits_nothing_is_a_mistake(tmp_path: Path) -> None:
         engine.sweep(made, tmp_path / "out", executor=nowhere)
     made = grid()
     made["defences"][0]["protocols"] = {"standalone": made["defences"][0]["spec"]}
-    with pytest.raises(SpecError, match="standalone, clipped at ε = 8"):
+    with pytest.raises(SpecError, match="standalone, clipped, ε asked 8"):
         engine.sweep(made, tmp_path / "out", executor=nowhere)
     assert not (tmp_path / "out").exists()
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fdaudit.accounting.calibration import Shape, noise_for
 from fdaudit.errors import SpecError
-from fdaudit.sweep_grid import UNDEFENDED, Grid, expand, load_grid
+from fdaudit.sweep_grid import Grid, expand, load_grid
+from fdaudit.sweep_levels import UNDEFENDED
 
 from .docs_pages import ROOT
 from .sweep_cases import grid
@@ -202,7 +203,7 @@ def test_a_base_may_be_a_file_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_the_example_grids_expand(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fdaudit.sweep_grid._calibrated", lambda defence, shape, epsilon, delta: 1 / epsilon)
+    monkeypatch.setattr("fdaudit.sweep_levels._calibrated", lambda defence, shape, epsilon, delta: 1 / epsilon)
     made = load_grid(path)
     cells = expand(made)
     assert path.read_text(encoding="utf-8").startswith("# ")

@@ -1,0 +1,102 @@
+"""The levels of a sweep's ε axis: how a level fills a defence's settings, and whether it is an ε there.
+
+Guarantees:
+  * a level counts as an ε that was asked only where calibration, a preset or a budget takes it for one;
+  * a level that stands for any other setting, such as σ, is never called ε;
+  * a level that several mechanisms take in full is no ε of the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from fdaudit.accounting.calibration import SHAPES, Shape, noise_for
+from fdaudit.config import validate
+from fdaudit.errors import SpecError, nearest
+
+__all__ = ["PLACEHOLDER", "UNDEFENDED", "asks_for_epsilon", "filled", "in_words"]
+
+UNDEFENDED = "none"
+"""What the defence axis is called where there is no defence."""
+PLACEHOLDER = "{epsilon}"
+"""What stands for the level in a defence's settings."""
+_CALIBRATE = "calibrate"
+_SHARES: Mapping[tuple[str, ...], float] = {
+    ("preset", "epsilon"): 1.0,
+    ("privacy", "budget", "epsilon"): 0.0,
+}
+"""Settings that are an ε, each with how much of the run's ε it spends; a budget only limits what others spend."""
+_NEUTRAL = (("gates", "epsilon"),)
+"""Settings that are an ε and bound nothing."""
+_ROUNDING = 1e-9
+
+
+def in_words(protocol: str, defence: str, level: float, seed: int, *, asked: bool) -> str:
+    """Return a cell's name for people; it says ε only of a level that is one."""
+    strength = f"{'ε asked' if asked else 'level'} {level:g}"
+    kept = "no defence" if defence == UNDEFENDED else f"{defence}, {strength}"
+    return f"{protocol}, {kept}, seed {seed}"
+
+
+def asks_for_epsilon(fragment: Mapping[str, Any]) -> bool:
+    """Return whether a defence's settings take the level for the ε of the run.
+
+    Args:
+        fragment: fields of a spec, with placeholders.
+    """
+    shares = [share for path, share in _uses(fragment, ()) if path not in _NEUTRAL]
+    return bool(shares) and math.fsum(shares) <= 1 + _ROUNDING
+
+
+def _uses(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield where a level is used and how much of the run's ε is spent there; infinitely much where it is no ε."""
+    if value == PLACEHOLDER:
+        yield path, _SHARES.get(path, math.inf)
+    elif isinstance(value, Mapping) and _CALIBRATE in value:
+        share = value.get("share", 1.0)
+        yield path, float(share) if isinstance(share, int | float) else math.inf
+    elif isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _uses(below, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for number, below in enumerate(value):
+            yield from _uses(below, (*path, str(number)))
+
+
+def filled(value: Any, epsilon: float, delta: float, where: str) -> Any:
+    """Return a fragment with the level in the place of `{epsilon}`, and noise in that of `{calibrate: DEFENCE, …}`.
+
+    Raises:
+        SpecError: the defence cannot be calibrated, or its share is no share.
+    """
+    if value == PLACEHOLDER:
+        return epsilon
+    if isinstance(value, Mapping):
+        if _CALIBRATE in value:
+            return _noise(value, epsilon, delta, where)
+        return {k: filled(v, epsilon, delta, f"{where}.{k}") for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [filled(v, epsilon, delta, f"{where}.{n}") for n, v in enumerate(value)]
+    return value
+
+
+def _noise(asked: Mapping[str, Any], epsilon: float, delta: float, where: str) -> float:
+    shape = dict(asked)
+    defence, share = shape.pop(_CALIBRATE), shape.pop("share", 1.0)
+    if defence not in SHAPES:
+        raise SpecError(
+            f"{where}.{_CALIBRATE}", defence, "cannot be calibrated", nearest(str(defence), SHAPES)
+        )
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        problem = "is no share of ε"
+        raise SpecError(f"{where}.share", share, problem, "Give a number above 0 and at most 1.")
+    return _calibrated(str(defence), validate(Shape, shape, where), share * epsilon, share * delta)
+
+
+@cache
+def _calibrated(defence: str, shape: Shape, epsilon: float, delta: float) -> float:
+    found, _ = noise_for(defence, shape, epsilon, delta)
+    return 1 / found if SHAPES[defence][0].startswith("1/") else found

@@ -1,0 +1,185 @@
+"""The ε axes of curves: one of the ledger's ε, one of the ε that was asked for. An axis break stands before infinity.
+
+Guarantees:
+  * a finite place on the ledger's axis is the largest ε of the runs that the point stands for;
+  * a point stands at infinity as soon as one of its runs has no finite ε;
+  * the axis of the ε asked for shows only levels that are an ε, and says in its label that they were asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .sweep_rows import Point
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Scale", "asked_for", "by_ledger", "delta_of", "ledger_label", "scale_of", "view_of"]
+
+_PAD, _BAND = 0.08, 0.3
+"""Room beside the finite values, and width of a band behind a break, as shares of what the finite values span."""
+_NARROWEST = 0.6
+"""Fewest decades that the finite part spans."""
+_MOST_TICKS = 7
+_SHADE, _SPINE = "#f3f0e8", "#56626f"
+_ONE_WORD = ("server", "aggregator", "eavesdropper", "world")
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def by_ledger(point: Point, adversary: str) -> float | None:
+    """Return where a point stands on the ledger's axis: its largest ε; None where its ledgers say nothing."""
+    bill = point.bill(adversary)
+    return None if bill is None else bill.epsilon
+
+
+def asked_for(point: Point) -> float | None:
+    """Return where a point stands on the axis of the ε asked for; None where its level is no ε."""
+    return point.epsilon_asked
+
+
+def view_of(adversary: str) -> str:
+    """Return an adversary's view in words."""
+    if adversary in _ONE_WORD:
+        return f"the {adversary}'s view"
+    if "+" in adversary:
+        return f"the view of {' colluding with '.join(adversary.split('+', 1))}"
+    return f"{adversary}'s view"
+
+
+def delta_of(points: Iterable[Point], adversary: str) -> str:
+    """Return the δ of the points' ledgers, or from which to which; empty where none states one."""
+    found = {d for p in points if (bill := p.bill(adversary)) is not None for d in bill.deltas}
+    ends = [f"{d:g}".replace("e-0", "e-") for d in dict.fromkeys((min(found), max(found)))] if found else []
+    return " to ".join(ends)
+
+
+def ledger_label(points: Iterable[Point], adversary: str) -> str:
+    """Return the label of the ledger's axis."""
+    delta = delta_of(points, adversary)
+    return f"ε of {view_of(adversary)}, ledger{f', δ = {delta}' if delta else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """A logarithmic axis with a band for 0 on its left and one for infinity on its right, each behind a break.
+
+    Attributes:
+        low: lower end of the finite part, in decades.
+        high: upper end of the finite part, in decades.
+        levels: finite values that carry a tick; empty for round numbers.
+        zero: whether there is a band for 0.
+        infinite: whether there is a band for infinity.
+        finite: whether there is a finite part.
+        beyond: the tick of the band for infinity.
+    """
+
+    low: float
+    high: float
+    levels: tuple[float, ...] = ()
+    zero: bool = False
+    infinite: bool = False
+    finite: bool = True
+    beyond: str = "∞"
+
+    @property
+    def band(self) -> float:
+        """Width of a band, in decades."""
+        return _BAND * (self.high - self.low)
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Both ends of the axis."""
+        if not self.finite and self.infinite and not self.zero:
+            return self.high, self.high + self.band
+        return self.low - self.band * self.zero, self.high + self.band * self.infinite
+
+    @property
+    def breaks(self) -> tuple[float, ...]:
+        """Return the places of the breaks."""
+        return (self.low,) * self.zero + (self.high,) * self.infinite
+
+    def place(self, epsilon: float) -> float:
+        """Return where an ε stands, in decades; 0 and infinity stand in the middle of their bands."""
+        if math.isinf(epsilon):
+            return self.high + self.band / 2
+        return math.log10(epsilon) if epsilon > 0 else self.low - self.band / 2
+
+    @property
+    def ticks(self) -> tuple[tuple[float, str], ...]:
+        """Places and labels, from left to right."""
+        finite = (self.levels or _round_numbers(self.low, self.high)) if self.finite else ()
+        found = [(self.place(v), _number(v)) for v in finite]
+        if self.zero:
+            found.insert(0, (self.place(0.0), "0"))
+        if self.infinite:
+            found.append((self.place(math.inf), self.beyond))
+        return tuple(found)
+
+    def draw(self, axes: Axes) -> None:
+        """Put ticks, limits, bands and breaks on axes."""
+        places, names = zip(*self.ticks, strict=True)
+        axes.set_xticks(places, names)
+        axes.minorticks_off()
+        axes.set_xlim(self.limits)
+        for number, cut in enumerate(self.breaks):
+            end = cut - self.band if self.zero and not number else cut + self.band
+            axes.axvspan(min(cut, end), max(cut, end), color=_SHADE, linewidth=0, zorder=0)
+            _cut(axes, cut, f"break-{number}")
+
+
+def scale_of(values: Sequence[float], *, levels: Sequence[float] = (), beyond: str = "∞") -> Scale:
+    """Return the axis for some ε, infinite ones and 0 included.
+
+    Args:
+        values: at least one.
+        levels: finite values that carry a tick; round numbers where there is none.
+        beyond: the tick of the band for infinity.
+    """
+    finite = [math.log10(v) for v in values if 0 < v < math.inf]
+    middle = (min(finite) + max(finite)) / 2 if finite else 0.0
+    half = max(max(finite) - min(finite) if finite else 0.0, _NARROWEST) / 2 * (1 + 2 * _PAD)
+    return Scale(
+        low=middle - half,
+        high=middle + half,
+        levels=tuple(levels),
+        zero=any(v <= 0 for v in values),
+        infinite=any(math.isinf(v) for v in values),
+        finite=bool(finite),
+        beyond=beyond,
+    )
+
+
+def _round_numbers(low: float, high: float) -> tuple[float, ...]:
+    """Return 1, 2, 5 times powers of ten between two decades, or powers alone where those are many."""
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    fine = [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= math.log10(m) + p <= high]
+    if len(fine) <= _MOST_TICKS:
+        return tuple(fine)
+    whole = [p for p in powers if low <= p <= high]
+    return tuple(10.0**p for p in whole[:: math.ceil(len(whole) / _MOST_TICKS)])
+
+
+def _number(value: float) -> str:
+    power = round(math.log10(value))
+    if (power >= 5 or power <= -4) and math.isclose(value, 10.0**power):
+        return f"10{str(power).translate(_SUPERSCRIPT)}"
+    return f"{value:g}"
+
+
+def _cut(axes: Axes, place: float, name: str) -> None:
+    """Draw two slanted strokes through the lower edge, with nothing between them."""
+    from matplotlib.transforms import ScaledTranslation, blended_transform_factory
+
+    figure = axes.figure
+    ground = blended_transform_factory(axes.transData, axes.transAxes)
+    axes.plot([place], [0], marker="s", markersize=3.4, color="white", markeredgewidth=0, transform=ground,
+              clip_on=False, zorder=9)  # fmt: skip
+    for side in (-1, 1):
+        moved = ground + ScaledTranslation(side * 1.6 / 72, 0, figure.dpi_scale_trans)
+        line = axes.plot([place], [0], marker=[(-0.5, -1), (0.5, 1)], markersize=7, color=_SPINE, linestyle="none",
+                         markeredgewidth=0.8, transform=moved, clip_on=False, zorder=10)  # fmt: skip
+        line[0].set_gid(f"{name}-{'left' if side < 0 else 'right'}")
