@@ -73,6 +73,8 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "attack_worker",
     "conclusion",
     "runs",
+    "joint",
+    "ledger_files",
     "guesses",
     "red_team",
     "suite",
