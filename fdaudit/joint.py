@@ -31,7 +31,9 @@ from fdaudit.transcript import read_messages
 
 __all__ = ["JointLedger", "JointRuns", "Share", "joint"]
 
-_ADAPTIVE = "Each run was set up without private data, except for what earlier runs of this list had released to the adversary."
+_ADAPTIVE = (
+    "Each run was set up without private data, except for what earlier runs had released to the adversary."
+)
 _MATCHED = "The runs split one dataset: a record is charged for every client that holds it."
 _APART = "The runs split one dataset and no record is in two of them: the dearest run counts alone."
 _UNMATCHED = (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fdaudit.accounting.costs import Charges
 from fdaudit.events import DiscreteGaussian, Gaussian
 
-__all__ = ["gdp", "worst_gdp", "worst_zcdp", "zcdp"]
+__all__ = ["gdp", "rounded_up", "worst_gdp", "worst_zcdp", "zcdp"]
 
 
 def gdp(charges: Charges) -> float | None:
@@ -61,3 +61,11 @@ def _worst(clients: Iterable[Sequence[Charges]], figure: Callable[[Charges], flo
             return None
         largest = max(min(known), largest or 0.0)
     return largest
+
+
+def rounded_up(value: float) -> str:
+    """Return a privacy figure in four digits, never below what it is; ∞ where it is infinite."""
+    if not 0 < value < math.inf:
+        return "0" if value == 0 else "∞"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
+    return f"{math.ceil(value / unit * (1 - 1e-12)) * unit:.4g}"
