@@ -148,7 +148,7 @@ def _epsilon_lines(profiles: Sequence[Profile]) -> list[Line]:
 
 def _trade_off_lines(profiles: Sequence[Profile]) -> list[Line]:
     return [
-        Line(name=name, x=ALPHAS.tolist(), y=p.trade_off().tolist())
+        Line(name=f"{name}: ε = ∞" if p.cause else name, x=ALPHAS.tolist(), y=p.trade_off().tolist())
         for p, name in zip(profiles, _shown(profiles), strict=True)
     ]
 

@@ -16,7 +16,7 @@ from fdaudit.terminal import AsJson, say, show
 
 if TYPE_CHECKING:
     from fdaudit.accounting.ledger import Ledger
-    from fdaudit.joint import JointRuns
+    from fdaudit.joint_ledger import JointRuns
     from fdaudit.runs import Run
 
 __all__ = ["calibrate", "ledger"]
@@ -78,7 +78,7 @@ def _relations(both: bool, given: Relation | None) -> list[Relation | None]:
 
 def _opened(runs: list[str], stack: ExitStack, *, quiet: bool) -> Run | JointRuns:
     """The run, or several runs as one recipient has them."""
-    from fdaudit.joint import joint
+    from fdaudit.joint_ledger import joint
     from fdaudit.needs import but_reports
     from fdaudit.runs import load
 
@@ -89,7 +89,7 @@ def _opened(runs: list[str], stack: ExitStack, *, quiet: bool) -> Run | JointRun
 
 def _views(opened: Run | JointRuns) -> tuple[str, ...]:
     from fdaudit.bookkeeping import views_of
-    from fdaudit.joint import JointRuns
+    from fdaudit.joint_ledger import JointRuns
 
     return opened.views if isinstance(opened, JointRuns) else views_of(opened.plan)
 
@@ -113,7 +113,7 @@ def _written(
 def _show_ledgers(found: Sequence[Ledger], both_relations: bool) -> None:
     from fdaudit.accounting.exact import rounded_up
     from fdaudit.bookkeeping import table
-    from fdaudit.joint import JointLedger
+    from fdaudit.joint_ledger import JointLedger
 
     joint = [entry for entry in found if isinstance(entry, JointLedger)]
     if both_relations:

@@ -2,7 +2,7 @@
 
 Guarantees:
   * the same profiles give the same bytes in SVG, PDF and PNG: no date, no random identifiers;
-  * views are told apart by line style as well as by colour (Okabe and Ito's palette);
+  * views differ in line style as well as in colour (Okabe and Ito's palette);
   * a view with an infinite ε has no line in ε against δ, and its name says so.
 """
 
@@ -56,7 +56,10 @@ def epsilon_figure(lines: Sequence[Line], delta: float) -> dict[str, bytes]:
             axes.plot([x for x, _ in points], [y for _, y in points], label=name, **_style(number))
         axes.axvline(delta, color=MUTED, linewidth=0.6, linestyle=(0, (2, 2)), zorder=1)
         axes.set_xscale("log")
-        axes.set_xlim(min(min(line.x) for line in lines), 1)
+        axes.set_xlim(least := min(min(line.x) for line in lines), 1)
+        ticks = [10.0**power for power in range(-2 * math.floor(-math.log10(least) / 2 + 1e-9), 1, 2)]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.set(xlabel="δ", ylabel="ε (upper bound)")
         axes.grid(axis="both")

@@ -73,7 +73,7 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "attack_worker",
     "conclusion",
     "runs",
-    "joint",
+    "joint_ledger",
     "ledger_files",
     "guesses",
     "red_team",

@@ -100,7 +100,7 @@ def _sum(parts: Sequence[Charges]) -> Counter[Charge]:
 
 
 def _protected(held: Holders, accounts: Sequence[Accounts]) -> bool:
-    """Whether no member of the adversary holds the record: members are in no account of their own view."""
+    """Return whether no member of the adversary holds the record: members are in no account of their own view."""
     return all(
         client is None or client in account.charges or client in account.causes
         for client, account in zip(held, accounts, strict=True)
@@ -115,7 +115,7 @@ def _label(held: Holders, names: Sequence[str]) -> str:
 
 
 def _combinations(worth: list[dict[str, Charges]]) -> tuple[list[dict[str, Charges]], list[Holders]]:
-    """What each run may charge a record, and every combination of it, each no cheaper than those it stands for."""
+    """Return the dearest charges of each run and every combination of them."""
     reduced = [_dearest(run) for run in worth]
     if math.prod(max(1, len(run)) for run in reduced) > _COMBINATIONS:
         reduced = [{"any client": _union(run.values())} if len(run) > 1 else run for run in reduced]
@@ -123,7 +123,7 @@ def _combinations(worth: list[dict[str, Charges]]) -> tuple[list[dict[str, Charg
 
 
 def _dearest(run: Mapping[str, Charges]) -> dict[str, Charges]:
-    """The clients that are not charged a part of what another is: of those that are charged alike, the first."""
+    """Return the clients whose charges are no part of another client's; the first of those with equal charges."""
     kept = dict[str, Charges]()
     for client, charges in run.items():
         if any(_within(charges, other) for other in kept.values()):

@@ -28,9 +28,9 @@ __all__ = ["ALPHAS", "DELTAS", "Profile", "profile", "trade_off", "with_delta"]
 Values = NDArray[np.float64]
 
 DELTAS: Values = np.unique(
-    np.concatenate([10.0 ** np.arange(-12, -0.95, 0.1).round(1), np.arange(0.1, 0.96, 0.05).round(2)])
+    np.concatenate([10.0 ** np.arange(-12, -0.95, 0.1).round(1), np.arange(0.1, 0.99, 0.02).round(2)])
 )
-"""δ at which a profile has its ε: ten a decade from 1e-12 to 0.1, then every 0.05."""
+"""δ at which a profile has its ε: ten a decade from 1e-12 to 0.1, then every 0.02."""
 
 ALPHAS: Values = np.unique(
     np.concatenate([[0.0], 10.0 ** np.arange(-8, -2, 0.1).round(1), np.arange(1, 101) / 100])
@@ -187,7 +187,7 @@ class _Priced:
 def _refined(
     clients: Mapping[str, tuple[Charges, ...]], deltas: Values, distributions: bool
 ) -> list[_Priced]:
-    """Every client that may be worst at some δ, at full precision; of clients that are charged alike the first."""
+    """Every client that may be worst at some δ, at full precision; the first of clients with equal charges."""
     alike = dict[frozenset[frozenset[Any]], str]()
     for name, ways in clients.items():
         alike.setdefault(frozenset(frozenset(way.items()) for way in ways), name)

@@ -44,7 +44,7 @@ _UNMATCHED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one run adds for the worst record.
+    """The part of one run in what the worst record costs.
 
     Attributes:
         run: its name.
@@ -59,7 +59,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class JointLedger(Ledger):
-    """What the views of several runs cost together.
+    """The ledger of several runs that one recipient has.
 
     Attributes:
         runs: what each adds for the worst record.
@@ -193,7 +193,7 @@ class JointRuns:
 
     @cached_property
     def _one_dataset(self) -> bool:
-        """Whether one index means one record in every run; canaries are records of a run's own making."""
+        """True where one index means one record in every run; canaries are records that a run makes itself."""
         made = any(plan.spec.canaries is not None for plan in self._plans)
         return not made and len({plan.dataset.sha256() for plan in self._plans}) == 1
 
@@ -259,14 +259,13 @@ class JointRuns:
         """Salts and noise come from one key: runs of which the first message has one salt have one stream of noise."""
         seen = dict[str, str]()
         for run, name in zip(self._runs, self.names, strict=True):
-            message = next(iter(read_messages(run.directory / "transcript")), None)
-            if message is None:
-                continue
-            if message.salt in seen:
-                problem = f"draws its noise from the same stream as {seen[message.salt]}"
+            salt = _first_salt(run)
+            if salt in seen:
+                problem = f"draws its noise from the same stream as {seen[salt]}"
                 remedy = "Run one of them anew: noise that two releases share protects neither."
                 raise RunError("run", str(run.directory), problem, remedy)
-            seen[message.salt] = name
+            if salt:
+                seen[salt] = name
 
 
 def joint(runs: Sequence[Run]) -> JointRuns:
@@ -279,3 +278,8 @@ def joint(runs: Sequence[Run]) -> JointRuns:
         RunError: a run stands alone, is given twice, or shares its noise with another.
     """
     return JointRuns(runs)
+
+
+def _first_salt(run: Run) -> str:
+    """The salt of a run's first message, which comes from the key of its noise; empty where nothing was sent."""
+    return next((message.salt for message in read_messages(run.directory / "transcript")), "")
