@@ -49,15 +49,17 @@ class Line:
 def epsilon_figure(lines: Sequence[Line], delta: float) -> dict[str, bytes]:
     """Return ε against δ as SVG, PDF and PNG, by suffix, with a vertical line at the ledger's δ."""
 
+    least = min(min(line.x) for line in lines)
+
     def draw(axes: Axes) -> None:
+        axes.set_xscale("log")
+        axes.set_xlim(least, 1)
         for number, line in enumerate(lines):
             points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
             name = plain(line.name, 40) if points else f"{plain(line.name, 40)}: ε = ∞"
             axes.plot([x for x, _ in points], [y for _, y in points], label=name, **_style(number))
         axes.axvline(delta, color=MUTED, linewidth=0.6, linestyle=(0, (2, 2)), zorder=1)
-        axes.set_xscale("log")
-        axes.set_xlim(least := min(min(line.x) for line in lines), 1)
-        ticks = [10.0**power for power in range(-2 * math.floor(-math.log10(least) / 2 + 1e-9), 1, 2)]
+        ticks = [10.0**power for power in range(-2 * math.floor(1e-9 - math.log10(least) / 2), 1, 2)]
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
         axes.set_ylim(bottom=0)

@@ -109,7 +109,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, fdaudit.Run]:
     made = {
         "a": spec(40.0),
         "b": spec(20.0),
-        "split": spec(20.0, partition={"name": "dirichlet", "params": {"alpha": 0.5}}),
+        "split": spec(20.0, partition={"name": "dirichlet", "alpha": 0.5}),
         "other": spec(20.0, dataset={"name": "digits", "limit": 200}),
     }
     home = tmp_path_factory.mktemp("runs")

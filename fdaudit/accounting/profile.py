@@ -27,8 +27,9 @@ __all__ = ["ALPHAS", "DELTAS", "Profile", "profile", "trade_off", "with_delta"]
 
 Values = NDArray[np.float64]
 
-DELTAS: Values = np.unique(
-    np.concatenate([10.0 ** np.arange(-12, -0.95, 0.1).round(1), np.arange(0.1, 0.99, 0.02).round(2)])
+DELTAS: Values = np.array(
+    [float(f"{10.0 ** (tenths / 10):.3g}") for tenths in range(-120, -10)]
+    + [hundredths / 100 for hundredths in range(10, 100, 2)]
 )
 """δ at which a profile has its ε: ten a decade from 1e-12 to 0.1, then every 0.02."""
 
