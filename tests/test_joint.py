@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -77,9 +78,8 @@ def test_a_joint_epsilon_is_at_least_each_and_at_most_the_sum() -> None:
                 [accounts({"client/0": one}), accounts({"client/0": other})],
                 ("a", "b"), [("client/0", "client/0")], DELTA,
             )  # fmt: skip
-            eps = profile(found.accounts).epsilons[70]
-            delta = float(profile(found.accounts).deltas[70])
-            alone = [epsilon(c, delta).value for c in (one, other)]
+            (eps,) = profile(found.accounts, np.array([DELTA])).epsilons
+            alone = [epsilon(c, DELTA).value for c in (one, other)]
             assert max(alone) <= eps * (1 + 1e-9)
             assert eps <= sum(alone) * (1 + 1e-6)
 
@@ -134,6 +134,15 @@ def test_a_record_that_another_run_hands_out_has_no_epsilon(runs: dict[str, fdau
     assert found.epsilon == math.inf
     assert "proxy or auxiliary data of" in found.cause
     assert any("data differ" in line for line in found.assumptions)
+
+
+def test_one_dataset_split_in_two_ways_is_matched_record_by_record(runs: dict[str, fdaudit.Run]) -> None:
+    pair = joint([runs["a"], runs["split"]])
+    found = pair.ledger("server")
+    assert any("split one dataset" in line for line in found.assumptions)
+    assert found.gdp == pytest.approx(math.hypot(math.sqrt(2) * 2 / 40, math.sqrt(2) * 2 / 20))
+    with pytest.raises(UsageError, match="in different ways"):
+        pair.ledger("server", unit="client")
 
 
 def test_the_same_record_twice_and_shared_noise_are_refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,7 @@ def test_shown_figures_are_rounded_up(value: float) -> None:
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
+@cache
 def two_profiles() -> list[Any]:
     clients = {"client/0": ({dp_sgd(rate=0.05, count=30): 1},), "client/1": ({laplace(3.0): 1},)}
     leak = {"client/1": "a leak"}
@@ -184,15 +186,12 @@ def test_the_reader_on_the_page_recomputes_epsilon_from_the_file(tmp_path: Path)
     scope: dict[str, Any] = {}
     exec(compile(reader, "reader", "exec"), scope)
     path = tmp_path / "curve" / "losses-server-add-or-remove.safetensors"
-    rows = [
-        r
-        for r in csv.DictReader((tmp_path / "curve/epsilon.csv").read_text("utf-8").splitlines())
-        if r["adversary"] == "server"
-    ]
+    lines = (tmp_path / "curve/epsilon.csv").read_text("utf-8").splitlines()
+    rows = [row for row in csv.DictReader(lines) if row["adversary"] == "server"]
     assert len(rows) == len(DELTAS)
     for row in rows:
         delta, eps = float(row["delta"]), float(row["epsilon"])
-        if "PLD" in row["accountant"]:
+        if eps > 0 and "PLD" in row["accountant"]:
             assert scope["delta"](path, eps) == pytest.approx(delta, rel=1e-6)
         assert eps == 0 or scope["delta"](path, eps) >= delta * (1 - 1e-6)
 

@@ -196,8 +196,8 @@ def _refined(
     found, best = list[_Priced](), np.full(len(deltas), -1.0)
     for name in sorted(quick, key=lambda name: -float(np.sum(np.minimum(quick[name].epsilons, 1e6)))):
         if np.any(quick[name].epsilons > best):
-            ways = [_by_all_rules(name, way, deltas, distributions) for way in clients[name]]
-            found.append(_least(ways))
+            priced = [_by_all_rules(name, way, deltas, distributions) for way in clients[name]]
+            found.append(_least(priced))
             best = np.maximum(best, found[-1].epsilons)
     return found
 
