@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fdaudit.attestation.bundle import evidence
     from fdaudit.errors import FdauditError
+    from fdaudit.joint_ledger import JointRuns, joint
     from fdaudit.places import mirrored
     from fdaudit.red_team import export_view, score
     from fdaudit.runs import Run, attack, compare, load, report, run
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FdauditError",
+    "JointRuns",
     "Run",
     "Spec",
     "attack",
     "compare",
     "evidence",
     "export_view",
+    "joint",
     "load",
     "load_spec",
     "mirrored",
@@ -34,12 +37,14 @@ __all__ = [
 
 _HOMES = {
     "FdauditError": "fdaudit.errors",
+    "JointRuns": "fdaudit.joint_ledger",
     "Run": "fdaudit.runs",
     "Spec": "fdaudit.spec",
     "attack": "fdaudit.runs",
     "compare": "fdaudit.runs",
     "evidence": "fdaudit.attestation.bundle",
     "export_view": "fdaudit.red_team",
+    "joint": "fdaudit.joint_ledger",
     "load": "fdaudit.runs",
     "load_spec": "fdaudit.spec",
     "mirrored": "fdaudit.places",

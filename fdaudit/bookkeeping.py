@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fdaudit.accounting.exact import rounded_up
 from fdaudit.accounting.ledger import Books, Ledger
 from fdaudit.message_sizes import fixed_sizes
 from fdaudit.messages import role
@@ -58,7 +59,7 @@ def table(ledgers: Sequence[Ledger]) -> list[str]:
     """Ledgers as lines for a terminal: ε by adversary, then why and from what."""
     lines = [f"{'adversary':<20} {'ε':>12}  {'δ':<8} {'worst client':<13} unit, relation"]
     for entry in ledgers:
-        value = f"{entry.epsilon:.4g}" if entry.finite else "∞"
+        value = rounded_up(entry.epsilon)
         stated = f"{entry.unit}, {entry.relation}"
         lines.append(
             f"{entry.view:<20} {value:>12}  {entry.delta:<8g} {entry.victim or 'nobody':<13} {stated}"
@@ -73,8 +74,11 @@ def _details(entry: Ledger) -> Iterator[str]:
         yield f"because of {entry.cause}"
     for part in entry.contributions:
         what = f"{part.kind} of {part.sender}: {part.charges} times {part.mechanism}"
-        yield f"{what}, ε {part.epsilon:.4g} alone"
-    if entry.finite and entry.contributions:
+        yield f"{what}, ε {rounded_up(part.epsilon)} alone"
+    if entry.finite and entry.epsilon > 0:
         yield f"by {entry.accountant}"
+        exact = [(entry.gdp, "GDP"), (entry.zcdp, "zCDP")]
+        if told := [f"{rounded_up(figure)}-{name}" for figure, name in exact if figure]:
+            yield f"{' and '.join(told)}, exact"
     if entry.sampling:
         yield f"sampling {entry.sampling}"

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, get_args
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from fdaudit.errors import UsageError, nearest
 from fdaudit.events import Relation, Unit
 from fdaudit.places import mirrored
-from fdaudit.terminal import AsJson, RunPath, say, show
+from fdaudit.terminal import AsJson, say, show
+
+if TYPE_CHECKING:
+    from fdaudit.accounting.ledger import Ledger
+    from fdaudit.joint_ledger import JointRuns
+    from fdaudit.runs import Run
 
 __all__ = ["calibrate", "ledger"]
 
 
 def ledger(
-    run: RunPath,
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...", help="A run directory, or the URL of one. Several: what they cost together."
+        ),
+    ],
     adversary: Annotated[
         list[str] | None,
         typer.Option(help="Whose view; repeat for several. Default: the spec's and every server."),
@@ -26,30 +38,109 @@ def ledger(
     relation: Annotated[
         str | None, typer.Option(help="add-or-remove or replace-one; default: what the run's events suit.")
     ] = None,
+    both_relations: Annotated[
+        bool,
+        typer.Option(
+            "--both-relations", help="State ε for records added or removed and for records replaced."
+        ),
+    ] = False,
+    curve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Write ε at many δ, trade-off functions and loss distributions there."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what ε each adversary's view costs the worst client, or why none can be claimed."""
-    from fdaudit.bookkeeping import table, views_of
+    if both_relations and relation is not None:
+        raise UsageError("relation", relation, "excludes --both-relations", "Give one of the two options.")
+    asked = {"unit": _one_of("unit", unit, Unit), "relation": _one_of("relation", relation, Relation)}
+    wanted = [{**asked, "delta": delta, "relation": r} for r in _relations(both_relations, asked["relation"])]
+    with ExitStack() as stack:
+        opened = _opened(runs, stack, quiet=as_json)
+        views = adversary or _views(opened)
+        found = [opened.ledger(view, **how) for view in views for how in wanted]
+        files = _written(opened, found, curve, stack, quiet=as_json)
+    if as_json:
+        entries = [entry.to_json() for entry in found]
+        show(json.dumps(entries if curve is None else {"ledger": entries, "files": files}))
+        return
+    _show_ledgers(found, both_relations)
+    show(*(["", *files] if files else []))
+    for warning in dict.fromkeys(w for entry in found for w in entry.warnings):
+        say(f"warning: {warning}")
+
+
+def _relations(both: bool, given: Relation | None) -> list[Relation | None]:
+    return list(get_args(Relation)) if both else [given]
+
+
+def _opened(runs: list[str], stack: ExitStack, *, quiet: bool) -> Run | JointRuns:
+    """The run, or several runs as one recipient has them."""
+    from fdaudit.joint_ledger import joint
     from fdaudit.needs import but_reports
     from fdaudit.runs import load
 
-    with mirrored(run, need=but_reports, quiet=as_json) as place:
-        opened = load(place.path)
-        found = [
-            opened.ledger(
-                view,
-                delta=delta,
-                unit=_one_of("unit", unit, Unit),
-                relation=_one_of("relation", relation, Relation),
-            )
-            for view in adversary or views_of(opened.plan)
-        ]
-    if as_json:
-        show(json.dumps([entry.to_json() for entry in found]))
-        return
+    places = [stack.enter_context(mirrored(run, need=but_reports, quiet=quiet)) for run in runs]
+    loaded = [load(place.path) for place in places]
+    return loaded[0] if len(loaded) == 1 else joint(loaded)
+
+
+def _views(opened: Run | JointRuns) -> tuple[str, ...]:
+    from fdaudit.bookkeeping import views_of
+    from fdaudit.joint_ledger import JointRuns
+
+    return opened.views if isinstance(opened, JointRuns) else views_of(opened.plan)
+
+
+def _written(
+    opened: Run | JointRuns, ledgers: Sequence[Ledger], curve: str | None, stack: ExitStack, *, quiet: bool
+) -> list[str]:
+    """The files of the ledgers' profiles, as the user would name them; none unless a directory is given."""
+    if curve is None:
+        return []
+    from fdaudit.ledger_files import write_profiles
+
+    place = stack.enter_context(mirrored(curve, "new", field="curve", quiet=quiet))
+    profiles = [
+        opened.profile(entry.view, delta=entry.delta, unit=entry.unit, relation=entry.relation)
+        for entry in ledgers
+    ]
+    return [place.shown(path) for path in write_profiles(profiles, place.path, delta=ledgers[0].delta)]
+
+
+def _show_ledgers(found: Sequence[Ledger], both_relations: bool) -> None:
+    from fdaudit.accounting.exact import rounded_up
+    from fdaudit.bookkeeping import table
+    from fdaudit.joint_ledger import JointLedger
+
+    joint = [entry for entry in found if isinstance(entry, JointLedger)]
+    if both_relations:
+        show(*_side_by_side(found), "")
     show(*table(found))
-    for warning in dict.fromkeys(w for entry in found for w in entry.warnings):
-        say(f"warning: {warning}")
+    shares = {share for entry in joint for share in entry.runs}
+    if shares:
+        show("", "Each run alone, for the worst records")
+        show(
+            *(
+                f"  {s.run:<20} {s.client or 'not in it':<13} {rounded_up(s.epsilon)}"
+                for s in sorted(shares, key=repr)
+            )
+        )
+
+
+def _side_by_side(found: Sequence[Ledger]) -> list[str]:
+    """ε of each adversary for both relations, a line each."""
+    from fdaudit.accounting.exact import rounded_up
+
+    relations = get_args(Relation)
+    cells = {(e.view, e.relation): rounded_up(e.epsilon) for e in found}
+    lines = [f"{'adversary':<20} {relations[0]:>14} {relations[1]:>14}  unit"]
+    for entry in {e.view: e for e in found}.values():
+        both = " ".join(f"{cells[entry.view, r]:>14}" for r in relations)
+        lines.append(f"{entry.view:<20} {both}  {entry.unit}")
+    return lines
 
 
 def calibrate(

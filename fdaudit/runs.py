@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from fdaudit.accounting.accounts import Accounts
 from fdaudit.accounting.ledger import Books, Ledger
+from fdaudit.accounting.profile import Profile, profile, with_delta
 from fdaudit.attack_stage import Tick, attack_cells
 from fdaudit.audit import perform, reopen
 from fdaudit.bookkeeping import books_of
@@ -61,6 +63,13 @@ class Run:
         return self._plan
 
     @property
+    def books(self) -> Books:
+        """The run's transcript made ready for the ledger of any view, on first use."""
+        if self._books is None:
+            self._books = books_of(self.plan, self.directory)
+        return self._books
+
+    @property
     def result(self) -> dict[str, Any]:
         """`result.json`.
 
@@ -109,15 +118,39 @@ class Run:
             unit: `record` or `client`; default: the spec's.
             relation: `add-or-remove` or `replace-one`; default: the spec's, or what the run's events suit.
         """
-        if self._books is None:
-            self._books = books_of(self.plan, self.directory)
         asked = self.plan.spec.privacy
-        return self._books.ledger(
+        return self.books.ledger(
             view,
             delta=asked.delta if delta is None else delta,
             unit=unit or asked.unit,
             relation=relation or asked.relation,
         )
+
+    def accounts(
+        self, view: str = "server", *, unit: Unit | None = None, relation: Relation | None = None
+    ) -> Accounts:
+        """Return the mechanisms that each client is charged in an adversary's view; arguments as of `ledger`."""
+        asked = self.plan.spec.privacy
+        return self.books.accounts(view, unit=unit or asked.unit, relation=relation or asked.relation)
+
+    def profile(
+        self,
+        view: str = "server",
+        *,
+        delta: float | None = None,
+        unit: Unit | None = None,
+        relation: Relation | None = None,
+    ) -> Profile:
+        """Return ε of an adversary's view at many δ, its loss distributions and its trade-off function.
+
+        Args:
+            view: an adversary, as `view` takes it.
+            delta: a δ that is surely among them; default: the spec's `privacy.delta`.
+            unit: as `ledger` takes it.
+            relation: as `ledger` takes it.
+        """
+        delta = self.plan.spec.privacy.delta if delta is None else delta
+        return profile(self.accounts(view, unit=unit, relation=relation), with_delta(delta))
 
     def verify(self) -> list[str]:
         """Defects of the run's record, one sentence each; empty when there is none."""

@@ -75,6 +75,8 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "attack_worker",
     "conclusion",
     "runs",
+    "joint_ledger",
+    "ledger_files",
     "guesses",
     "red_team",
     "suite",

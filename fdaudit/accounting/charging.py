@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from fdaudit.accounting.costs import ORDERS, Charge, Drawn, Epsilon, converted, curve, epsilon, parts_of
+from fdaudit.accounting.costs import (
+    ORDERS,
+    Charge,
+    Charges,
+    Drawn,
+    Epsilon,
+    converted,
+    curve,
+    epsilon,
+    parts_of,
+)
 from fdaudit.accounting.graph import Guarantees, Leak, MessageGraph, State, Unchanged
 from fdaudit.events import Gaussian, Mechanism, NoGuarantee, Relation, Release, SampledGaussian, Unit
 from fdaudit.messages import ALL, DATA, SUM, Message, role
@@ -176,6 +186,11 @@ class Entry:
         if isinstance(event, Unchanged | NoGuarantee):
             return np.zeros(len(ORDERS))
         return np.sum([curve(part) for part in parts_of(event)], axis=0)
+
+    def charges(self, victim: str, ways: Sequence[frozenset[int]]) -> tuple[Charges, ...]:
+        """Return the mechanisms that each way adds up to; every entry alone bounds what the view costs the victim."""
+        worth = self.guarantees(victim)
+        return tuple(charges for way in ways for charges in self._charges(way, worth))
 
     def cheapest(self, victim: str, ways: Sequence[frozenset[int]]) -> Bill:
         """The way that costs least, with its cost by the best accountant."""

@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from fdaudit.accounting.accounts import Accounts
 from fdaudit.accounting.charging import Contribution, Entry, mechanisms, sampling
+from fdaudit.accounting.costs import Charges
+from fdaudit.accounting.exact import worst_gdp, worst_zcdp
 from fdaudit.accounting.graph import Leak, MessageGraph
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian, Laplace, Relation, SampledGaussian, Unit
@@ -38,6 +41,8 @@ class Ledger:
         sampling: sampling that the figure assumes, and what was done.
         assumptions: what the figure rests on.
         warnings: what makes the figure say less than it seems to.
+        gdp: μ of μ-GDP that holds for every client, where that is exact: only plain Gaussians are charged.
+        zcdp: ρ of ρ-zCDP that holds for every client, where only Gaussians, discrete ones included, are charged.
     """
 
     view: str
@@ -54,6 +59,8 @@ class Ledger:
     sampling: str = ""
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    gdp: float | None = None
+    zcdp: float | None = None
 
     @property
     def finite(self) -> bool:
@@ -162,19 +169,8 @@ class Books:
         Raises:
             SpecError: no such party, or δ out of range.
         """
-        if not 0 < delta < 1:
-            raise SpecError("delta", delta, "is no probability of failure", "Give a δ between 0 and 1.")
-        members = members_of(view, self._parties)
-        entry = Entry(
-            graph=self._graph,
-            members=members,
-            seen=self._seen(members),
-            delta=delta,
-            unit=unit,
-            relation=relation or self.relation,
-            pld=pld,
-        )
-        victims = [p for p in self._parties if role(p) == "client" and p not in members]
+        entry = self._entry(view, delta, unit, relation, pld)
+        victims = self._victims(entry)
         blank = Ledger(
             view=view,
             epsilon=0.0,
@@ -202,7 +198,61 @@ class Books:
             victim=victim,
             contributions=bill.contributions(self._graph, delta, pld),
             sampling=sampling(bill.charged, self._graph, entry),
+            gdp=worst_gdp((b.charges,) for b in bills.values()),
+            zcdp=worst_zcdp((b.charges,) for b in bills.values()),
         )
+
+    def accounts(self, view: str, *, unit: Unit = "record", relation: Relation | None = None) -> Accounts:
+        """Return what each client is charged, before any δ is chosen.
+
+        Args:
+            view: an adversary, as `Run.view` takes it.
+            unit: one record of a client, or all that a client holds.
+            relation: add-or-remove or replace-one; left out, the one that the run's events suit.
+
+        Raises:
+            SpecError: no such party.
+        """
+        entry = self._entry(view, 0.5, unit, relation, pld=False)  # ways of charging are the same at every δ
+        victims, assumed = self._victims(entry), self._assumed(entry)
+        charges, causes = dict[str, tuple[Charges, ...]](), dict[str, str]()
+        if (cause := self._choices.unaccounted()) and entry.seen:
+            causes = dict.fromkeys(victims, cause)
+        else:
+            ways = {victim: entry.ways(victim) for victim in victims}
+            charges = {v: entry.charges(v, w) for v, w in ways.items() if not isinstance(w, Leak)}
+            leaks = [(v, w) for v, w in ways.items() if isinstance(w, Leak)]
+            leaks.sort(key=lambda item: item[1].message.seq)
+            causes = {v: self._cause(leak, entry)["cause"] for v, leak in leaks}
+        return Accounts(
+            view=view,
+            unit=unit,
+            relation=entry.relation,
+            charges=charges,
+            causes=causes,
+            assumptions=assumed,
+        )
+
+    def warnings(self, delta: float, unit: Unit) -> tuple[str, ...]:
+        """Return what makes a figure at this δ say less than it seems to."""
+        return self._warned(delta, unit)
+
+    def _entry(self, view: str, delta: float, unit: Unit, relation: Relation | None, pld: bool) -> Entry:
+        if not 0 < delta < 1:
+            raise SpecError("delta", delta, "is no probability of failure", "Give a δ between 0 and 1.")
+        members = members_of(view, self._parties)
+        return Entry(
+            graph=self._graph,
+            members=members,
+            seen=self._seen(members),
+            delta=delta,
+            unit=unit,
+            relation=relation or self.relation,
+            pld=pld,
+        )
+
+    def _victims(self, entry: Entry) -> list[str]:
+        return [p for p in self._parties if role(p) == "client" and p not in entry.members]
 
     def _seen(self, members: Collection[str]) -> list[int]:
         """Return what reaches a view, by `seq`: messages, answers of oracles, and sizes that may tell something."""

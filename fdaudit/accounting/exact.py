@@ -1,0 +1,71 @@
+"""Guarantees of one number that hold exactly: μ of Gaussian differential privacy, and ρ of zero-concentrated.
+
+Guarantees:
+  * a figure is given only where every charge has it in closed form; nothing is approximated;
+  * composition is exact: squares of μ add up, and so do the ρ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from fdaudit.accounting.costs import Charges
+from fdaudit.events import DiscreteGaussian, Gaussian
+
+__all__ = ["gdp", "rounded_up", "worst_gdp", "worst_zcdp", "zcdp"]
+
+
+def gdp(charges: Charges) -> float | None:
+    """Return μ of μ-GDP, or None where a charge is no plain Gaussian release.
+
+    Source: Dong, Roth & Su 2019, Corollary 3.3: μ² = Σ (sensitivity / scale)².
+    """
+    ratios = list[float]()
+    for charge, times in charges.items():
+        if not isinstance(charge, Gaussian):
+            return None
+        ratios.append(math.sqrt(times * charge.count) * charge.sensitivity / charge.scale)
+    return math.hypot(*ratios)
+
+
+def zcdp(charges: Charges) -> float | None:
+    """Return ρ of ρ-zCDP, or None where a charge is neither a Gaussian nor a discrete Gaussian release.
+
+    Source: Bun & Steinke 2016, Proposition 1.6 and Lemma 1.7; Canonne, Kamath & Steinke 2020, Theorem 4.
+    """
+    terms = list[float]()
+    for charge, times in charges.items():
+        if not isinstance(charge, Gaussian | DiscreteGaussian):
+            return None
+        terms.append(times * charge.count * (charge.sensitivity / charge.scale) ** 2 / 2)
+    return math.fsum(terms)
+
+
+def worst_gdp(clients: Iterable[Sequence[Charges]]) -> float | None:
+    """Return μ of the worst client by its best way, or None where a client has none or there is no client."""
+    return _worst(clients, gdp)
+
+
+def worst_zcdp(clients: Iterable[Sequence[Charges]]) -> float | None:
+    """Return ρ of the worst client by its best way, or None where a client has none or there is no client."""
+    return _worst(clients, zcdp)
+
+
+def _worst(clients: Iterable[Sequence[Charges]], figure: Callable[[Charges], float | None]) -> float | None:
+    """The largest over clients of the least over ways of charging, each of which bounds the view."""
+    largest: float | None = None
+    for ways in clients:
+        known = [value for way in ways if (value := figure(way)) is not None]
+        if not known:
+            return None
+        largest = max(min(known), largest or 0.0)
+    return largest
+
+
+def rounded_up(value: float) -> str:
+    """Return a privacy figure in four digits, never below what it is; ∞ where it is infinite."""
+    if not 0 < value < math.inf:
+        return "0" if value == 0 else "∞"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
+    return f"{math.ceil(value / unit * (1 - 1e-12)) * unit:.4g}"

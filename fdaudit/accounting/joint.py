@@ -1,0 +1,144 @@
+"""Joint accounts: what one recipient of several runs learns of a record that more than one of them used.
+
+Guarantees:
+  * the charges of all runs that a record took part in compose; no ε is added to another;
+  * a record that is in one of the runs alone is charged for that run alone;
+  * where records of the runs cannot be matched, a record may be with any client of each run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fdaudit.accounting.accounts import Accounts
+from fdaudit.accounting.costs import Charge, Charges, epsilon
+
+__all__ = ["Holders", "Joint", "joined"]
+
+Holders = tuple[str | None, ...]
+"""The client that holds a record in each run; None where no client does."""
+
+_COMBINATIONS = 256
+"""Up to so many combinations of clients are priced one by one; beyond, a bound stands for all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joint:
+    """Accounts of several runs together.
+
+    Attributes:
+        accounts: of every combination of clients, by a name for it.
+        holders: by the same names, the client of each run.
+        shares: by the same names, what each run charges; empty where its client is charged nothing.
+    """
+
+    accounts: Accounts
+    holders: Mapping[str, Holders]
+    shares: Mapping[str, tuple[Charges, ...]]
+
+
+def joined(
+    accounts: Sequence[Accounts],
+    names: Sequence[str],
+    holders: Collection[Holders] | None,
+    delta: float,
+) -> Joint:
+    """Return the accounts of several runs as one.
+
+    Args:
+        accounts: of one view, unit and relation, one a run.
+        names: of the runs, for causes and labels.
+        holders: which clients hold one record; None where any client of each run may.
+        delta: δ at which the way of charging a client of one run is chosen.
+    """
+    worth = [{client: _cheapest(ways, delta) for client, ways in a.charges.items()} for a in accounts]
+    causes = dict[str, str]()
+    if holders is None:
+        worth, combinations = _combinations(worth)
+        for name, account in zip(names, accounts, strict=True):
+            causes |= {f"{client} of {name}": f"{name}: {cause}" for client, cause in account.causes.items()}
+    else:
+        combinations = [held for held in holders if _protected(held, accounts)]
+        for held in combinations:
+            for client, name, account in zip(held, names, accounts, strict=True):
+                if client in account.causes:
+                    causes.setdefault(_label(held, names), f"{name}: {account.causes[client]}")
+    found = {
+        label: held for held in combinations if any(held) and (label := _label(held, names)) not in causes
+    }
+    shares = {
+        label: tuple(run[client] if client else {} for run, client in zip(worth, held, strict=True))
+        for label, held in found.items()
+    }
+    first = accounts[0]
+    made = Accounts(
+        view=first.view,
+        unit=first.unit,
+        relation=first.relation,
+        charges={label: (_sum(parts),) for label, parts in shares.items()},
+        causes=causes,
+        assumptions=tuple(dict.fromkeys(line for a in accounts for line in a.assumptions)),
+    )
+    return Joint(accounts=made, holders=found, shares=shares)
+
+
+def _cheapest(ways: Sequence[Charges], delta: float) -> Charges:
+    if len(ways) == 1:
+        return ways[0]
+    return min(ways, key=lambda way: epsilon(way, delta, pld=False).value)
+
+
+def _sum(parts: Sequence[Charges]) -> Counter[Charge]:
+    total = Counter[Charge]()
+    for part in parts:
+        total.update(part)
+    return total
+
+
+def _protected(held: Holders, accounts: Sequence[Accounts]) -> bool:
+    """Return whether no member of the adversary holds the record: members are in no account of their own view."""
+    return all(
+        client is None or client in account.charges or client in account.causes
+        for client, account in zip(held, accounts, strict=True)
+    )
+
+
+def _label(held: Holders, names: Sequence[str]) -> str:
+    """`client/0` where it is the same in every run, else each client with its run."""
+    if len(set(held)) == 1 and held[0] is not None:
+        return held[0]
+    return ", ".join(f"{client} of {name}" for client, name in zip(held, names, strict=True) if client)
+
+
+def _combinations(worth: list[dict[str, Charges]]) -> tuple[list[dict[str, Charges]], list[Holders]]:
+    """Return the dearest charges of each run and every combination of them."""
+    reduced = [_dearest(run) for run in worth]
+    if math.prod(max(1, len(run)) for run in reduced) > _COMBINATIONS:
+        reduced = [{"any client": _union(run.values())} if len(run) > 1 else run for run in reduced]
+    return reduced, list(itertools.product(*(tuple(run) or (None,) for run in reduced)))
+
+
+def _dearest(run: Mapping[str, Charges]) -> dict[str, Charges]:
+    """Return the clients whose charges are no part of another client's; the first of those with equal charges."""
+    kept = dict[str, Charges]()
+    for client, charges in run.items():
+        if any(_within(charges, other) for other in kept.values()):
+            continue
+        kept = {c: other for c, other in kept.items() if not _within(other, charges)} | {client: charges}
+    return kept
+
+
+def _within(part: Charges, whole: Charges) -> bool:
+    return all(times <= whole.get(charge, 0) for charge, times in part.items())
+
+
+def _union(all_charges: Iterable[Charges]) -> Counter[Charge]:
+    """Every mechanism as often as the client that uses it most: no client is charged more."""
+    total = Counter[Charge]()
+    for charges in all_charges:
+        total |= Counter(charges)
+    return total

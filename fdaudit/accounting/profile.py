@@ -1,0 +1,253 @@
+"""The privacy profile of a view: ε at many δ, its loss distributions and its trade-off function.
+
+Guarantees:
+  * ε at each δ is that of the client that is worst at this δ;
+  * every pair (ε, δ) is sound by itself;
+  * the trade-off function bounds the type II error from below for every client and in both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fdaudit.accounting.accounts import Accounts
+from fdaudit.accounting.costs import Charges, epsilon
+from fdaudit.accounting.distributions import Distribution, composed, has_distribution
+from fdaudit.accounting.exact import gdp, worst_gdp, worst_zcdp
+from fdaudit.errors import SpecError
+from fdaudit.events import Relation, Unit
+
+__all__ = ["ALPHAS", "DELTAS", "Profile", "profile", "trade_off", "with_delta"]
+
+Values = NDArray[np.float64]
+
+DELTAS: Values = np.array(
+    [float(f"{10.0 ** (tenths / 10):.3g}") for tenths in range(-120, -10)]
+    + [hundredths / 100 for hundredths in range(10, 100, 2)]
+)
+"""δ at which a profile has its ε: ten a decade from 1e-12 to 0.1, then every 0.02."""
+
+ALPHAS: Values = np.unique(
+    np.concatenate([[0.0], 10.0 ** np.arange(-8, -2, 0.1).round(1), np.arange(1, 101) / 100])
+)
+"""Type I errors at which a trade-off function is written down."""
+
+_TOO_LOUD = 300.0
+"""Above this ε at the largest δ below 0.01 a distribution is too long to compose, and the guarantee is vacuous."""
+_LARGEST_POWER = 700.0
+"""The largest ε whose exponential is a number; e^ε α is above 1 there for every α that matters."""
+_ROUNDED_DOWN = 1 - 1e-9
+"""A trade-off function is lowered by a billionth: floating point may have raised it by less."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Profile:
+    """ε of one view at many δ.
+
+    Attributes:
+        view: the adversary.
+        unit: what changes between neighbours.
+        relation: how it changes.
+        deltas: (n,) ascending.
+        epsilons: (n,) at each δ, of the client that is worst there; infinite where none can be claimed.
+        clients: (n,) the name of that client; empty where no client is left to protect.
+        accountants: (n,) the rule that gave ε.
+        cause: why every ε is infinite, or an empty text.
+        gdp: μ where μ-GDP holds exactly for every client; None otherwise.
+        zcdp: ρ where ρ-zCDP holds exactly for every client; None otherwise.
+        distributions: one for each client that may be worst at some δ.
+        missing: why there are no distributions, or an empty text.
+        assumptions: what all of it rests on.
+    """
+
+    view: str
+    unit: Unit
+    relation: Relation
+    deltas: Values
+    epsilons: Values
+    clients: tuple[str, ...]
+    accountants: tuple[str, ...]
+    cause: str = ""
+    gdp: float | None = None
+    zcdp: float | None = None
+    distributions: tuple[Distribution, ...] = ()
+    missing: str = ""
+    assumptions: tuple[str, ...] = ()
+
+    def trade_off(self, alphas: Values = ALPHAS) -> Values:
+        """Return a lower bound (m,) of the type II error at each type I error (Dong, Roth & Su 2019).
+
+        It holds for every client and in both directions. For Gaussians alone it is exact; otherwise it is the
+        largest of the bounds that all pairs (ε, δ) of the profile imply, and so convex and its own inverse.
+        """
+        if self.gdp is not None:
+            return _gaussian_trade_off(self.gdp, alphas)
+        return trade_off(self.epsilons, self.deltas, alphas)
+
+
+def with_delta(delta: float) -> Values:
+    """Return `DELTAS` with another δ among them.
+
+    Raises:
+        SpecError: it is out of range.
+    """
+    if not 0 < delta < 1:
+        raise SpecError("delta", delta, "is no probability of failure", "Give a δ between 0 and 1.")
+    return np.unique(np.append(DELTAS, delta))
+
+
+def trade_off(epsilons: Values, deltas: Values, alphas: Values) -> Values:
+    """Return the largest type II error that pairs (ε, δ) imply at each type I error.
+
+    Args:
+        epsilons: (n,) each with its δ.
+        deltas: (n,).
+        alphas: (m,) type I errors.
+
+    Returns:
+        (m,) max over pairs of 0, 1 - δ - e^ε α and e^-ε (1 - δ - α): Wasserman & Zhou 2010, Theorem 2.4, for all
+        pairs together.
+    """
+    slope = np.exp(np.minimum(epsilons, _LARGEST_POWER))[:, None]
+    rest = 1 - deltas[:, None]
+    bounds = np.maximum(rest - slope * alphas, (rest - alphas) / slope)
+    usable = np.where(np.isfinite(epsilons)[:, None], bounds, 0.0)
+    found: Values = np.max(usable, axis=0, initial=0.0) * _ROUNDED_DOWN
+    return found
+
+
+def _gaussian_trade_off(mu: float, alphas: Values) -> Values:
+    """Φ(Φ⁻¹(1 - α) - μ): Dong, Roth & Su 2019, equation 6."""
+    from scipy.special import ndtr, ndtri
+
+    found: Values = ndtr(-ndtri(alphas) - mu) * _ROUNDED_DOWN
+    return found
+
+
+def profile(accounts: Accounts, deltas: Values = DELTAS, *, distributions: bool = True) -> Profile:
+    """Return ε of a view at many δ, the worst client at each.
+
+    Args:
+        accounts: what each client is charged.
+        deltas: (n,) in (0, 1), ascending.
+        distributions: whether each client's loss distribution is composed where its ε does not need it.
+    """
+    n = len(deltas)
+    common: dict[str, Any] = {
+        "view": accounts.view,
+        "unit": accounts.unit,
+        "relation": accounts.relation,
+        "assumptions": accounts.assumptions,
+        "deltas": deltas,
+    }
+    if accounts.cause:
+        who, cause = next(iter(accounts.causes.items()))
+        return Profile(
+            **common,
+            epsilons=np.full(n, np.inf),
+            clients=(who,) * n,
+            accountants=("",) * n,
+            cause=cause,
+            missing="no ε can be claimed",
+        )
+    if not accounts.charges:
+        nobody = "no client is left to protect"
+        return Profile(
+            **common, epsilons=np.zeros(n), clients=("",) * n, accountants=(nobody,) * n, missing=nobody
+        )
+    priced = _refined(accounts.charges, deltas, distributions)
+    table = np.array([p.epsilons for p in priced])
+    worst = [priced[i] for i in np.argmax(table, axis=0)]
+    return Profile(
+        **common,
+        epsilons=np.max(table, axis=0),
+        clients=tuple(p.client for p in worst),
+        accountants=tuple(p.accountants[k] for k, p in enumerate(worst)),
+        gdp=worst_gdp(accounts.charges.values()),
+        zcdp=worst_zcdp(accounts.charges.values()),
+        **_composed(priced),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Priced:
+    """One client, or one way of charging it: ε at each δ, the rule that gave it, and the distribution if there is."""
+
+    client: str
+    epsilons: Values
+    accountants: tuple[str, ...]
+    distribution: Distribution | None
+
+
+def _refined(
+    clients: Mapping[str, tuple[Charges, ...]], deltas: Values, distributions: bool
+) -> list[_Priced]:
+    """Every client that may be worst at some δ, at full precision; the first of clients with equal charges."""
+    alike = dict[frozenset[frozenset[Any]], str]()
+    for name, ways in clients.items():
+        alike.setdefault(frozenset(frozenset(way.items()) for way in ways), name)
+    quick = {name: _least([_by_sums(name, way, deltas) for way in clients[name]]) for name in alike.values()}
+    found, best = list[_Priced](), np.full(len(deltas), -1.0)
+    for name in sorted(quick, key=lambda name: -float(np.sum(np.minimum(quick[name].epsilons, 1e6)))):
+        if np.any(quick[name].epsilons > best):
+            priced = [_by_all_rules(name, way, deltas, distributions) for way in clients[name]]
+            found.append(_least(priced))
+            best = np.maximum(best, found[-1].epsilons)
+    return found
+
+
+def _least(ways: Sequence[_Priced]) -> _Priced:
+    """The least ε over ways at each δ; the distribution is that of the way that is least at most δ."""
+    table = np.array([way.epsilons for way in ways])
+    least = np.argmin(table, axis=0)
+    often = int(np.argmax(np.bincount(least, minlength=len(ways))))
+    return _Priced(
+        client=ways[0].client,
+        epsilons=np.min(table, axis=0),
+        accountants=tuple(ways[i].accountants[k] for k, i in enumerate(least)),
+        distribution=ways[often].distribution,
+    )
+
+
+def _by_sums(client: str, charges: Charges, deltas: Values) -> _Priced:
+    """ε by every rule that composes no distribution."""
+    found = [epsilon(charges, float(delta), pld=False) for delta in deltas]
+    return _Priced(
+        client=client,
+        epsilons=np.array([e.value for e in found]),
+        accountants=tuple(e.accountant for e in found),
+        distribution=None,
+    )
+
+
+def _by_all_rules(client: str, charges: Charges, deltas: Values, distributions: bool) -> _Priced:
+    sums = _by_sums(client, charges, deltas)
+    moderate = float(np.min(sums.epsilons[: max(1, int(np.sum(deltas < 0.01)))])) < _TOO_LOUD
+    exact = gdp(charges) is not None
+    if not charges or not has_distribution(charges) or not moderate or (exact and not distributions):
+        return sums
+    distribution = composed(client, charges)
+    name = f"PLD (dp-accounting {version('dp-accounting')})"
+    tighter = sums.epsilons if exact else distribution.epsilons(deltas)
+    # Of figures that are the same but for rounding, the rule that says most keeps its name.
+    better = tighter < sums.epsilons * (1 - 1e-6)
+    return _Priced(
+        client=client,
+        epsilons=np.where(better, tighter, sums.epsilons),
+        accountants=tuple(name if b else a for a, b in zip(sums.accountants, better, strict=True)),
+        distribution=distribution,
+    )
+
+
+def _composed(priced: Sequence[_Priced]) -> dict[str, Any]:
+    """The distributions, all or none: a part of them would say less than the profile does."""
+    found = [p.distribution for p in priced if p.distribution is not None]
+    if len(found) == len(priced):
+        return {"distributions": tuple(found)}
+    return {"missing": "a mechanism that is charged has no loss distribution, or too long a one"}

@@ -1,0 +1,108 @@
+"""The figures of a privacy profile, for papers: ε against δ, and the trade-off function.
+
+Guarantees:
+  * the same profiles give the same bytes in SVG, PDF and PNG: no date, no random identifiers;
+  * views differ in line style as well as in colour (Okabe and Ito's palette);
+  * a view with an infinite ε has no line in ε against δ, and its name says so.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .curve_figures import FORMATS
+from .figures import COLOURS, MUTED, SETTINGS, STYLES, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Line", "epsilon_figure", "trade_off_figure"]
+
+_METADATA: dict[str, dict[str, Any]] = {
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
+    "png": {"Software": None},
+}
+_PRINT = {"svg.fonttype": "path", "pdf.fonttype": 42}
+_SIZE = (4.6, 3.2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One view in a figure.
+
+    Attributes:
+        name: in the legend.
+        x: ascending.
+        y: one value each; infinite ones are not drawn.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def epsilon_figure(lines: Sequence[Line], delta: float) -> dict[str, bytes]:
+    """Return ε against δ as SVG, PDF and PNG, by suffix, with a vertical line at the ledger's δ."""
+
+    least = min(min(line.x) for line in lines)
+
+    def draw(axes: Axes) -> None:
+        axes.set_xscale("log")
+        axes.set_xlim(least, 1)
+        for number, line in enumerate(lines):
+            points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
+            name = plain(line.name, 40) if points else f"{plain(line.name, 40)}: ε = ∞"
+            axes.plot([x for x, _ in points], [y for _, y in points], label=name, **_style(number))
+        axes.axvline(delta, color=MUTED, linewidth=0.6, linestyle=(0, (2, 2)), zorder=1)
+        ticks = [10.0**power for power in range(-2 * math.floor(1e-9 - math.log10(least) / 2), 1, 2)]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        axes.set(xlabel="δ", ylabel="ε (upper bound)")
+        axes.grid(axis="both")
+
+    return {suffix: _drawn(draw, suffix) for suffix in FORMATS}
+
+
+def trade_off_figure(lines: Sequence[Line]) -> dict[str, bytes]:
+    """Return type II against type I errors as SVG, PDF and PNG, by suffix, beside the line of guessing."""
+
+    def draw(axes: Axes) -> None:
+        axes.plot(
+            [0, 1], [1, 0], color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)), label="guessing", zorder=1
+        )
+        for number, line in enumerate(lines):
+            axes.plot(line.x, line.y, label=plain(line.name, 40), clip_on=False, **_style(number))
+        axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        axes.set(xlabel="Type I error α", ylabel="Type II error β (lower bound)")
+        axes.grid(axis="both")
+
+    return {suffix: _drawn(draw, suffix) for suffix in FORMATS}
+
+
+def _style(number: int) -> dict[str, Any]:
+    """Later lines are thinner: an equal line below one stays visible."""
+    width = max(1.0, 2.0 - 0.3 * number)
+    return {"color": COLOURS[number % 5], "linestyle": STYLES[number % 5], "linewidth": width}
+
+
+def _drawn(draw: Callable[[Axes], None], suffix: str) -> bytes:
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({**SETTINGS, **_PRINT}):
+        figure = Figure(figsize=_SIZE, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        draw(axes)
+        axes.set_axisbelow(True)
+        figure.legend(loc="outside right upper", frameon=False, fontsize=7.5, handlelength=2.8)
+        figure.savefig(buffer, format=suffix, dpi=300, metadata=_METADATA[suffix])
+    return buffer.getvalue()
