@@ -112,7 +112,7 @@ def steps_of_dp_sgd(meter: Meter, rate: float, most: int) -> int:
     )
     log = Log()
     for done in range(most):
-        log.send("client/0", ("server",), "model_update", ("data",), event)
+        log.add("client/0", "server", "model_update", ("data",), event)
         try:
             meter.admit(log[-1])
         except SpecError:
