@@ -25,7 +25,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdaudit.accounting.losses import ROUNDING, Charge, Charges, Drawn, at_delta, has_losses, losses, pure_each
+from fdaudit.accounting.losses import (
+    ROUNDING,
+    Charge,
+    Charges,
+    Drawn,
+    at_delta,
+    has_losses,
+    losses,
+    pure_each,
+)
 from fdaudit.events import (
     Composed,
     DiscreteGaussian,

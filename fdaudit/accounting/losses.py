@@ -175,7 +175,9 @@ def _add_whole(runs: _Runs, whole: Mapping[DiscreteGaussian, int]) -> None:
     Noise too small for that counts by zero-concentrated DP (Canonne, Kamath & Steinke 2020, Theorem 4).
     """
     places = math.fsum(n * math.ceil(c.sensitivity**2) for c, n in whole.items())
-    less = math.log(5 * max(places, 1.0) / _UNLIKE) / (2 * math.pi**2)  # s²; 5 exceeds 2 for each of two sums of e
+    less = math.log(5 * max(places, 1.0) / _UNLIKE) / (
+        2 * math.pi**2
+    )  # s²; 5 exceeds 2 for each of two sums of e
     for charge, n in whole.items():
         if charge.scale**2 >= 2 * less:
             noise = math.sqrt(charge.scale**2 - less)
