@@ -76,7 +76,7 @@ def normal(mean: float, noise: float) -> Densities:
 
 
 def stick(p: Densities, q: Densities, eps: float) -> float:
-    return float(np.maximum(p - math.exp(eps) * q, 0).sum()) * STEP ** p.ndim
+    return float(np.maximum(p - math.exp(eps) * q, 0).sum()) * STEP**p.ndim
 
 
 @pytest.mark.parametrize("clients", [2, 3])
@@ -94,7 +94,7 @@ def test_a_drawn_client_is_dominated_wherever_the_others_stand(clients: int, noi
 
 
 def test_two_steps_with_the_others_placed_anew_are_dominated() -> None:
-    """The case that a bound for Poisson sampling misses: others beside one value first, beside the other then."""
+    """No proof covers this case for the pairs of Poisson sampling: the others stand beside either value in turn."""
     clients, noise = 2, 0.5
     grid = GRID[::5]
     event = Gaussian(sensitivity=1.0, scale=noise, **CLIENT)
@@ -110,7 +110,7 @@ def test_two_steps_with_the_others_placed_anew_are_dominated() -> None:
 
 
 def test_a_draw_is_priced_by_its_losses() -> None:
-    """Between the bound for Poisson sampling, which is too small to be one, and Rényi curves."""
+    """Above the figure for Poisson sampling, and below the one by Rényi curves."""
     event = Gaussian(sensitivity=2.0, scale=8.0, **CLIENT)
     found = epsilon({Drawn(gaussian=event, clients=10, steps=100): 1}, DELTA).value
     assert epsilon({dp_sgd(4.0, 0.1, 100): 1}, DELTA).value < found == pytest.approx(1.0346, abs=1e-3)

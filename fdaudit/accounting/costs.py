@@ -38,7 +38,6 @@ from fdaudit.accounting.losses import (
 from fdaudit.events import (
     Composed,
     DiscreteGaussian,
-    DiscreteLaplace,
     Gaussian,
     Laplace,
     Mechanism,

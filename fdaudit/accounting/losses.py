@@ -1,8 +1,8 @@
 """Privacy-loss distributions: a dominating pair for each mechanism, and the convolution of all of them.
 
 A pair (P, Q) dominates a mechanism if no event distinguishes two neighbours better than it distinguishes P from Q:
-H_a(M(D), M(D')) <= H_a(P, Q) for every a >= 0, where H_a(P, Q) is the integral of the positive part of P - aQ. An adaptive
-composition is dominated by the product of the pairs (Zhu, Dong & Wang 2022, Theorem 10).
+H_a(M(D), M(D')) <= H_a(P, Q) for every a >= 0, where H_a(P, Q) is the integral of the positive part of P - aQ. An
+adaptive composition is dominated by the product of the pairs (Zhu, Dong & Wang 2022, Theorem 10).
 
 Guarantees:
   * every charge has a dominating pair, and its rounding to the grid only raises δ(ε);
@@ -136,7 +136,7 @@ def losses(charges: Charges, coarser: float = 1) -> Any:
 
 
 def at_delta(distribution: Any, delta: float) -> float:
-    """Return ε at δ of what `losses` returned; infinite where δ is too small for its arithmetic."""
+    """Return ε at δ of a distribution that `losses` composed; infinite where δ is too small for its arithmetic."""
     usable = delta - ROUNDING
     return float(distribution.get_epsilon_for_delta(usable)) if usable > 0 else math.inf
 
@@ -164,14 +164,15 @@ def _sorted(charges: Charges) -> _Runs:
 
 
 def _add_whole(runs: _Runs, whole: Mapping[DiscreteGaussian, int]) -> None:
-    """Replace discrete Gaussians by Gaussians of a little less noise.
+    """Replace discrete Gaussians by Gaussians with a little less noise.
 
     Let x be N(μ, σ² - s²) with a whole μ, and let y be a whole number drawn with probability in proportion to
     exp(-(y - x)²/2s²). Write e(t) = 2 Σ_{n>=1} exp(-2π²n²t²). By Poisson's summation formula Σ_j N(j - x; 0, s²) is at
     least 1 - e(s), so that P[y = k] <= N(k; μ, σ²) / (1 - e(s)). A discrete Gaussian of parameter σ around μ has
-    probability at least N(k; μ, σ²) / (1 + e(σ)) at k. It is therefore y but for a probability of e(s) + e(σ), and y is
-    computed from x. Whole numbers of ℓ2 sensitivity Δ change in at most Δ² places; the other places tell nothing. So a release
-    is the Gaussian one of variance σ² - s², except for a probability of Δ² (e(s) + e(σ)), in which all may be told.
+    probability at least N(k; μ, σ²) / (1 + e(σ)) at k. It therefore equals y except for a probability of e(s) + e(σ),
+    and y is computed from x. Whole numbers of ℓ2 sensitivity Δ change in at most Δ² places; the other places tell
+    nothing. So a release is computed from the Gaussian one of variance σ² - s², except for a probability of
+    Δ² (e(s) + e(σ)), in which everything may be told.
     Noise too small for that counts by zero-concentrated DP (Canonne, Kamath & Steinke 2020, Theorem 4).
     """
     places = math.fsum(n * math.ceil(c.sensitivity**2) for c, n in whole.items())
@@ -199,13 +200,14 @@ def _sampled_losses(noise: float, rate: float, grid: float) -> Any:
 def _drawn_losses(noise: float, rate: float, grid: float) -> Any:
     """Return the loss distribution of one step in which one client of many is drawn, and its whole data are replaced.
 
-    With q = 1/K, a step's distributions are P = (1-q)R + qN(u) and Q = (1-q)R + qN(v), where R mixes the other clients'
-    Gaussians, and all means lie within one sensitivity of u and of v. For a >= 1 and b = 1 + (a-1)/q advanced joint
-    convexity gives H_a(P, Q) = q H_b(N(u), (1-a/b)R + (a/b)N(v)) (Balle, Barthe & Gaboardi 2018, Theorem 2). H is convex
-    in its second argument, so this is at most q H_b(N(Δ), N(0)) = H_a((1-q)N(0) + qN(Δ), N(0)). For a < 1 it is
-    H_a(P, Q) = 1 - a + a H_{1/a}(Q, P), where the same bound holds. The two bounds together make a profile, which a
-    pair has (Zhu, Dong & Wang 2022, Proposition 10 and Theorem 11). No bound for Poisson sampling is enough: an adversary
-    may place the others once beside u and once beside v (Lebeda, Regehr, Kamath & Steinke 2024).
+    With q = 1/K, a step's distributions are P = (1-q)R + qN(u) and Q = (1-q)R + qN(v). R mixes the other clients'
+    Gaussians. All means are within one sensitivity of u and of v. For a >= 1 and b = 1 + (a-1)/q advanced joint
+    convexity gives H_a(P, Q) = q H_b(N(u), (1-a/b)R + (a/b)N(v)) (Balle, Barthe & Gaboardi 2018, Theorem 2). H is
+    convex in its second argument, so this is at most q H_b(N(Δ), N(0)) = H_a((1-q)N(0) + qN(Δ), N(0)). For a < 1
+    H_a(P, Q) = 1 - a + a H_{1/a}(Q, P), and the same bound holds for the second term. The two bounds together make
+    a profile, which some pair has (Zhu, Dong & Wang 2022, Proposition 10 and Theorem 11). The pairs of Poisson
+    sampling are not used: an adversary may place the others beside u at one step and beside v at the next, and no
+    proof covers that (Lebeda, Regehr, Kamath & Steinke 2024).
     """
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -229,8 +231,8 @@ def _concentrated_losses(rho: float, grid: float) -> Any:
     """Return a loss distribution that dominates every mechanism of ρ-zero-concentrated DP.
 
     δ(ε) is at most the least over orders α of exp((α-1)(αρ - ε)) (1 - 1/α)^α / (α-1) (Canonne, Kamath & Steinke 2020,
-    Proposition 12), and 1 - a + aδ(-ε) where a = e^ε < 1. A profile is convex in a, so the convex hull of these bounds from below
-    is a bound too.
+    Proposition 12), and 1 - a + aδ(-ε) where a = e^ε < 1. A profile is convex in a, so the convex hull of these bounds
+    from below is a bound too.
     """
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
