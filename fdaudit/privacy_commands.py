@@ -173,11 +173,19 @@ def calibrate(
     setting = SHAPES[defence][0]
     if as_json:
         found = {"defence": defence, "setting": setting, "value": noise, "epsilon": reached, "delta": delta}
-        show(json.dumps(found))
+        show(json.dumps(found | _assumed(defence, sensitivity)))
         return
     # Noise is rounded up, so of its inverse more digits are shown than could round it up in turn.
     name, value = (setting[2:], f"{1 / noise:.8g}") if setting.startswith("1/") else (setting, f"{noise:.5g}")
-    show(f"{defence}: {name} = {value}, ε = {reached:.4g} at δ = {delta:g}")
+    assumed = "".join(f", {what} = {number:g}" for what, number in _assumed(defence, sensitivity).items())
+    show(f"{defence}: {name} = {value}, ε = {reached:.4g} at δ = {delta:g}{assumed}")
+
+
+def _assumed(defence: str, sensitivity: float) -> dict[str, float]:
+    """What the noise on a message was calibrated for. Replacing all of it moves a message by twice its clip."""
+    if defence == "gaussian-noise":
+        return {"clip": sensitivity / 2, "sensitivity": sensitivity}
+    return {"sensitivity": sensitivity} if defence == "laplace-noise" else {}
 
 
 def _one_of(field: str, value: str | None, names: Any) -> Any:

@@ -13,6 +13,7 @@ import fdaudit
 from fdaudit.accounting.budget import Meter
 from fdaudit.accounting.ledger import Books
 from fdaudit.errors import SpecError
+from fdaudit.events import SampledGaussian
 
 from .ledger_cases import Log
 from .test_ledger import PARTIES, graphs
@@ -97,3 +98,31 @@ def test_a_budget_that_cannot_be_kept_is_refused_at_the_message(
         fdaudit.run(made, tmp_path / "run")
     assert caught.value.field == "privacy.budget.epsilon"
     assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+def steps_of_dp_sgd(meter: Meter, rate: float, most: int) -> int:
+    """How many releases of one step of DP-SGD a budget lets pass."""
+    event = SampledGaussian(
+        sensitivity=1.0,
+        scale=1.0,
+        sample_rate=rate,
+        unit="record",
+        relation="add-or-remove",
+        covers=("data",),
+    )
+    log = Log()
+    for done in range(most):
+        log.add("client/0", "server", "model_update", ("data",), event)
+        try:
+            meter.admit(log[-1])
+        except SpecError:
+            return done
+    return most
+
+
+@pytest.mark.parametrize(("rate", "epsilon", "by_order"), [(0.1, 9.9713, 160), (0.05, 4.767, 145)])
+def test_a_budget_lets_pass_what_the_ledger_allows(rate: float, epsilon: float, by_order: int) -> None:
+    """ε of 200 steps by the ledger. At one order, the best for the step, fewer fit."""
+    shape = ("server", epsilon, 1e-5, "record", "add-or-remove", PARTIES)
+    assert steps_of_dp_sgd(Meter(*shape, fixed=True), rate, 250) == 200
+    assert by_order <= steps_of_dp_sgd(Meter(*shape), rate, 250) < 200

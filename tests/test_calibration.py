@@ -26,6 +26,42 @@ def test_the_noise_keeps_to_its_target_and_a_hundredth_less_does_not(defence: st
     assert epsilon(charges(SHAPE, noise * 0.98), DELTA).value > 4.0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("defence", "shape"),
+    [
+        ("dp-sgd", Shape(sample_rate=0.1, steps=200)),
+        ("dp-sgd", Shape(sample_rate=0.01, steps=5000)),
+        ("dp-sgd", Shape(sample_rate=0.5, steps=10)),
+        ("confident-gnmax", Shape(releases=1000, answered=100)),
+        ("laplace-noise", Shape(releases=100)),
+    ],
+)
+def test_noise_lands_within_half_a_percent_below_each_target_and_falls_with_it(
+    defence: str, shape: Shape
+) -> None:
+    targets = (0.5, 1.0, 2.0, 8.0, 20.0, 40.0, 60.0, 100.0)
+    found = [noise_for(defence, shape, target, DELTA) for target in targets]
+    for target, (_, reached) in zip(targets, found, strict=True):
+        assert 0.995 * target <= reached <= target
+    noises = [noise for noise, _ in found]
+    assert noises == sorted(set(noises), reverse=True)
+
+
+@pytest.mark.parametrize("target", [40.0, 60.0])
+def test_noise_lands_below_a_target_where_renyi_curves_are_loose(target: float) -> None:
+    noise, reached = noise_for("dp-sgd", Shape(sample_rate=0.1, steps=200), target, DELTA)
+    assert 0.995 * target <= reached <= target
+    assert noise == pytest.approx({40.0: 0.5268, 60.0: 0.4463}[target], rel=1e-3)
+
+
+def test_calibrated_gaussian_noise_says_which_clip_it_is_for() -> None:
+    asked = ["calibrate", "gaussian-noise", "--epsilon", "4", "--sensitivity", "3"]
+    assert "clip = 1.5, sensitivity = 3" in CliRunner().invoke(app, asked).stdout
+    value = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    assert (value["clip"], value["sensitivity"]) == (1.5, 3.0)
+
+
 @settings(max_examples=50)
 @given(wanted=st.floats(0.01, 1e5), power=st.floats(0.3, 3))
 def test_the_least_noise_of_any_falling_cost_is_found(wanted: float, power: float) -> None:

@@ -309,7 +309,7 @@ def test_epsilon_falls_with_delta_and_rises_with_company(events: list[Mechanism]
 @given(event=MECHANISMS)
 def test_conversions_never_cheapen(event: Mechanism) -> None:
     swapped = converted(event, "record", "replace-one")
-    if isinstance(event, SampledGaussian):
+    if isinstance(event, SampledGaussian):  # at a rate of 0.05
         assert isinstance(swapped, NoGuarantee)
         return
     assume(not isinstance(swapped, NoGuarantee | Composed))
@@ -336,9 +336,9 @@ def test_what_is_charged_alike_is_priced_once_and_to_the_bit_as_by_itself(
 ) -> None:
     priced, real = list[int](), costs._by_losses
 
-    def by_losses(charges: costs.Charges, delta: float, coarser: int) -> costs.Epsilon:
+    def by_losses(charges: costs.Charges, delta: float, above: float, coarser: int) -> costs.Epsilon:
         priced.append(len(charges))
-        return real(charges, delta, coarser)
+        return real(charges, delta, above, coarser)
 
     monkeypatch.setattr(costs, "_by_losses", by_losses)
     costs._epsilon.cache_clear()

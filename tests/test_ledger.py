@@ -441,3 +441,27 @@ def test_plain_data_of_a_ledger() -> None:
     value = books(secure_sum(0)).ledger("server").to_json()
     assert value["epsilon"] is None
     assert value["kind"] == "model_update"
+
+
+def test_the_worst_of_many_clients_is_priced_in_full() -> None:
+    clients = [f"client/{k}" for k in range(12)]
+    log = Log()
+    for k, client in enumerate(clients):
+        scale = 1.0 if k == 11 else 1.35 + 0.05 * k
+        log.add(client, "server", "model_update", ("data",), dp_sgd(scale, rate=0.01, count=1000))
+    found = Books(log, ["server", *clients]).ledger("server")
+    assert found.victim == "client/11"
+    assert found.epsilon == pytest.approx(1.8282, abs=1e-3)
+
+
+def test_a_loud_figure_by_renyi_curves_does_not_make_a_client_the_worst() -> None:
+    """By Rényi curves the first client is worse, by loss distributions the last of twelve."""
+    clients = [f"client/{k}" for k in range(12)]
+    log = Log()
+    for k, client in enumerate(clients):
+        event = gaussian(2.5, **RECORD) if k == 11 else dp_sgd(1.0 + 0.01 * k, rate=0.01, count=1000)
+        log.add(client, "server", "model_update", ("data",), event)
+    assert Books(log, ["server", *clients]).ledger("server", pld=False).victim == "client/0"
+    found = Books(log, ["server", *clients]).ledger("server")
+    exact = max((epsilon({m.event: 1}, 1e-5).value, m.sender) for m in log)
+    assert (found.epsilon, found.victim) == exact

@@ -5,26 +5,75 @@ of charging that stands nearest to the data, which is always valid. So one pass 
 they are sent, keeps every client's sum; what an adversary's view costs afterwards is never more.
 
 Guarantees:
-  * costs are Rényi divergences at one order fixed before the first message, and depend on no data: a run that stops by
-    them tells nothing (Feldman & Zrnic 2021, Theorem 4.3, at a fixed order);
+  * costs are Rényi divergences at one order. The first message that is charged fixes the order, from the parameters of its
+    event; nothing that depends on data was sent before it. Later parameters may depend on what was released: a filter at a
+    fixed order allows that (Feldman & Zrnic 2021, Theorem 4.3);
+  * with `fixed`, costs are the ledger's own ε of everything charged so far. Every event's parameters, and who sends when,
+    must then follow from the spec and from coins that hold no data. So the message at which the run stops is fixed before
+    the run, and ordinary composition holds for all that came before it;
   * no message is recorded that would pass the budget.
+
+Several orders, of which any one may suffice, would need a share of δ each where parameters depend on what was released:
+that costs more than it gains.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fdaudit.accounting.costs import ORDERS, converted, curve, parts_of
+from fdaudit.accounting.costs import ORDERS, Charge, converted, curve, epsilon, parts_of
 from fdaudit.errors import SpecError
 from fdaudit.events import Event, NoGuarantee, Relation, Release, Unit
 from fdaudit.messages import ALL, DATA, Message, role
 from fdaudit.view import EAVESDROPPER, members_of
 
 __all__ = ["Meter"]
+
+_AHEAD = (1.3, 1.05)
+"""How much more is tried at once, so that few loss distributions are convolved."""
+
+
+class _ByOrder:
+    """A budget in Rényi divergence at one order, the best for the first charges that it meets."""
+
+    def __init__(self, epsilon: float, delta: float) -> None:
+        # ε = ρ + log((α-1)/α) - (log δ + log α) / (α-1): Canonne, Kamath & Steinke 2020, Proposition 12.
+        self._allowed = epsilon - np.log1p(-1 / ORDERS) + np.log(delta * ORDERS) / (ORDERS - 1)
+        self._at: int | None = None
+
+    def fits(self, charges: Counter[Charge]) -> bool:
+        """Return whether the charges stay within the budget."""
+        if not charges:
+            return True
+        if self._at is None:
+            first = np.sum([n * curve(part) for part, n in charges.items()], axis=0)
+            self._at = int(np.argmin(first / np.maximum(self._allowed, 1e-300)))
+        return sum(n * float(curve(part)[self._at]) for part, n in charges.items()) <= self._allowed[self._at]
+
+
+class _ByLedger:
+    """A budget in the ledger's own ε."""
+
+    def __init__(self, epsilon: float, delta: float) -> None:
+        self._epsilon, self._delta = epsilon, delta
+        self._fitting: list[Counter[Charge]] = []
+
+    def fits(self, charges: Counter[Charge]) -> bool:
+        """Return whether the charges stay within the budget; what costs no more than something that fits does too."""
+        if any(charges <= known for known in self._fitting):
+            return True
+        if epsilon(charges, self._delta, pld=False).value <= self._epsilon:
+            return True
+        for more in (*_AHEAD, 1.0):
+            tried = Counter({part: math.ceil(n * more) for part, n in charges.items()})
+            if epsilon(tried, self._delta, coarse=more > 1).value <= self._epsilon:
+                self._fitting = [known for known in self._fitting if not known <= tried] + [tried]
+                return True
+        return False
 
 
 class Meter:
@@ -37,6 +86,7 @@ class Meter:
         unit: one record of a client, or all of it.
         relation: how it changes.
         parties: every party.
+        fixed: whether every event's parameters follow from the spec alone, whatever is released.
     """
 
     def __init__(
@@ -47,19 +97,17 @@ class Meter:
         unit: Unit,
         relation: Relation,
         parties: Sequence[str],
+        *,
+        fixed: bool = False,
     ) -> None:
         self.adversary, self.epsilon = adversary, epsilon
         self._members = members_of(adversary, parties)
         self._unit, self._relation = unit, relation
         self._clients = frozenset(p for p in parties if role(p) == "client" and p not in self._members)
-        # Of a Gaussian's orders the best at this target; any order fixed beforehand is sound.
-        best = 1 + 2 * math.log(1 / delta) / epsilon
-        self._at = int(np.argmin(np.abs(np.log(ORDERS / best))))
-        order = float(ORDERS[self._at])
-        # ε = ρ + log((α-1)/α) - (log δ + log α) / (α-1): Canonne, Kamath & Steinke 2020, Proposition 12.
-        self._allowed = epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1)
-        self._spent, self._round = defaultdict[str, float](float), defaultdict[str, float](float)
-        self._dearest, self._now = defaultdict[str, float](float), 0
+        self._rule = (_ByLedger if fixed else _ByOrder)(epsilon, delta)
+        self._spent = defaultdict[str, Counter[Charge]](Counter)
+        self._round = defaultdict[str, Counter[Charge]](Counter)
+        self._dearest, self._now = defaultdict[str, Counter[Charge]](Counter), 0
         self._bare: list[frozenset[str]] = []
         self._senders: list[str] = []
         self._asked = set[str]()
@@ -79,7 +127,7 @@ class Meter:
             stated = NoGuarantee(reason="none") if event is None else self._stated(event)
             if not isinstance(stated, NoGuarantee):
                 for client in self._clients:  # the model may have learnt from any of them
-                    self._spent[client] += self._price(stated)
+                    self._spent[client] += Counter[Charge](parts_of(stated))
             elif party in self._clients and not trained:
                 problem = (
                     f"cannot be kept: {self.adversary} may ask the model of {party}, which has no guarantee"
@@ -88,7 +136,7 @@ class Meter:
                 raise SpecError("privacy.budget.epsilon", self.epsilon, problem, remedy)
             else:
                 self._asked.add(party)
-        if any(spent > self._allowed for spent in self._spent.values()):
+        if not all(self._rule.fits(spent) for spent in self._spent.values()):
             problem = f"is passed by the answers that {self.adversary} may ask for"
             raise SpecError("privacy.budget.epsilon", self.epsilon, problem, "Raise it, or lower queries.")
 
@@ -104,26 +152,31 @@ class Meter:
             problem = f"cannot be kept: {message.kind} of {message.sender} carries data of {who} without a guarantee"
             raise SpecError("privacy.budget.epsilon", self.epsilon, problem, "Defend or withhold it.")
         for client, cost in charged.items():
-            if self._spent[client] + cost > self._allowed:
+            if not self._rule.fits(self._spent[client] + cost):
                 problem = f"is passed in round {message.round} by {message.kind} of {message.sender}"
                 raise SpecError("privacy.budget.epsilon", self.epsilon, problem, "Raise it, or add noise.")
         self._note(message, bare, charged)
 
     def read(self, message: Message) -> None:
         """Counts a message that is on record already."""
-        self._note(message, *self._flow(message))
+        bare, charged = self._flow(message)
+        for client, cost in charged.items():
+            self._rule.fits(
+                self._spent[client] + cost
+            )  # the first one fixes the order, as it did when it was sent
+        self._note(message, bare, charged)
 
     def allows_another(self) -> bool:
         """Whether another round fits that costs each client no more than its dearest round so far."""
         self._close_round()
-        return all(self._spent[k] + dear <= self._allowed for k, dear in self._dearest.items())
+        return all(self._rule.fits(self._spent[k] + dear) for k, dear in self._dearest.items())
 
     def _close_round(self) -> None:
         for client, cost in self._round.items():
-            self._dearest[client] = max(self._dearest[client], cost)
+            self._dearest[client] |= cost
         self._round.clear()
 
-    def _flow(self, message: Message) -> tuple[frozenset[str], dict[str, float]]:
+    def _flow(self, message: Message) -> tuple[frozenset[str], dict[str, Counter[Charge]]]:
         """Whose data pass through a message without a guarantee; and what it costs those whose do not."""
         own = frozenset({message.sender}) & self._clients
         arriving: dict[str, frozenset[str]] = {}
@@ -148,14 +201,11 @@ class Meter:
         if "messages" not in stated.covers:
             for sender, whose in arriving.items():
                 through |= whose - {sender} if "each-client" in stated.covers else whose
-        return through, dict.fromkeys(sorted(everything - through), self._price(stated))
+        return through, dict.fromkeys(sorted(everything - through), Counter[Charge](parts_of(stated)))
 
     def _stated(self, event: Event) -> Release | NoGuarantee:
         """The event in the budget's unit and relation."""
         return event if isinstance(event, NoGuarantee) else converted(event, self._unit, self._relation)
-
-    def _price(self, event: Release) -> float:
-        return float(sum(curve(part)[self._at] for part in parts_of(event)))
 
     def _unchanged(self, message: Message, everything: frozenset[str]) -> frozenset[str]:
         """A count of records does not change where one is replaced."""
@@ -168,11 +218,12 @@ class Meter:
         asked = any(r in self._asked for r in message.receivers)  # what a party receives, its model may tell
         return overheard or asked or any(p in self._members for p in message.parties())
 
-    def _note(self, message: Message, bare: frozenset[str], charged: dict[str, float]) -> None:
+    def _note(self, message: Message, bare: frozenset[str], charged: dict[str, Counter[Charge]]) -> None:
         if message.round != self._now:
             self._close_round()
             self._now = message.round
         for client, cost in charged.items():
+            self._rule.fits(cost)  # of what is read from a record too, the first charge fixes the order
             self._spent[client] += cost
             self._round[client] += cost
         self._bare.append(bare)

@@ -34,7 +34,7 @@ class Shape(Config):
     sample_rate: float = Field(1.0, gt=0, le=1)
     """q of DP-SGD's Poisson sampling."""
     sensitivity: float = Field(1.0, gt=0)
-    """Of additive noise on a message: twice its clip."""
+    """Of additive noise on a message: twice its clip. The default assumes a clip of one half."""
     answered: int | None = Field(None, ge=0)
     """Confident-GNMax: queries that are answered at most; default: all."""
     threshold_noise: float = Field(2.0, gt=0)
@@ -90,13 +90,19 @@ SHAPES: Mapping[str, tuple[str, Curve]] = {
 
 
 def calibrate(
-    cost: Callable[[float], float], target: float, *, most: float = _MOST, close: float = _CLOSE
+    cost: Callable[[float], float],
+    target: float,
+    *,
+    least: float = _LEAST,
+    most: float = _MOST,
+    close: float = _CLOSE,
 ) -> float:
-    """The least noise whose cost is at most `target`, within `close` of it; never too little.
+    """Return the least noise whose cost is at most `target`, within `close` of it; never too little.
 
     Args:
         cost: ε as a function of the noise, falling.
         target: ε that must be kept.
+        least: the smallest noise tried.
         most: the largest noise tried.
         close: relative; default a thousandth.
 
@@ -113,34 +119,51 @@ def calibrate(
             problem,
             "Ask for more, use the data less often, or defend what else it counts.",
         )
-    if cost(_LEAST) <= target:
-        return _LEAST
+    if cost(least) <= target:
+        return least
 
     def beyond(log_noise: float) -> float:
         return math.log(min(max(cost(math.exp(log_noise)), _TINY), 1 / _TINY) / target)
 
-    found = math.exp(brentq(beyond, math.log(_LEAST), math.log(most), xtol=close / 4))
+    found = math.exp(brentq(beyond, math.log(least), math.log(most), xtol=close / 4))
     while cost(found) > target:
         found *= 1 + close / 4
     return found
 
 
 def least_noise(charges: Callable[[float], Charges], target: float, delta: float) -> float:
-    """The least noise whose charges keep to an ε, to a thousandth.
+    """Return the least noise whose charges keep to an ε, to a thousandth.
 
-    A search by Rényi orders says what is enough, one by loss distributions on a coarse grid goes on below that, and
-    the fine grid, which the ledger uses, has the last word.
+    A search by Rényi orders finds noise that is enough. A search by loss distributions on a coarse grid goes on below
+    that. The fine grid, which the ledger uses, has the last word: it adds noise, or takes some away where the coarse grid
+    left ε too far below the target.
 
     Raises:
         SpecError: the target is not positive, or not met with the largest noise.
     """
+
+    def coarse(noise: float) -> float:
+        return epsilon(charges(noise), delta, coarse=True).value
+
+    def fine(noise: float) -> float:
+        return epsilon(charges(noise), delta).value
+
     enough = calibrate(
         lambda noise: epsilon(charges(noise), delta, pld=False, coarse=True).value, target, close=0.05
     )
-    found = calibrate(lambda noise: epsilon(charges(noise), delta, coarse=True).value, target, most=enough)
-    while epsilon(charges(found), delta).value > target:
+    found = calibrate(coarse, target, least=_below(coarse, target, enough), most=enough)
+    while (reached := fine(found)) > target:
         found *= 1 + _CLOSE / 4
+    if reached < target * (1 - 3 * _CLOSE) and found > _LEAST:
+        found = calibrate(fine, target, least=_below(fine, target, found, 1.02), most=found)
     return found
+
+
+def _below(cost: Callable[[float], float], target: float, noise: float, factor: float = 1.5) -> float:
+    """Return less noise than is needed, as near to `noise` as some power of a factor finds it."""
+    while noise > _LEAST and cost(noise) <= target:
+        noise /= factor
+    return max(noise, _LEAST)
 
 
 def written(noise: float) -> float:

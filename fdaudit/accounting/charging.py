@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -193,23 +194,41 @@ class Entry:
         return tuple(charges for way in ways for charges in self._charges(way, worth))
 
     def cheapest(self, victim: str, ways: Sequence[frozenset[int]]) -> Bill:
-        """The way that costs least, with its cost by the best accountant."""
+        """Return the way that costs least, priced by Rényi curves: an upper bound, which `worst` lowers."""
         worth = self.guarantees(victim)
         bills = [(way, charges) for way in ways for charges in self._charges(way, worth)]
-        if len(bills) > 1:
-            bills = [min(bills, key=lambda b: epsilon(b[1], self.delta, pld=False).value)]
-        way, charges = bills[0]
-        return Bill(charged=way, guarantees=worth, charges=charges, epsilon=self._priced(charges))
+        priced = [epsilon(charges, self.delta, pld=False) for _, charges in bills]
+        if self.pld and any(isinstance(c, Drawn) for _, charges in bills for c in charges):
+            # Rényi curves are far too loud for a drawn client, so they cannot say which count is the lesser.
+            priced = [epsilon(charges, self.delta, coarse=True) for _, charges in bills]
+        at = min(range(len(bills)), key=lambda i: priced[i].value)
+        way, charges = bills[at]
+        return Bill(charged=way, guarantees=worth, charges=charges, epsilon=priced[at])
 
-    def _priced(self, charges: Mapping[Charge, int]) -> Epsilon:
-        key = frozenset(charges.items())
-        if key not in self._prices:
-            self._prices[key] = epsilon(charges, self.delta, pld=self.pld and len(self._prices) < 8)
-        return self._prices[key]
+    def worst(self, bills: Mapping[str, Bill]) -> tuple[str, Bill]:
+        """Return the victim whose bill is largest at full precision, and that bill.
 
-    @cached_property
-    def _prices(self) -> dict[frozenset[tuple[Charge, int]], Epsilon]:
-        return {}
+        Bills are lowered in steps: Rényi curves, losses on a coarse grid, losses on the fine grid. The largest is always
+        the next to be lowered. Once the largest is at its last step, no other can pass it.
+        """
+        names = list(bills)
+        queue = [(-bills[name].epsilon.value, i, 0) for i, name in enumerate(names)]
+        heapify(queue)
+        steps = self._steps if self.pld else ()
+        while True:
+            bound, i, done = heappop(queue)
+            bill = bills[names[i]]
+            if done == len(steps):
+                return names[i], replace(bill, epsilon=steps[-1](bill.charges) if steps else bill.epsilon)
+            heappush(queue, (max(bound, -steps[done](bill.charges).value), i, done + 1))
+
+    @property
+    def _steps(self) -> tuple[Callable[[Mapping[Charge, int]], Epsilon], ...]:
+        """Ways to price charges, each finer than the one before."""
+        return (
+            lambda charges: epsilon(charges, self.delta, coarse=True),
+            lambda charges: epsilon(charges, self.delta),
+        )
 
     def _charges(self, way: Collection[int], worth: Guarantees) -> list[Counter[Charge]]:
         """What a way adds up to; a second count where the view cannot tell which client was drawn."""
@@ -220,16 +239,20 @@ class Entry:
                 continue
             for part in parts_of(event):
                 plain[part] += 1
-                if isinstance(part, Gaussian) and part.drawn_from > 1:
-                    drawn[part] += 1
+            if isinstance(event, Gaussian) and event.drawn_from > 1 and self._of_clients(seq):
+                drawn[event] += 1
         if not drawn or self.members != ("world",):
             return [plain]
         hidden = Counter(plain)
-        for part in drawn:
-            del hidden[part]
+        hidden -= drawn
         for part, steps in self._draws(set(drawn)).items():
             hidden[Drawn(gaussian=part, clients=part.drawn_from, steps=steps)] += 1
         return [plain, hidden]
+
+    def _of_clients(self, seq: int) -> bool:
+        """Whether a release bounds how far any two clients are apart, as the chance of a draw needs."""
+        event = self.graph.messages[seq].event
+        return isinstance(event, Gaussian) and (event.unit, event.relation) == ("client", "replace-one")
 
     def _draws(self, parts: set[Gaussian]) -> dict[Gaussian, int]:
         """In how many steps a client was drawn for such a release, whichever it was."""

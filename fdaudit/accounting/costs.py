@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,10 +25,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fdaudit.accounting.losses import (
+    ROUNDING,
+    Charge,
+    Charges,
+    Drawn,
+    at_delta,
+    has_losses,
+    losses,
+    pure_each,
+)
 from fdaudit.events import (
     Composed,
     DiscreteGaussian,
-    DiscreteLaplace,
     Gaussian,
     Laplace,
     Mechanism,
@@ -50,6 +58,7 @@ __all__ = [
     "converted",
     "curve",
     "epsilon",
+    "has_losses",
     "losses",
     "parts_of",
 ]
@@ -80,22 +89,11 @@ _SOLVED = 1e-6
 _LOUDEST = 1e150
 """A ratio of signal to noise whose square is still a number."""
 
-_PLD_UP_TO = 60.0
-"""Beyond this ε a finer figure says no more: the guarantee is vacuous."""
+_VACUOUS = 1e5
+"""An ε by Rényi curves from which on no loss distribution is computed."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """`steps` Gaussian releases, each of a client drawn at random among `clients`; who was drawn stays unknown."""
-
-    gaussian: Gaussian
-    clients: int
-    steps: int
-
-
-Charge = Mechanism | Drawn
-Charges = Mapping[Charge, int]
-"""Mechanisms, and how often each is charged."""
+_FULL = 4.0
+"""Up to this ε losses lie on the finest grid; beyond it a cell grows with ε, so that their number stays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +130,8 @@ def converted(event: Release, unit: Unit, relation: Relation) -> Release | NoGua
         return NoGuarantee(reason=f"{stated}: what changes when one is removed was not bounded")
     if relation == "add-or-remove" and event.unit == "client":
         return NoGuarantee(reason=f"{stated}: a change of one record is no removal of a client")
+    if isinstance(event, SampledGaussian) and event.sample_rate == 1:
+        return replace(event, unit=unit, relation=relation, sensitivity=2 * event.sensitivity)
     if isinstance(event, SampledGaussian):
         return NoGuarantee(reason=f"{stated}: with sampling, replacing is not twice removing")
     if isinstance(event, PureDP):
@@ -165,12 +165,8 @@ def _epsilon(charged: tuple[tuple[Charge, int], ...], delta: float, pld: bool, c
         total = math.fsum(n * (e or 0.0) for n, e in zip(charges.values(), pure, strict=True))
         found.append(Epsilon(value=total, accountant="pure ε, added up"))
     found.append(_renyi(charges, delta, coarse))
-    if (
-        pld
-        and min(e.value for e in found) < _PLD_UP_TO
-        and not any(isinstance(c, Drawn | DiscreteGaussian) for c in charges)
-    ):
-        found.append(_by_losses(charges, delta, 10 if coarse else 1))
+    if pld and delta > ROUNDING and min(e.value for e in found) < _VACUOUS:
+        found.append(_by_losses(charges, delta, min(e.value for e in found), 10 if coarse else 1))
     least = min(found, key=lambda e: e.value)
     # Of figures that are the same but for rounding, the rule that says most is named first.
     return next(e for e in found if e.value <= least.value * (1 + 1e-6))
@@ -190,7 +186,7 @@ def _curve(charge: Charge, few: bool = False) -> Curve:
     elif isinstance(charge, SampledGaussian | Laplace):
         found = charge.count * _accounted(charge, few)
     else:
-        found = charge.count * _pure_curve(_pure_each(charge))
+        found = charge.count * _pure_curve(pure_each(charge))
     found = np.maximum(found, 0.0)  # of next to no loss rounding may leave less than none
     found.setflags(write=False)
     return found
@@ -261,17 +257,9 @@ def _drawn(charge: Drawn) -> Curve:
     return np.minimum(_with_the_rest(accountant.rdp), charge.steps * _curve(g))
 
 
-def _pure_each(charge: Charge) -> float:
-    if isinstance(charge, PureDP):
-        return charge.epsilon
-    if isinstance(charge, Laplace | DiscreteLaplace):
-        return charge.sensitivity / charge.scale
-    return math.inf
-
-
 def _pure(charge: Charge) -> float | None:
     """Pure ε of one charge, its count included, or None where it has none."""
-    each = _pure_each(charge)
+    each = pure_each(charge)
     return None if isinstance(charge, Drawn) or math.isinf(each) else charge.count * each
 
 
@@ -302,55 +290,21 @@ def _renyi(charges: Charges, delta: float, few: bool) -> Epsilon:
     return Epsilon(value=float(value), accountant=name)
 
 
-@lru_cache(maxsize=16)
-def _sampled_losses(noise: float, rate: float, grid: float) -> Any:
-    """The loss distribution of one step of a sampled Gaussian, most of what an ε takes."""
-    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-
-    return from_gaussian_mechanism(noise, value_discretization_interval=grid, sampling_prob=rate)
-
-
-def _by_losses(charges: Charges, delta: float, coarser: int) -> Epsilon:
-    name = f"PLD (dp-accounting {version('dp-accounting')})"
-    return Epsilon(value=float(losses(charges, coarser).get_epsilon_for_delta(delta)), accountant=name)
-
-
-def losses(charges: Charges, coarser: int = 1) -> Any:
-    """Return the composed privacy-loss distribution, a `dp_accounting` object whose grid is rounded up.
-
-    A Laplace release moves many values at once: that the loss of one value that moves by as much dominates it is not
-    proved here, so it counts as randomised response of its pure ε, which dominates every mechanism of that ε.
+def _by_losses(charges: Charges, delta: float, above: float, coarser: int) -> Epsilon:
+    """ε by loss distributions, on a grid whose cell is a fixed part of ε where ε is large.
 
     Args:
-        charges: mechanisms that have a loss distribution, with how often each is charged.
+        charges: what is charged.
+        delta: δ.
+        above: an upper bound on ε. Rényi curves may be many times too large, so a first figure on a wide grid replaces it.
         coarser: how many times as wide the grid is.
     """
-    from dp_accounting.pld.common import DifferentialPrivacyParameters
-    from dp_accounting.pld.privacy_loss_distribution import (
-        from_gaussian_mechanism,
-        from_privacy_parameters,
-        identity,
-    )
+    if above > _FULL:
+        above = min(above, at_delta(losses(charges, _cells(10 * above)), delta))
+    found = at_delta(losses(charges, coarser * _cells(above)), delta)
+    return Epsilon(value=found, accountant=f"PLD (dp-accounting {version('dp-accounting')})")
 
-    runs = Counter[Any]()
-    for charge, n in charges.items():
-        if isinstance(charge, Gaussian | SampledGaussian):
-            rate = charge.sample_rate if isinstance(charge, SampledGaussian) else 1.0
-            runs[(charge.scale / charge.sensitivity, rate)] += n * charge.count
-        else:
-            runs[_pure_each(charge)] += n * charge.count  # type: ignore[union-attr]
-    grid = coarser * (1e-4 if sum(runs.values()) <= 10_000 else 1e-5)
-    total = identity(value_discretization_interval=grid)
-    for what, n in runs.items():
-        if not isinstance(what, tuple):
-            one = from_privacy_parameters(
-                DifferentialPrivacyParameters(what, 0.0), value_discretization_interval=grid
-            )
-            total = total.compose(one.self_compose(n))
-        elif what[1] == 1:
-            # Gaussians add up exactly; composing their grids would round each of them up.
-            deviation = what[0] / math.sqrt(n)
-            total = total.compose(from_gaussian_mechanism(deviation, value_discretization_interval=grid))
-        else:
-            total = total.compose(_sampled_losses(*what, grid).self_compose(n))
-    return total
+
+def _cells(eps: float) -> float:
+    """How many cells of the finest grid are one, at this ε: a power of two, so that steps are computed once."""
+    return 2.0 ** math.ceil(math.log2(max(eps / _FULL, 1.0)))

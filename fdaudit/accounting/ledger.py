@@ -190,7 +190,7 @@ class Books:
             victim, leak = min(leaks.items(), key=lambda item: item[1].message.seq)
             return _with(blank, epsilon=math.inf, victim=victim, **self._cause(leak, entry))
         bills = {v: entry.cheapest(v, w) for v, w in found.items() if not isinstance(w, Leak)}
-        victim, bill = max(bills.items(), key=lambda item: item[1].epsilon.value)
+        victim, bill = entry.worst(bills)
         return _with(
             blank,
             epsilon=bill.epsilon.value,
