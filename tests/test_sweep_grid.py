@@ -203,7 +203,9 @@ def test_a_base_may_be_a_file_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_the_example_grids_expand(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fdaudit.sweep_levels._calibrated", lambda defence, shape, epsilon, delta: 1 / epsilon)
+    monkeypatch.setattr(
+        "fdaudit.sweep_levels._calibrated", lambda defence, shape, epsilon, delta: 1 / epsilon
+    )
     made = load_grid(path)
     cells = expand(made)
     assert path.read_text(encoding="utf-8").startswith("# ")
