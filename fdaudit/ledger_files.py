@@ -56,9 +56,11 @@ def write_profiles(profiles: Sequence[Profile], out: Path | str, *, delta: float
     made |= losses
     made |= {f"epsilon.{end}": data for end, data in epsilon_figure(_epsilon_lines(profiles), delta).items()}
     made |= {f"trade-off.{end}": data for end, data in trade_off_figure(_trade_off_lines(profiles)).items()}
-    index = {"schema": _SCHEMA, "files": sorted(made), "profiles": [_stated(p, delta) for p in profiles]}
-    for entry, name in zip(index["profiles"], _names(profiles), strict=True):
-        entry["losses"] = name if name in losses else None
+    entries = [
+        {**_stated(p, delta), "losses": name if name in losses else None}
+        for p, name in zip(profiles, _names(profiles), strict=True)
+    ]
+    index = {"schema": _SCHEMA, "files": sorted(made), "profiles": entries}
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name in earlier - made.keys():

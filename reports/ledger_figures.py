@@ -27,7 +27,7 @@ _METADATA: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
     "png": {"Software": None},
 }
-_PRINT = {"svg.fonttype": "path", "pdf.fonttype": 42}
+_PRINT: Any = {"svg.fonttype": "path", "pdf.fonttype": 42}
 _SIZE = (4.6, 3.2)
 
 

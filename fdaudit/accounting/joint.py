@@ -65,7 +65,7 @@ def joined(
         combinations = [held for held in holders if _protected(held, accounts)]
         for held in combinations:
             for client, name, account in zip(held, names, accounts, strict=True):
-                if client in account.causes:
+                if client and client in account.causes:
                     causes.setdefault(_label(held, names), f"{name}: {account.causes[client]}")
     found = {
         label: held for held in combinations if any(held) and (label := _label(held, names)) not in causes
