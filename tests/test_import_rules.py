@@ -113,7 +113,7 @@ def test_the_tree_is_read(tmp_path: Path) -> None:
         (t, n) for t, n, _ in ours("fdaudit.runs")
     }  # in a function
     assert ("fdaudit.protocols._local", "LocalTraining") in {
-        (t, n) for t, n, _ in ours("fdaudit.protocols.fedavg")
+        (t, n) for t, n, _ in ours("fdaudit.protocols._fedavg_settings")
     }
     assert ("fdaudit.view", "View") in {
         (t, n) for t, n, _ in ours("fdaudit.attacks.loss_threshold")

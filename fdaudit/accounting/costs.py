@@ -31,7 +31,6 @@ from fdaudit.accounting.losses import (
     Charges,
     Drawn,
     at_delta,
-    has_losses,
     losses,
     pure_each,
 )
@@ -58,7 +57,6 @@ __all__ = [
     "converted",
     "curve",
     "epsilon",
-    "has_losses",
     "losses",
     "parts_of",
 ]

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdaudit.accounting.costs import Charges, Drawn, losses
-from fdaudit.events import DiscreteGaussian
+from fdaudit.accounting.costs import Charges, losses
 
-__all__ = ["Distribution", "Losses", "composed", "has_distribution"]
+__all__ = ["Distribution", "Losses", "composed"]
 
 Values = NDArray[np.float64]
 
@@ -80,11 +79,6 @@ class Distribution:
     def epsilons(self, deltas: Values) -> Values:
         """Return ε at each δ, the larger of both directions."""
         return np.maximum(self.remove.epsilons(deltas), self.add.epsilons(deltas))
-
-
-def has_distribution(charges: Charges) -> bool:
-    """Return whether every charge has a loss distribution."""
-    return not any(isinstance(charge, Drawn | DiscreteGaussian) for charge in charges)
 
 
 def composed(client: str, charges: Charges) -> Distribution:

@@ -31,7 +31,7 @@ from fdaudit.events import (
     SampledGaussian,
 )
 
-__all__ = ["Charge", "Charges", "Drawn", "at_delta", "has_losses", "losses", "pure_each"]
+__all__ = ["ROUNDING", "Charge", "Charges", "Drawn", "at_delta", "losses", "pure_each"]
 
 ROUNDING = 1e-11
 """δ kept back for the rounding errors of the Fourier transforms; those measured stay below 1e-13."""
@@ -80,11 +80,6 @@ class _Runs:
     """ρ of zero-concentrated DP, added up."""
     unlike: float = 0.0
     """Probability that a replacement differs from what it stands for."""
-
-
-def has_losses(charges: Charges) -> bool:
-    """Return whether every charge has a dominating pair: all that there are today do."""
-    return all(isinstance(charge, Mechanism | Drawn) for charge in charges)
 
 
 def pure_each(charge: Charge) -> float:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from fdaudit.accounting.accounts import Accounts
 from fdaudit.accounting.costs import Charges, epsilon
-from fdaudit.accounting.distributions import Distribution, composed, has_distribution
+from fdaudit.accounting.distributions import Distribution, composed
 from fdaudit.accounting.exact import gdp, worst_gdp, worst_zcdp
+from fdaudit.accounting.losses import ROUNDING
 from fdaudit.errors import SpecError
 from fdaudit.events import Relation, Unit
 
@@ -230,11 +231,11 @@ def _by_all_rules(client: str, charges: Charges, deltas: Values, distributions: 
     sums = _by_sums(client, charges, deltas)
     moderate = float(np.min(sums.epsilons[: max(1, int(np.sum(deltas < 0.01)))])) < _TOO_LOUD
     exact = gdp(charges) is not None
-    if not charges or not has_distribution(charges) or not moderate or (exact and not distributions):
+    if not charges or not moderate or (exact and not distributions):
         return sums
     distribution = composed(client, charges)
     name = f"PLD (dp-accounting {version('dp-accounting')})"
-    tighter = sums.epsilons if exact else distribution.epsilons(deltas)
+    tighter = sums.epsilons if exact else distribution.epsilons(np.maximum(deltas - ROUNDING, 0.0))
     # Of figures that are the same but for rounding, the rule that says most keeps its name.
     better = tighter < sums.epsilons * (1 - 1e-6)
     return _Priced(
@@ -250,4 +251,4 @@ def _composed(priced: Sequence[_Priced]) -> dict[str, Any]:
     found = [p.distribution for p in priced if p.distribution is not None]
     if len(found) == len(priced):
         return {"distributions": tuple(found)}
-    return {"missing": "a mechanism that is charged has no loss distribution, or too long a one"}
+    return {"missing": "the loss distribution of a client would be too long"}
