@@ -17,6 +17,7 @@ from fdaudit.types import DefenseSpec, GradientRule, Trained
 
 if TYPE_CHECKING:
     from fdaudit.config import Config
+    from fdaudit.models import Architecture
     from fdaudit.spec import Spec
     from fdaudit.trainers import Networks
 
@@ -141,6 +142,11 @@ def _in_training(
     return built
 
 
+def _unfit(network: Architecture) -> str | None:
+    module = network.build(torch.Generator().manual_seed(0))
+    return unfit(module, network.input_shape, tried=not network.imported)
+
+
 def refuse_untrainable(attached: Attached, spec: Spec, networks: Networks) -> None:
     """Refuses a training defence on a network whose records cannot be told apart by their gradients.
 
@@ -152,7 +158,7 @@ def refuse_untrainable(attached: Attached, spec: Spec, networks: Networks) -> No
     pairs = zip(spec.client_models, networks.clients, strict=True) if networks.clients else ()
     listed = [(f"client_models.{n}", entry, network) for n, (entry, network) in enumerate(pairs)]
     for where, entry, network in listed or [("model", spec.model, networks.shared)]:
-        problem = unfit(network.build(torch.Generator().manual_seed(0)), network.input_shape)
+        problem = _unfit(network)
         if problem is not None:
             name = attached.training["model"].describe()["name"]
             remedy = f"Choose a network without it, or remove {attached.entries['model']}."

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fdaudit.models.network import Network
 from fdaudit.parallel import forked_randomness
 from fdaudit.rng import SecretStream
+from fdaudit.separation import coupling
 from fdaudit.types import GradientRule
 
 __all__ = ["Guard", "Step", "per_sample_gradients", "unfit"]
@@ -94,15 +96,18 @@ def per_sample_gradients(module: nn.Module) -> Iterator[None]:
         hooked.to_standard_module()
 
 
-def unfit(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
-    """Why a network cannot be trained by per-sample gradients, or None when it can.
+def unfit(module: nn.Module, input_shape: tuple[int, ...], *, tried: bool = False) -> str | None:
+    """Return why a network cannot be trained by per-sample gradients, or None when it can.
+
+    The network is tried out as `fdaudit.separation` says. One whose extractor others share is tried by its parts too.
 
     Args:
         module: a network of the caller's own.
         input_shape: (c, h, w) of an image.
+        tried: whether the trials are known to pass: tests hold every network of the zoo to them.
 
     Returns:
-        A layer with its name, or what went wrong in a backward pass on two images.
+        A layer with its name, or what went wrong in passes over random images.
     """
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
@@ -118,7 +123,29 @@ def unfit(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
             _taken(free, 2)
     except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
         return f"gradients of single records cannot be had ({str(error).partition(chr(10))[0].rstrip('. ')})"
-    return None
+    return None if tried else _coupled(module, input_shape)
+
+
+def _coupled(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
+    """How a network mixes records or remembers them; a shared extractor and its head are tried without it too."""
+    ways = [module]
+    if isinstance(module, Network) and type(module).forward is not Network.forward:
+        ways.append(nn.Sequential(module.extractor, module.head))
+    try:
+        return next((found for way in ways if (found := coupling(way, input_shape, _gradients))), None)
+    except Exception as error:  # a network may be anybody's code, and raise anything
+        reason = str(error).partition(chr(10))[0].rstrip(". ")
+        return f"a pass over a batch of 1 to 5 images fails ({type(error).__name__}: {reason})"
+
+
+def _gradients(
+    module: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs for images x (n, c, h, w), and by parameter the per-sample gradients (n, *shape) of a loss."""
+    with per_sample_gradients(module):
+        output = module(x)
+        loss(output).backward()
+        return output, _taken({n: p for n, p in module.named_parameters() if p.requires_grad}, len(x))
 
 
 def _taken(free: dict[str, nn.Parameter], records: int) -> dict[str, Tensor]:
@@ -129,5 +156,7 @@ def _taken(free: dict[str, nn.Parameter], records: int) -> dict[str, Tensor]:
         parameter.grad_sample = parameter.grad = None  # type: ignore[attr-defined]
         if isinstance(own, list):
             raise ValueError(f"{name} met a batch twice before its gradients were taken")
+        if own is not None and len(own) != records:
+            raise ValueError(f"{name} has {len(own)} gradients of {records} records")
         found[name] = torch.zeros(records, *parameter.shape, device=parameter.device) if own is None else own
     return found

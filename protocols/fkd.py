@@ -47,6 +47,10 @@ class FKD(ClasswiseDistillation):
     )
     trust: ClassVar[tuple[str, ...]] = (
         "The server sees every client's table by itself; no secure aggregation is assumed.",
+        (
+            "The private preset's noise hides all of a client, so its ε holds for a whole client too. One record costs "
+            "no less: it may move the model, and by it every row of the table."
+        ),
         "A client is sent the mean of the others: with two clients, the other's table itself.",
         "Parties follow the protocol and are curious (honest-but-curious).",
     )

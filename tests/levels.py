@@ -30,6 +30,7 @@ CORE = (  # level 1, lower ones first: the vocabulary, and what stands further u
     "data",
     "execution",
     "objectives",
+    "separation",
     "guard",
     "jobs",
     "copies",

@@ -54,10 +54,10 @@ def test_who_sees_what_of_fedavg() -> None:
     uploads = {"sample_count", "gradient", "model_update", "model_parameters"}
     assert sees(card("fedavg")) == {
         "server": (uploads, {"model_parameters"}, set()),
-        "aggregator": ({"model_update"}, {"model_update"}, set()),
-        "each client": ({"model_parameters"}, uploads, set()),
+        "aggregator": ({"sample_count", "model_update"}, {"model_update"}, set()),
+        "each client": ({"sample_count", "model_parameters"}, uploads, set()),
         "eavesdropper": (uploads, set(), set()),
-        "world": ({"model_parameters"}, set(), {"released-model"}),
+        "world": ({"sample_count", "model_parameters"}, set(), {"released-model"}),
     }
 
 

@@ -13,6 +13,8 @@ from fdaudit.protocols import REGISTRY
 import fdaudit
 from fdaudit.errors import SpecError
 
+from .run_cases import tiny
+
 SMALL: dict[str, dict[str, Any]] = {
     "centralized": {"rounds": 2, "local_steps": 2},
     "dafkd": {"rounds": 2, "local_steps": 2, "distill_steps": 1, "pseudo_samples": 8, "generator_width": 4},
@@ -129,3 +131,18 @@ def test_a_run_of_another_preset_is_not_gone_on_with(tmp_path: Path) -> None:
     fdaudit.run(spec("fedavg", preset={"name": "private", "epsilon": 6.0}), tmp_path / "run")
     with pytest.raises(SpecError, match="preset"):
         fdaudit.run(spec("fedavg", preset={"name": "private", "epsilon": 5.0}), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("protocol", ["fkd", "pls"])
+def test_the_epsilon_of_classwise_presets_holds_for_whole_clients_and_says_so(
+    protocol: str, tmp_path: Path
+) -> None:
+    asked = tiny(
+        protocol={"name": protocol, "params": {"rounds": 2, "local_steps": 1, "batch_size": 16}},
+        preset={"name": "private", "epsilon": 8.0},
+    )
+    made = fdaudit.run(asked, tmp_path / "run")
+    record, client = (made.ledger("server", unit=unit) for unit in ("record", "client"))
+    assert record.finite
+    assert client.epsilon == record.epsilon <= 8.0
+    assert any("holds for a whole client" in line for line in REGISTRY.describe(protocol)["trust"])

@@ -119,9 +119,14 @@ class Architecture:
         return {"name": self.name, "params": dict(self.params), "input_shape": shape, "classes": self.classes}
 
     @property
+    def imported(self) -> bool:
+        """Return whether the class is somebody else's code."""
+        return self.name.startswith(_IMPORT)
+
+    @property
     def source(self) -> str:
         """Return the SHA-256 of an imported class's file, or "" for a model of the zoo or a class without a file."""
-        if not self.name.startswith(_IMPORT):
+        if not self.imported:
             return ""
         path = self.name.removeprefix(_IMPORT).partition(":")[0]
         file = getattr(importlib.import_module(path), "__file__", None)
