@@ -1,4 +1,4 @@
-"""Message sizes: which of a run's messages have a size that public settings fix, whatever the private data are."""
+"""Message sizes: what of a run's messages public settings fix, whatever the private data are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fdaudit.messages import FIXED_SIZE
 if TYPE_CHECKING:
     from fdaudit.plan import Plan
 
-__all__ = ["fixed_sizes"]
+__all__ = ["fixed_events", "fixed_sizes"]
 
 
 def fixed_sizes(plan: Plan) -> frozenset[tuple[str, str]]:
@@ -32,3 +32,16 @@ def fixed_sizes(plan: Plan) -> frozenset[tuple[str, str]]:
             kind = getattr(defense, "makes", kind)
         found[kind, sender] = found.get((kind, sender), True) and fixed
     return frozenset(key for key, fixed in found.items() if fixed)
+
+
+def fixed_events(plan: Plan) -> bool:
+    """Return whether the parameters of every privacy event follow from the spec, whatever messages say.
+
+    An event depends on the settings of its defence and on how many values a message has, which settings fix where the
+    kind or a public index does. A server or an aggregator that averages may say how large one client's share is: the
+    sensitivity of noise on its message then follows from what clients sent.
+    """
+    treated = {(kind, sender) for kind, sender in plan.defenses if plan.defenses[kind, sender]}
+    averaged = any(sender != "client" and kind != "vote_counts" for kind, sender in treated)
+    listed = [m for m in plan.declared_messages if (m["kind"], m["from"]) in treated]
+    return not averaged and all(m["kind"] in FIXED_SIZE or m.get("index") == "public" for m in listed)

@@ -16,6 +16,7 @@ import torch
 from fdaudit.accounting.budget import Meter
 from fdaudit.checkpoints import Checkpoints
 from fdaudit.federation import PartyData, Round
+from fdaudit.message_sizes import fixed_events
 from fdaudit.metrics import accuracy, macro_f1, mean_auc, mean_auc_figure, multilabel_macro_f1
 from fdaudit.oracle_access import exposed
 from fdaudit.plan import Plan
@@ -204,6 +205,7 @@ def _meter(plan: Plan, run: Path, start: Position) -> Meter | None:
         # What is stated for records that come and go cannot be counted for records that are replaced.
         asked.relation or ("add-or-remove" if plan.training else "replace-one"),
         plan.parties,
+        fixed=fixed_events(plan),
     )
     meter.expose(exposed(plan, asked.budget.adversary.split("+")), "model" in plan.training)
     for message in read_messages(run / "transcript") if start.seq else ():
