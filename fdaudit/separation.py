@@ -15,12 +15,10 @@ steps, below a relative size of 1e-8), and anything that code does outside of Py
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,13 +51,12 @@ def coupling(module: nn.Module, input_shape: tuple[int, ...], gradients: Gradien
     Raises:
         Exception: whatever the network raises on a batch of 1 to 5 images.
     """
-    with _own_randomness():
-        dtype = _precise(module, input_shape)
-        for n, scale in _TRIED:
-            x, other = (_images(n, input_shape, s).to(dtype) * scale for s in (1, 2))
-            problem = _Trial(module, gradients, _CLOSE[dtype], n).problem(x, 3 * other)
-            if problem is not None:
-                return problem
+    dtype = _precise(module, input_shape)
+    for n, scale in _TRIED:
+        x, other = (_images(n, input_shape, s).to(dtype) * scale for s in (1, 2))
+        problem = _Trial(module, gradients, _CLOSE[dtype], n).problem(x, 3 * other)
+        if problem is not None:
+            return problem
     return None
 
 
@@ -105,19 +102,19 @@ class _Trial:
 
     def _seen(self, x: Tensor) -> _Seen:
         """Outputs and per-sample gradients, from the same draws each time."""
-        _seed(0)
         self._module.train()
-        if not self._free:
-            return {"output": self._module(x).detach().clone()}
-        output, found = self._gradients(self._module, x.clone().requires_grad_(), _loss)
+        with _fixed_draws():
+            if not self._free:
+                return {"output": self._module(x).detach().clone()}
+            output, found = self._gradients(self._module, x.clone().requires_grad_(), _loss)
         return {"output": output.detach().clone()} | {
             f"gradient of {n}": _sketch(g) for n, g in found.items()
         }
 
     def _plain(self, x: Tensor) -> _Seen:
         """Outputs and gradients, one record after the other by plain differentiation."""
-        _seed(0)
-        output = self._module.train()(x)
+        with _fixed_draws():
+            output = self._module.train()(x)
         found, wanted = {"output": output.detach()}, list(self._free.values())
         rows = [
             torch.autograd.grad(_loss(row), wanted, retain_graph=True, allow_unused=True) if wanted else ()
@@ -129,8 +126,7 @@ class _Trial:
         return found
 
     def _evaluated(self, x: Tensor) -> _Seen:
-        _seed(0)
-        with torch.no_grad():
+        with _fixed_draws(), torch.no_grad():
             return {"output": self._module.eval()(x).clone()}
 
     def _differs(
@@ -200,8 +196,7 @@ def _loss(output: Tensor) -> Tensor:
 def _precise(module: nn.Module, input_shape: tuple[int, ...]) -> torch.dtype:
     """Float64 where the network bears it; otherwise float32."""
     try:
-        with torch.no_grad():
-            _seed(0)
+        with _fixed_draws(), torch.no_grad():
             kept = {n: t.clone() for n, t in module.state_dict().items()}
             output = module.double().eval()(_images(2, input_shape, 0))
             module.load_state_dict(kept)
@@ -239,20 +234,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.nan_to_num(), b.nan_to_num()) if a.is_floating_point() else torch.equal(a, b)
 
 
-def _seed(seed: int) -> None:
-    """Puts every generator that a network may draw from at one point."""
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002  (a stranger's network may draw from it)
-
-
 @contextmanager
-def _own_randomness() -> Iterator[None]:
-    """Puts the global generators back at the end."""
-    plain, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with forked_randomness():
-            yield
-    finally:
-        random.setstate(plain)
-        np.random.set_state(arrays)  # noqa: NPY002
+def _fixed_draws() -> Iterator[None]:
+    """Put PyTorch's generator at one point. A network that draws from another one is refused: it seems to remember."""
+    with forked_randomness():
+        torch.default_generator.manual_seed(0)
+        yield

@@ -289,6 +289,7 @@ NUMPY_RANDOM = {"numpy.random.default_rng", "numpy.random.Generator", "numpy.ran
 GLOBAL_GENERATOR = {
     # Initialisers and dropout can only draw from the global generator: inside a fork, which puts it back.
     "fdaudit.models.network": "torch.default_generator.manual_seed",
+    "fdaudit.separation": "torch.default_generator.manual_seed",
     "fdaudit.training": "torch.default_generator.manual_seed",
 }
 

@@ -196,7 +196,6 @@ HONEST: dict[str, Any] = {
     ),
     "functional-dropout": lambda: Changed(lambda m, x: F.dropout(x, 0.5, m.training)),
     "noise": lambda: Changed(lambda m, x: x + 0.1 * torch.randn_like(x) if m.training else x),
-    "python-noise": lambda: Changed(lambda _, x: x * random.random()),
     "softmax": lambda: Changed(lambda _, x: x.softmax(1)),
     "own-largest": lambda: Changed(lambda _, x: x / (1 + x.amax(1, keepdim=True))),
     "constant-buffer": lambda: nn.Sequential(Scaled(), nn.Flatten(), nn.Linear(64, 3)),
@@ -218,6 +217,11 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("how", HONEST)
 def test_an_honest_network_passes(how: str) -> None:
     assert unfit(HONEST[how](), SHAPE) is None
+
+
+def test_a_network_that_draws_outside_of_pytorch_is_refused() -> None:
+    """Its draws cannot be held still, so it cannot be told from a network that remembers what it met."""
+    assert "differs in two passes" in str(unfit(Changed(lambda _, x: x * random.random()), SHAPE))
 
 
 @pytest.mark.parametrize(
