@@ -10,17 +10,16 @@ What is tried:
   * the same images have the same outputs after other images, in training and in evaluation mode.
 
 What cannot be tried: a coupling that random images do not set off (of certain values, of batches above 5, after many
-steps, below a relative size of 1e-8), and anything that code does outside of PyTorch.
+steps, below a relative size of 1e-8), and anything that code does outside of PyTorch. Draws have to come from
+PyTorch's global generator.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,13 +52,12 @@ def coupling(module: nn.Module, input_shape: tuple[int, ...], gradients: Gradien
     Raises:
         Exception: whatever the network raises on a batch of 1 to 5 images.
     """
-    with _own_randomness():
-        dtype = _precise(module, input_shape)
-        for n, scale in _TRIED:
-            x, other = (_images(n, input_shape, s).to(dtype) * scale for s in (1, 2))
-            problem = _Trial(module, gradients, _CLOSE[dtype], n).problem(x, 3 * other)
-            if problem is not None:
-                return problem
+    dtype = _precise(module, input_shape)
+    for n, scale in _TRIED:
+        x, other = (_images(n, input_shape, s).to(dtype) * scale for s in (1, 2))
+        problem = _Trial(module, gradients, _CLOSE[dtype], n).problem(x, 3 * other)
+        if problem is not None:
+            return problem
     return None
 
 
@@ -81,7 +79,8 @@ class _Trial:
         if (name := _changed(before, self._module)) is not None:
             return f"a pass changes its {name}, which no gradient rule covers"
         if (name := self._differs(base, self._seen(x), range(len(x)))) is not None:
-            return f"its {name} differs in two passes over the same images: it keeps what it has met"
+            reason = "it keeps what it met, or has a generator of its own"
+            return f"its {name} differs in two passes over the same images: {reason}"
         for j in (0, len(x) - 1):
             found = self._seen(torch.cat([x[:j], other[j : j + 1], x[j + 1 :]]))
             rest = [i for i in range(len(x)) if i != j]
@@ -95,7 +94,7 @@ class _Trial:
 
     def _in_company(self, x: Tensor) -> str | None:
         """Whether an image alone fares otherwise; with draws held constant, as batches of other sizes draw others."""
-        with _Constant():
+        with _Constant():  # type: ignore[no-untyped-call]
             together = self._plain(x)
             for i in range(len(x)):
                 row = {name: rows[i : i + 1] for name, rows in together.items()}
@@ -105,19 +104,19 @@ class _Trial:
 
     def _seen(self, x: Tensor) -> _Seen:
         """Outputs and per-sample gradients, from the same draws each time."""
-        _seed(0)
         self._module.train()
-        if not self._free:
-            return {"output": self._module(x).detach().clone()}
-        output, found = self._gradients(self._module, x.clone().requires_grad_(), _loss)
+        with _alike():
+            if not self._free:
+                return {"output": self._module(x).detach().clone()}
+            output, found = self._gradients(self._module, x.clone().requires_grad_(), _loss)
         return {"output": output.detach().clone()} | {
             f"gradient of {n}": _sketch(g) for n, g in found.items()
         }
 
     def _plain(self, x: Tensor) -> _Seen:
         """Outputs and gradients, one record after the other by plain differentiation."""
-        _seed(0)
-        output = self._module.train()(x)
+        with _alike():
+            output = self._module.train()(x)
         found, wanted = {"output": output.detach()}, list(self._free.values())
         rows = [
             torch.autograd.grad(_loss(row), wanted, retain_graph=True, allow_unused=True) if wanted else ()
@@ -129,8 +128,7 @@ class _Trial:
         return found
 
     def _evaluated(self, x: Tensor) -> _Seen:
-        _seed(0)
-        with torch.no_grad():
+        with _alike(), torch.no_grad():
             return {"output": self._module.eval()(x).clone()}
 
     def _differs(
@@ -174,7 +172,7 @@ def _size(t: Tensor) -> float:
     return float(_finite(t).abs().max()) if t.numel() else 0.0
 
 
-class _Constant(TorchDispatchMode):
+class _Constant(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
     """Random operations give one constant, so that a record meets the same in a batch of any size."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -200,8 +198,7 @@ def _loss(output: Tensor) -> Tensor:
 def _precise(module: nn.Module, input_shape: tuple[int, ...]) -> torch.dtype:
     """Float64 where the network bears it; otherwise float32."""
     try:
-        with torch.no_grad():
-            _seed(0)
+        with _alike(), torch.no_grad():
             kept = {n: t.clone() for n, t in module.state_dict().items()}
             output = module.double().eval()(_images(2, input_shape, 0))
             module.load_state_dict(kept)
@@ -239,20 +236,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.nan_to_num(), b.nan_to_num()) if a.is_floating_point() else torch.equal(a, b)
 
 
-def _seed(seed: int) -> None:
-    """Puts every generator that a network may draw from at one point."""
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002  (a stranger's network may draw from it)
-
-
 @contextmanager
-def _own_randomness() -> Iterator[None]:
-    """Puts the global generators back at the end."""
-    plain, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with forked_randomness():
-            yield
-    finally:
-        random.setstate(plain)
-        np.random.set_state(arrays)  # noqa: NPY002
+def _alike() -> Iterator[None]:
+    """Lets a network draw the same in each pass; puts the global generator back at the end."""
+    with forked_randomness():
+        torch.default_generator.manual_seed(0)
+        yield

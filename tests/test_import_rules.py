@@ -113,7 +113,7 @@ def test_the_tree_is_read(tmp_path: Path) -> None:
         (t, n) for t, n, _ in ours("fdaudit.runs")
     }  # in a function
     assert ("fdaudit.protocols._local", "LocalTraining") in {
-        (t, n) for t, n, _ in ours("fdaudit.protocols.fedavg")
+        (t, n) for t, n, _ in ours("fdaudit.protocols._fedavg_settings")
     }
     assert ("fdaudit.view", "View") in {
         (t, n) for t, n, _ in ours("fdaudit.attacks.loss_threshold")
@@ -289,6 +289,7 @@ NUMPY_RANDOM = {"numpy.random.default_rng", "numpy.random.Generator", "numpy.ran
 GLOBAL_GENERATOR = {
     # Initialisers and dropout can only draw from the global generator: inside a fork, which puts it back.
     "fdaudit.models.network": "torch.default_generator.manual_seed",
+    "fdaudit.separation": "torch.default_generator.manual_seed",
     "fdaudit.training": "torch.default_generator.manual_seed",
 }
 
