@@ -1,4 +1,4 @@
-"""Tests that a network keeps the records of a batch apart, which DP-SGD relies on.
+"""Tests that a network does not mix the records of a batch, which DP-SGD relies on.
 
 A clipped sum bounds what one record adds only if no other record's gradient moves with it, and only if nothing else
 of a record stays in the network. Both are tried out on random images, in training mode.
@@ -50,7 +50,7 @@ def coupling(module: nn.Module, input_shape: tuple[int, ...], gradients: Gradien
         gradients: how per-sample gradients are taken in training.
 
     Raises:
-        Exception: whatever the network raises on a batch of 1 to 5 images.
+        Exception: any error that the network raises on a batch of 1 to 5 images.
     """
     dtype = _precise(module, input_shape)
     for n, scale in _TRIED:
@@ -71,7 +71,7 @@ class _Trial:
         self._free = free if fits else {}
 
     def problem(self, x: Tensor, other: Tensor) -> str | None:
-        """What goes wrong with images x (n, c, h, w), each replaced by one of `other`; None when nothing does."""
+        """Return what goes wrong when one of `other` replaces an image of x (n, c, h, w), or None."""
         before, quiet = _kept(self._module), self._evaluated(x)
         base = self._seen(x)
         if len(base["output"]) != len(x):
@@ -93,7 +93,7 @@ class _Trial:
         return self._in_company(x)
 
     def _in_company(self, x: Tensor) -> str | None:
-        """Whether an image alone fares otherwise; with draws held constant, as batches of other sizes draw others."""
+        """Compare each image with itself alone. Draws are constant: batches of other sizes draw others."""
         with _Constant():  # type: ignore[no-untyped-call]
             together = self._plain(x)
             for i in range(len(x)):
