@@ -127,7 +127,7 @@ def unfit(module: nn.Module, input_shape: tuple[int, ...], *, tried: bool = Fals
 
 
 def _coupled(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
-    """How a network mixes records or remembers them; a shared extractor and its head are tried without it too."""
+    """Return how a network mixes or remembers records, or None. Try a shared extractor with its head as well."""
     ways = [module]
     if isinstance(module, Network) and type(module).forward is not Network.forward:
         ways.append(nn.Sequential(module.extractor, module.head))

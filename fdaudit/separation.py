@@ -1,4 +1,4 @@
-"""Tests that a network keeps the records of a batch apart, which DP-SGD relies on.
+"""Tests that a network does not mix the records of a batch, which DP-SGD relies on.
 
 A clipped sum bounds what one record adds only if no other record's gradient moves with it, and only if nothing else
 of a record stays in the network. Both are tried out on random images, in training mode.
@@ -10,7 +10,8 @@ What is tried:
   * the same images have the same outputs after other images, in training and in evaluation mode.
 
 What cannot be tried: a coupling that random images do not set off (of certain values, of batches above 5, after many
-steps, below a relative size of 1e-8), and anything that code does outside of PyTorch.
+steps, below a relative size of 1e-8), and anything that code does outside of PyTorch. Draws have to come from
+PyTorch's global generator.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def coupling(module: nn.Module, input_shape: tuple[int, ...], gradients: Gradien
         gradients: how per-sample gradients are taken in training.
 
     Raises:
-        Exception: whatever the network raises on a batch of 1 to 5 images.
+        Exception: any error that the network raises on a batch of 1 to 5 images.
     """
     dtype = _precise(module, input_shape)
     for n, scale in _TRIED:
@@ -70,7 +71,7 @@ class _Trial:
         self._free = free if fits else {}
 
     def problem(self, x: Tensor, other: Tensor) -> str | None:
-        """What goes wrong with images x (n, c, h, w), each replaced by one of `other`; None when nothing does."""
+        """Return what goes wrong when one of `other` replaces an image of x (n, c, h, w), or None."""
         before, quiet = _kept(self._module), self._evaluated(x)
         base = self._seen(x)
         if len(base["output"]) != len(x):
@@ -78,7 +79,8 @@ class _Trial:
         if (name := _changed(before, self._module)) is not None:
             return f"a pass changes its {name}, which no gradient rule covers"
         if (name := self._differs(base, self._seen(x), range(len(x)))) is not None:
-            return f"its {name} differs in two passes over the same images: it keeps what it has met"
+            reason = "it keeps what it met, or has a generator of its own"
+            return f"its {name} differs in two passes over the same images: {reason}"
         for j in (0, len(x) - 1):
             found = self._seen(torch.cat([x[:j], other[j : j + 1], x[j + 1 :]]))
             rest = [i for i in range(len(x)) if i != j]
@@ -91,8 +93,8 @@ class _Trial:
         return self._in_company(x)
 
     def _in_company(self, x: Tensor) -> str | None:
-        """Whether an image alone fares otherwise; with draws held constant, as batches of other sizes draw others."""
-        with _Constant():
+        """Compare each image with itself alone. Draws are constant: batches of other sizes draw others."""
+        with _Constant():  # type: ignore[no-untyped-call]
             together = self._plain(x)
             for i in range(len(x)):
                 row = {name: rows[i : i + 1] for name, rows in together.items()}
@@ -170,7 +172,7 @@ def _size(t: Tensor) -> float:
     return float(_finite(t).abs().max()) if t.numel() else 0.0
 
 
-class _Constant(TorchDispatchMode):
+class _Constant(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
     """Random operations give one constant, so that a record meets the same in a batch of any size."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
