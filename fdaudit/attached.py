@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,28 @@ def attach(spec: Spec, protocol: Any, config: Config) -> Attached:
             problem = "is the second defence on one training"
             raise SpecError(f"{where}.name", entry.name, problem, "Keep one of them.")
         training[of], entries[of] = _in_training(where, entry, of, protocol, config, cls), where
+    _refuse_recast([*asked, *own], messages)
     return Attached(messages, training, entries)
+
+
+def _refuse_recast(
+    entries: Sequence[tuple[str, DefenseSpec]], messages: Mapping[tuple[str, str], tuple[Any, ...]]
+) -> None:
+    """An index made of clients' answers is promised for the kind in which the protocol has them answer, no other."""
+    recast = [
+        d.name for (_, who), all_ in messages.items() if who == "client" for d in all_ if hasattr(d, "makes")
+    ]
+    for where, entry in entries:
+        if (
+            recast
+            and entry.sender != "client"
+            and entry.kind != "vote_counts"
+            and entry.params.get("public_index")
+        ):
+            problem = f"is no promise of the protocol where {recast[0]} changes what clients answer"
+            raise SpecError(
+                f"{where}.params.public_index", True, problem, "Leave it out, or remove one of them."
+            )
 
 
 def _on_messages(

@@ -33,6 +33,7 @@ def books_of(plan: Plan, run: Path) -> Books:
         oracles=oracle_answers(plan, messages, finished=finished(plan, run)),
         fixed_sizes=fixed_sizes(plan),
         assumptions=_assumptions(plan),
+        pooled=plan.clients[0] if plan.protocol.pools_data else "",
     )
 
 

@@ -17,16 +17,21 @@ def fixed_sizes(plan: Plan) -> frozenset[tuple[str, str]]:
 
     The kind fixes the size, or the protocol's card declares the index, and so the number of rows, public. Every defence
     that treats the message must keep its size fixed as well. Nothing is read off a record: that all messages
-    of one run have one size does not show that they would with other data.
+    of one run have one size does not show that they would with other data. Where a defence makes clients' answers
+    messages of another kind, what others make of them may leave rows out.
     """
     found: dict[tuple[str, str], bool] = {("silence", role): True for role in plan.protocol.roles}
+    recast = any(
+        hasattr(d, "makes") for (_, who), all_ in plan.defenses.items() if who == "client" for d in all_
+    )
     for declared in plan.declared_messages:
         if (
             "made_of" in declared
         ):  # what a defence makes of another message, which has a declaration of its own
             continue
         kind, sender = str(declared["kind"]), str(declared["from"])
-        fixed = kind in FIXED_SIZE or declared.get("index") == "public"
+        promised = declared.get("index") == "public" and not (recast and sender != "client")
+        fixed = kind in FIXED_SIZE or promised
         for defense in plan.defenses.get((kind, sender), ()):
             fixed &= getattr(defense, "fixed_size", False)
             kind = getattr(defense, "makes", kind)

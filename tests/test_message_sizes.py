@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import fdaudit
+from fdaudit.errors import SpecError
 from fdaudit.message_sizes import fixed_sizes
 from fdaudit.plan import make_plan
 from fdaudit.spec import load_spec
@@ -65,3 +66,16 @@ def test_a_defence_that_declares_nothing_may_change_sizes() -> None:
     object.__setattr__(plan, "defenses", {("model_update", "client"): (Undeclared(),)})
     assert ("model_update", "client") not in fixed_sizes(plan)
     assert ("model_parameters", "server") in fixed_sizes(plan)
+
+
+def test_no_index_is_promised_of_answers_that_a_defence_made_another_kind() -> None:
+    """A label that noise moves out of range is no answer, and a sample without an answer is left out."""
+    hard = on_message("soft_labels", "hard-label")
+    hard["params"] = {}
+    made = spec("ds-fl", {"rounds": 1, "share": "soft_labels"})
+    assert ("ensemble_labels", "server") in fixed_sizes(make_plan(load_spec(made), 1))
+    recast = load_spec({**made, "defenses": [hard]})
+    assert ("ensemble_labels", "server") not in fixed_sizes(make_plan(recast, 1))
+    noise = on_message("ensemble_labels", sender="server", sigma=1.0, clip=1.0, public_index=True)
+    with pytest.raises(SpecError, match="hard-label changes what clients answer"):
+        make_plan(load_spec({**made, "defenses": [hard, noise]}), 1)

@@ -67,6 +67,15 @@ def test_a_model_published_under_noise_is_worth_its_message(tmp_path: Path) -> N
     assert [c.kind for c in found.contributions] == ["model_parameters"]
 
 
+def test_who_pools_the_records_has_them(tmp_path: Path) -> None:
+    run = fdaudit.run(spec("centralized", {"rounds": 1}, defenses=[PRIVATE]), tmp_path / "run")
+    assert run.ledger("world").finite
+    for view in ("client/0", "client/0+world"):
+        found = run.ledger(view)
+        assert (found.epsilon, found.victim) == (math.inf, "client/1")
+        assert "pooled at client/0" in found.cause
+
+
 @pytest.mark.parametrize("protected", [False, True])
 def test_a_withheld_model_costs_all_that_it_was_fitted_on(protected: bool, tmp_path: Path) -> None:
     changes = {"defenses": [PRIVATE]} if protected else {}

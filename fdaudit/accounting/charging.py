@@ -142,7 +142,11 @@ class Entry:
         """
         found = dict[int, Release | Unchanged | NoGuarantee]()
         for m in self._sum_messages:
-            parts = [] if m.inputs == ALL else [int(i) for i in m.inputs if i != DATA]
+            inputs = () if m.inputs == ALL else m.inputs
+            # Counts that do not change with the victim's data may decide the summands' weights.
+            parts = [
+                int(i) for i in inputs if i != DATA and not isinstance(self._common.get(int(i)), Unchanged)
+            ]
             senders = [self.graph.messages[i].sender for i in parts]
             shares = {
                 k: (i, e) for k, i in zip(senders, parts, strict=True) if (e := self._share(i)) is not None

@@ -119,6 +119,7 @@ class Books:
         fixed_sizes: (kind, sender role) of the messages whose size does not depend on private data, by what the
             protocol and its defences declare. All other sizes are charged like the message itself.
         assumptions: what the protocol's settings take on trust.
+        pooled: the party that held every client's records before the first message, or "".
     """
 
     def __init__(
@@ -133,13 +134,14 @@ class Books:
         oracles: Sequence[OracleAnswers] = (),
         fixed_sizes: Collection[tuple[str, str]] = (),
         assumptions: Sequence[str] = (),
+        pooled: str = "",
     ) -> None:
         recorded = tuple(messages)
         self._graph = MessageGraph((*recorded, *(o.message for o in oracles)))
         self._recorded, self._oracles, self._fixed_sizes = recorded, tuple(oracles), frozenset(fixed_sizes)
         self._parties, self._transport = tuple(parties), transport
         self._choices, self._reveals = choices or PrivacySpec(), dict(reveals or {})
-        self._records, self._assumptions = records, tuple(assumptions)
+        self._records, self._assumptions, self._pooled = records, tuple(assumptions), pooled
 
     @cached_property
     def relation(self) -> Relation:
@@ -182,7 +184,7 @@ class Books:
         )
         if not victims:
             return _with(blank, accountant="no client is left to protect")
-        if (cause := self._choices.unaccounted()) and entry.seen:
+        if cause := self._beyond_messages(entry):
             return _with(blank, epsilon=math.inf, cause=cause, victim=victims[0])
         found = {victim: entry.ways(victim) for victim in victims}
         leaks = {v: w for v, w in found.items() if isinstance(w, Leak)}
@@ -216,7 +218,7 @@ class Books:
         entry = self._entry(view, 0.5, unit, relation, pld=False)  # ways of charging are the same at every δ
         victims, assumed = self._victims(entry), self._assumed(entry)
         charges, causes = dict[str, tuple[Charges, ...]](), dict[str, str]()
-        if (cause := self._choices.unaccounted()) and entry.seen:
+        if cause := self._beyond_messages(entry):
             causes = dict.fromkeys(victims, cause)
         else:
             ways = {victim: entry.ways(victim) for victim in victims}
@@ -263,6 +265,12 @@ class Books:
             if any(p in members for p in m.parties()) or (overheard and telling):
                 seen.append(m.seq)
         return seen + [o.message.seq for o in self._oracles if o.open_to(members, self._transport)]
+
+    def _beyond_messages(self, entry: Entry) -> str:
+        """Why nothing can be claimed whatever the messages carry, or nothing."""
+        if self._pooled in entry.members:
+            return f"every client's records were pooled at {self._pooled} before the first message"
+        return self._choices.unaccounted() if entry.seen else ""
 
     def _cause(self, leak: Leak, entry: Entry) -> dict[str, Any]:
         m = leak.message
