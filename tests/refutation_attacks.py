@@ -35,14 +35,17 @@ __all__ = ["Asked", "Attacker", "Scores"]
 
 _UPDATES = {"model_update": 1.0, "gradient": -1.0}
 """Kinds that say how parameters change, and in which direction."""
-_PROBES = 600
+_OWN = -2
+"""In the place of a message: the client's own initial model."""
+_RIDGE = 1e-4
+_PROBES = 300
 """Samples on which answers are regressed."""
 _ANSWERS = ("logits", "soft_labels", "hard_labels", "ensemble_labels", "vote_counts")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The canaries of one client, and what the adversary knows besides.
+    """The canaries of one client, and what else the adversary knows.
 
     Attributes:
         client: whose they are.
@@ -59,7 +62,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What the attacks on one view say of n canaries.
+    """Scores of n canaries by the attacks on one view.
 
     Attributes:
         of: by attack, the scores (n,), higher for "trained on".
@@ -94,7 +97,7 @@ class Attacker:
 
     @property
     def paired(self) -> bool:
-        """Whether coins decide between two canaries each."""
+        """Return whether each coin decides between two canaries."""
         return any(c.design == "matched-pairs" for c, _ in self._truth.values())
 
     def scores(self, view: str) -> Scores:
@@ -155,12 +158,22 @@ class Attacker:
         if m.kind == "class_prototypes":
             table, y = view.tensors(m)["values"].double(), asked.challenge.y
             return {f"table, {mine}": table[y].sum(1), f"table by class, {mine}": table[y, y]}
-        if m.kind in _ANSWERS and bool((asked.rows >= 0).any()):
+        if m.kind in _ANSWERS:
             tensors = view.tensors(m)
-            found = {f"answer, {mine}": _in_answer(self.plan, tensors, asked)}
-            if "values" in tensors and tensors["values"].ndim == 2 and tensors["values"].shape[1] == 10:
+            found = {}
+            if bool((asked.rows >= 0).any()):
+                found[f"answer, {mine}"] = _in_answer(self.plan, tensors, asked)
+            if (
+                len(self.plan.public)
+                and "values" in tensors
+                and tensors["values"].ndim == 2
+                and tensors["values"].shape[1] == 10
+            ):
                 probes = self._probes(tensors["index"])
-                soft = m.kind == "soft_labels" or float(tensors["values"].float().sum(1).sub(1).abs().max()) < 1e-3
+                soft = (
+                    m.kind == "soft_labels"
+                    or float(tensors["values"].float().sum(1).sub(1).abs().max()) < 1e-3
+                )
                 found[f"answers by regression, {mine}"] = self._of_outputs(
                     asked, probes, tensors["values"][:_PROBES].float(), soft
                 )
@@ -187,19 +200,29 @@ class Attacker:
         start = self._kept.get((reference,), self._initial)
         names = sorted(n for n in start if n in sent)
         moved = torch.cat([(sent[n] - (start[n] if drift else 0)).flatten() for n in names]).double()
-        key = ("gradients", reference, asked.client)
-        if key not in self._kept:
-            own = self._gradients(start, names, asked.challenge.x, asked.challenge.y)
-            records = torch.cat([own, self._gradients(start, names, *asked.others)])
-            self._kept[key] = records / records.norm(dim=1, keepdim=True).clamp_min(1e-9)
-        records, n = self._kept[key], len(asked.challenge.y)
+        records, n = self._records(asked, reference), len(asked.challenge.y)
         return {
             "update by regression": _regression(records, -moved)[:n],
             "update by projection": -(records @ moved)[:n],
         }
 
+    def _records(self, asked: Asked, reference: int) -> Tensor:
+        """The directions (n, d) in which the canaries, and then the client's other records, pull a model."""
+        start = self._own(asked) if reference == _OWN else self._kept.get((reference,), self._initial)
+        names, key = sorted(start), ("gradients", reference, asked.client)
+        if key not in self._kept:
+            own = self._gradients(start, names, asked.challenge.x, asked.challenge.y)
+            records = torch.cat([own, self._gradients(start, names, *asked.others)])
+            self._kept[key] = records / records.norm(dim=1, keepdim=True).clamp_min(1e-9)
+        found: Tensor = self._kept[key]
+        return found
+
+    def _own(self, asked: Asked) -> Mapping[str, Tensor]:
+        """The public model that a client starts from."""
+        return self.plan.networks.initial([asked.client], self.plan.seed)[asked.client]
+
     def _of_outputs(self, asked: Asked, probes: Tensor, said: Tensor, soft: bool) -> Tensor:
-        """Scores (n,) of what a client's model says of samples, by what each record would change in it.
+        """Return scores (n,) from a client's answers, by the change that each record would make to them.
 
         Args:
             asked: the canaries of the client.
@@ -209,31 +232,29 @@ class Attacker:
         """
         key = ("outputs", asked.client, probes.data_ptr(), soft)
         if key not in self._kept:
-            self._kept[key] = self._influences(asked, probes, soft)
-        before, influences = self._kept[key]
-        fitted = _regression(influences, (said.double() - before).flatten())
-        return fitted[: len(asked.challenge.y)]
+            self._kept[key] = self._inverse(asked, probes, soft)
+        before, whitened, factor = self._kept[key]
+        changed = (before - said.double()).flatten()[:, None]
+        seen = torch.linalg.solve_triangular(factor, changed, upper=False)[:, 0]
+        return _regression(self._records(asked, _OWN) @ whitened.T, seen)[: len(asked.challenge.y)]
 
-    def _influences(self, asked: Asked, probes: Tensor, soft: bool) -> tuple[Tensor, Tensor]:
-        """The outputs (p, C) of a client's initial model, and how a step along each record's gradient moves them."""
-        start = self.plan.networks.initial([asked.client], self.plan.seed)[asked.client]
+    def _inverse(self, asked: Asked, probes: Tensor, soft: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """The outputs (p, C) of a client's initial model, their whitened Jacobian (pC, d), and what whitens it."""
+        start = self._own(asked)
         names = sorted(start)
-        x, y = torch.cat([asked.challenge.x, asked.others[0]]), torch.cat([asked.challenge.y, asked.others[1]])
-        gradients = self._gradients(start, names, x, y)
-        gradients = (gradients / gradients.norm(dim=1, keepdim=True).clamp_min(1e-9)).float()
 
-        def outputs(weights: dict[str, Tensor]) -> Tensor:
-            logits: Tensor = torch.func.functional_call(self._module, weights, (probes,))
-            return logits.softmax(1) if soft else logits
+        def outputs(weights: dict[str, Tensor], image: Tensor) -> Tensor:
+            logits: Tensor = torch.func.functional_call(self._module, weights, (image[None],))[0]
+            return logits.softmax(0) if soft else logits
 
-        def moved(gradient: Tensor) -> Tensor:
-            parts = gradient.split([start[n].numel() for n in names])
-            along = {n: -part.view_as(start[n]) for n, part in zip(names, parts, strict=True)}
-            change: Tensor = torch.func.jvp(outputs, ({n: start[n] for n in names},), (along,))[1]
-            return change.flatten()
-
-        with torch.no_grad():
-            return outputs(dict(start)).double(), torch.stack([moved(g) for g in gradients]).double()
+        before = torch.func.vmap(outputs, in_dims=(None, 0))(dict(start), probes).double()
+        by_name = torch.func.vmap(torch.func.jacrev(outputs), in_dims=(None, 0))(dict(start), probes)
+        jacobian = torch.cat([by_name[n].flatten(2) for n in names], 2).flatten(0, 1).double()
+        gram = jacobian @ jacobian.T
+        ridge = _RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+        factor = torch.linalg.cholesky(gram + ridge).detach()
+        whitened = torch.linalg.solve_triangular(factor, jacobian.detach(), upper=False)
+        return before.detach(), whitened, factor
 
     def _gradients(self, start: Mapping[str, Tensor], names: list[str], x: Tensor, y: Tensor) -> Tensor:
         """The gradient (n, d) of each record's cross-entropy."""
@@ -260,7 +281,11 @@ class Attacker:
         x, secret = asked.challenge.x, self._vault.secrets.secret
         for wanted in ("soft", "hard"):
             handle = self._answering.oracle(view.members, wanted)
-            if handle is None or handle.budget < len(x) or (handle.models and asked.client not in handle.models):
+            if (
+                handle is None
+                or handle.budget < len(x)
+                or (handle.models and asked.client not in handle.models)
+            ):
                 continue
             of = asked.client if handle.models else None
             noise = SecretStream(secret, "refutation", view.name, asked.client)
@@ -282,7 +307,7 @@ def _regression(effects: Tensor, seen: Tensor) -> Tensor:
 
 
 def _in_answer(plan: Plan, tensors: Mapping[str, Tensor], asked: Asked) -> Tensor:
-    """How much a message speaks for each canary's label, where its image is among the samples."""
+    """Return how much a message supports each canary's label, where its image is a sample."""
     index = tensors["index"].long().cpu()
     values = (tensors["values"] if "values" in tensors else tensors["counts"]).cpu()
     said = torch.zeros(len(plan.public), plan.dataset.classes, dtype=torch.float64)

@@ -86,14 +86,10 @@ _BELIEVED = {("hard_labels", "aggregator"), ("hard_labels", "client")}
 
 
 def _sizes_believed(patch: pytest.MonkeyPatch) -> None:
-    """A ledger that takes the size of answers for fixed, whatever their number depends on."""
+    """A ledger that takes the size of answers for fixed, although their number varies."""
     honest = message_sizes.fixed_sizes
-    patch.setattr(
-        "fdaudit.bookkeeping.fixed_sizes", lambda plan: honest(plan) | _BELIEVED
-    )
-    patch.setattr(
-        refutation_rows, "fixed_sizes", lambda plan: honest(plan) | _BELIEVED
-    )
+    patch.setattr("fdaudit.bookkeeping.fixed_sizes", lambda plan: honest(plan) | _BELIEVED)
+    patch.setattr(refutation_rows, "fixed_sizes", lambda plan: honest(plan) | _BELIEVED)
 
 
 BROKEN = (

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 import fdaudit
 from fdaudit.accounting.ledger import Ledger
 from fdaudit.bookkeeping import books_of
@@ -57,7 +59,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """What follows for the claim."""
+        """Return the conclusion about the claim."""
         if math.isinf(self.claimed):
             return "nothing claimed"
         if self.bound > self.claimed:
@@ -125,9 +127,9 @@ def _row(case: Case, attacker: Attacker, view: str) -> Row:
 
 
 def _overheard(case: Case, run: Run, twin: Run) -> Row:
-    """The view of whoever overhears an encrypted transport: a size that is called fixed and is not refutes any ε."""
+    """Return the row of an eavesdropper on an encrypted transport: a fixed size that varies refutes any ε."""
     plan = replace(run.plan, spec=run.plan.spec.model_copy(update={"transport": "encrypted"}))
-    entry = books_of(plan, run.directory).ledger(EAVESDROPPER)
+    entry = books_of(plan, run.directory).ledger(EAVESDROPPER, delta=plan.spec.privacy.delta)
     blank = _blank(case, ENCRYPTED, entry)
     if not entry.finite:
         return blank
@@ -155,12 +157,11 @@ def _bound(scores: Scores, name: str, entry: Ledger) -> float:
 
 
 def _power(scores: Scores, entry: Ledger) -> float:
-    """What the scores would have shown if each had been the truth."""
+    """Return the bound that perfect scores would have shown."""
     perfect = replace(scores, of={"perfect": scores.member.double() + _ranks(len(scores.member))})
     return max(_bound(perfect, "perfect", entry), 0.0)
 
 
-def _ranks(n: int) -> "object":
-    import torch
+def _ranks(n: int) -> object:
 
     return torch.arange(n).double() / (2 * n)

@@ -16,7 +16,7 @@ from .refutation_cases import CASES, Case
 from .refutation_cases import case as case_of
 from .refutation_rows import Row, rows_of, table
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,9 @@ def rows() -> Iterator[list[Row]]:
     found: list[Row] = []
     yield found
     print("\n" + table(found))
-    print(f"{sum(math.isfinite(r.claimed) for r in found)} finite claims, {sum(r.bounds for r in found)} bounds")
+    print(
+        f"{sum(math.isfinite(r.claimed) for r in found)} finite claims, {sum(r.bounds for r in found)} bounds"
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
