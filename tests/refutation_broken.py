@@ -42,13 +42,13 @@ class Broken:
 
 
 def _quiet_training(patch: pytest.MonkeyPatch) -> None:
-    """DP-SGD with a thirtieth of the noise that its event states."""
+    """DP-SGD with a hundredth of the noise that its event states."""
     honest = DPSGD.noised
 
     def noised(self: DPSGD, total: Mapping[str, Tensor], noise: SecretStream) -> dict[str, Tensor]:
         loud = honest(self, total, noise)
         bare = {n: t / self.expected_batch for n, t in total.items()}
-        return {n: bare[n] + (t - bare[n]) / 30 for n, t in loud.items()}
+        return {n: bare[n] + (t - bare[n]) / 100 for n, t in loud.items()}
 
     patch.setattr(DPSGD, "noised", noised)
 

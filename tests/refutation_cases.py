@@ -237,7 +237,7 @@ def _defended() -> list[Case]:
         _noised("fedavg, discrete gaussian", "fedavg", _AVERAGED, "server",
                 _on(update, "discrete-gaussian", sigma=5.5, clip=0.01, levels=8)),
         _noised("fedavg, discrete laplace", "fedavg", _AVERAGED, "server",
-                _on(update, "discrete-laplace", gamma=0.02, clip=0.005, levels=1)),
+                _on(update, "discrete-laplace", gamma=0.025, clip=0.005, levels=1)),
         _noised("fedavg, dp-fedavg", "fedavg", {**_AVERAGED, "rounds": 2}, "server",
                 _on(update, "dp-fedavg", sigma=1.5 * _SIGMA, clip=1.0)),
         _noised("fedavg, dp-fedavg under secure sums", "fedavg", {**_AVERAGED, "rounds": 2, "aggregation": "secure"},

@@ -162,6 +162,5 @@ def _power(scores: Scores, entry: Ledger) -> float:
     return max(_bound(perfect, "perfect", entry), 0.0)
 
 
-def _ranks(n: int) -> object:
-
+def _ranks(n: int) -> torch.Tensor:
     return torch.arange(n).double() / (2 * n)
