@@ -250,7 +250,8 @@ class Stage:
                 answerer = of or "oracle"
                 whose.add(answerer)
                 question = log.record(asker, answerer, "oracle_query", {"samples": x})
-                noise = SecretStream(secret, "oracle", name, question)
+                # An attack that is run again asks other questions: noise of its first answers must not hide these.
+                noise = SecretStream(secret, "oracle", name, question, _digest(x))
                 values = self._answering.reply(kind, x, of, noise)
                 log.record(answerer, asker, "oracle_answer", {"values": values})
                 return values
@@ -282,6 +283,12 @@ def not_asked(plan: Plan, adversary: str, attack: AttackPlan) -> Cell | None:
         return None
     what = "this attack" if attack.config is None else "it against this adversary"
     return _Base(plan, adversary, attack).cell("not-requested", reason=f"the spec does not ask for {what}")
+
+
+def _digest(x: Tensor) -> str:
+    """Return the SHA-256 of samples, their shape and their type, in hexadecimal."""
+    described = f"{x.dtype} {tuple(x.shape)}".encode()
+    return sha256(described + x.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def controls_directory(run: Path) -> Path:
