@@ -12,14 +12,17 @@ import torch
 import fdaudit
 from fdaudit.answering import Answering
 from fdaudit.audit import reopen
+from fdaudit.cells import Stage
 from fdaudit.encoding import readable
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian
+from fdaudit.oracle import Oracle
 from fdaudit.oracle_access import oracle_answers, published
 from fdaudit.payloads import read_payload
 from fdaudit.rng import SecretStream
 from fdaudit.storage import decode
 from fdaudit.transcript import read_messages
+from fdaudit.types import AttackTask
 from fdaudit.vault import Vault
 
 from .oracle_cases import PRIVATE, on_message, spec
@@ -195,6 +198,29 @@ def test_attacks_do_not_change_what_a_view_costs(
     assert cell.queries is not None
     assert cell.queries["spent"] > 0
     assert fdaudit.load(run.directory).ledger(adversary) == before
+
+
+def test_an_attack_that_is_run_again_gets_new_noise_on_new_questions(tmp_path: Path) -> None:
+    """The difference of two answers under one draw of noise would be free of noise."""
+    noise = on_message("logits", sigma=2.0, clip=0.05, public_index=True)
+    asked = spec("fedmd", {"rounds": 1, "local_steps": 1}, defenses=[noise], queries=100)
+    stage, found = Stage(reopen(run_at(asked, tmp_path)), tmp_path / "run"), []
+    for x in (torch.zeros(50, 1, 8, 8), torch.ones(50, 1, 8, 8)):
+        handle = Answering(stage.plan, Vault(stage.run / "vault")).oracle(["server"], "soft")
+        assert handle is not None
+        task = AttackTask(targets=("client/0",), challenges={}, oracle=handle)
+
+        def attack(handle: Oracle = handle, x: torch.Tensor = x) -> tuple[()]:
+            found.append(handle.query(x, of="client/0").double().log())
+            return ()
+
+        stage._ask("server/one-attack", "server", task, attack)
+    first, second = (z - z.mean(1, keepdim=True) for z in found)
+    assert float((first - second).std()) > float(first.std())
+
+
+def run_at(asked: dict[str, Any], folder: Path) -> Path:
+    return fdaudit.run(asked, folder / "run").directory
 
 
 def test_the_result_names_who_may_ask(votes: fdaudit.Run) -> None:
