@@ -64,6 +64,8 @@ class Row:
             return "nothing claimed"
         if self.bound > self.claimed:
             return "CONTRADICTED"
+        if not self.bounds:
+            return "not attacked"
         return "consistent" if self.power > self.claimed else "inconclusive"
 
 
@@ -98,11 +100,16 @@ def table(rows: list[Row]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| {r.case} | {r.adversary} | {r.claimed:.3g} | {r.bound:.3g} | {r.power:.3g} | {r.attack} | {r.verdict} |"
+        f"| {r.case} | {r.adversary} | {r.claimed:.3g} | {r.bound:.3g} | {r.power:.3g} | {_shown(r)} | {r.verdict} |"
         for r in rows
         if math.isfinite(r.claimed)
     ]
     return "\n".join(lines)
+
+
+def _shown(row: Row) -> str:
+    """Return the attack that showed something, or how many showed nothing."""
+    return row.attack if row.bound > 0 else f"none of {row.bounds}"
 
 
 def _views(run: Run) -> Iterator[str]:

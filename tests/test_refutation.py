@@ -65,10 +65,19 @@ def test_a_bound_above_its_claim_is_a_contradiction() -> None:
 
 
 def test_a_bound_below_its_claim_needs_power_to_be_consistent() -> None:
-    row = Row(case="a", adversary="server", claimed=1.0, relation="replace-one", bound=0.5, power=3.0)
+    row = Row(
+        case="a", adversary="server", claimed=1.0, relation="replace-one", bound=0.5, power=3.0, bounds=1
+    )
     assert row.verdict == "consistent"
-    weak = Row(case="a", adversary="server", claimed=1.0, relation="replace-one", bound=0.5, power=0.9)
+    weak = Row(
+        case="a", adversary="server", claimed=1.0, relation="replace-one", bound=0.5, power=0.9, bounds=1
+    )
     assert weak.verdict == "inconclusive"
+
+
+def test_a_view_that_no_attack_fits_is_not_called_consistent() -> None:
+    row = Row(case="a", adversary="world", claimed=1.0, relation="replace-one", power=3.0)
+    assert row.verdict == "not attacked"
 
 
 def test_sizes_of_a_run_are_its_own() -> None:
