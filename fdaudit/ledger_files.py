@@ -143,14 +143,14 @@ def _trade_off_rows(profiles: Sequence[Profile]) -> list[Sequence[Any]]:
 
 def _epsilon_lines(profiles: Sequence[Profile]) -> list[Line]:
     return [
-        Line(name=name, x=p.deltas.tolist(), y=p.epsilons.tolist())
+        Line(name=name, x=p.deltas.tolist(), y=p.epsilons.tolist(), infinite=bool(p.cause))
         for p, name in zip(profiles, _shown(profiles), strict=True)
     ]
 
 
 def _trade_off_lines(profiles: Sequence[Profile]) -> list[Line]:
     return [
-        Line(name=f"{name}: ε = ∞" if p.cause else name, x=ALPHAS.tolist(), y=p.trade_off().tolist())
+        Line(name=name, x=ALPHAS.tolist(), y=p.trade_off().tolist(), infinite=bool(p.cause))
         for p, name in zip(profiles, _shown(profiles), strict=True)
     ]
 

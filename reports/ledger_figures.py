@@ -28,7 +28,7 @@ _METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
 }
 _PRINT: Any = {"svg.fonttype": "path", "pdf.fonttype": 42}
-_SIZE = (4.6, 3.2)
+_SIZE = (4.6, 3.4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,18 @@ class Line:
         name: in the legend.
         x: ascending.
         y: one value each; infinite ones are not drawn.
+        infinite: no ε can be claimed for the view.
     """
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
+    infinite: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name in the legend."""
+        return f"{plain(self.name, 40)}: ε = ∞" if self.infinite else plain(self.name, 40)
 
 
 def epsilon_figure(lines: Sequence[Line], delta: float) -> dict[str, bytes]:
@@ -56,17 +63,16 @@ def epsilon_figure(lines: Sequence[Line], delta: float) -> dict[str, bytes]:
         axes.set_xlim(least, 1)
         for number, line in enumerate(lines):
             points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
-            name = plain(line.name, 40) if points else f"{plain(line.name, 40)}: ε = ∞"
-            axes.plot([x for x, _ in points], [y for _, y in points], label=name, **_style(number))
+            axes.plot([x for x, _ in points], [y for _, y in points], label=line.label, **_style(number))
         axes.axvline(delta, color=MUTED, linewidth=0.6, linestyle=(0, (2, 2)), zorder=1)
-        ticks = [10.0**power for power in range(-2 * math.floor(1e-9 - math.log10(least) / 2), 1, 2)]
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        powers = range(-3 * math.floor(1e-9 - math.log10(least) / 3), 1, 3)
+        axes.set_xticks([10.0**power for power in powers], [f"{10.0**power:g}" for power in powers])
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.set(xlabel="δ", ylabel="ε (upper bound)")
         axes.grid(axis="both")
 
-    return {suffix: _drawn(draw, suffix) for suffix in FORMATS}
+    return {suffix: _drawn(draw, suffix, len(lines) + 1) for suffix in FORMATS}
 
 
 def trade_off_figure(lines: Sequence[Line]) -> dict[str, bytes]:
@@ -77,12 +83,12 @@ def trade_off_figure(lines: Sequence[Line]) -> dict[str, bytes]:
             [0, 1], [1, 0], color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)), label="guessing", zorder=1
         )
         for number, line in enumerate(lines):
-            axes.plot(line.x, line.y, label=plain(line.name, 40), clip_on=False, **_style(number))
+            axes.plot(line.x, line.y, label=line.label, clip_on=False, **_style(number))
         axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
         axes.set(xlabel="Type I error α", ylabel="Type II error β (lower bound)")
         axes.grid(axis="both")
 
-    return {suffix: _drawn(draw, suffix) for suffix in FORMATS}
+    return {suffix: _drawn(draw, suffix, len(lines) + 1) for suffix in FORMATS}
 
 
 def _style(number: int) -> dict[str, Any]:
@@ -91,18 +97,19 @@ def _style(number: int) -> dict[str, Any]:
     return {"color": COLOURS[number % 5], "linestyle": STYLES[number % 5], "linewidth": width}
 
 
-def _drawn(draw: Callable[[Axes], None], suffix: str) -> bytes:
+def _drawn(draw: Callable[[Axes], None], suffix: str, entries: int) -> bytes:
+    """Return one figure, the higher the more entries its legend has."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     buffer = io.BytesIO()
     with matplotlib.rc_context({**SETTINGS, **_PRINT}):
-        figure = Figure(figsize=_SIZE, layout="constrained")
+        figure = Figure(figsize=(_SIZE[0], _SIZE[1] + 0.09 * entries), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         draw(axes)
         axes.set_axisbelow(True)
-        figure.legend(loc="outside right upper", frameon=False, fontsize=7.5, handlelength=2.8)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7.5, handlelength=2.8)
         figure.savefig(buffer, format=suffix, dpi=300, metadata=_METADATA[suffix])
     return buffer.getvalue()
