@@ -5,12 +5,12 @@ of charging that stands nearest to the data, which is always valid. So one pass 
 they are sent, keeps every client's sum; what an adversary's view costs afterwards is never more.
 
 Guarantees:
-  * costs are Rényi divergences at one order. The first message that is charged fixes the order, from the parameters of its
-    event; nothing that depends on data was sent before it. Later parameters may depend on what was released: a filter at a
-    fixed order allows that (Feldman & Zrnic 2021, Theorem 4.3);
-  * with `fixed`, costs are the ledger's own ε of everything charged so far. Every event's parameters, and who sends when,
-    must then follow from the spec and from coins that hold no data. So the message at which the run stops is fixed before
-    the run, and ordinary composition holds for all that came before it;
+  * costs are Rényi divergences at one order. The first message that is charged fixes the order, from the parameters
+    of its event; nothing that depends on data was sent before it. Later parameters may depend on what was released:
+    a filter at a fixed order allows that (Feldman & Zrnic 2021, Theorem 4.3);
+  * with `fixed`, costs are the ledger's own ε of everything charged so far. Every event's parameters, and who sends
+    when, must then follow from the spec and from coins that hold no data. So the message at which the run stops is
+    fixed before the run, and ordinary composition holds for all that came before it;
   * no message is recorded that would pass the budget.
 
 Several orders, of which any one may suffice, would need a share of δ each where parameters depend on what was released:

@@ -135,8 +135,8 @@ def least_noise(charges: Callable[[float], Charges], target: float, delta: float
     """Return the least noise whose charges keep to an ε, to a thousandth.
 
     A search by Rényi orders finds noise that is enough. A search by loss distributions on a coarse grid goes on below
-    that. The fine grid, which the ledger uses, has the last word: it adds noise, or takes some away where the coarse grid
-    left ε too far below the target.
+    that. The fine grid, which the ledger uses, has the last word: it adds noise, or takes some away where the coarse
+    grid left ε too far below the target.
 
     Raises:
         SpecError: the target is not positive, or not met with the largest noise.

@@ -173,8 +173,8 @@ class Entry:
     def worst(self, bills: Mapping[str, Bill]) -> tuple[str, Bill]:
         """Return the victim whose bill is largest at full precision, and that bill.
 
-        Bills are lowered in steps: Rényi curves, losses on a coarse grid, losses on the fine grid. The largest is always
-        the next to be lowered. Once the largest is at its last step, no other can pass it.
+        Bills are lowered in steps: Rényi curves, losses on a coarse grid, losses on the fine grid. The largest is
+        always the next to be lowered. Once the largest is at its last step, no other can pass it.
         """
         names = list(bills)
         queue = [(-bills[name].epsilon.value, i, 0) for i, name in enumerate(names)]

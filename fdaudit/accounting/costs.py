@@ -296,7 +296,7 @@ def _by_losses(charges: Charges, delta: float, above: float, coarser: int) -> Ep
     Args:
         charges: what is charged.
         delta: δ.
-        above: an upper bound on ε. Rényi curves may be many times too large, so a first figure on a wide grid replaces it.
+        above: an upper bound on ε. Rényi curves may be many times too large, so a wide grid gives a first figure.
         coarser: how many times as wide the grid is.
     """
     if above > _FULL:
