@@ -345,12 +345,12 @@ def test_only_who_cannot_tell_who_was_asked_may_count_the_chance() -> None:
     assert b.ledger("client/1+world").epsilon == pytest.approx(server.epsilon)
 
 
-def test_a_discrete_gaussian_costs_what_a_gaussian_does_by_its_orders() -> None:
+def test_a_discrete_gaussian_costs_no_more_than_a_gaussian_by_its_orders() -> None:
     log = Log()
     log.add("client/0", "server", "logits", ["data"], DiscreteGaussian(sensitivity=3.0, scale=4.0, **CLIENT))
     found = books(log).ledger("server")
     orders = RdpAccountant(list(ORDERS)).compose(GaussianDpEvent(4.0 / 3.0))
-    assert found.epsilon == pytest.approx(orders.get_epsilon(1e-5))
+    assert 0.98 * orders.get_epsilon(1e-5) < found.epsilon < orders.get_epsilon(1e-5)
 
 
 def test_a_transcript_with_a_gap_or_an_input_from_the_future_is_damage() -> None:
