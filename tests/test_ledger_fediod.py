@@ -148,11 +148,11 @@ def test_only_who_cannot_tell_which_client_was_asked_may_count_the_draw(of_one: 
     assert seen["sample_gradients"] == SAMPLES * most, "the client that was asked most often"
 
 
-def test_the_draw_is_worth_what_the_sampled_curve_says(of_one: fdaudit.Run) -> None:
+def test_the_draw_is_worth_what_its_losses_say(of_one: fdaudit.Run) -> None:
     event = Gaussian(sensitivity=2 * CLIP, scale=SIGMA * CLIP, count=SAMPLES, drawn_from=8, **ONE)
     queries = Gaussian(sensitivity=math.sqrt(2), scale=4000.0, **ONE)
     charges = {Drawn(gaussian=event, clients=8, steps=24): 1, queries: 24 * SAMPLES}
-    assert of_one.ledger("world").epsilon == pytest.approx(epsilon(charges, 1e-5, pld=False).value)
+    assert of_one.ledger("world").epsilon == pytest.approx(epsilon(charges, 1e-5).value)
 
 
 @pytest.mark.parametrize("view", ["world+client/0", "client/0", "server+world"])

@@ -52,7 +52,8 @@ class _ByOrder:
         if self._at is None:
             first = np.sum([n * curve(part) for part, n in charges.items()], axis=0)
             self._at = int(np.argmin(first / np.maximum(self._allowed, 1e-300)))
-        return sum(n * float(curve(part)[self._at]) for part, n in charges.items()) <= self._allowed[self._at]
+        spent = math.fsum(n * float(curve(part)[self._at]) for part, n in charges.items())
+        return spent <= float(self._allowed[self._at])
 
 
 class _ByLedger:
