@@ -90,6 +90,7 @@ def _best(points: Sequence[Point], adversary: str) -> list[str]:
     known = [(e, p) for p in points if "utility" in p.spreads and (e := by_ledger(p, adversary)) is not None]
     finite = [(e, p) for e, p in known if math.isfinite(e)]
     best = [finite[i] for i in front([(e, p.spreads["utility"].mean) for e, p in finite])]
+    best = list({_epsilon(e): (e, p) for e, p in best}.values())  # of those that read alike, who learns most
     found = [
         f"Up to a ledger ε of {_epsilon(e)}, {clip(p.protocol, 40)} under {clip(p.defence, 40)} learns most: "
         f"{_said(p, 'utility')}."
