@@ -3,7 +3,7 @@
 .PHONY: audit bench check clean docs format help slow test
 
 PYTHON ?= python3
-VENV := .venv
+VENV := $(if $(LOCKED),.venv-locked,.venv)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 OUT ?= audit
@@ -14,12 +14,26 @@ export PYTHONSAFEPATH = 1
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+ifdef LOCKED
+LOCK := .lock/$(shell $(PYTHON) -c "import platform as p, sys; print(f'{p.system().lower()}-{p.machine()}-cp{sys.version_info[0]}{sys.version_info[1]}')").txt
+
+$(LOCK):
+	@echo "error: $@ is missing: there is no lock for this platform and Python (there are: $(wildcard .lock/*.txt))" && exit 2
+
+$(READY): pyproject.toml $(LOCK)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --require-hashes --only-binary :all: --requirement $(LOCK)
+	$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+else
 $(READY): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PIP) --editable '.[dev]'
 	@touch $@
+endif
 
-audit: $(READY) ## run five protocols on digits, write their reports and $(OUT)/index.html
+audit: $(READY) ## run five protocols on digits, write their reports and $(OUT)/index.html; LOCKED=1: from the lock file
 	$(BIN)/fdaudit quickstart --out $(OUT) --resume
 
 test: $(READY) ## run the tests (about 9 minutes on 2 cores; nothing but the digits data is needed)
@@ -47,4 +61,4 @@ format: $(READY) ## format the code
 	$(BIN)/ruff format .
 
 clean: ## remove what the targets above made, but no run
-	rm -rf $(VENV) .check build docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-locked .check build docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,6 +20,7 @@ from fdaudit.plan import make_plan
 from fdaudit.rehearsal import rehearse
 from fdaudit.spec import load_spec
 from fdaudit.types import AttackTask, Challenge
+from fdaudit.vault import Secrets
 from fdaudit.view import View
 
 SEED, CLIENTS, PAIRS = 4, 10, 40
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
-    plan = make_plan(load_spec({**SPEC, "threads": asked.threads}), SEED)
+    plan = make_plan(load_spec({**SPEC, "threads": asked.threads}), Secrets.draw(SEED))
     x, y = plan.auxiliary
     used = CLIENTS * 2 * PAIRS
     challenges, data, members = {}, [], []

@@ -27,7 +27,7 @@ from fdaudit.data import load_dataset
 from fdaudit.execution import Execution
 from fdaudit.knowledge import Knowledge
 from fdaudit.models import architecture
-from fdaudit.rng import child
+from fdaudit.rng import SecretStream, child
 from fdaudit.spec import DatasetSpec, ModelSpec
 from fdaudit.training import Fit, Job, Trainer, draw_batches, parameters_of
 
@@ -38,7 +38,7 @@ class Target:
     """A network that knows EACH records by heart, asked in chunks; what that takes is counted."""
 
     def __init__(self) -> None:
-        data = load_dataset(DatasetSpec(name="digits"), child(0, "dataset"))
+        data = load_dataset(DatasetSpec(name="digits"), SecretStream(bytes(32), "dataset"))
         order = torch.randperm(len(data.y), generator=child(0, "order"))[: 2 * EACH + 100]
         drawn = torch.rand(len(order), generator=child(0, "noise")) < 1 / 3
         self.x = data.x[order]

@@ -84,13 +84,13 @@ def run(clients: int, parameters: int, steps: int, record: str, where: str | Non
         "references": [],
         "attacks": [],
     }
-    plan = make_plan(load_spec(spec), 1)
+    plan = make_plan(load_spec(spec), Secrets.draw(1))
     plan.execution.begin()
     counted = sum(t.numel() for t in plan.initial().values())
     with tempfile.TemporaryDirectory(dir=where) as folder:
         run = Path(folder) / "run"
         run.mkdir()
-        Vault(run / "vault").create(Secrets.draw(1))
+        Vault(run / "vault").create(plan.secrets)
         times = list[float]()
         federate(plan, run, lambda *_: times.append(time.perf_counter()))
         disk = sum(f.stat().st_size for f in (run / "transcript").rglob("*") if f.is_file())

@@ -111,12 +111,12 @@ def spec_of(protocol: str, params: Mapping[str, Any], **changed: Any) -> dict[st
 def federation(
     protocol: str, params: Mapping[str, Any], **changed: Any
 ) -> Callable[[], Callable[[], object]]:
-    plan = make_plan(load_spec(spec_of(protocol, params, **changed)), SEED)
+    plan = make_plan(load_spec(spec_of(protocol, params, **changed)), Secrets.draw(SEED))
 
     def make() -> Callable[[], object]:
         run = Path(tempfile.mkdtemp(dir=folder())) / "run"
         run.mkdir()
-        Vault(run / "vault").create(Secrets.draw(SEED))
+        Vault(run / "vault").create(plan.secrets)
         return lambda: federate(plan, run, lambda *_: None)
 
     return make
@@ -132,7 +132,7 @@ def of_federations() -> Iterator[Growth]:
         made["parameters"] = []
         for width in (4, 8, 16, 32):
             model = {"name": "cnn-strided", "params": {"channels": [width, 2 * width], "kernel": 3}}
-            plan = make_plan(load_spec(spec_of(name, params, model=model)), SEED)
+            plan = make_plan(load_spec(spec_of(name, params, model=model)), Secrets.draw(SEED))
             count = sum(t.numel() for t in plan.initial().values())
             made["parameters"].append((count, federation(name, params, model=model)))
         made["records"] = []
@@ -171,7 +171,7 @@ def cell(run: Path, name: str, adversary: str, axis: str, size: int) -> Callable
     params = {} if axis == "victims" else {axis: size}
     if axis == "victims":
         spec = spec.model_copy(update={"victims": size})
-    plan = make_plan(spec, SEED)
+    plan = make_plan(spec, Vault(run / "vault").secrets)
     attack = plan_attack(name, params, spec, "attack", (adversary,))
 
     def make() -> Callable[[], object]:

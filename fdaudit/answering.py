@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from fdaudit.encoding import readable
 from fdaudit.errors import FdauditError
+from fdaudit.log import read_log
 from fdaudit.oracle import Oracle, answer
 from fdaudit.oracle_access import accesses, answered_by, defended_answers, finished, published
 from fdaudit.payloads import read_payload
@@ -22,7 +23,6 @@ from fdaudit.rehearsal import set_up
 from fdaudit.rng import SecretStream
 from fdaudit.storage import decode
 from fdaudit.trainers import Trainers
-from fdaudit.transcript import read_messages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,7 +105,7 @@ class Answering:
         itself; None where none is to be published, where the record kept a digest only, or the run's budget ended it.
         """
         transcript = self._run / "transcript"
-        message = published(list(read_messages(transcript)))
+        message = published(read_log(transcript).messages)
         if message is not None:
             return None if message.payload is None else readable(decode(read_payload(transcript, message)))
         checkpoint = self._vault.load_round()

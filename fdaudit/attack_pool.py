@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
-import tempfile
+import secrets
 from functools import cache
 
-from fdaudit.cache import BYTES, DIRECTORY
+from fdaudit.cache import BYTES, DIRECTORY, KEY
 from fdaudit.pool import Pool, processors, standing_pool
+from fdaudit.scratch import new_folder
 
 __all__ = ["attack_pool", "dismiss", "stand_by"]
 
@@ -39,6 +38,4 @@ def _in_common() -> dict[str, str]:
     """Where processes keep what one of them has computed for all; as long as this process lasts, if none is named."""
     if os.environ.get(DIRECTORY):
         return {}
-    folder = tempfile.mkdtemp(prefix="fdaudit-cache-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return {DIRECTORY: folder, BYTES: str(_MOST_IN_COMMON)}
+    return {DIRECTORY: str(new_folder("cache")), BYTES: str(_MOST_IN_COMMON), KEY: secrets.token_hex(32)}

@@ -8,7 +8,6 @@ Guarantees:
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -21,11 +20,14 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from fdaudit.attack_pool import attack_pool, dismiss
-from fdaudit.cells import Adversary, Stage, not_asked
+from fdaudit.cells import Adversary, Stage, handed_folder, not_asked
 from fdaudit.plan import AttackPlan, Plan, plan_attack
 from fdaudit.pool import Pool, Workers
 from fdaudit.result import Cell
-from fdaudit.storage import load_json, save_json, save_json_together
+from fdaudit.scoring import forget_other_scores, outcome_path
+from fdaudit.storage import save_json, save_json_together
+from fdaudit.timings import TIMINGS, read_timings
+from fdaudit.vault import Vault
 
 __all__ = ["Desk", "Piece", "Tick", "attack_cells", "note_time", "stand_by"]
 
@@ -42,11 +44,10 @@ class Piece:
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, without the attack's code."""
-        config = self.attack.config
         return {
             "run": str(self.run.resolve()),
             "attack": self.attack.name,
-            "params": {} if config is None else config.model_dump(mode="json"),
+            "params": dict(self.attack.params or {}),
             "among": list(self.attack.adversaries),
             "adversaries": list(self.adversaries),
         }
@@ -68,8 +69,7 @@ class Desk:
 
     @cached_property
     def _stage(self) -> Stage:
-        common = self._open.enter_context(tempfile.TemporaryDirectory(prefix="fdaudit-shadow-"))
-        return Stage(_on_one_thread(self.plan), self._run, Path(common))
+        return Stage(_on_one_thread(self.plan), self._run, self._open.enter_context(handed_folder()))
 
     def cells(self, attack: AttackPlan, adversaries: Sequence[str]) -> Iterator[tuple[Cell, float]]:
         """Each adversary's cell of an attack, and the seconds that it took."""
@@ -135,6 +135,7 @@ def attack_cells(
     with closing(_outcomes(plan, run, pieces, workers, say)) as outcomes:
         for cell, seconds in outcomes:
             save_json(_path(run, cell.adversary, cell.attack), cell.to_json(), indent=1)
+            forget_other_scores(Vault(run / "vault"), cell)
             note_time(run, cell.id, seconds, anew=True)
             found[cell.adversary, cell.attack] = cell
             done += 1
@@ -144,7 +145,7 @@ def attack_cells(
 
 def stand_by(plan: Plan) -> None:
     """Starts the processes that will run a run's cells here, so that they are ready when its federation is."""
-    cells = sum(len(a.adversaries) for a in plan.attacks if a.config is not None)
+    cells = sum(len(a.adversaries) for a in plan.attacks if a.params is not None)
     workers = _workers(plan, cells, None)
     if isinstance(workers, Pool):
         workers.stand_by()
@@ -225,7 +226,7 @@ def _on_one_thread(plan: Plan) -> Plan:
 
 
 def _path(run: Path, adversary: str, attack: str) -> Path:
-    return run / "attacks" / f"{adversary}-{attack}.json".replace("/", "-").replace("+", "_")
+    return outcome_path(run, f"{adversary}/{attack}")
 
 
 def note_time(run: Path, what: str, seconds: float, *, anew: bool = False) -> None:
@@ -233,7 +234,6 @@ def note_time(run: Path, what: str, seconds: float, *, anew: bool = False) -> No
 
     They are added to what an earlier attempt took, unless `anew` says that all of it was done again.
     """
-    path = run / "timings.json"
-    timings = load_json(path) if path.is_file() else {}
+    timings = read_timings(run)
     before = 0.0 if anew else timings.get(what, 0.0)
-    save_json(path, {**timings, what: round(before + seconds, 3)}, indent=1, sync=False)
+    save_json(run / TIMINGS, {**timings, what: round(before + seconds, 3)}, indent=1, sync=False)

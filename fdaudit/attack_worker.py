@@ -37,6 +37,9 @@ def main() -> None:
     desks: list[Desk] = []
     Thread(target=_read, args=(pieces, desks), daemon=True).start()
 
+    from fdaudit.isolation import attacker
+
+    attacker.stand_by()  # it loads its libraries while this process loads its own
     from fdaudit import attack_stage
     from fdaudit.audit import reopen
 
@@ -75,8 +78,13 @@ def _read(pieces: SimpleQueue[dict[str, Any]], desks: list[Desk]) -> None:
     """Passes on what is to be done; when the input ends, whoever started this has, and so does this, at once."""
     for line in sys.stdin:
         pieces.put(json.loads(line))
+    from fdaudit import scratch
+    from fdaudit.isolation import attacker
+
+    attacker.dismiss(for_good=True)
     for desk in desks if _home is None else ():
         desk.close()
+    scratch.remove_all()
     leave(_home)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,8 +17,9 @@ from fdaudit.attack_stage import Tick, attack_cells, note_time, stand_by
 from fdaudit.cells import take_controls
 from fdaudit.conclusion import conclude
 from fdaudit.elsewhere import HERE, Elsewhere
-from fdaudit.errors import IntegrityError, RunError, SpecError
-from fdaudit.manifest import MANIFEST, read_manifest, verify, write_manifest
+from fdaudit.errors import RunError, SpecError
+from fdaudit.locks import make_private, together, writing
+from fdaudit.manifest import MANIFEST, read_manifest, refuse_changed, write_manifest
 from fdaudit.plan import Plan, make_plan
 from fdaudit.simulation import federate
 from fdaudit.spec import Spec, load_spec
@@ -51,10 +53,11 @@ def perform(
         tick: called with what is under way, how far it is, and of how much.
 
     Raises:
-        UsageError: the spec is wrong, or the directory is occupied; nothing was written.
+        UsageError: the spec is wrong, or the directory is occupied or being written; nothing was written.
     """
-    plan = federated(source, out, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=tick)
-    attacked(plan, out, seed_from=seed_from, elsewhere=elsewhere, tick=tick)
+    with together():
+        plan = federated(source, out, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=tick)
+        attacked(plan, out, seed_from=seed_from, elsewhere=elsewhere, tick=tick)
 
 
 def federated(
@@ -67,12 +70,22 @@ def federated(
     tick: Tick = lambda what, done, total: None,
 ) -> Plan:
     """The first half of `perform`, with its arguments: federation and transcript, sealed."""
-    spec = _the_spec(source, out, resume)
-    secrets = _the_secrets(spec, out, resume, seed_from)
-    plan = replace(make_plan(spec, secrets.seed), fleet=elsewhere.fleet)
-    plan.execution.begin()
-    _open_directory(plan, out, secrets)
-    if not (out / MANIFEST).is_file():
+    with ExitStack() as held:
+        if out.is_dir():
+            held.enter_context(writing(out))
+        spec = _the_spec(source, out, resume)
+        secrets = _the_secrets(spec, out, resume, seed_from)
+        plan = replace(make_plan(spec, secrets), fleet=elsewhere.fleet)
+        make_private(out)
+        held.enter_context(writing(out))
+        _refuse_begun_meanwhile(spec, out, resume, seed_from, secrets)
+        plan.execution.begin()
+        _open_directory(plan, out, secrets)
+        if seed_from is not None and (shown := Vault(seed_from / "vault").handed_out):
+            Vault(out / "vault").note_handed_out(shown)  # the same secret means the same candidates
+        if (out / MANIFEST).is_file():
+            refuse_changed(out)
+            return plan
         if elsewhere.cells is None:
             stand_by(plan)
         tick(plan.protocol.name, 0, plan.protocol_config.rounds)  # type: ignore[attr-defined]
@@ -81,9 +94,7 @@ def federated(
         _seal(plan, out, secrets, end)
         heap.give_back()
         note_time(out, "federation", time.perf_counter() - seconds)
-    else:
-        _refuse_changed_record(out)
-    return plan
+        return plan
 
 
 def attacked(
@@ -95,10 +106,11 @@ def attacked(
     tick: Tick = lambda what, done, total: None,
 ) -> None:
     """The second half of `perform`: the attacks on a sealed record, and the result."""
-    if seed_from is not None:
-        take_controls(seed_from, out)
-    attack_cells(plan, out, workers=elsewhere.cells, tick=tick)
-    conclude(plan, out)
+    with writing(out):
+        if seed_from is not None:
+            take_controls(seed_from, out)
+        attack_cells(plan, out, workers=elsewhere.cells, tick=tick)
+        conclude(plan, out)
 
 
 def reopen(run: Path) -> Plan:
@@ -109,8 +121,8 @@ def reopen(run: Path) -> Plan:
         IntegrityError: its record was changed: figures from it would stand under a head that is not theirs.
     """
     spec = _the_spec(None, run, resume=True)
-    plan = make_plan(spec, Vault(run / "vault").secrets.seed)
-    _refuse_changed_record(run)
+    plan = make_plan(spec, Vault(run / "vault").secrets)
+    refuse_changed(run)
     stated = read_manifest(run)["commitments"]
     for name, found in commitments(plan, Vault(run / "vault").secrets).items():
         if stated.get(name) != found:
@@ -196,18 +208,18 @@ def _the_secrets(spec: Spec, out: Path, resume: bool, seed_from: Path | None) ->
     return secrets
 
 
-def _refuse_changed_record(run: Path) -> None:
-    findings = verify(run)
-    if findings:
-        raise IntegrityError(findings)
+def _refuse_begun_meanwhile(
+    spec: Spec, out: Path, resume: bool, seed_from: Path | None, secrets: Secrets
+) -> None:
+    """Looks again once nobody else can write: the plan was made while another process could still begin a run."""
+    begun = (out / "vault" / "secrets.json").is_file()
+    if begun and _the_secrets(spec, out, resume, seed_from) != secrets:
+        raise RunError(
+            "out", str(out), "was begun by another process", "Resume it, or choose another directory."
+        )
 
 
 def _open_directory(plan: Plan, run: Path, secrets: Secrets) -> None:
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = f"cannot be made ({error.strerror})"
-        raise RunError("out", str(run), problem, "Choose another directory.") from None
     vault = Vault(run / "vault")
     if not (vault.directory / "secrets.json").is_file():
         vault.create(secrets)

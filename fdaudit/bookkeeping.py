@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from fdaudit.accounting.exact import rounded_up
 from fdaudit.accounting.ledger import Books, Ledger
+from fdaudit.log import read_log
 from fdaudit.message_sizes import fixed_sizes
 from fdaudit.messages import role
 from fdaudit.oracle_access import finished, oracle_answers
-from fdaudit.transcript import read_messages
 
 if TYPE_CHECKING:
     from fdaudit.plan import Plan
@@ -21,7 +21,7 @@ __all__ = ["books_of", "table", "views_of"]
 
 def books_of(plan: Plan, run: Path) -> Books:
     """Return a run made ready for the ledger of any adversary, with what each could ask of models."""
-    messages = list(read_messages(run / "transcript"))
+    messages = read_log(run / "transcript").messages
     reveals = {(m["kind"], m["from"]): m["reveals"] for m in plan.declared_messages if "reveals" in m}
     return Books(
         messages,

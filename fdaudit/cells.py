@@ -1,42 +1,56 @@
 """The attack stage: every adversary x attack cell is run on a view, or its reason is put on record.
 
-An attack is handed four objects (view, knowledge, task with its challenges and oracle handle, generator). The view
-is exported to a directory of its own first, so nothing reachable from it leads to the vault, to a split or to a
-message of others; see `tests/test_isolation.py`.
+An attack is handed four objects (view, knowledge, task with its challenges and oracle handle, generator), in a
+process of its own that holds nothing else. The view is exported to a directory of its own first, so nothing there
+leads to the vault, to a split or to a message of others; see `tests/test_isolation.py`.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from fdaudit.answering import Answering
-from fdaudit.cache import digest_of
 from fdaudit.controls import controls, depends_on
+from fdaudit.errors import IntegrityError
+from fdaudit.isolation.attacker import AttackFailedError, attack, home
+from fdaudit.isolation.rehearsal import Rehearsal
+from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
+from fdaudit.locks import writing
 from fdaudit.manifest import read_manifest
-from fdaudit.oracle import Oracle, serve
+from fdaudit.messages import canonical
+from fdaudit.oracle import Oracle
 from fdaudit.plan import AttackPlan, Plan
-from fdaudit.rehearsal import rehearse
 from fdaudit.result import Cell, Control, TargetResult
-from fdaudit.rng import SecretStream, child
-from fdaudit.scoring import Scorer, cell_directory, forget_scores, keep_scores
+from fdaudit.rng import SecretStream, child_seed
+from fdaudit.scoring import Scorer, cell_directory, keep_scores
 from fdaudit.storage import load_json, save_json, write_atomically
 from fdaudit.transcript import Position, Transcript
 from fdaudit.truth import Truth, check_guesses
-from fdaudit.types import ONLY_SINGLE_LABEL, AttackTask, Challenge, Figure, Guess
+from fdaudit.types import (
+    ONLY_SINGLE_LABEL,
+    AttackTask,
+    Challenge,
+    Figure,
+    Goal,
+    Guess,
+    LabelDistribution,
+    Membership,
+    Reconstruction,
+)
 from fdaudit.vault import Vault
 from fdaudit.view import View, export_view, open_view, view_of
 
-__all__ = ["Adversary", "Stage", "controls_directory", "not_asked", "take_controls"]
+__all__ = ["Adversary", "Stage", "controls_directory", "handed_folder", "not_asked", "take_controls"]
 
 _MOST_LOGGED = 4 << 20
 """Bytes of questions and answers that an oracle's log keeps whole, cell by cell; digests of what comes after."""
@@ -71,17 +85,14 @@ class Stage:
 
     @contextmanager
     def adversary(self, name: str) -> Iterator[Adversary]:
-        """Exports an adversary's view to a temporary directory of its own; another is for its rehearsals.
+        """Exports an adversary's view to a directory of its own; another is for its rehearsals.
 
         Adversaries share neither: what one rehearses on its own records is nothing that another may read.
         """
-        with (
-            tempfile.TemporaryDirectory(prefix="fdaudit-view-") as folder,
-            tempfile.TemporaryDirectory(prefix="fdaudit-shadow-") as scratch,
-        ):
-            target = Path(folder) / "view"
-            export_view(self.view(name), target)
-            yield Adversary(name, open_view(target), Path(scratch))
+        with handed_folder() as folder:
+            (scratch := folder / "rehearsals").mkdir()
+            export_view(self.view(name), folder / "view")
+            yield Adversary(name, open_view(folder / "view"), scratch)
 
     def view(self, name: str) -> View:
         """The view of an adversary on the run's own transcript."""
@@ -104,7 +115,7 @@ class Stage:
             encode=self.plan.encoder,
             public=self.plan.public if len(self.plan.public) else None,
             classes=self.plan.dataset.classes,
-            rehearse=_Rehearsal(self.plan, adversary.name, adversary.scratch, self._common),
+            rehearse=Rehearsal.of(self.plan, adversary.name, own=adversary.scratch, everybody=self._common),
             task=self.plan.dataset.task,
         )
 
@@ -129,6 +140,7 @@ class Stage:
         candidates = {k: len(c.y) for k, c in self.challenges(adversary).items()}
         view, classes = self.view(adversary), self.plan.dataset.classes
         check_guesses(guesses, self.victims(adversary), candidates, view, classes)
+        self._truth.refuse_too_many(guesses, view)
         return self._scorer.score(cell, guesses)
 
     def task(self, adversary: str, attack: AttackPlan, canaries: bool = False) -> AttackTask:
@@ -162,26 +174,30 @@ class Stage:
                 "not-applicable", reason="the attack needs records of one class each, not multi-label"
             )
         try:
-            forget_scores(self._vault, base.id)
             guesses, queries, reason = self._tried(base, adversary, self.task(adversary.name, attack))
             if not guesses:
                 return base.cell("not-applicable", reason=reason)
             figures, targets = self._scorer.score(base.id, guesses)
-            on_canaries = self._on_canaries(base, adversary, guesses)
+            on_canaries, others = self._on_canaries(base, adversary)
             tried = self._controls(attack)
-        except Exception as error:  # an attack may be anybody's code, and raise anything
+            failed = [name for name, control in tried.items() if not control.passed]
+            reason = "" if not failed else f"its {' and '.join(failed)} control failed"
+            made = base.cell(
+                "inconclusive" if failed else "run",
+                reason=reason,
+                queries=queries,
+                figures=figures,
+                targets=targets,
+                controls=tried,
+                canaries=on_canaries,
+            )
+            if made.goal == "membership":
+                keep_scores(self._vault, made, guesses, others)
+        except AttackFailedError as error:
+            return base.cell("failed", reason=str(error))
+        except Exception as error:  # an attack may be anybody's code, and answer anything
             return base.cell("failed", reason=f"{type(error).__name__}: {error}")
-        failed = [name for name, control in tried.items() if not control.passed]
-        reason = "" if not failed else f"its {' and '.join(failed)} control failed"
-        return base.cell(
-            "inconclusive" if failed else "run",
-            reason=reason,
-            queries=queries,
-            figures=figures,
-            targets=targets,
-            controls=tried,
-            canaries=on_canaries,
-        )
+        return made
 
     def failed(self, adversary: str, attack: AttackPlan, reason: str) -> Cell:
         """The cell of an attack that could not be run to its end."""
@@ -191,47 +207,44 @@ class Stage:
         self, base: _Base, adversary: Adversary, task: AttackTask, *purpose: str
     ) -> tuple[tuple[Guess, ...], dict[str, Any] | None, str]:
         """The attack's checked guesses on one task and what it asked of whom; or none, and why there are none."""
-        knowledge = self.knowledge(adversary)
         candidates = {k: len(c.y) for k, c in task.challenges.items()}
-        runner = base.attack.cls(base.attack.config)
-        applicable = runner.applicable(adversary.view, knowledge, task)
-        if not applicable:
-            return (), None, applicable.reason
-        generator = child(self.plan.seed, "attack", base.id, *purpose)
-        name = "/".join((base.id, *purpose))
-        guesses, queries = self._ask(
-            name, base.adversary, task, lambda: runner.run(adversary.view, knowledge, task, generator)
-        )
+        seed = child_seed(self.plan.seed, "attack", base.id, *purpose)
+        case = Case(knowledge=self.knowledge(adversary), task=task, seed=seed)
+        guesses, queries = self._ask("/".join((base.id, *purpose)), base.attack, adversary, case)
+        if isinstance(guesses, str):
+            return (), None, guesses
         if guesses:
             check_guesses(guesses, task.targets, candidates, adversary.view, self.plan.dataset.classes)
+            _refuse_another_goal(guesses, base.attack.card["goal"])
+            self._truth.refuse_too_many(guesses, adversary.view)
         return guesses, queries, "" if guesses else "no victim has a message that the attack can use"
 
     def _on_canaries(
-        self, base: _Base, adversary: Adversary, guesses: tuple[Guess, ...]
-    ) -> dict[str, Any] | None:
-        """Tries a membership attack on the canaries as well, and keeps all its scores for the check of ε."""
+        self, base: _Base, adversary: Adversary
+    ) -> tuple[dict[str, Any] | None, tuple[Guess, ...]]:
+        """Tries a membership attack on the canaries as well; returns what the outcome says of it, and its guesses."""
         if base.attack.card["goal"] != "membership":
-            return None
+            return None, ()
         task = self.task(adversary.name, base.attack, canaries=True)
         if not task.challenges:
-            keep_scores(self._vault, base.id, guesses, ())
-            return None
+            return None, ()
         found, queries, reason = self._tried(base, adversary, task, "canaries")
-        keep_scores(self._vault, base.id, guesses, found)
-        return {"queries": queries, "reason": reason}
+        return {"queries": queries, "reason": reason}, found
 
     def _ask(
-        self, name: str, asker: str, task: AttackTask, attack: Callable[[], tuple[Guess, ...]]
-    ) -> tuple[tuple[Guess, ...], dict[str, Any] | None]:
+        self, name: str, asked_for: AttackPlan, adversary: Adversary, case: Case
+    ) -> tuple[tuple[Guess, ...] | str, dict[str, Any] | None]:
         """Runs the attack, serving its oracle; every question and answer is chained from the run's head.
 
         Returns:
-            The guesses; and, where there is an oracle, the budget, how many samples were asked (counted where
-            they were answered) and of whom, and the log's own length and head, without which its end could be cut off.
+            The guesses, or why there are none; and, where there is an oracle, the budget, how many samples were asked
+            (counted where they were answered) and of whom, and the log's own length and head, without which its end
+            could be cut off.
         """
-        if not isinstance(task.oracle, Oracle):
-            return attack(), None
-        kind, secret = task.oracle.answers, self._vault.secrets.for_run(self.plan.identity)
+        oracle, asker = case.task.oracle, adversary.name
+        if not isinstance(oracle, Oracle):
+            return attack(asked_for, adversary.view, case), None
+        kind, secret = oracle.answers, self._vault.secrets.for_run(self.plan.identity)
         start = Position(head=str(read_manifest(self.run)["head"]))
         asked, whose = list[int](), set[str]()
         width = sum(math.prod(s) for s in (self.plan.dataset.input_shape, (self.plan.dataset.classes,)))
@@ -256,32 +269,55 @@ class Stage:
                 log.record(answerer, asker, "oracle_answer", {"values": values})
                 return values
 
-            guesses = serve(attack, task.oracle, serve_one)
+            guesses = attack(asked_for, adversary.view, case, serve_one)
             end = log.sync()
-        spent = {"budget": task.oracle.budget, "spent": sum(asked), "asked": sorted(whose)}
+        if isinstance(guesses, str):
+            shutil.rmtree(cell_directory(self.run, name), ignore_errors=True)
+            return guesses, None
+        spent = {"budget": oracle.budget, "spent": sum(asked), "asked": sorted(whose)}
         return guesses, {**spent, "messages": end.seq, "head": end.head}
 
     def _controls(self, attack: AttackPlan) -> dict[str, Control]:
-        """Both controls of an attack; run once and kept, since they depend on no adversary."""
+        """Both controls of an attack; run once and kept, since they depend on no adversary.
+
+        What was kept counts only if the secret seals it, with all that it depends on: the file may come from anywhere.
+        """
         path = controls_directory(self.run) / f"{attack.name}.json"
-        stated = self._vault.secrets.commit("controls", depends_on(attack, self.plan))
-        if path.is_file():
-            kept = load_json(path)
-            if kept.get("depends_on") == stated:
-                return {name: Control.from_json(value) for name, value in kept["controls"].items()}
+        upon = depends_on(attack, self.plan)
+
+        def seal(outcomes: Any) -> str:
+            return self._vault.secrets.commit("controls", upon, canonical(outcomes))
+
+        kept = None
+        with suppress(IntegrityError):
+            kept = load_json(path) if path.is_file() else None
+        if isinstance(kept, dict) and kept.get("sealed") == seal(kept.get("controls")):
+            return {name: Control.from_json(value) for name, value in kept["controls"].items()}
         tried = controls(attack, self.plan)
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_json(
-            path, {"depends_on": stated, "controls": {n: c.to_json() for n, c in tried.items()}}, indent=1
-        )
+        outcomes = {n: c.to_json() for n, c in tried.items()}
+        with writing(path.parent, wait=True):  # a process with another adversary's cell writes the same file
+            save_json(path, {"sealed": seal(outcomes), "controls": outcomes}, indent=1)
         return tried
+
+
+def _refuse_another_goal(guesses: Sequence[Guess], goal: Goal) -> None:
+    """Refuse guesses about what the attack was not asked for: candidates, for one, tell a client's classes."""
+    kinds = {
+        "membership": Membership,
+        "label-distribution": LabelDistribution,
+        "reconstruction": Reconstruction,
+    }
+    for guess in guesses:
+        if not isinstance(guess, kinds[goal]):
+            raise ValueError(f"the attack returned a {type(guess).__name__}, which is not about {goal}")
 
 
 def not_asked(plan: Plan, adversary: str, attack: AttackPlan) -> Cell | None:
     """The cell of an attack that the spec does not ask for, with the reason; None where it does."""
-    if attack.config is not None and adversary in attack.adversaries:
+    if attack.params is not None and adversary in attack.adversaries:
         return None
-    what = "this attack" if attack.config is None else "it against this adversary"
+    what = "this attack" if attack.params is None else "it against this adversary"
     return _Base(plan, adversary, attack).cell("not-requested", reason=f"the spec does not ask for {what}")
 
 
@@ -299,6 +335,13 @@ def take_controls(source: Path, run: Path) -> None:
             write_atomically(target, path.read_bytes())
 
 
+@contextmanager
+def handed_folder() -> Iterator[Path]:
+    """A directory that fdaudit's own attacks may read, gone when the block ends."""
+    with tempfile.TemporaryDirectory(dir=home()) as folder:
+        yield Path(folder)
+
+
 @dataclass(frozen=True)
 class _Base:
     """What every outcome of one cell has in common."""
@@ -312,7 +355,6 @@ class _Base:
         return f"{self.adversary}/{self.attack.name}"
 
     def cell(self, status: Any, **values: Any) -> Cell:
-        config = self.attack.config
         return Cell(
             protocol=self.plan.protocol.name,
             adversary=self.adversary,
@@ -321,47 +363,6 @@ class _Base:
             source=str(self.attack.card["source"]),
             status=status,
             assumes=tuple(self.attack.card["assumes"]),
-            params={} if config is None else config.model_dump(mode="json"),
+            params=dict(self.attack.params or {}),
             **values,
         )
-
-
-class _Rehearsal:
-    """Runs the protocol on data of the adversary's choosing; no weight and no client's record in it.
-
-    What is rehearsed on nothing but auxiliary records, which every adversary has, is run once for all that ask for it.
-    """
-
-    def __init__(self, plan: Plan, adversary: str, own: Path, common: Path | None) -> None:
-        self._protocol, self._config, self._adversary = plan.protocol, plan.protocol_config, adversary
-        self._common, self._defenses = plan.common, dict(plan.defenses)
-        self._training = dict(plan.training)
-        self._withheld, self._transport = plan.spec.withhold, plan.spec.transport
-        self._own, self._shared, self._auxiliary = own, common, plan.auxiliary
-
-    def __call__(self, data: list[tuple[Tensor, Tensor]], seed: int) -> View:
-        return rehearse(
-            self._folder(data, seed),
-            protocol=self._protocol,
-            config=self._config,
-            common=self._common,
-            data=data,
-            seed=seed,
-            adversary=self._adversary,
-            defenses=self._defenses,
-            training=self._training,
-            withheld=self._withheld,
-            transport=self._transport,
-        )
-
-    def _folder(self, data: list[tuple[Tensor, Tensor]], seed: int) -> Path:
-        asked = set[str]().union(*(_records(x, y) for x, y in data))
-        if self._shared is None or not asked <= _records(*self._auxiliary):
-            return Path(tempfile.mkdtemp(dir=self._own)) / "transcript"
-        return self._shared / digest_of({"seed": seed}, *(t for pair in data for t in pair))
-
-
-def _records(x: Tensor, y: Tensor) -> set[str]:
-    """Digests of single records."""
-    pairs = zip(*(t.detach().cpu().numpy() for t in (x, y)), strict=True)
-    return {sha256(one.tobytes() + label.tobytes()).hexdigest() for one, label in pairs}

@@ -98,12 +98,11 @@ class Check:
 
 def check_claims(plan: Plan, run: Path, ledgers: Sequence[Ledger]) -> tuple[Check, ...]:
     """Checks every ledger's claim by the scores that the run's membership attacks left in the vault."""
-    vault = Vault(run / "vault")
-    truth = Truth(plan, vault)
+    truth = Truth(plan, Vault(run / "vault"))
     planned = {entry.view: list(_planned(plan, truth, entry)) for entry in ledgers}
     confidence = 1 - (1 - CONFIDENCE) / max(1, sum(map(len, planned.values())))
     return tuple(
-        judge(entry, _evidence(plan, truth, vault, entry, planned[entry.view], confidence), confidence)
+        judge(entry, _evidence(plan, truth, run, entry, planned[entry.view], confidence), confidence)
         for entry in ledgers
     )
 
@@ -188,7 +187,7 @@ def _planned(plan: Plan, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Par
     if tested and any(k not in members for k in truth.with_canaries):
         parts.append("canaries")
     for attack in plan.attacks:
-        wanted = attack.config is not None and entry.view in attack.adversaries
+        wanted = attack.params is not None and entry.view in attack.adversaries
         if wanted and attack.card["goal"] == "membership":
             yield from ((attack.name, part) for part in parts)
 
@@ -196,14 +195,14 @@ def _planned(plan: Plan, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Par
 def _evidence(
     plan: Plan,
     truth: Truth,
-    vault: Vault,
+    run: Path,
     entry: Ledger,
     planned: Sequence[tuple[str, Part]],
     confidence: float,
 ) -> list[Evidence]:
     found = []
     for attack, part in planned:
-        scores = kept_scores(vault, f"{entry.view}/{attack}", part)
+        scores = kept_scores(run, f"{entry.view}/{attack}", part)
         if not scores:
             continue
         issued = {k: truth.canaries(k) if part == "canaries" else truth.challenge(k) for k in sorted(scores)}

@@ -15,6 +15,7 @@ import typer
 from fdaudit.elsewhere import elsewhere
 from fdaudit.errors import FdauditError, IntegrityError, UsageError
 from fdaudit.evidence_commands import evidence, verify
+from fdaudit.locks import together
 from fdaudit.places import Place, mirrored
 from fdaudit.privacy_commands import calibrate, ledger
 from fdaudit.red_team_commands import export_view, score
@@ -54,6 +55,13 @@ def main() -> None:
     except OSError as error:
         # A full disk, a directory that may not be written: nothing that a traceback would explain better.
         say(f"{error.strerror or type(error).__name__}: {error.filename or 'no file named'}")
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        say(
+            "there is not enough memory. Ask for smaller networks, batches or images, or use a larger machine."
+        )
         sys.exit(1)
 
 
@@ -135,16 +143,17 @@ def run(
         if out is not None:
             opened = mirrored(out, "resume" if resume else "new", field="out", quiet=as_json)
             place = stack.enter_context(opened)
-        with _at_work(as_json, executor, workers, address) as (tick, far):
-            finished = runs.run(
-                spec,
-                None if place is None else place.path,
-                resume=resume,
-                seed_from=source,
-                elsewhere=far,
-                tick=tick if place is None else place.ticking(tick),
-            )
-        path = runs.report(finished) if with_report else None
+        with together():  # nobody writes between the run and its report
+            with _at_work(as_json, executor, workers, address) as (tick, far):
+                finished = runs.run(
+                    spec,
+                    None if place is None else place.path,
+                    resume=resume,
+                    seed_from=source,
+                    elsewhere=far,
+                    tick=tick if place is None else place.ticking(tick),
+                )
+            path = runs.report(finished) if with_report else None
         place = place or Place(finished.directory)
         place.push()
         _conclude(finished, path, place, as_json)
@@ -300,7 +309,8 @@ def report(
         ),
     ] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="Leave out images, class counts and class shares.")
+        bool,
+        typer.Option("--public", help="Leave out what identifies records: images, shares, exact scores."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -309,8 +319,9 @@ def report(
     from fdaudit.needs import but_reports
 
     with ExitStack() as stack:
+        changes = out is None or public  # the vault remembers what was made public
         place = stack.enter_context(
-            mirrored(run, "change" if out is None else "read", need=but_reports, quiet=as_json)
+            mirrored(run, "change" if changes else "read", need=but_reports, quiet=as_json)
         )
         loaded, target = runs.load(place.path), None
         if out is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from fdaudit.bookkeeping import books_of, views_of
 from fdaudit.cells import Stage
 from fdaudit.checks import check_claims
+from fdaudit.errors import IntegrityError
+from fdaudit.limits import TABLE_BYTES, read_file
+from fdaudit.log import read_log
 from fdaudit.manifest import read_manifest
 from fdaudit.messages import role
 from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson
@@ -17,15 +21,16 @@ from fdaudit.oracle_access import accesses
 from fdaudit.rehearsal import roles_of
 from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
 from fdaudit.storage import load_json, save_json
-from fdaudit.transcript import read_messages
 from fdaudit.types import Figure, Task
 from fdaudit.vault import Vault
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fdaudit.accounting.ledger import Ledger
     from fdaudit.plan import Plan
 
-__all__ = ["OUT_OF_SCOPE", "conclude"]
+__all__ = ["OUT_OF_SCOPE", "conclude", "utility_table"]
 
 OUT_OF_SCOPE: tuple[Mapping[str, str], ...] = (
     {
@@ -66,7 +71,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
     silences = _silences(run)
     ledgers = _ledgers(plan, run)
     costs = [entry.to_json() for entry in ledgers]
-    private = derived_from_data(read_messages(run / "transcript"))
+    private = derived_from_data(read_log(run / "transcript").messages)
     value = {
         "schema": SCHEMA,
         "auditor_only": True,
@@ -76,7 +81,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
         "exposure": [row for p in seen for row in exposure(stage.view(p).messages, p, private)],
         "wire": [
             {"kind": w.kind, "sender_role": w.sender, "messages": w.messages, "bytes": w.bytes}
-            for w in bytes_on_wire(read_messages(run / "transcript"))
+            for w in bytes_on_wire(read_log(run / "transcript").messages)
         ],
         "assumptions": list(card.trust),
         "oracles": [
@@ -178,7 +183,7 @@ def _stopped(plan: Plan, run: Path) -> list[str]:
 def _silences(run: Path) -> list[dict[str, Any]]:
     """Who went silent, and in which rounds, as the transcript has it."""
     found: dict[str, list[int]] = {}
-    for message in read_messages(run / "transcript"):
+    for message in read_log(run / "transcript").messages:
         if message.kind == "silence":
             found.setdefault(message.sender, []).append(message.round)
     return [{"party": party, "rounds": rounds} for party, rounds in found.items()]
@@ -192,10 +197,23 @@ def _went_silent(silences: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _utility(run: Path, task: Task, classes: int) -> dict[str, Any]:
+def utility_table(run: Path) -> pd.DataFrame:
+    """Return `utility.csv` of a run.
+
+    Raises:
+        IntegrityError: it cannot be read, or is no table.
+    """
     import pandas as pd
 
-    frame = pd.read_csv(run / "utility.csv")
+    try:
+        return pd.read_csv(io.BytesIO(read_file(run / "utility.csv", TABLE_BYTES)))
+    except (OSError, ValueError) as error:
+        told = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise IntegrityError([f"utility.csv cannot be read: {told}"]) from None
+
+
+def _utility(run: Path, task: Task, classes: int) -> dict[str, Any]:
+    frame = utility_table(run)
     final = []
     for line, rows in frame.groupby("line", sort=False):
         for row in rows[rows["round"] == rows["round"].max()].itertuples():

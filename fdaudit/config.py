@@ -8,18 +8,22 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 from fdaudit.errors import SpecError, nearest
+from fdaudit.limits import MOST_COUNT
 
 __all__ = ["Config", "validate"]
 
 
 class Config(BaseModel):
-    """Frozen, refuses unknown keys, NaN and silent type changes; field docstrings become `--help` text."""
+    """Frozen, refuses unknown keys, NaN and silent type changes; field docstrings become `--help` text.
+
+    A whole number in a field without an upper bound of its own is at most `MOST_COUNT`.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -31,9 +35,19 @@ class Config(BaseModel):
         protected_namespaces=(),
     )
 
+    @field_validator("*", mode="after")
+    @classmethod
+    def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
+        if type(value) is int and abs(value) > MOST_COUNT:
+            stated = cls.model_fields[str(info.field_name)].metadata
+            if not any(hasattr(bound, "le") or hasattr(bound, "lt") for bound in stated):
+                raise ValueError(f"is more than {MOST_COUNT:,}. Give a smaller number.")
+        return value
+
 
 # How pydantic names a member of a union inside an error's location: `literal['all']`, `tuple[…]`, `Model`.
 _UNION_MEMBER = re.compile(r".*\[|function-|[A-Z]")
+_MOST_BITS = 1024
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d{1,3}")
 
@@ -62,7 +76,7 @@ def _to_json(values: Mapping[str, Any], where: str) -> str:
     if not isinstance(values, Mapping):
         raise SpecError(where or "spec", values, "is not a mapping", "Write `key: value` lines.")
     try:
-        _refuse_foreign(values, where)
+        _refuse_foreign(values, (where,) if where else ())
         return json.dumps(values, allow_nan=True)
     except (TypeError, ValueError, RecursionError) as error:
         raise SpecError(
@@ -70,22 +84,26 @@ def _to_json(values: Mapping[str, Any], where: str) -> str:
         ) from None
 
 
-def _refuse_foreign(value: Any, where: str) -> None:
+def _refuse_foreign(value: Any, path: tuple[Any, ...]) -> None:
     """Refuses a value that JSON has no form for (YAML reads `2020-01-01` as a date), naming its field."""
+    problem = remedy = ""
     if isinstance(value, Mapping):
         for key, below in value.items():
-            _refuse_foreign(below, f"{where}.{key}".lstrip("."))
+            _refuse_foreign(below, (*path, key))
     elif isinstance(value, (list, tuple)):
         for number, below in enumerate(value):
-            _refuse_foreign(below, f"{where}.{number}".lstrip("."))
+            _refuse_foreign(below, (*path, number))
     elif isinstance(value, str):
         if _HALF_CHARACTER.search(value):
-            raise SpecError(where or "spec", value, "holds half a character", "Write whole characters.")
-    elif not (value is None or isinstance(value, (bool, int, float))):
+            problem, remedy = "holds half a character", "Write whole characters."
+    elif isinstance(value, int):
+        if value.bit_length() > _MOST_BITS:
+            problem, remedy = f"is a whole number of {value.bit_length():,} bits", "Give a smaller number."
+    elif not (value is None or isinstance(value, float)):
         problem = f"is a {type(value).__name__}, not plain data"
-        raise SpecError(
-            where or "spec", value, problem, "Write text in quotes, a number, a list or a mapping."
-        )
+        remedy = "Write text in quotes, a number, a list or a mapping."
+    if problem:
+        raise SpecError(".".join(map(str, path)) or "spec", value, problem, remedy)
 
 
 def _spec_error(config: type[Config], error: ValidationError, where: str) -> SpecError:

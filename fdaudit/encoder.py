@@ -7,12 +7,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fdaudit.cache import computed_once
 from fdaudit.execution import Execution
-from fdaudit.models import Network, architecture
+from fdaudit.models import Architecture, Network, architecture
 from fdaudit.objectives import objective_of
 from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
-from fdaudit.training import Fit, Job, Trainer, draw_batches, parameters_of
+from fdaudit.training import Fit, Job, Parameters, Trainer, draw_batches, parameters_of
 from fdaudit.types import task_of
 
 __all__ = ["TaskEncoder"]
@@ -39,7 +40,7 @@ class TaskEncoder:
     def __init__(
         self, auxiliary: tuple[Tensor, Tensor], *, classes: int, execution: Execution, seed: int
     ) -> None:
-        self._auxiliary, self._classes, self._execution, self._seed = auxiliary, classes, execution, seed
+        self.auxiliary, self.classes, self.execution, self.seed = auxiliary, classes, execution, seed
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
@@ -48,18 +49,22 @@ class TaskEncoder:
 
     @cached_property
     def _network(self) -> Network:
-        x, y = self._auxiliary
+        x, y = self.auxiliary
         shape = (int(x.shape[1]), int(x.shape[2]), int(x.shape[3]))
-        made = architecture(_MODEL, shape, self._classes)
-        module = made.build(child(self._seed, "encoder", "initial"))
-        batches = draw_batches(
-            len(y), _BATCH, steps=_STEPS, generator=child(self._seed, "encoder", "batches")
-        )
-        job = Job(party="encoder", parameters=parameters_of(module), x=x, targets=y, batches=batches)
-        with torch.enable_grad():
-            fit = Fit(lr=_RATE, optimizer="adam", objective=objective_of(task_of(y)))
-            (fitted,) = Trainer(made, self._execution).fit([job], fit)
-        module.load_state_dict(fitted.parameters, strict=False)
+        made = architecture(_MODEL, shape, self.classes)
+        module = made.build(child(self.seed, "encoder", "initial"))
+        card = {"what": "encoder", "execution": self.execution.described, "seed": self.seed}
+        start = parameters_of(module)
+        fitted = computed_once(card, [start, x, y], lambda _: self._fitted(made, start))
+        module.load_state_dict(fitted, strict=False)
         if not isinstance(module, Network):
             raise TypeError(f"the encoder's model is a {type(module).__name__} without features")
         return module.cpu().eval()
+
+    def _fitted(self, network: Architecture, start: Parameters) -> Parameters:
+        x, y = self.auxiliary
+        batches = draw_batches(len(y), _BATCH, steps=_STEPS, generator=child(self.seed, "encoder", "batches"))
+        job = Job(party="encoder", parameters=start, x=x, targets=y, batches=batches)
+        with torch.enable_grad():
+            fit = Fit(lr=_RATE, optimizer="adam", objective=objective_of(task_of(y)))
+            return Trainer(network, self.execution).fit([job], fit)[0].parameters

@@ -13,6 +13,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fdaudit.errors import IntegrityError
+from fdaudit.limits import TENSOR_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +32,8 @@ __all__ = ["MOST_BITS", "Grid", "packed", "readable"]
 MOST_BITS = 16
 """The most bits that a code may have."""
 
+_AT_ONCE = 1 << 20
+"""Codes that are unpacked at once, which takes many times the memory of their values; a multiple of 8."""
 _PARTS = ("codes", "grid", "layout")
 
 
@@ -97,17 +101,26 @@ def _unpacked(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         codes, grid, layout = (tensors[f"{name}:{part}"] for part in _PARTS)
         bits, *shape = (int(n) for n in layout)
         lowest, step = (float(v) for v in grid)
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)  # exact: a product that wraps around would agree with no codes at all
         if not 1 <= bits <= MOST_BITS or min(shape, default=0) < 0 or codes.dtype != torch.uint8:
             raise ValueError(f"{bits} bits a code, shape {shape}")
-        if len(codes) != -(-count * bits // 8):
+        if count * 4 > TENSOR_BYTES.most:
+            raise ValueError(f"unpacked it has {TENSOR_BYTES.refusal(count * 4)}")
+        if codes.ndim != 1 or len(codes) != -(-count * bits // 8):
             raise ValueError(f"{len(codes)} bytes hold no {count} codes of {bits} bits")
         if not (np.isfinite([lowest, step]).all() and step > 0):
             raise ValueError(f"a grid from {lowest} by {step}")
     except (KeyError, ValueError, TypeError) as error:
         raise IntegrityError([f"quantised tensor {name!r} is damaged: {error}"]) from None
-    planes = np.unpackbits(codes.cpu().numpy(), count=count * bits).reshape(count, bits)
-    numbers = np.zeros(count, dtype=np.int32)
-    for bit in range(bits):
-        numbers = (numbers << 1) | planes[:, bit]
-    return Grid(lowest, step, 1 << bits).values(torch.from_numpy(numbers)).reshape(shape)
+    found = torch.empty(count, dtype=torch.float32)
+    data, points = codes.cpu().numpy(), Grid(lowest, step, 1 << bits)
+    for begin in range(0, count, _AT_ONCE):
+        n = min(_AT_ONCE, count - begin)
+        planes = np.unpackbits(data[begin * bits // 8 :][: -(-n * bits // 8)], count=n * bits).reshape(
+            n, bits
+        )
+        numbers = np.zeros(n, dtype=np.int32)
+        for bit in range(bits):
+            numbers = (numbers << 1) | planes[:, bit]
+        found[begin : begin + n] = points.values(torch.from_numpy(numbers))
+    return found.reshape(shape)

@@ -19,6 +19,9 @@ __all__ = [
 ]
 
 
+_MOST_SHOWN = 200
+
+
 class FdauditError(Exception):
     """Anything fdaudit refuses or cannot do; `exit_code` is what the command line returns."""
 
@@ -39,10 +42,17 @@ class UsageError(FdauditError):
 
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
-        shown = repr(value)
-        if len(shown) > 200:
-            shown = shown[:197] + "..."
+        shown = _shown(value)
+        if len(shown) > _MOST_SHOWN:
+            shown = shown[: _MOST_SHOWN - 3] + "..."
         super().__init__(f"{field}: {shown} {problem}. {remedy}")
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a value too long to show"
 
 
 class SpecError(UsageError):

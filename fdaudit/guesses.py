@@ -2,12 +2,12 @@
 
 Guarantees:
   * a file of guesses names one other file at most for each guess, beside it, by a bare name; links are not followed;
-  * NaN, infinities, unknown fields and numbers given as text are refused, naming the field.
+  * NaN, infinities and a name given twice in an object are refused, and unknown fields and numbers given as text,
+    naming the field.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,7 +16,8 @@ from pydantic import Field, model_validator
 
 from fdaudit.config import Config, validate
 from fdaudit.errors import IntegrityError, UsageError
-from fdaudit.storage import load_tensors
+from fdaudit.limits import JSON_BYTES, read_file
+from fdaudit.storage import load_tensors, parse_json
 from fdaudit.types import Goal, Guess, LabelDistribution, Membership, Reconstruction
 
 __all__ = [
@@ -31,8 +32,6 @@ __all__ = [
 ]
 
 SCHEMA = "fdaudit-guesses/1"
-_MOST_BYTES = 1 << 28
-"""Bytes of a file of guesses, or of images, at most."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=400)]
@@ -64,7 +63,7 @@ class ReconstructionGuess(Config):
     target: Text
     """The victim."""
     messages: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
-    """`seq` of the messages that the images were reconstructed from."""
+    """`seq` of the messages that the images were reconstructed from: no more images than records behind these."""
     images: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.safetensors$")]
     """A safetensors file beside this one: `images` (n, c, h, w) in [0, 1] and, if guessed, `labels` (n,) int64."""
 
@@ -79,7 +78,7 @@ class Guesses(Config):
     adversary: Text
     """Whose view was attacked."""
     view: Sha256
-    """SHA-256 of `view/messages.jsonl`, as the card gives it."""
+    """SHA-256 of `view/view.json`, as the card gives it."""
     source: Text = ""
     """Where the attack comes from: a paper, a link."""
     assumes: tuple[Text, ...] = ()
@@ -121,13 +120,11 @@ def read_guesses(path: Path) -> Guesses:
     """
     remedy = "Write it by docs/guesses.schema.json."
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UsageError("GUESSES", str(path), f"is larger than {_MOST_BYTES} bytes", remedy)
-        value = json.loads(path.read_bytes())
+        value = parse_json(read_file(path, JSON_BYTES))
     except OSError as error:
         raise UsageError("GUESSES", str(path), f"cannot be read ({error.strerror})", remedy) from None
-    except (ValueError, RecursionError):
-        raise UsageError("GUESSES", str(path), "is not JSON", remedy) from None
+    except ValueError as error:
+        raise UsageError("GUESSES", str(path), f"is not JSON: {error}", remedy) from None
     return validate(Guesses, value, "guesses")
 
 
@@ -163,9 +160,8 @@ def _reconstruction(
 ) -> Reconstruction:
     path = folder / given.images
     remedy = "Write float32 images (n, c, h, w) in [0, 1] under the name `images` beside the guesses."
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_BYTES:
-        problem = f"is no file of at most {_MOST_BYTES} bytes beside the guesses"
-        raise UsageError(field, given.images, problem, remedy)
+    if path.is_symlink() or not path.is_file():
+        raise UsageError(field, given.images, "is no file beside the guesses", remedy)
     try:
         tensors = load_tensors(path)
     except IntegrityError as error:

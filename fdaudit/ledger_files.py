@@ -8,8 +8,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Sequence
@@ -22,6 +20,7 @@ from fdaudit.errors import IntegrityError, RunError
 from fdaudit.remote import local_path
 from fdaudit.reports.ledger_figures import Line, epsilon_figure, trade_off_figure
 from fdaudit.storage import load_json, write_atomically
+from fdaudit.tables import csv_text
 
 __all__ = ["write_profiles"]
 
@@ -117,10 +116,7 @@ def _names(profiles: Sequence[Profile]) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([head, *rows])
-    return text.getvalue().encode()
+    return csv_text([head, *rows]).encode()
 
 
 def _epsilon_rows(profiles: Sequence[Profile]) -> list[Sequence[Any]]:

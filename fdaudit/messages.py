@@ -118,8 +118,10 @@ class Message:
     """One line of `messages.jsonl`.
 
     `sha256` is of the salt's bytes followed by the payload's; `previous` is the SHA-256 of the line before,
-    without its newline. `payload` says where the payload lies (file, offset, length), or is `None` when only
-    the digest was kept. `bytes_on_wire` counts the tensors' encoded bytes to one receiver.
+    without its newline. `payload` names the payload's file and length, or is `None` when only the digest was kept.
+    `offset` says where in that file it begins. It is no part of the line, which would tell how long the payloads of
+    others in the file are: readers add up the lengths, see `fdaudit.payloads.placed`. `bytes_on_wire` counts the
+    tensors' encoded bytes to one receiver.
     """
 
     seq: int
@@ -138,6 +140,7 @@ class Message:
     salt: str = ""
     sha256: str = ""
     previous: str = GENESIS
+    offset: int = field(default=0, compare=False)
 
     def parties(self) -> tuple[str, ...]:
         """The sender and every receiver."""
@@ -145,7 +148,7 @@ class Message:
 
     def to_line(self) -> bytes:
         """The message's line in the log, newline included."""
-        value = {f.name: getattr(self, f.name) for f in fields(self)}
+        value = {name: getattr(self, name) for name in _IN_LINE}
         value["tensors"] = {k: {"dtype": t.dtype, "shape": list(t.shape)} for k, t in self.tensors.items()}
         value["event"] = None if self.event is None else event_to_json(self.event)
         return canonical(value) + b"\n"
@@ -157,7 +160,14 @@ class Message:
         Raises:
             IntegrityError: the line is not the canonical form of a message.
         """
-        return _parsed(line)
+        return (_parsed if len(line) <= _SHORT else _parsed.__wrapped__)(line)
+
+
+_SHORT = 4096
+"""Bytes of a line that is worth keeping parsed."""
+
+
+_IN_LINE = tuple(f.name for f in fields(Message) if f.name != "offset")
 
 
 @lru_cache(maxsize=1 << 13)
@@ -192,11 +202,17 @@ _TYPES: Mapping[str, type] = MappingProxyType(
 )
 
 
+_MOST = 1 << 63
+"""No count in a line reaches this."""
+
+
 def _refuse_mistyped(value: Any) -> None:
-    """Raises unless every field has its type: a line may come from anybody."""
+    """Raises unless every field is there, with its type, and no other: a line may come from anybody."""
+    if value.keys() != frozenset(_IN_LINE):
+        raise TypeError(f"its fields are not {', '.join(_IN_LINE)}")
     for name, wanted in _TYPES.items():
         found = value[name]
-        if type(found) is not wanted or (type(found) is int and found < 0):
+        if type(found) is not wanted or (type(found) is int and not 0 <= found < _MOST):
             raise TypeError(f"{name} is not a {'count' if wanted is int else wanted.__name__}")
     if any(set(t) != {"dtype", "shape"} or type(t["shape"]) is not list for t in value["tensors"].values()):
         raise TypeError("tensors have something other than dtype and shape")
@@ -205,13 +221,15 @@ def _refuse_mistyped(value: Any) -> None:
     _each("defenses", value["defenses"], dict)
     _each("tensors.dtype", [t["dtype"] for t in value["tensors"].values()], str)
     _each("tensors.shape", shapes, int)
+    if any(not 0 <= n < _MOST for n in shapes):
+        raise TypeError("tensors.shape holds something other than counts")
     inputs = [] if value["inputs"] == ALL else value["inputs"]
     if type(inputs) is not list or not all(type(i) in (int, str) for i in inputs):
         raise TypeError("inputs are neither messages nor names")
     if value["payload"] is not None:
         where = {name: type(part) for name, part in value["payload"].items()}
-        if where != {"file": str, "offset": int, "length": int}:
-            raise TypeError("payload does not say file, offset and length")
+        if where != {"file": str, "length": int} or not 0 <= value["payload"]["length"] < _MOST:
+            raise TypeError("payload does not say file and length")
 
 
 def _each(name: str, values: list[Any], wanted: type) -> None:

@@ -21,9 +21,10 @@ Choice = Callable[[Collection[str]], Collection[str]]
 
 _BUNDLE = frozenset({"statement.dsse.json", "files.json"})
 _UNVERIFIED = ("vault/", "attacks/", "report/")
-_COMPARED = frozenset({"manifest.json", "result.json", "timings.json"})
-_DRAWN = re.compile(r"sweep\.json|cells/[^/]+/result\.json")
-_SEED = re.compile(r"vault/secrets\.json|attacks/controls/[^/]+\.json")
+_COVERED = ("manifest.json", "spec.yaml", "utility.csv")
+_COMPARED = frozenset({*_COVERED, "result.json", "timings.json"})
+_DRAWN = re.compile(r"sweep\.json|cells/[^/]+/(result\.json|manifest\.json|spec\.yaml|utility\.csv)")
+_SEED = re.compile(r"vault/secrets\.json|vault/handed-out/[^/]+\.json|attacks/controls/[^/]+\.json")
 _CELL = re.compile(r"(cells/[^/]+)/")
 _HERE = re.compile(r"(locks|scratch)/|\.lock$")
 
@@ -46,17 +47,20 @@ def for_verification(names: Collection[str]) -> Collection[str]:
 
 
 def for_comparison(names: Collection[str]) -> Collection[str]:
-    """Of a run, its result and what it took. Its report is not linked: a copy of it would be gone."""
+    """Of a run, its result, what it took, and what the manifest covers besides the transcript.
+
+    Its report is not linked: a copy of it would be gone.
+    """
     return _COMPARED.intersection(names)
 
 
 def for_curves(names: Collection[str]) -> Collection[str]:
-    """Of a sweep, its index and the results of its cells."""
+    """Of a sweep, its index and the results of its cells, with their manifests and what these cover."""
     return [name for name in names if _DRAWN.fullmatch(name)]
 
 
 def seed_and_controls(names: Collection[str]) -> Collection[str]:
-    """Of a run, its seed and secret, and the outcomes of controls that another run may take over."""
+    """Of a run, its seed and secret, whose candidates were handed out, and outcomes of controls to be taken over."""
     return [name for name in names if _SEED.fullmatch(name)]
 
 

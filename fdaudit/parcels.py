@@ -1,7 +1,8 @@
 """A directory, or what has changed in one, as a series of lines to be sent to another machine and laid down there.
 
 Guarantees:
-  * a directory that arrives lies at its place whole or not at all, byte for byte and with the modes of its directories;
+  * a directory that arrives lies at its place whole or not at all, byte for byte and with the modes of the directories
+    in it; it is its owner's alone;
   * of changes each file lies at its place whole or not at all, once all of them have arrived;
   * no name leads out of the directory that is laid down, or out of the parts of it that may change; links are refused.
 """
@@ -132,7 +133,6 @@ class Arrival:
             sync_path(path)
         for path, mode in self._modes.items():
             path.chmod(mode)
-        self._staging.chmod(0o755)
         if self._target.is_dir():
             shutil.rmtree(self._target)
         self._staging.rename(self._target)
@@ -153,7 +153,7 @@ class Arrival:
                 staged.replace(path)
             elif not path.is_dir():
                 path.mkdir()
-                path.chmod(self._modes.get(staged, 0o755))
+                path.chmod(self._modes.get(staged, 0o700))
             folders.add(path.parent)
         for folder in folders:
             if folder.is_dir():

@@ -3,6 +3,7 @@
 Guarantees:
   * a payload is whole in its file before `write` returns, so a line that names it may follow;
   * every byte of every file belongs to one payload: those of a round's file lie end to end, in the messages' order;
+  * a message says how long its own payload is, and nothing from which the length of another's could be told;
   * a file of one payload is never written again once it has its name.
 """
 
@@ -11,17 +12,19 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fdaudit.errors import IntegrityError
+from fdaudit.limits import TENSOR_BYTES, open_file
 from fdaudit.storage import commitment, write_atomically
 
 if TYPE_CHECKING:
     from fdaudit.messages import Message
 
-__all__ = ["PAYLOADS", "Payloads", "payload_name", "read_payload", "shared_name"]
+__all__ = ["PAYLOADS", "Payloads", "payload_name", "placed", "read_payload", "shared_name"]
 
 PAYLOADS = "payloads"
 _OWN = re.compile(r"payloads/(\d{8})\.safetensors")
@@ -66,18 +69,16 @@ class Payloads:
             path.unlink()
 
     def write(self, seq: int, round: int, payload: bytes) -> dict[str, Any]:
-        """Writes one payload and says where it lies: `file`, `offset`, `length`."""
+        """Writes one payload and says where it lies: `file`, `length`."""
         if len(payload) > _SMALL:
-            name = f"{PAYLOADS}/{seq:08d}.safetensors"
+            name = _own_name(seq)
             write_atomically(self._directory / name, payload, sync=False)
             self._unsynced.append(self._directory / name)
-            return {"file": name, "offset": 0, "length": len(payload)}
+            return {"file": name, "length": len(payload)}
         name = shared_name(round)
-        file = self._file(self._directory / name)
-        offset = file.tell()
-        if file.write(payload) != len(payload):
+        if self._file(self._directory / name).write(payload) != len(payload):
             raise OSError(errno.ENOSPC, "only part of a payload could be written", name)
-        return {"file": name, "offset": offset, "length": len(payload)}
+        return {"file": name, "length": len(payload)}
 
     def written(self) -> list[Path]:
         """What has to be made durable since this was last asked: the files, and their directory."""
@@ -95,9 +96,7 @@ class Payloads:
         """The file of a round, at its end."""
         if self._open is None or self._open[0] != path:
             self.close()
-            file = path.open("ab", buffering=0)
-            file.seek(0, 2)
-            self._open = (path, file)
+            self._open = (path, path.open("ab", buffering=0))
             self._unsynced.append(path)
         elif path not in self._unsynced[-1:]:
             self._unsynced.append(path)
@@ -109,6 +108,24 @@ def shared_name(round: int) -> str:
     return f"{PAYLOADS}/round-{round:06d}.shard"
 
 
+def _own_name(seq: int) -> str:
+    """The file of a large payload, below its transcript."""
+    return f"{PAYLOADS}/{seq:08d}.safetensors"
+
+
+def placed(messages: Iterable[Message]) -> Iterator[Message]:
+    """The messages of a log, or of an exported one, in order, each with the place where its payload begins."""
+    round, end = -1, 0
+    for message in messages:
+        if message.round != round:
+            round, end = message.round, 0
+        if message.payload is None or message.payload["file"] != shared_name(round):
+            yield message
+            continue
+        yield message if message.offset == end else replace(message, offset=end)
+        end += message.payload["length"]
+
+
 def payload_name(message: Message) -> str:
     """The file in which the payload of a message lies, below its transcript; never outside of it.
 
@@ -118,34 +135,36 @@ def payload_name(message: Message) -> str:
     if message.payload is None:
         raise IntegrityError([f"message {message.seq} was recorded as a digest only"])
     name = str(message.payload.get("file"))
-    if not (_OWN.fullmatch(name) or _SHARED.fullmatch(name)):
+    if name not in (_own_name(message.seq), shared_name(message.round)):
         raise IntegrityError([f"message {message.seq} names {name!r}, not a payload of this transcript"])
     return name
 
 
 def read_payload(directory: Path, message: Message) -> bytes:
-    """The payload of a message, checked against its digest.
+    """The payload of a message that `placed` has placed, checked against its digest.
 
     Raises:
         IntegrityError: the payload was not kept, its name is not one a transcript writes, or it differs.
     """
-    name, where = payload_name(message), message.payload or {}
+    name, length = payload_name(message), (message.payload or {})["length"]
     try:
-        payload = _slice(directory / name, where)
+        payload = _slice(directory / name, message.offset, length)
         salt = bytes.fromhex(message.salt)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise IntegrityError([f"payload of message {message.seq} ({name}): {error}"]) from None
+    except (OSError, ValueError) as error:
+        problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise IntegrityError([f"payload of message {message.seq} ({name}): {problem}"]) from None
     if commitment(salt, payload) != message.sha256:
         raise IntegrityError([f"payload of message {message.seq} ({name}) does not match its digest"])
     return payload
 
 
-def _slice(path: Path, where: Mapping[str, Any]) -> bytes:
+def _slice(path: Path, offset: int, length: int) -> bytes:
     if path.is_symlink() or not path.is_file():
         raise ValueError("is missing" if not path.exists() else "is no regular file")
-    with path.open("rb") as file:
-        offset, length = int(where["offset"]), int(where["length"])
-        if min(offset, length) < 0 or offset + length > path.stat().st_size:
+    if length > TENSOR_BYTES.most:
+        raise ValueError(f"has {TENSOR_BYTES.refusal(length)}")
+    with open_file(path, follow=False) as file:
+        if min(offset, length) < 0 or offset + length > os.fstat(file.fileno()).st_size:
             raise ValueError("is shorter than its line says")
         file.seek(offset)
         return file.read(length)

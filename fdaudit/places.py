@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fdaudit.cache import DIRECTORY, private_directory
 from fdaudit.errors import FdauditError, IntegrityError, RunError, UsageError
 from fdaudit.remote import is_url
 from fdaudit.terminal import progress, say
@@ -203,15 +204,15 @@ def mirrored(
 
 def _home(field: str) -> Path:
     """A private directory for one copy, below `FDAUDIT_CACHE` where that is set."""
-    cache = os.environ.get("FDAUDIT_CACHE")
+    cache = os.environ.get(DIRECTORY)
+    if cache:
+        os.close(private_directory(Path(cache), DIRECTORY))
     try:
-        if cache:
-            Path(cache).mkdir(parents=True, exist_ok=True, mode=0o700)
         return Path(tempfile.mkdtemp(prefix="fdaudit-copy-", dir=cache or None)).resolve()
     except OSError as error:
         problem = f"cannot hold the copy that {field} needs ({error.strerror})"
         remedy = "Set FDAUDIT_CACHE to a directory that can be written."
-        raise RunError("FDAUDIT_CACHE", cache, problem, remedy) from None
+        raise RunError(DIRECTORY, cache, problem, remedy) from None
 
 
 def _called(url: str) -> str:

@@ -18,14 +18,16 @@ from fdaudit.encoder import TaskEncoder
 from fdaudit.errors import DataError, SpecError, nearest
 from fdaudit.execution import Execution
 from fdaudit.federation import Common, applies
+from fdaudit.isolation.attacker import settings_of
 from fdaudit.models import Architecture, architecture
 from fdaudit.presets import written_out
 from fdaudit.rehearsal import networks_of, parties_of, set_up
-from fdaudit.rng import child, child_seed
+from fdaudit.rng import child_seed
 from fdaudit.spec import RecordRounds, Spec
 from fdaudit.trainers import Networks
 from fdaudit.training import Parameters, Trainer
 from fdaudit.types import ONLY_SINGLE_LABEL, GradientRule, Trained
+from fdaudit.vault import Secrets
 from fdaudit.view import members_of
 from fdaudit.wire import Outage
 
@@ -39,12 +41,22 @@ __all__ = ["AttackPlan", "Plan", "make_plan", "plan_attack"]
 
 @dataclass(frozen=True, eq=False)
 class AttackPlan:
-    """One attack with its card, class and settings; the last two are None where the spec does not ask for it."""
+    """One attack. Its code is loaded where it is run, not here.
+
+    Attributes:
+        name: its public name.
+        card: its docstring and literal attributes.
+        target: where its class is, as `"module:Class"`.
+        own: whether it is fdaudit's own; others run apart from these and from each other.
+        params: its settings; None where the spec does not ask for it.
+        adversaries: whose views it is run on.
+    """
 
     name: str
     card: Mapping[str, Any]
-    cls: Any
-    config: Config | None
+    target: str
+    own: bool
+    params: Mapping[str, Any] | None
     adversaries: tuple[str, ...]
 
 
@@ -54,7 +66,7 @@ class Plan:
 
     Attributes:
         spec: with device, threads, strategy and memory format filled in.
-        seed: the run's seed.
+        secrets: the user's seed and the vault's secret, from which the truth is drawn.
         dataset: all images; only the auditor and the splits' owners see their parts.
         splits: who holds which records.
         networks: who trains which network.
@@ -71,7 +83,7 @@ class Plan:
     """
 
     spec: Spec
-    seed: int
+    secrets: Secrets
     dataset: Dataset
     splits: Splits
     networks: Networks
@@ -85,6 +97,11 @@ class Plan:
     attacks: tuple[AttackPlan, ...]
     identity: str
     fleet: Fleet | None = None
+
+    @property
+    def seed(self) -> int:
+        """The seed of training, attacks and intervals; it tells nothing of the truth."""
+        return self.secrets.working_seed
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -111,7 +128,7 @@ class Plan:
         index = self.splits.clients[int(client.partition("/")[2])].train
         return self.dataset.x[index], self.dataset.y[index]
 
-    @property
+    @cached_property
     def auxiliary(self) -> tuple[Tensor, Tensor]:
         """The records that an adversary is assumed to hold."""
         index = self.splits.auxiliary
@@ -166,7 +183,7 @@ class Plan:
         return self.networks.initial(["server"], self.seed)["server"]
 
 
-def make_plan(spec: Spec, seed: int) -> Plan:
+def make_plan(spec: Spec, secrets: Secrets) -> Plan:
     """Resolves a spec; nothing is written.
 
     Raises:
@@ -174,7 +191,7 @@ def make_plan(spec: Spec, seed: int) -> Plan:
     """
     protocol = protocols.REGISTRY.load(spec.protocol.name, "protocol.name")
     if spec.preset is not None and not spec.preset.written_out:
-        _, shared = _records(spec, seed)
+        _, shared = _records(spec, secrets)
         spec = written_out(spec, protocol, sum(len(c.train) for c in shared.clients))
     config = validate(protocol.Config, spec.protocol.params, "protocol.params")
     attack_plans = _attacks(spec)
@@ -186,10 +203,10 @@ def make_plan(spec: Spec, seed: int) -> Plan:
             allowed = ", ".join(protocol.withholdable) or "nothing"
             problem = f"cannot be withheld from {spec.protocol.name}"
             raise SpecError(f"withhold.{number}", kind, problem, f"It can live without: {allowed}.")
-    dataset, splits = _records(spec, seed)
+    dataset, splits = _records(spec, secrets)
     if spec.canaries is not None:
         dataset, splits = insert_canaries(
-            dataset, splits, spec.canaries, lambda client: child(seed, "canaries", client)
+            dataset, splits, spec.canaries, lambda client: secrets.truth("canaries", client)
         )
     _refuse_other_tasks(spec, protocol, dataset)
     networks = _networks(spec, protocol, dataset)
@@ -203,12 +220,12 @@ def make_plan(spec: Spec, seed: int) -> Plan:
             f"cannot carry the BatchNorm statistics of {spec.model.name}",
             "Set upload to 'model_update', or the model's norm to 'group'.",
         )
-    public = _public(spec, protocol, dataset, splits, seed)
+    public = _public(spec, protocol, dataset, splits, secrets)
     _refuse_attacks_without_controls(spec, attack_plans, len(splits.auxiliary))
     resolved = spec.model_copy(update=execution.settings)
     plan = Plan(
         spec=resolved,
-        seed=seed,
+        secrets=secrets,
         dataset=dataset,
         splits=splits,
         networks=networks,
@@ -222,9 +239,9 @@ def make_plan(spec: Spec, seed: int) -> Plan:
         defenses=attached.messages,
         training=attached.training,
         attacks=attack_plans,
-        identity=_identity(resolved, seed, dataset, splits, networks, public),
+        identity=_identity(resolved, secrets.working_seed, dataset, splits, networks, public),
     )
-    set_up(protocol, config, plan.common, plan.clients, seed)  # what it refuses, it refuses now
+    set_up(protocol, config, plan.common, plan.clients, plan.seed)  # what it refuses, it refuses now
     return plan
 
 
@@ -251,11 +268,11 @@ def _execution(spec: Spec, networks: Networks) -> Execution:
     )
 
 
-def _records(spec: Spec, seed: int) -> tuple[Dataset, Splits]:
+def _records(spec: Spec, secrets: Secrets) -> tuple[Dataset, Splits]:
     """The dataset, and who holds which of its records."""
-    dataset = load_dataset(spec.dataset, child(seed, "dataset"))
+    dataset = load_dataset(spec.dataset, secrets.truth("dataset"))
     shares = spec.splits if spec.public_dataset is None else spec.splits.model_copy(update={"proxy": 0.0})
-    return dataset, make_splits(dataset, spec.clients, spec.partition, shares, child(seed, "splits"))
+    return dataset, make_splits(dataset, spec.clients, spec.partition, shares, secrets.truth("splits"))
 
 
 def _refuse_other_tasks(spec: Spec, protocol: Any, dataset: Dataset) -> None:
@@ -289,13 +306,13 @@ def _networks(spec: Spec, protocol: Any, dataset: Dataset) -> Networks:
     return Networks(shared, tuple(own))
 
 
-def _public(spec: Spec, protocol: Any, dataset: Dataset, splits: Splits, seed: int) -> Tensor:
+def _public(spec: Spec, protocol: Any, dataset: Dataset, splits: Splits, secrets: Secrets) -> Tensor:
     """The public samples: the proxy split, or the images of another dataset."""
     if spec.public_dataset is None:
         samples, field, value = dataset.x[splits.proxy], "splits.proxy", spec.splits.proxy
     else:
         try:
-            other = load_dataset(spec.public_dataset, child(seed, "public-dataset"))
+            other = load_dataset(spec.public_dataset, secrets.truth("public-dataset"))
         except DataError as error:
             field = error.field.replace("dataset", "public_dataset", 1)
             raise DataError(field, error.value, error.problem, error.remedy) from None
@@ -323,7 +340,7 @@ def _attacks(spec: Spec) -> tuple[AttackPlan, ...]:
     plans = []
     for name in known:
         if wanted is not None and name not in wanted:
-            plans.append(AttackPlan(name, attacks.REGISTRY.describe(name), None, None, spec.adversaries))
+            plans.append(_attack_plan(name, None, spec.adversaries))
             continue
         number, entry = wanted[name] if wanted else (0, None)
         plans.append(
@@ -346,9 +363,25 @@ def plan_attack(
     Raises:
         SpecError: the attack or one of its settings is unknown or out of range.
     """
-    cls = attacks.REGISTRY.load(name, "attack")
+    registry = attacks.REGISTRY
+    if not registry.owns(name):
+        settings = settings_of(registry.target(name, "attack"), spec.profile, params, where)
+        return _attack_plan(name, settings, adversaries)
+    cls = registry.load(name, "attack")
     config = validate(cls.Config, {**cls.profiles[spec.profile], **params}, where)
-    return AttackPlan(name, attacks.REGISTRY.describe(name), cls, config, adversaries)
+    return _attack_plan(name, config.model_dump(mode="json"), adversaries)
+
+
+def _attack_plan(name: str, params: Mapping[str, Any] | None, adversaries: tuple[str, ...]) -> AttackPlan:
+    registry = attacks.REGISTRY
+    return AttackPlan(
+        name=name,
+        card=registry.describe(name),
+        target=registry.target(name),
+        own=registry.owns(name),
+        params=params,
+        adversaries=adversaries,
+    )
 
 
 def _refuse_strangers(spec: Spec, protocol: Any, config: Config) -> None:
@@ -386,7 +419,7 @@ def _refuse_attacks_without_controls(spec: Spec, plans: tuple[AttackPlan, ...], 
     for plan in plans:
         # The images of a reconstruction control and one record for the prior; one pair for membership.
         needed = int(plan.card.get("control", {}).get("images", 1)) + 1
-        if plan.config is not None and auxiliary < needed:
+        if plan.params is not None and auxiliary < needed:
             problem = f"leaves {auxiliary} auxiliary records, the controls of {plan.name} need {needed}"
             raise SpecError(
                 "splits.auxiliary", spec.splits.auxiliary, problem, "Raise it, or set attacks: []."

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from fdaudit import ray_connection
 from fdaudit.cells import take_controls
+from fdaudit.locks import writing
 from fdaudit.parcels import Arrival
 from fdaudit.pool import Answer
 from fdaudit.ray_tasks import Attempt, after_loss, spread
@@ -87,7 +89,11 @@ class _Cell(Attempt):
             return {}
         if line.get("status") == "done":
             if self._arrival is not None:
-                with alone(Path(self._piece["lock"])):
+                place = Path(self._piece["cell"])
+                with (
+                    alone(Path(self._piece["lock"])),
+                    writing(place, wait=True) if place.is_dir() else nullcontext(),
+                ):
                     self._arrival.place()
             take_controls(Path(self._piece["cell"]), Path(self._piece["shared"]))
         return line

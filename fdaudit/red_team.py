@@ -3,6 +3,8 @@
 Guarantees:
   * what is handed out is the view, what the adversary is assumed to know, and candidates without an answer; no file
     of it is linked to the run's;
+  * of whom candidates were handed out is noted in the vault before anybody has them, and no guess about its classes or
+    images is scored from then on: candidates show both;
   * guesses name the view and the candidates that they are about by digest, and are scored by the code that scores the
     run's own attacks; nothing is written before they have been.
 """
@@ -10,21 +12,24 @@ Guarantees:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdaudit.cells import Stage
 from fdaudit.conclusion import conclude
 from fdaudit.errors import RunError, UsageError, nearest
-from fdaudit.guesses import Guesses, read_guesses, schema, to_guesses
+from fdaudit.guesses import Guesses, LabelGuess, ReconstructionGuess, read_guesses, schema, to_guesses
+from fdaudit.locks import writing
+from fdaudit.manifest import refuse_changed
 from fdaudit.plan import Plan
 from fdaudit.remote import local_path
 from fdaudit.result import Cell
 from fdaudit.storage import encode, load_json, save_json, write_atomically, written_whole
 from fdaudit.types import Challenge
+from fdaudit.vault import Vault
 from fdaudit.view import export_view as write_view
-from fdaudit.view import members_of, view_log
+from fdaudit.view import members_of, view_digest
 
 if TYPE_CHECKING:
     from fdaudit.runs import Run
@@ -32,14 +37,15 @@ if TYPE_CHECKING:
 __all__ = ["CARD", "export_view", "score"]
 
 CARD = "card.json"
-_SCHEMA = "fdaudit-handout/1"
+_SCHEMA = "fdaudit-handout/2"
 _README = """\
 # What {adversary} saw
 
 This directory holds what one adversary saw of a federation, for an attack from outside. The truth is not in it.
 
-- `view/`: the adversary's view. `fdaudit.view.open_view` opens it; each line of `view/messages.jsonl` is a message it
-  sent or received, or the hash of another's line; `view/payloads/` holds the tensors (safetensors).
+- `view/`: the adversary's view. `fdaudit.view.open_view` opens it. `view/view.json` lists the digest of every file;
+  each line of `view/messages.jsonl` is a message it sent or received, or the hash of another's line;
+  `view/payloads/` holds the tensors (safetensors).
 - `knowledge/`: what the adversary is assumed to have besides: `auxiliary.safetensors` (`x`, `y`) and, where there
   are any, `public.safetensors` (`x`).
 - `challenges/`: for membership, where it was asked for: candidates `x`, `y` of each victim and the number `pair` of the
@@ -56,7 +62,8 @@ def export_view(run: Run, adversary: str, out: Path | str, *, challenges: bool =
         run: a finished run.
         adversary: `server`, `client/3`, `eavesdropper`, `world`, or a coalition `a+b`.
         out: a directory that does not exist yet.
-        challenges: whether candidates for membership go with it.
+        challenges: whether candidates for membership go with it. From then on guesses about classes and images of
+            these victims are not scored any more, whoever makes them.
 
     Returns:
         The directory.
@@ -68,9 +75,12 @@ def export_view(run: Run, adversary: str, out: Path | str, *, challenges: bool =
     members_of(adversary, plan.parties)
     if target.exists() or target.is_symlink():
         raise RunError("out", str(target), "exists already", "Choose another directory.")
+    refuse_changed(run.directory)
     with written_whole(target) as scratch:
-        scratch.chmod(0o755)
-        _fill(scratch, Stage(plan, run.directory), adversary, challenges)
+        issued = _fill(scratch, Stage(plan, run.directory), adversary, challenges)
+        if issued:
+            Vault(run.directory / "vault").note_handed_out(issued)
+    target.chmod(0o755)  # it is to be given away; before it is whole, it is not
     return target
 
 
@@ -85,13 +95,20 @@ def score(run: Run, guesses: Path | str) -> Cell:
         The outcome, which the report shows as the attack `external-NAME`; it has no controls.
 
     Raises:
-        UsageError: the file is wrong, names another view, other candidates or nobody's messages; nothing was written.
+        UsageError: the file is wrong, names another view, other candidates or nobody's messages, or is about classes
+            or images of a victim whose candidates were handed out; nothing was written.
     """
-    path = Path(guesses)
+    with writing(run.directory):
+        refuse_changed(run.directory)
+        return _score(run, Path(guesses))
+
+
+def _score(run: Run, path: Path) -> Cell:
     given, plan = read_guesses(path), run.plan
     stage = Stage(plan, run.directory)
     _refuse_other_view(given, stage)
     _refuse_other_candidates(given, stage)
+    _refuse_spoilt(given, Vault(run.directory / "vault").handed_out)
     kept = run.directory / "attacks" / f"external-{given.name}.json"
     earlier = _earlier(kept, given)
     made = to_guesses(given, path.parent, plan.dataset.input_shape)
@@ -121,9 +138,10 @@ def score(run: Run, guesses: Path | str) -> Cell:
 # -- what is handed out -----------------------------------------------------------------------------------------
 
 
-def _fill(folder: Path, stage: Stage, adversary: str, challenges: bool) -> None:
+def _fill(folder: Path, stage: Stage, adversary: str, challenges: bool) -> Mapping[str, Challenge]:
+    """Write everything that is handed out. Return the challenges among it."""
     plan, view = stage.plan, stage.view(adversary)
-    write_view(view, folder / "view", links=False)
+    digest = write_view(view, folder / "view")
     (folder / "knowledge").mkdir()
     x, y = plan.auxiliary
     write_atomically(folder / "knowledge" / "auxiliary.safetensors", encode({"x": x, "y": y}))
@@ -136,14 +154,17 @@ def _fill(folder: Path, stage: Stage, adversary: str, challenges: bool) -> None:
         write_atomically(folder / "challenges" / _file_of(target), _candidates(challenge))
     write_atomically(folder / "README.md", _README.format(adversary=adversary).encode("utf-8"))
     save_json(folder / "guesses.schema.json", schema(), indent=1)
-    save_json(folder / CARD, _card(plan, stage, adversary, issued), indent=1)
+    save_json(folder / CARD, _card(plan, stage, adversary, issued, digest), indent=1)
+    return issued
 
 
-def _card(plan: Plan, stage: Stage, adversary: str, issued: Mapping[str, Challenge]) -> dict[str, Any]:
+def _card(
+    plan: Plan, stage: Stage, adversary: str, issued: Mapping[str, Challenge], digest: str
+) -> dict[str, Any]:
     return {
         "schema": _SCHEMA,
         "adversary": adversary,
-        "view_sha256": _digest(stage, adversary),
+        "view_sha256": digest,
         "victims": list(stage.victims(adversary)),
         "protocol": plan.protocol.name,
         "model": plan.spec.model.model_dump(mode="json"),
@@ -170,17 +191,12 @@ def _candidates(challenge: Challenge) -> bytes:
     return encode({"x": challenge.x, "y": challenge.y, "pair": challenge.pair})
 
 
-def _digest(stage: Stage, adversary: str) -> str:
-    """What guesses name a view by: SHA-256 of its exported log, whose lines hold the payloads' digests."""
-    return hashlib.sha256(view_log(stage.view(adversary))).hexdigest()
-
-
 # -- what is handed back ----------------------------------------------------------------------------------------
 
 
 def _refuse_other_view(given: Guesses, stage: Stage) -> None:
     members_of(given.adversary, stage.plan.parties)
-    if given.view != _digest(stage, given.adversary):
+    if given.view != view_digest(stage.view(given.adversary)):
         problem = f"is not the digest of what {given.adversary} saw in this run"
         raise UsageError(
             "guesses.view", given.view, problem, "Attack a view that `fdaudit export-view` wrote."
@@ -199,6 +215,25 @@ def _refuse_other_candidates(given: Guesses, stage: Stage) -> None:
             problem = f"is not the digest of the candidates issued for {guess.target}"
             remedy = "Score the candidates that `fdaudit export-view --challenges` wrote."
             raise UsageError(f"{field}.challenge", guess.challenge, problem, remedy)
+
+
+def _refuse_spoilt(given: Guesses, handed_out: Collection[str]) -> None:
+    """Refuse guesses about what candidates show: classes in about the client's shares, and images of which it has half.
+
+    It does not matter to whom they were handed out, or by which name: nobody knows who has seen them since.
+    """
+    guesses: Sequence[LabelGuess | ReconstructionGuess] = (
+        given.label_distribution or given.reconstruction or ()
+    )
+    kind = "label_distribution" if given.label_distribution else "reconstruction"
+    for number, guess in enumerate(guesses):
+        if guess.target in handed_out:
+            problem = "had its candidates for membership handed out, which show its classes and images"
+            remedy = (
+                f"Score guesses of {kind} before `fdaudit export-view --challenges`, or run again under a new secret "
+                "(without --seed-from) and export without --challenges."
+            )
+            raise UsageError(f"guesses.{kind}.{number}.target", guess.target, problem, remedy)
 
 
 def _earlier(kept: Path, given: Guesses) -> int:

@@ -19,7 +19,12 @@ def export_view(
     adversary: Annotated[str, typer.Argument(help="server, client/3, eavesdropper, world, or a+b.")],
     out: Annotated[str, typer.Option(metavar="DIR", help="A directory that does not exist yet, or a URL.")],
     challenges: Annotated[
-        bool, typer.Option("--challenges", help="With the candidates for membership inference.")
+        bool,
+        typer.Option(
+            "--challenges",
+            help="With the candidates for membership inference. From then on, guesses about classes and images of "
+            "these victims are not scored.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -29,10 +34,12 @@ def export_view(
     from fdaudit.storage import load_json
 
     with (
-        mirrored(run, need=but_reports, quiet=as_json) as source,
+        mirrored(run, "change" if challenges else "read", need=but_reports, quiet=as_json) as source,
         mirrored(out, "new", field="out", quiet=as_json) as place,
     ):
         path = red_team.export_view(runs.load(source.path), adversary, place.path, challenges=challenges)
+        if challenges:
+            source.push()  # first the note of what is handed out, then what is
         card, made = load_json(path / red_team.CARD), place.shown(path)
     if as_json:
         show(json.dumps({"view": made, "card": card}))

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache, cached_property
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from fdaudit.errors import FdauditError, SpecError, nearest
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "loaded"]
+
+
+def loaded(target: str) -> Any:
+    """The class that `"module:Class"` names; its module's code is run."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 class Registry:
@@ -57,19 +62,27 @@ class Registry:
         Raises:
             SpecError: the name is not known; `field` is the spec's field that gave it.
         """
-        module, _, attribute = self._target(name, field).partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return loaded(self.target(name, field))
 
-    def describe(self, name: str, field: str | None = None) -> dict[str, Any]:
-        """The class's docstring (key `doc`) and every class attribute that is a plain literal."""
-        module, _, attribute = self._target(name, field).partition(":")
-        return deepcopy(_described(_source(module), attribute))
+    def target(self, name: str, field: str | None = None) -> str:
+        """Where the class behind a name is, as `"module:Class"`; nothing of it is imported.
 
-    def _target(self, name: str, field: str | None) -> str:
+        Raises:
+            SpecError: the name is not known; `field` is the spec's field that gave it.
+        """
         if name not in self._targets:
             where = field or self.group.rpartition(".")[2].removesuffix("s")
             raise SpecError(where, name, "is not known", nearest(name, self._targets))
         return self._targets[name]
+
+    def owns(self, name: str) -> bool:
+        """Whether a name is fdaudit's own; others come from packages that somebody installed."""
+        return name in self._own
+
+    def describe(self, name: str, field: str | None = None) -> dict[str, Any]:
+        """The class's docstring (key `doc`) and every class attribute that is a plain literal."""
+        module, _, attribute = self.target(name, field).partition(":")
+        return deepcopy(_described(_source(module), attribute))
 
 
 @cache
@@ -85,22 +98,24 @@ def _described(source: str, name: str) -> dict[str, Any]:
 
 
 def _source(module: str) -> str:
-    spec = _found(module) or importlib.util.find_spec(module)
+    spec = _found(module)
     if spec is None or spec.origin is None:
         raise FdauditError(f"module {module} is not installed")
     return Path(spec.origin).read_text(encoding="utf-8")
 
 
 def _found(module: str) -> ModuleSpec | None:
-    """Where a module below a loaded package lies, without importing the packages between: those may load torch."""
+    """Where a module lies, without importing the packages around it: those may load torch, or be a stranger's."""
     parts = module.split(".")
     loaded = next((n for n in range(len(parts) - 1, 0, -1) if ".".join(parts[:n]) in sys.modules), 0)
     path = getattr(sys.modules.get(".".join(parts[:loaded])), "__path__", None)
     spec = None
     for n in range(loaded + 1, len(parts) + 1):
-        if path is None:
+        if path is None and n > 1:
             return None
-        spec = PathFinder.find_spec(".".join(parts[:n]), path)
+        finders = (f for f in sys.meta_path if hasattr(f, "find_spec"))
+        found = (f.find_spec(".".join(parts[:n]), path, None) for f in finders)
+        spec = next((s for s in found if s is not None), None)
         path = spec.submodule_search_locations if spec else None
     return spec
 

@@ -3,8 +3,9 @@
 Guarantees:
   * a child depends on the seed and its own path only: adding a stage never shifts another's draws;
   * distinct paths give generators seeded by distinct SHA-256 digests;
-  * a `SecretStream` is derived from the vault's secret, never from the seed, so publishing a seed
-    does not regenerate defence noise or salts.
+  * a `SecretStream` is derived from the vault's secret, so publishing a seed does not regenerate defence noise,
+    salts, or what decides who is a member;
+  * every draw of a `SecretStream` follows its law exactly, up to the 52 bits of `uniform`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def child(seed: int, *path: PathPart) -> torch.Generator:
     """A CPU `torch.Generator` for the child of `seed` named by `path`.
 
     Draws are made on the CPU and moved, so a run draws the same numbers on every device. PyTorch's CPU
-    generator uses the low 32 bits of its seed; secrets therefore never come from here (see `SecretStream`).
+    generator uses the low 32 bits of its seed, which can be tried out; secrets and everything that decides truth
+    therefore never come from here (see `SecretStream`).
     """
     import torch
 
@@ -49,7 +51,7 @@ def child_numpy(seed: int, *path: PathPart) -> np.random.Generator:
 
 
 class SecretStream:
-    """Salts and defence noise from the vault's secret, by SHAKE-256 in counter mode.
+    """Salts, defence noise and the truth's coins and orders from the vault's secret, by SHAKE-256 in counter mode.
 
     Args:
         secret: at least 16 bytes that only the auditor holds.
@@ -69,11 +71,56 @@ class SecretStream:
         self._block += 1
         return hashlib.shake_256(self._key + block).digest(n)
 
+    def integers(self, high: int, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        """Draw integers from 0 to `high` - 1, all equally likely, of the given shape.
+
+        Words beyond the last multiple of `high` are drawn again: without that, small integers would be favoured.
+        """
+        if not 1 <= high <= 2**63:
+            raise ValueError(f"integers: high is {high}. Give 1 to 2^63.")
+        n = int(np.prod(shape, dtype=np.int64))
+        last = np.uint64((2**64 // high) * high - 1)
+        words = self._words(n)
+        while len(again := np.flatnonzero(words > last)):
+            words[again] = self._words(len(again))
+        return (words % np.uint64(high)).astype(np.int64).reshape(shape)
+
+    def permutation(self, n: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        """Draw an order of the integers from 0 to `n` - 1, all orders equally likely."""
+        words = self._words(n)
+        while len(np.unique(words)) < n:  # a tie would favour the order of the positions
+            words = self._words(n)
+        return words.argsort(kind="stable")
+
+    def dirichlet(self, alpha: float, n: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        """Draw `n` shares that sum to 1 from the symmetric Dirichlet law of concentration `alpha`.
+
+        Gamma draws are made as Gamma(alpha + 1) times U^(1 / alpha). Logarithms keep a small `alpha` from underflow.
+        """
+        from scipy.special import gammaincinv, softmax
+
+        logs = np.log(gammaincinv(alpha + 1, self.uniform(n))) + np.log(self.uniform(n)) / alpha
+        shares: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = softmax(logs)
+        return shares
+
+    def torch_state(self) -> torch.Tensor:
+        """Draw a whole state (624 words) for a CPU `torch.Generator`, of which a seed would decide 32 bits alone."""
+        import torch
+
+        state = torch.Generator().manual_seed(0).get_state()
+        words = np.frombuffer(self.bytes(4 * 624), dtype="<u4").astype("<u8")
+        # After the seed (8 bytes), two numbers of 4 and one of 8 bytes, which say that all words are still to be used.
+        state[24 : 24 + 8 * 624] = torch.frombuffer(bytearray(words.tobytes()), dtype=torch.uint8)
+        return state
+
+    def _words(self, n: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+        return np.frombuffer(self.bytes(8 * n), dtype="<u8").astype(np.uint64)
+
     def uniform(self, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         """Uniform draws in the open interval (0, 1) with 52 random bits each, of the given shape."""
         n = int(np.prod(shape, dtype=np.int64))
         # A 53rd bit would leave no room for the half: the largest word would round to 1, whose normal is infinite.
-        words = np.frombuffer(self.bytes(8 * n), dtype="<u8") >> np.uint64(12)
+        words = self._words(n) >> np.uint64(12)
         return ((words.astype(np.float64) + 0.5) * 2.0**-52).reshape(shape)
 
     def normal(self, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,17 +18,20 @@ from fdaudit.attack_stage import Tick, attack_cells
 from fdaudit.audit import perform, reopen
 from fdaudit.bookkeeping import books_of
 from fdaudit.cells import Stage
-from fdaudit.conclusion import conclude
+from fdaudit.conclusion import conclude, utility_table
 from fdaudit.elsewhere import HERE, Elsewhere
 from fdaudit.errors import RunError, UsageError
 from fdaudit.events import Relation, Unit
-from fdaudit.manifest import verify
+from fdaudit.locks import writing
+from fdaudit.manifest import refuse_changed, verify
 from fdaudit.messages import role
 from fdaudit.plan import Plan, plan_attack
+from fdaudit.published import publish_once
 from fdaudit.remote import local_path
 from fdaudit.result import Cell
 from fdaudit.spec import Spec, load_spec
 from fdaudit.storage import load_json
+from fdaudit.timings import read_timings
 from fdaudit.view import EAVESDROPPER, View
 
 if TYPE_CHECKING:
@@ -88,15 +92,16 @@ class Run:
 
         Of multi-label data: mean_auc, its interval low and high, macro_f1, left_out (classes) and n.
         """
-        import pandas as pd
-
-        return pd.read_csv(self.directory / "utility.csv")
+        return utility_table(self.directory)
 
     @property
     def timings(self) -> dict[str, float]:
-        """Seconds by stage; no digest covers them."""
-        path = self.directory / "timings.json"
-        return dict(load_json(path)) if path.is_file() else {}
+        """Seconds by stage; no digest covers them.
+
+        Raises:
+            RunError: `timings.json` holds something else.
+        """
+        return read_timings(self.directory)
 
     def view(self, name: str) -> View:
         """What an adversary saw: `server`, `client/3`, `eavesdropper`, `world`, or a coalition `a+b`."""
@@ -244,8 +249,10 @@ def _again(
     spec = run.plan.spec.model_copy(update={"adversaries": adversaries})
     plan = replace(run.plan, spec=spec, attacks=wanted, fleet=elsewhere.fleet)
     workers = elsewhere.cells
-    cells = attack_cells(plan, run.directory, only=only, again=True, workers=workers, tick=tick)
-    conclude(run.plan, run.directory)
+    with writing(run.directory):
+        refuse_changed(run.directory)
+        cells = attack_cells(plan, run.directory, only=only, again=True, workers=workers, tick=tick)
+        conclude(run.plan, run.directory)
     return cells
 
 
@@ -258,7 +265,7 @@ def attack_all(run: Run, tick: Tick = _QUIET, elsewhere: Elsewhere = HERE) -> li
     plan, adversaries = run.plan, every_adversary(run)
     wanted = tuple(
         replace(a, adversaries=adversaries)
-        if a.config is not None
+        if a.params is not None
         else plan_attack(a.name, {}, plan.spec, "attack", adversaries)
         for a in plan.attacks
     )
@@ -286,20 +293,29 @@ def report(run: Run, path: Path | str | None = None, *, public: bool = False) ->
     Args:
         run: the run.
         path: the HTML file; by default `report/index.html` in the run, or `report/public.html`.
-        public: leave out what itself leaks: images, class counts and class shares.
+        public: leave out what itself leaks: images, class counts, exact scores, and all that is of single victims.
 
     Returns:
         The HTML file; the JSON has its name and the ending `.json`.
+
+    Raises:
+        RunError: the file cannot be written, or a public page of this run had other outcomes.
     """
-    from fdaudit.reports.security import write_report
+    from fdaudit.reports.security import public_outcomes, write_report
 
     usual = _report_of(run).with_name("public.html") if public else _report_of(run)
     target = usual if path is None else local_path(path, "out")
     if target.is_dir() or target.suffix == ".json":
         problem = "is a directory" if target.is_dir() else "is the name of the JSON beside the page"
         raise RunError("out", str(target), problem, "Give the path of an HTML file.")
-    _make(target.parent, target)
-    write_report(run.result, run.directory, target, run.timings, public=public)
+    inside = target.resolve().is_relative_to(run.directory.resolve())
+    with writing(run.directory) if inside or public else nullcontext():
+        refuse_changed(run.directory)
+        result, timings = run.result, run.timings
+        _make(target.parent, target)
+        if public:
+            publish_once(run.directory, public_outcomes(result))
+        write_report(result, run.directory, target, timings, public=public)
     return target
 
 
@@ -325,6 +341,8 @@ def compare(runs: Sequence[Run], out: Path | str) -> Path:
             raise RunError("run", str(given.directory), "is given twice", "Give each run once.")
     short = [place.name for place in places]
     names = short if len(set(short)) == len(short) else [r.directory.as_posix() for r in runs]
+    for each in runs:
+        refuse_changed(each.directory, results=True)
     entries = [_entry(r, name, directory) for r, name in zip(runs, names, strict=True)]
     _make(directory, directory)
     return write_comparison(entries, directory)

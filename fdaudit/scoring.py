@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
@@ -14,6 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from fdaudit.encoder import TaskEncoder
+from fdaudit.errors import IntegrityError
+from fdaudit.messages import canonical
 from fdaudit.metrics import (
     MembershipScore,
     ReconstructionScore,
@@ -23,14 +26,23 @@ from fdaudit.metrics import (
 )
 from fdaudit.result import TargetResult
 from fdaudit.rng import child_numpy
-from fdaudit.storage import write_atomically
+from fdaudit.storage import load_json, write_atomically
 from fdaudit.truth import Truth
 from fdaudit.types import Figure, Guess, LabelDistribution, Membership, Reconstruction
+from fdaudit.vault import Vault
 
 if TYPE_CHECKING:
-    from fdaudit.vault import Vault
+    from fdaudit.result import Cell
 
-__all__ = ["Scorer", "cell_directory", "forget_scores", "keep_scores", "kept_scores"]
+__all__ = [
+    "SCORED",
+    "Scorer",
+    "cell_directory",
+    "forget_other_scores",
+    "keep_scores",
+    "kept_scores",
+    "outcome_path",
+]
 
 
 class Scorer:
@@ -179,40 +191,70 @@ def _noted(figure: Figure, note: str) -> Figure:
 
 def cell_directory(run: Path, cell: str) -> Path:
     """Where a cell's own files lie."""
-    path = run / "attacks" / cell.replace("/", "-").replace("+", "_")
+    path = run / "attacks" / _plain(cell)
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def keep_scores(vault: Vault, cell: str, guesses: Sequence[Guess], canaries: Sequence[Guess]) -> None:
-    """Keeps membership scores in the vault: those of candidates, and those of canaries, by client."""
+def outcome_path(run: Path, cell: str) -> Path:
+    """The file of a cell's outcome."""
+    return run / "attacks" / f"{_plain(cell)}.json"
+
+
+def keep_scores(vault: Vault, cell: Cell, guesses: Sequence[Guess], canaries: Sequence[Guess]) -> None:
+    """Keeps membership scores in the vault: those of candidates, and those of canaries, by client.
+
+    They are kept under the digest of the outcome that they belong to. What was kept for an earlier outcome of the cell
+    stays until `forget_other_scores` is told that the new one stands.
+    """
     named = {
         f"{part}/{g.target}": g.scores
         for part, found in zip(_PARTS, (guesses, canaries), strict=True)
         for g in found
         if isinstance(g, Membership)
     }
-    vault.save(_scores_of(cell), {name: scores.detach().cpu().double() for name, scores in named.items()})
+    values = {name: scores.detach().cpu().double() for name, scores in named.items()}
+    vault.save(_scores_of(cell.to_json()), values)
 
 
-def kept_scores(vault: Vault, cell: str, part: Literal["candidates", "canaries"]) -> dict[str, Tensor]:
-    """Scores (n,) by client that an attack gave its candidates, or the canaries, in their challenge's order."""
-    if not vault.has(_scores_of(cell)):
+def kept_scores(run: Path, cell: str, part: Literal["candidates", "canaries"]) -> dict[str, Tensor]:
+    """Scores (n,) by client that an attack gave its candidates, or the canaries, in their challenge's order.
+
+    Raises:
+        IntegrityError: the attack has run, and its scores are gone: what it shows would be left out in silence.
+    """
+    path, vault = outcome_path(run, cell), Vault(run / "vault")
+    outcome = load_json(path) if path.is_file() else {}
+    if outcome.get("status") not in SCORED or outcome.get("goal") != "membership":
         return {}
-    found = vault.load(_scores_of(cell))
+    if not vault.has(_scores_of(outcome)):
+        problem = f"the vault does not hold the scores that the outcome of {cell} rests on"
+        raise IntegrityError([f"{problem}: run the attack again"])
+    found = vault.load(_scores_of(outcome))
     return {n.removeprefix(f"{part}/"): scores for n, scores in found.items() if n.startswith(f"{part}/")}
 
 
-def forget_scores(vault: Vault, cell: str) -> None:
-    """Removes what is kept of a cell that is run anew."""
-    vault.forget(_scores_of(cell))
+def forget_other_scores(vault: Vault, cell: Cell) -> None:
+    """Removes what is kept for other outcomes of a cell, once this one stands in its file."""
+    for name in vault.names(f"scores/{_plain(cell.id)}"):
+        if name != _scores_of(cell.to_json()):
+            vault.forget(name)
 
+
+SCORED = ("run", "inconclusive")
+"""Of a cell's outcomes those that have figures, and scores behind them."""
 
 _PARTS: tuple[Literal["candidates", "canaries"], ...] = ("candidates", "canaries")
 
 
-def _scores_of(cell: str) -> str:
-    return f"scores/{cell.replace('/', '-').replace('+', '_')}"
+def _plain(cell: str) -> str:
+    """A cell's id as part of a file's name."""
+    return cell.replace("/", "-").replace("+", "_")
+
+
+def _scores_of(outcome: Mapping[str, Any]) -> str:
+    """The name under which the scores behind an outcome, as its file holds it, are kept."""
+    return f"scores/{_plain(str(outcome['id']))}/{hashlib.sha256(canonical(dict(outcome))).hexdigest()}"
 
 
 def _png(image: Tensor) -> bytes:

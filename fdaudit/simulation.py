@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from fdaudit.oracle_access import exposed
 from fdaudit.plan import Plan
 from fdaudit.rehearsal import NoWire, kinds_of, networks_of, setting_of
 from fdaudit.spec import RecordRounds
+from fdaudit.tables import csv_text
 from fdaudit.trainers import Trainers
 from fdaudit.training import Parameters
 from fdaudit.transcript import Position, Transcript, read_messages
@@ -79,10 +78,8 @@ class Utility:
         self._write(rows)
 
     def _write(self, rows: list[tuple[Any, ...]]) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
         with self._path.open("ab") as file:
-            file.write(text.getvalue().encode("utf-8"))
+            file.write(csv_text(rows).encode("utf-8"))
             file.flush()
             os.fsync(file.fileno())
         self.offset = self._path.stat().st_size

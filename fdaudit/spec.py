@@ -6,11 +6,12 @@ import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import Field, model_validator
 
 from fdaudit.config import Config, validate
+from fdaudit.documents import read_yaml
 from fdaudit.errors import SpecError, nearest
+from fdaudit.limits import MOST_CANDIDATES, MOST_CLIENTS, MOST_QUERIES, MOST_TEXT
 from fdaudit.messages import KINDS, canonical
 from fdaudit.privacy import CanarySpec, PresetSpec, PrivacySpec
 
@@ -26,15 +27,11 @@ __all__ = [
     "RecordRounds",
     "Spec",
     "SplitSpec",
-    "from_yaml",
     "load_spec",
 ]
 
-_MOST_VALUES = 100_000
-"""What a spec may hold; nine lines of aliases can stand for a billion values."""
-
 Params = dict[str, Any]
-Text = Annotated[str, Field(min_length=1, max_length=20_000)]
+Text = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 
 
 class DatasetSpec(Config):
@@ -83,7 +80,7 @@ class SplitSpec(Config):
     """The public, unlabelled set that clients distil on."""
     auxiliary: float = Field(0.1, ge=0, lt=1)
     """What the adversary is assumed to hold from the same distribution."""
-    candidates: int = Field(40, ge=0)
+    candidates: int = Field(40, ge=0, le=MOST_CANDIDATES)
     """Matched pairs in each client, at most: one of each pair is trained on, decided by a fair coin."""
 
     @model_validator(mode="after")
@@ -212,7 +209,8 @@ class Spec(Config):
     name: Text = "audit"
     """A name for people; free text."""
     seed: int | None = Field(None, ge=0, lt=2**63)
-    """The run's seed; drawn afresh when left out. Kept in the vault; the run shows a salted commitment."""
+    """The run's seed; drawn afresh when left out. Kept in the vault; the run shows a salted commitment. Only under the
+    same secret does it give the same records again (`--seed-from`)."""
     profile: Literal["quick", "standard", "full"] = "standard"
     """How much attacks may spend."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
@@ -231,7 +229,7 @@ class Spec(Config):
     """What the transcript keeps of payloads."""
     transport: Literal["plain", "encrypted"] = "plain"
     """With `encrypted`, an eavesdropper sees sizes and order only."""
-    clients: int = Field(5, ge=1, le=100_000)
+    clients: int = Field(5, ge=1, le=MOST_CLIENTS)
     """How many clients take part."""
     dataset: DatasetSpec = DatasetSpec()
     """Which images."""
@@ -265,7 +263,7 @@ class Spec(Config):
     """Whose views are attacked; `server+client/0` is a coalition."""
     victims: int = Field(2, ge=1)
     """How many clients are attacked; the first ones, fixed before the run."""
-    queries: int | None = Field(None, ge=1)
+    queries: int | None = Field(None, ge=1, le=MOST_QUERIES)
     """Oracle queries each attack may spend; the ledger charges them all.
 
     Default by profile: 20,000, 500,000 or 10,000,000."""
@@ -346,50 +344,7 @@ def load_spec(source: Spec | Path | str | dict[str, Any]) -> Spec:
         return source
     if isinstance(source, dict):
         return validate(Spec, source)
-    try:
-        text = Path(source).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = f"cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})"
-        raise SpecError("spec", str(source), problem, "Give the path of a YAML file.") from None
-    value = from_yaml(text, str(source))
+    value = read_yaml(Path(source), "spec")
     if isinstance(value, dict) and isinstance(value.get("seed"), dict):
         value = {**value, "seed": None}  # a run's own spec.yaml: its seed lies in the vault
     return validate(Spec, value if value is not None else {})
-
-
-def from_yaml(text: str, source: str) -> Any:
-    """Plain data from YAML, after a look at the document that PyYAML would read without a word.
-
-    Raises:
-        SpecError: it is not YAML, gives a key twice, or stands for too many values.
-    """
-    try:
-        _refuse_ambiguity(yaml.compose(text, Loader=yaml.SafeLoader), source)
-        return yaml.safe_load(text)
-    # Besides its own errors PyYAML lets through what Python raises on `!!int x`, `2020-13-45` and the like.
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-        problem = " ".join(str(error).split()) or type(error).__name__
-        raise SpecError("spec", source, f"is not YAML: {problem}", "Mend the file.") from None
-
-
-def _refuse_ambiguity(document: yaml.Node | None, source: str) -> None:
-    """Refuses a key given twice (YAML keeps the last, silently) and aliases that grow without bound."""
-    pending, count = [] if document is None else [("", document)], 0
-    while pending:
-        where, node = pending.pop()
-        if isinstance(node, yaml.SequenceNode):
-            below = [(str(number), child) for number, child in enumerate(node.value)]
-        elif isinstance(node, yaml.MappingNode):
-            below = [(str(key.value), child) for key, child in node.value]
-            names = [name for name, _ in below]
-            for number, (name, child) in enumerate(below):
-                if name in names[:number]:
-                    field = f"{where}.{name}".lstrip(".")
-                    raise SpecError(field, child.value, "is a second value for one key", "Keep one of them.")
-        else:
-            continue
-        count += len(below)
-        if count > _MOST_VALUES:
-            problem = f"holds more than {_MOST_VALUES:,} values once its aliases are written out"
-            raise SpecError("spec", source, problem, "Shorten it.")
-        pending += [(f"{where}.{name}".lstrip("."), child) for name, child in below]

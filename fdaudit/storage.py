@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import struct
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdaudit.errors import IntegrityError, RunError
+from fdaudit.limits import JSON_BYTES, TENSOR_BYTES, Limit, open_file
 from fdaudit.messages import TensorInfo, canonical
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ __all__ = [
     "header",
     "load_json",
     "load_tensors",
+    "parse_json",
     "save_json",
     "save_json_together",
     "save_tensors",
@@ -130,15 +133,53 @@ def _pretty(value: Any, indent: int) -> bytes:
 
 
 def load_json(path: Path) -> Any:
-    """Reads JSON; a file that cannot be parsed is damage.
+    """Read JSON as `parse_json` does, from a regular file that is no link.
 
     Raises:
-        IntegrityError: the file is not JSON.
+        IntegrityError: the file cannot be read, is a link or too large, or is not JSON.
     """
     try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        with open_file(path, JSON_BYTES, follow=False) as file:
+            return parse_json(file.read(JSON_BYTES.most))
+    except OSError as error:
+        raise IntegrityError([f"{path.name} cannot be read: {error.strerror}"]) from None
+    except ValueError as error:
         raise IntegrityError([f"{path.name} is not JSON: {error}"]) from None
+
+
+def parse_json(data: bytes | str) -> Any:
+    """Parse JSON that has one meaning: no name stands twice in an object, and every number is finite.
+
+    Raises:
+        ValueError: it is no JSON, nested too deeply, or not of one meaning.
+    """
+    try:
+        text = data if isinstance(data, str) else data.decode("utf-8")
+        return json.loads(
+            text, object_pairs_hook=_named_once, parse_constant=_not_finite, parse_float=_finite
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise ValueError(f"the name {twice[:80]!r} stands twice in an object")
+    return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
+
+
+def _not_finite(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def encode(tensors: Mapping[str, Tensor]) -> bytes:
@@ -183,7 +224,7 @@ def header(payload: bytes) -> dict[str, TensorInfo]:
         (length,) = struct.unpack("<Q", payload[:8])
         if length > _MAX_HEADER:
             raise ValueError(f"header of {length} bytes")
-        entries = json.loads(payload[8 : 8 + length])
+        entries = parse_json(payload[8 : 8 + length])
         entries.pop("__metadata__", None)
         return {str(k): TensorInfo(str(v["dtype"]), tuple(v["shape"])) for k, v in entries.items()}
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -197,14 +238,22 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
-def load_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
+def load_tensors(
+    path: Path, sha256: str | None = None, *, limit: Limit | None = TENSOR_BYTES
+) -> dict[str, Tensor]:
     """Reads named tensors written by `save_tensors`.
 
+    Args:
+        path: the file.
+        sha256: its digest, where it is known.
+        limit: what it may hold; None for a file that nobody else could have written.
+
     Raises:
-        IntegrityError: the file is missing or damaged, or has another digest than `sha256`, where that is given.
+        IntegrityError: the file is missing, too large or damaged, or has another digest than `sha256`.
     """
     try:
-        payload = path.read_bytes()
+        with open_file(path, limit) as file:
+            payload = file.read()
     except OSError as error:
         raise IntegrityError([f"{path.name} cannot be read: {error.strerror}"]) from None
     if sha256 not in (None, hashlib.sha256(payload).hexdigest()):

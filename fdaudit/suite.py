@@ -1,7 +1,7 @@
 """The quickstart: five protocols on the same records, each a run of its own, and a page that compares them.
 
 Guarantees:
-  * every run has the first one's seed, and so the same records in the same hands;
+  * every run has the first one's seed and secret, and so the same records in the same hands;
   * interrupted at any instant, it goes on from the last whole round and ends as if nothing had happened;
   * a directory that holds anything else is refused before anything is written.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -20,6 +21,7 @@ from fdaudit.attack_stage import Tick
 from fdaudit.audit import attacked, federated
 from fdaudit.elsewhere import HERE, Elsewhere
 from fdaudit.errors import RunError
+from fdaudit.locks import make_private, together, writing
 from fdaudit.runs import Run
 from fdaudit.spec import Spec, load_spec
 from fdaudit.storage import load_json
@@ -66,7 +68,8 @@ def quickstart(
     wanted = specs()
     first = out / next(iter(wanted))
     _refuse_occupied(out, first, resume)
-    with _Beside(one_by_one or elsewhere is not HERE) as beside:
+    make_private(out)
+    with together(), writing(out), _Beside(one_by_one or elsewhere is not HERE) as beside:
         for number, (name, spec) in enumerate(wanted.items(), 1):
             place, seed_from = out / name, None if out / name == first else first
             step = beside.stopped_by(_step(tick, f"{number}/{len(wanted)} {name}"))
@@ -74,8 +77,8 @@ def quickstart(
             attack = partial(attacked, plan, place, seed_from=seed_from, elsewhere=elsewhere, tick=step)
             beside.attack(attack, Run(place))
         beside.finish()
-    finished = [Run(out / name) for name in wanted]
-    return tuple(finished), runs.compare(finished, out)
+        finished = [Run(out / name) for name in wanted]
+        return tuple(finished), runs.compare(finished, out)
 
 
 class _Beside:
@@ -118,9 +121,10 @@ class _Beside:
 
         def work() -> Future[Path]:
             attack()
-            return self._reports.submit(runs.report, run)
+            return self._reports.submit(copy_context().run, runs.report, run)
 
-        self._under_way.append(self._attacks.submit(work))
+        # In a copy of the caller's context, who holds the locks on the runs.
+        self._under_way.append(self._attacks.submit(copy_context().run, work))
         for earlier in self._under_way:
             if earlier.done():
                 earlier.result()

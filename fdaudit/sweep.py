@@ -9,12 +9,11 @@ Guarantees:
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 from fdaudit.attack_stage import Tick
 from fdaudit.cells import take_controls
 from fdaudit.errors import IntegrityError, RunError, SpecError
+from fdaudit.locks import make_private, writing
 from fdaudit.manifest import MANIFEST
 from fdaudit.messages import canonical
 from fdaudit.pool import Answer, Pool
@@ -31,6 +31,7 @@ from fdaudit.storage import load_json, save_json
 from fdaudit.sweep_grid import Grid, GridCell, expand, load_grid
 from fdaudit.sweep_index import INDEX, SCHEMA, Entry, Index, read_index, write_index
 from fdaudit.sweep_levels import UNDEFENDED
+from fdaudit.timings import read_timings
 from fdaudit.vault import Secrets, Vault
 
 __all__ = ["KEPT", "Executor", "cell_directory", "local", "shared_directory", "sweep"]
@@ -122,7 +123,8 @@ def sweep(
     cells = _known_not_to_apply(cells, before)
     if before is None or before.grid != grid.model_dump(mode="json"):
         cells = _checked(cells, tick)
-    with _alone(directory):
+    make_private(directory)
+    with writing(directory):
         shutil.rmtree(directory / "scratch", ignore_errors=True)
         before = read_index(directory) if (directory / INDEX).is_file() else None
         book = _Book(directory, grid, cells, before)
@@ -180,25 +182,8 @@ def _refuse_occupied(out: Path, resume: bool) -> None:
         return
     if not resume:
         raise RunError("out", str(out), "exists already", "Choose another directory, or add --resume.")
-    if INDEX not in held and not held <= {".lock", f".{INDEX}.tmp"}:
+    if INDEX not in held and not held <= {f".{INDEX}.tmp"}:
         raise RunError("out", str(out), "holds no sweep", "Choose another directory.")
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Refuses a directory in which another sweep is at work; the lock ends with the process."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = f"cannot be made ({error.strerror})"
-        raise RunError("out", str(out), problem, "Choose another directory.") from None
-    with (out / ".lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            problem = "has a sweep at work in it"
-            raise RunError("out", str(out), problem, "Wait for it, or choose another directory.") from None
-        yield
 
 
 def _piece(out: Path, cell: GridCell) -> dict[str, Any]:
@@ -206,10 +191,10 @@ def _piece(out: Path, cell: GridCell) -> dict[str, Any]:
     if cell.spec is None:
         raise ValueError("a cell without a spec is not run")
     shared = shared_directory(out, cell.spec)
+    for folder in (out / "cells", out / "locks", out / "scratch", out / "shared", shared):
+        make_private(folder)
     if not (shared / "vault" / "secrets.json").is_file():
         Vault(shared / "vault").create(Secrets.draw(cell.seed))
-    for folder in ("cells", "locks"):
-        (out / folder).mkdir(exist_ok=True)
     return {
         "cell": str(cell_directory(out, cell.key).resolve()),
         "lock": str((out / "locks" / cell.key).resolve()),
@@ -272,7 +257,7 @@ def _refusal(cell: GridCell) -> SpecError | None:
 
     try:
         if cell.spec is not None:
-            make_plan(cell.spec, cell.seed)
+            make_plan(cell.spec, Secrets.draw(cell.seed))
     except SpecError as error:
         if cell.explicit:
             problem = f"{error.problem} (in {cell.called})"
@@ -342,19 +327,23 @@ class _Book:
         if status == "done":
             try:
                 reason, seconds = self._finish(cell)
-            except (OSError, IntegrityError) as error:
+            except (OSError, IntegrityError, RunError) as error:
                 status, reason = "failed", f"{type(error).__name__}: {error}"
         update = {"status": status, "reason": reason, "seconds": seconds}
         self.entries[cell.key] = self.entries[cell.key].model_copy(update=update)
         self.write()
 
     def _finish(self, cell: GridCell) -> tuple[str, float]:
+        with writing(cell_directory(self.out, cell.key)):
+            return self._finished(cell)
+
+    def _finished(self, cell: GridCell) -> tuple[str, float]:
         place = cell_directory(self.out, cell.key)
         if cell.spec is not None:
             take_controls(place, shared_directory(self.out, cell.spec))
         failed = [c for c in load_json(place / "result.json")["cells"] if c["status"] == "failed"]
         reason = "; ".join(f"{c['id']} failed: {c['reason']}" for c in failed)
-        seconds = round(sum(load_json(place / "timings.json").values()), 3)
+        seconds = round(sum(read_timings(place).values()), 3)
         save_json(place / _DONE, {"key": cell.key, "reason": reason, "seconds": seconds}, indent=1)
         self._prune(cell.key)
         return reason, seconds
@@ -364,11 +353,14 @@ class _Book:
         if self.grid.keep == "runs":
             return
         place = cell_directory(self.out, key)
-        for path in place.iterdir() if place.is_dir() else ():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name not in KEPT:
-                path.unlink()
+        if not place.is_dir():
+            return
+        with writing(place):
+            for path in place.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path.name not in KEPT:
+                    path.unlink()
 
 
 def _of_cell(kept: Any) -> dict[str, Any]:

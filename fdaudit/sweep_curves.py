@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fdaudit.errors import FdauditError, RunError, UsageError, nearest
+from fdaudit.manifest import refuse_changed
 from fdaudit.remote import local_path
 from fdaudit.reports.curve_figures import WIDTHS
 from fdaudit.reports.curves import Sweep, write_curves
@@ -58,7 +59,9 @@ def _cell(directory: Path, entry: Entry) -> SweepCell:
     result, status, reason = None, entry.status, entry.reason
     if status == "done":
         try:
-            result = read(load_json(cell_directory(directory, entry.key) / "result.json"))
+            place = cell_directory(directory, entry.key)
+            refuse_changed(place, results=True)
+            result = read(load_json(place / "result.json"))
         except (OSError, FdauditError) as error:
             said = error.strerror if isinstance(error, OSError) else str(error)
             status, reason = "failed", f"its result cannot be read: {said}"

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -18,9 +20,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fdaudit.config import Config, validate
+from fdaudit.documents import read_yaml
 from fdaudit.errors import SpecError, nearest
 from fdaudit.messages import canonical
-from fdaudit.spec import Spec, from_yaml
+from fdaudit.spec import Spec
 from fdaudit.sweep_levels import PLACEHOLDER, UNDEFENDED, asks_for_epsilon, filled, in_words
 
 __all__ = ["DefenceAxis", "Grid", "GridCell", "ProtocolAxis", "expand", "load_grid"]
@@ -96,8 +99,8 @@ class Grid(Config):
             ("seeds", list(self.seeds)),
         )
         for axis, values in axes:
-            for value in values:
-                if values.count(value) > 1:
+            for value, times in Counter(values).items():
+                if times > 1:
                     raise SpecError(axis, value, "is given twice", "Give each once; a label tells two apart.")
         for number, defence in enumerate(self.defences):
             self._check_defence(f"defences.{number}", defence, called)
@@ -195,7 +198,7 @@ def load_grid(source: Path | str | Mapping[str, Any]) -> Grid:
     if isinstance(source, Mapping):
         return validate(Grid, _plain(dict(source)))
     path = Path(source)
-    value = _read(path, "grid")
+    value = read_yaml(path, "grid")
     if not isinstance(value, dict):
         raise SpecError("grid", str(source), "is not a mapping", "Write `key: value` lines.")
     if isinstance(value.get("base"), str):
@@ -218,22 +221,14 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
     return {**value, "epsilon": words}
 
 
-def _read(path: Path, field: str) -> Any:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = f"cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})"
-        raise SpecError(field, str(path), problem, "Give the path of a YAML file.") from None
-    return from_yaml(text, str(path))
-
-
 def _base(folder: Path, name: str) -> Any:
     pure = PurePath(name)
-    inside = not pure.is_absolute() and ".." not in pure.parts
-    if not inside or not (folder / name).resolve().is_relative_to(folder.resolve()):
+    inside = not pure.is_absolute() and ".." not in pure.parts and "\0" not in name
+    # Other than `Path.resolve`, this follows links in a circle without an error.
+    if not inside or not Path(os.path.realpath(folder / name)).is_relative_to(folder.resolve()):
         problem = "does not lie beside the grid"
         raise SpecError("base", name, problem, "Give a path below the grid's own directory.")
-    return _read(folder / name, "base")
+    return read_yaml(folder / name, "base")
 
 
 # -- expansion -------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class Entry(Config):
     """Its level on the axis; whether that is an ε, `asked` says."""
     asked: bool = False
     """Whether the level is an ε that the defence was asked to keep to, and not another setting."""
-    seed: int
+    seed: int = Field(ge=0, lt=2**63)
     """The run's seed."""
     status: Status = "pending"
     """What became of it."""

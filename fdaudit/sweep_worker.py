@@ -15,12 +15,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+from fdaudit.locks import writing
 from fdaudit.pool import leave
 
 __all__ = ["alone", "main"]
@@ -53,7 +54,8 @@ def _outcome(piece: dict[str, Any], tick: Any) -> dict[str, Any]:
 
     place = Path(piece["cell"])
     try:
-        with alone(Path(piece["lock"])):
+        # An orphan lets go of the cell's lock and of its directory when it ends, not of both at once.
+        with alone(Path(piece["lock"])), writing(place, wait=True) if place.is_dir() else nullcontext():
             perform(piece["spec"], place, resume=True, seed_from=Path(piece["shared"]), tick=tick)
     except Exception as error:  # whatever it is, it is this cell's, and the others go on
         unfit = piece["defended"] and isinstance(error, SpecError) and not place.exists()

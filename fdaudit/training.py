@@ -39,6 +39,7 @@ from fdaudit.models import Architecture
 from fdaudit.objectives import loss_function
 from fdaudit.optimizers import adam, annealed, moments_of, restore_moments
 from fdaudit.parallel import forked_randomness, side_by_side
+from fdaudit.rng import SecretStream
 
 __all__ = [
     "Buildable",
@@ -82,7 +83,7 @@ class Trainer:
         self._format = (
             torch.channels_last if execution.memory_format == "channels_last" else torch.contiguous_format
         )
-        self._architecture = architecture
+        self.architecture = architecture
         self._mixed = execution.precision == "bfloat16"
         self._copies = [self._build()]
         self._module, self._named = self._copies[0].module, self._copies[0].named
@@ -116,7 +117,7 @@ class Trainer:
 
     def _elsewhere(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted] | None:
         """What the fleet makes of the jobs, in their order; None where they stay here."""
-        fleet, network = self._fleet, self._architecture
+        fleet, network = self._fleet, self.architecture
         if fleet is None or not isinstance(network, Architecture):
             return None
         plain = not (self._traits.random or self._traits.compiled or self._mixed)
@@ -198,7 +199,7 @@ class Trainer:
             inputs = self._images(_rows(x, drawn)).requires_grad_()
             return mean_of(copy.module(inputs), _rows(targets, drawn)) * len(drawn)
 
-        with self.randomness(job.seed), per_sample_gradients(copy.module):
+        with self.randomness(guard.noise), per_sample_gradients(copy.module):
             for _ in range(guard.steps):
                 yield guard.step(copy.module, len(x), losses)
 
@@ -308,15 +309,24 @@ class Trainer:
         return side_by_side(lambda _, piece: work(piece), pieces, [None] * workers)
 
     @contextmanager
-    def randomness(self, seed: int) -> Iterator[None]:
-        """Dropout can only draw from the global generator: lends it this seed, then puts it back."""
+    def randomness(self, source: int | SecretStream) -> Iterator[None]:
+        """Lend the global generator, which is all that dropout draws from, a seed or a secret state. Then put it back.
+
+        Under a guard the state must be secret: a record's mask follows from its place in the batch, so whoever knows
+        the masks tells a record left out by the masks of all records after it.
+        """
         if not self._traits.random:
             yield
             return
         devices = [self.device] if self.device.type == "cuda" else []
         with forked_randomness(devices):
             # torch.manual_seed would reseed every accelerator, also those that were not forked.
-            torch.default_generator.manual_seed(seed)
+            if isinstance(source, int):
+                seed = source
+                torch.default_generator.manual_seed(seed)
+            else:
+                torch.default_generator.set_state(source.torch_state())
+                seed = int(source.integers(2**63, 1)[0])
             if devices:
                 with torch.cuda.device(self.device):
                     torch.cuda.manual_seed(seed)
@@ -330,7 +340,7 @@ class Trainer:
         return 1 if alone else min(self.execution.threads, pieces)
 
     def _build(self) -> Copy:
-        built = self._architecture.build(torch.Generator().manual_seed(0))
+        built = self.architecture.build(torch.Generator().manual_seed(0))
         return Copy(built.to(self.device).to(memory_format=self._format))
 
     def _logits(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

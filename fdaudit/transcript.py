@@ -22,9 +22,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from fdaudit.errors import IntegrityError
+from fdaudit.errors import IntegrityError, RunError
+from fdaudit.limits import LINE_BYTES, LOG_BYTES, TENSOR_BYTES, Limit, open_file
 from fdaudit.messages import ALL, DATA, GENESIS, KINDS, Message
-from fdaudit.payloads import PAYLOADS, Payloads, payload_name, read_payload, shared_name
+from fdaudit.payloads import PAYLOADS, Payloads, payload_name, placed, read_payload, shared_name
 from fdaudit.rng import SecretStream
 from fdaudit.storage import Syncs, commitment, decode, encode, header
 from fdaudit.writer import InlineWriter, Writer
@@ -142,10 +143,12 @@ class Transcript:
             previous=self._position.head,
         )
         line = message.to_line()
+        end = self._position.offset + len(line)
+        _refuse_unreadable(draft, {LINE_BYTES: len(line), LOG_BYTES: end, TENSOR_BYTES: len(payload)})
         if self._file.write(line) != len(line):
             raise OSError(errno.ENOSPC, "only part of a line could be written", str(self._log_path))
         head = hashlib.sha256(line[:-1]).hexdigest()
-        self._position = Position(draft.seq + 1, self._position.offset + len(line), head)
+        self._position = Position(draft.seq + 1, end, head)
 
     def record(self, sender: str, receiver: str, kind: str, tensors: Mapping[str, Tensor]) -> int:
         """Records a message that no protocol sent, an oracle's question or answer, and returns its `seq`."""
@@ -180,6 +183,14 @@ class Transcript:
             self.close()
 
 
+def _refuse_unreadable(draft: Message, sizes: Mapping[Limit, int]) -> None:
+    """Refuses to write what nobody would read again."""
+    for limit, size in sizes.items():
+        if size > limit.most:
+            problem = f"would have {limit.refusal(size)}"
+            raise RunError("transcript", f"{draft.kind} of {draft.sender}", problem, f"Set {limit.variable}.")
+
+
 def _lines_back(path: Path) -> Iterator[bytes]:
     """A log's lines without their newlines, the last one first."""
     with path.open("rb") as file:
@@ -196,34 +207,45 @@ def _lines_back(path: Path) -> Iterator[bytes]:
 
 def _end_of_shared(round: int, lines: Iterable[bytes]) -> int:
     """Where the payloads in a round's file end, from the lines of a log that ends in that round, the last one first."""
+    end = 0
     for line in lines:
         message = Message.from_line(line)
         if message.round < round:
             break
         if message.payload is not None and message.payload["file"] == shared_name(round):
-            return int(message.payload["offset"] + message.payload["length"])
-    return 0
+            end += message.payload["length"]
+    return end
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
     """A log's lines without their newlines, split on the newline byte only; line k is message k's.
 
     Raises:
-        IntegrityError: the final newline is missing.
+        IntegrityError: the log cannot be read, it or a line is too long, or the final newline is missing.
     """
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                raise IntegrityError([f"{path.name} does not end with a newline"])
-            yield line[:-1]
+    most = LINE_BYTES.most
+    try:
+        with open_file(path, LOG_BYTES) as file:
+            while line := file.readline(most + 1):
+                if len(line) > most:
+                    raise IntegrityError([f"{path.name} has {LINE_BYTES.refusal(len(line))}"])
+                if not line.endswith(b"\n"):
+                    raise IntegrityError([f"{path.name} does not end with a newline"])
+                yield line[:-1]
+    except OSError as error:
+        raise IntegrityError([f"{path.name} cannot be read: {error.strerror}"]) from None
 
 
 def read_messages(directory: Path, log: str = LOG) -> Iterator[Message]:
-    """The messages of a transcript in order, one at a time.
+    """The messages of a transcript in order, one at a time, each with the place of its payload.
 
     Raises:
         IntegrityError: a line is not a message.
     """
+    return placed(_unplaced(directory, log))
+
+
+def _unplaced(directory: Path, log: str) -> Iterator[Message]:
     for number, line in enumerate(read_lines(directory / log), start=1):
         try:
             yield Message.from_line(line)
@@ -252,6 +274,8 @@ def verify_transcript(
     path = directory / log
     if not path.is_file() or path.is_symlink() or directory.is_symlink():
         return [f"{log} is missing, or no regular file"]
+    if odd := _irregular(directory):
+        return odd
     try:
         for number, line in enumerate(read_lines(path), start=1):
             where = f"{log} line {number}"
@@ -276,6 +300,17 @@ def verify_transcript(
     return findings + _strays(directory, {log, *covered})
 
 
+def _irregular(directory: Path) -> list[str]:
+    """What lies in a transcript and is neither a folder nor a regular file, a sentence each; none of it is opened."""
+    found = [
+        path
+        for root, folders, files in os.walk(directory)
+        for path in (Path(root) / name for name in (*folders, *files))
+        if path.is_symlink() or not (path.is_file() or path.is_dir())
+    ]
+    return [f"{path.relative_to(directory).as_posix()} is no regular file" for path in sorted(found)]
+
+
 def _check(message: Message, seq: int, previous: str, order: tuple[int, int]) -> Iterator[str]:
     if message.seq != seq:
         yield f"seq is {message.seq}, not {seq}"
@@ -297,15 +332,12 @@ def _check_payload(directory: Path, message: Message, covered: dict[str, int]) -
         file = payload_name(message)
     except IntegrityError as error:
         return list(error.findings)
-    covered.setdefault(file, 0)
-    if message.payload["offset"] != covered[file]:
-        return [f"message {message.seq}: its payload does not begin in {file} where the one before it ends"]
+    begin = covered.get(file, 0)
+    covered[file] = begin + message.payload["length"]
     try:
-        payload = read_payload(directory, message)
+        payload = read_payload(directory, replace(message, offset=begin))
     except IntegrityError as error:
-        covered[file] += message.payload["length"]
         return list(error.findings)
-    covered[file] += len(payload)
     if header(payload) != dict(message.tensors):
         return [f"message {message.seq}: {file} does not hold the tensors that the line names"]
     return []

@@ -13,7 +13,9 @@ from fdaudit.data import class_counts
 from fdaudit.errors import FdauditError
 from fdaudit.messages import role
 from fdaudit.metrics import (
+    OWN_IMAGES,
     AuxiliaryPool,
+    Bystanders,
     WeightsUnavailableError,
     kl_divergence,
     load_lpips,
@@ -24,7 +26,7 @@ from fdaudit.metrics import (
     score_membership,
     score_reconstruction,
 )
-from fdaudit.rng import child, child_numpy
+from fdaudit.rng import child_numpy
 from fdaudit.types import Challenge, Figure, Guess, LabelDistribution, Membership, Reconstruction, task_of
 
 if TYPE_CHECKING:
@@ -58,7 +60,8 @@ def check_guesses(
     Raises:
         ValueError: a victim of a challenge is left out or answered twice, a score is missing or no number, class
             shares are no distribution over the classes, or a reconstruction names no message of its target, or
-            one that another client sent or nobody saw, or is neither of messages nor of classes.
+            one that another client sent or nobody saw, is neither of messages nor of classes, is one of two about the
+            same victim, or shows a class twice.
     """
     answered = sorted(g.target for g in guesses)
     if isinstance(guesses[0], LabelDistribution) and answered != sorted(victims):
@@ -90,6 +93,10 @@ def check_guesses(
                 raise ValueError("the attack returned reconstructions of messages and of classes")
             if guess.labels is None or guess.labels.shape != (len(guess.images),) or not len(guess.images):
                 raise ValueError(f"{guess.target}: needs one class for each of {len(guess.images)} images")
+            if len(guess.labels.unique()) < len(guess.labels):
+                raise ValueError(
+                    f"{guess.target}: shows a class more than once. Give one image a class at most"
+                )
         elif isinstance(guess, Reconstruction):
             first = guesses[0]
             if isinstance(first, Reconstruction) and first.by_class:
@@ -99,6 +106,8 @@ def check_guesses(
             if others or guess.target not in sent_by:
                 named = others or "the server alone"
                 raise ValueError(f"{guess.target}: its reconstruction names messages of {named}, not its own")
+    if isinstance(guesses[0], Reconstruction) and len(set(answered)) < len(answered):
+        raise ValueError(f"the attack answered for {answered}: give one reconstruction a victim")
 
 
 def _check_shares(guess: LabelDistribution, classes: int) -> None:
@@ -108,6 +117,10 @@ def _check_shares(guess: LabelDistribution, classes: int) -> None:
         raise ValueError(f"{guess.target}: needs one finite share for each of {classes} classes, got {got}")
     if bool((shares < 0).any()) or abs(float(shares.double().sum()) - 1) > _SUM_TOLERANCE:
         raise ValueError(f"{guess.target}: its shares are negative or do not sum to 1")
+
+
+_MOST_IMAGES = 1000
+"""Images a victim at most, whatever stands behind its messages: they are matched with its records one to one."""
 
 
 class Truth:
@@ -120,6 +133,7 @@ class Truth:
 
     def __init__(self, plan: Plan, vault: Vault) -> None:
         self._plan, self._vault = plan, vault
+        self._known_behind: dict[tuple[str, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
         try:
             self._lpips: torch.nn.Module | None = load_lpips()
         except WeightsUnavailableError:
@@ -160,9 +174,9 @@ class Truth:
         """
         halves = 2 if design == "matched-pairs" else 1
         coins = len(index) // halves
-        generator, data = child(self._plan.seed, purpose, client), self._plan.dataset
-        order = torch.randperm(len(index), generator=generator)
-        renamed = torch.randperm(coins, generator=generator)[torch.arange(coins).repeat(halves)][order]
+        stream, data = self._plan.secrets.truth(purpose, client), self._plan.dataset
+        order = torch.from_numpy(stream.permutation(len(index)))
+        renamed = torch.from_numpy(stream.permutation(coins))[torch.arange(coins).repeat(halves)][order]
         rows = index[order]
         return Challenge(target=client, x=data.x[rows], y=data.y[rows], pair=renamed, design=design), member[
             order
@@ -247,6 +261,33 @@ class Truth:
 
     def behind(self, client: str, messages: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The records (x, y) that went into some messages of one client, each once, in order of first use."""
+        if (key := (client, tuple(messages))) not in self._known_behind:
+            self._known_behind[key] = self._find_behind(*key)
+        return self._known_behind[key]
+
+    def refuse_too_many(self, guesses: Sequence[Guess], view: View) -> None:
+        """Refuse more reconstructed images than records behind the messages that they are said to come from.
+
+        An adversary may not know how many these are, so it may always guess one batch. Where the records of a step are
+        drawn by secret coins it may guess as many as the victim has.
+
+        Raises:
+            ValueError: a guess has more.
+        """
+        batch = int(view.hyperparameters.get("batch_size") or 1)
+        for guess in guesses:
+            if not isinstance(guess, Reconstruction) or guess.by_class:
+                continue
+            behind = len(self.behind(guess.target, guess.messages)[0])
+            secret = len(self._plan.records(guess.target)[1]) if self._plan.training else 0
+            most = min(max(behind, batch, secret), _MOST_IMAGES)
+            if len(guess.images) > most:
+                shown = f"{guess.target}: has {len(guess.images)} images, more than the {most} records"
+                raise ValueError(
+                    f"{shown} that its messages can come from. Give the {most} likeliest, or fewer"
+                )
+
+    def _find_behind(self, client: str, messages: Sequence[int]) -> tuple[Tensor, Tensor]:
         local: list[int] = []
         wanted = set(messages)
         for name in self._vault.names("truth"):
@@ -287,6 +328,7 @@ class Truth:
             guess_labels=[g.labels for g in guesses] if all(g.labels is not None for g in guesses) else None,
             true_labels=[y for _, y in truths] if labelled else None,
             auxiliary_labels=auxiliary_y if labelled else None,
+            bystanders=self._bystanders([g.target for g in guesses]),
             targets=[g.target for g in guesses],
             lpips_network=self._lpips,
         )
@@ -303,9 +345,22 @@ class Truth:
             auxiliary_x,
             child_numpy(self._plan.seed, "score", cell),
             auxiliary_labels=auxiliary_y,
+            bystanders=self._bystanders([g.target for g in guesses]),
             targets=[g.target for g in guesses],
             lpips_network=self._lpips,
         )
+
+    def _bystanders(self, targets: Sequence[str]) -> Bystanders | None:
+        """The records that no target trains on and that adversaries are not assumed to hold."""
+        plan, splits = self._plan, self._plan.splits
+        own = [splits.clients[int(k.partition("/")[2])].train for k in targets]
+        left = torch.ones(len(plan.dataset.y), dtype=torch.bool)
+        left[torch.cat([*own, *(c.canaries for c in splits.clients), splits.auxiliary, splits.proxy])] = False
+        rows = left.nonzero().flatten()
+        if not len(rows):
+            return None
+        labels = plan.dataset.y[rows].numpy() if plan.dataset.task == "single-label" else None
+        return Bystanders(plan.dataset.x, rows.numpy(), labels)
 
     def records(self, guess: Reconstruction) -> tuple[Tensor, Tensor]:
         """The records (x, y) that a guess is about: behind its messages, or all of its target's."""
@@ -320,7 +375,7 @@ class Truth:
         the class that a guess is of.
         """
         played = score.strategies.get("psnr", ())
-        if not played:
+        if not played or played[0] == OWN_IMAGES:
             return None
         x, y = self.records(guess)
         auxiliary, labels = self._plan.auxiliary

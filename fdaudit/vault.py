@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,13 +34,15 @@ if TYPE_CHECKING:
 __all__ = ["Secrets", "Vault"]
 
 _ROUND = "round.json"
+_HANDED_OUT = "handed-out"
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """The seed of the run, and the secret behind each run's key; independent of each other.
+    """The seed that the user gave, and the secret behind all that must not be guessed; independent of each other.
 
-    Several runs may share both. Noise, coins and salts therefore come from `for_run`, never from `secret` itself.
+    Several runs may share both. Noise, training coins and salts therefore come from `for_run`. What decides the truth
+    comes from `truth`: runs that share both have the same members.
     """
 
     seed: int
@@ -52,8 +54,20 @@ class Secrets:
         drawn = int.from_bytes(os.urandom(8), "big") >> 1
         return cls(drawn if seed is None else seed, os.urandom(32))
 
+    def truth(self, *path: str | int) -> SecretStream:
+        """Return the stream of one draw that decides the truth: records kept, splits, coins, canaries, orders."""
+        return SecretStream(self.secret, "truth", self.seed, *path)
+
+    @property
+    def working_seed(self) -> int:
+        """The seed (63 bits) of everything else: initial weights, batches, dropout, attacks, intervals.
+
+        Who guesses the user's seed does not have it, and who guesses it learns nothing of the truth.
+        """
+        return int.from_bytes(SecretStream(self.secret, "working-seed", self.seed).bytes(8), "big") >> 1
+
     def for_run(self, identity: str) -> bytes:
-        """Return the key (32 bytes) of one run's noise, coins and salts.
+        """Return the key (32 bytes) of one run's noise, training coins and salts.
 
         Runs that share this secret have keys of their own, so no noise of one run tells anything of another's.
 
@@ -110,7 +124,7 @@ class Vault:
     def save_encoded(self, name: str, payload: bytes, *, sync: bool = True) -> str:
         """As `save`, for tensors that are encoded already; without `sync` the file is not durable yet."""
         path = self.path(name)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, payload, sync=sync)
         return hashlib.sha256(payload).hexdigest()
 
@@ -124,7 +138,7 @@ class Vault:
         Raises:
             IntegrityError: the file is damaged, or is not the one whose digest `save` returned.
         """
-        return load_tensors(self.path(name), sha256)
+        return load_tensors(self.path(name), sha256, limit=None)
 
     def has(self, name: str) -> bool:
         """Whether tensors are kept under a name."""
@@ -137,6 +151,28 @@ class Vault:
     def forget(self, name: str) -> None:
         """Removes what is kept under a name, if anything is."""
         self.path(name).unlink(missing_ok=True)
+
+    def note_handed_out(self, clients: Iterable[str]) -> None:
+        """Note for good that the candidates of these clients were handed out; each has a file of its own.
+
+        Raises:
+            RunError: it cannot be noted.
+        """
+        folder = self.directory / _HANDED_OUT
+        try:
+            folder.mkdir(exist_ok=True)
+            for client in clients:
+                save_json(folder / f"{client.replace('/', '-')}.json", {"client": client})
+            sync_path(self.directory)
+        except OSError as error:
+            problem = f"cannot note whose candidates are handed out ({error.strerror})"
+            raise RunError("run", str(self.directory.parent), problem, "Make its vault writable.") from None
+
+    @property
+    def handed_out(self) -> frozenset[str]:
+        """The clients whose candidates were handed out to anybody."""
+        paths = (self.directory / _HANDED_OUT).glob("client-*.json")
+        return frozenset(path.stem.replace("client-", "client/") for path in paths)
 
     def stage_round(self, checkpoint: Mapping[str, Any]) -> Path:
         """Writes the point from which a run is to resume beside `round.json`, for `replace_round`; not durable yet."""

@@ -91,7 +91,8 @@ class Client:
         drawn = child(self._seed, "dafkd", "batches", t, self.name)
         batches = draw_batches(len(self._data), cfg.batch_size, generator=drawn, **cfg.steps)
         noise = child(self._seed, "dafkd", "noise", t, self.name)
-        with self._trainer.randomness(child_seed(self._seed, "dafkd", "dropout", t, self.name)):
+        dropout = child_seed(self._seed, "dafkd", "dropout", t, self.name)
+        with self._trainer.randomness(dropout if guard is None else guard.noise):
             # θ_k^d, w_k <- argmin L_J, against pseudo-samples of the global generator
             if guard is None:
                 losses = [joint.step(self._joint_loss(batch, noise)) for batch in batches]

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fdaudit.limits import MOST_INNER, MOST_ROUNDS
 from fdaudit.optimizers import annealed
 from fdaudit.types import Trained
 
@@ -18,7 +19,7 @@ __all__ = ["FedIODConfig"]
 class FedIODConfig(LocalSteps):
     """FedIOD's settings; symbols follow Gong et al. 2023."""
 
-    rounds: int = Field(11, ge=2)
+    rounds: int = Field(11, ge=2, le=MOST_ROUNDS)
     """Round 0 is stage 1, local training; each later round is `steps_per_round` steps of stage 2."""
     local_steps: int | None = Field(None, ge=1)
     """SGD steps of stage 1; give this or `local_epochs`. Neither means 50 epochs."""
@@ -34,11 +35,11 @@ class FedIODConfig(LocalSteps):
     """Generated samples a step, and real records that each discriminator sees beside them."""
     adam_lr: float = Field(0.001, gt=0)
     """Adam's learning rate for G, D_k and S, annealed to 0 along a cosine."""
-    latent: int = Field(64, ge=1)
+    latent: int = Field(64, ge=1, le=MOST_INNER)
     """Length of the noise w."""
-    generator_width: int = Field(16, ge=1)
+    generator_width: int = Field(16, ge=1, le=MOST_INNER)
     """Channels of the generator's last stage; earlier ones have up to eight times as many."""
-    discriminator_width: int = Field(16, ge=1)
+    discriminator_width: int = Field(16, ge=1, le=MOST_INNER)
     """Channels of the discriminator's first convolution; the second has twice as many."""
     gan: float = Field(1.0, ge=0)
     """Weight of L_gan in what the generator descends; 0 leaves it out. The paper adds all terms up unweighted."""

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fdaudit.limits import MOST_ROUNDS
 from fdaudit.objectives import Objective
 from fdaudit.training import Fit
 from fdaudit.types import DefenseSpec, Task, Trained
@@ -54,7 +55,7 @@ class FedKDConfig(LocalSteps):
     temperature: float | None = Field(None, gt=0)
     """τ of the distillation (Eq. 5 and 6); null is the paper's τ = ∞: squared error on logits (Eq. 7). The shares of
     votes are probabilities already: null is cross-entropy, and a finite τ softens the central model's answers alone."""
-    distill_rounds: int = Field(5, ge=1)
+    distill_rounds: int = Field(5, ge=1, le=MOST_ROUNDS)
     """Into how many rounds the distillation is split, after each of which it is evaluated and can be resumed."""
     distill_steps: int = Field(200, ge=1)
     """Distillation steps a round; T in all is `distill_rounds` times as many."""

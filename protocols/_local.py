@@ -8,6 +8,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from fdaudit.federation import ProtocolConfig
+from fdaudit.limits import MOST_ROUNDS
 from fdaudit.objectives import objective_of
 from fdaudit.training import Fit
 from fdaudit.types import Task, Trained
@@ -63,7 +64,7 @@ class LocalSteps(ProtocolConfig):
 class LocalTraining(LocalSteps):
     """Local SGD, round after round."""
 
-    rounds: int = Field(20, ge=1)
+    rounds: int = Field(20, ge=1, le=MOST_ROUNDS)
     """Communication rounds."""
 
     def alone(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation import Round, Setting
+from fdaudit.limits import MOST_INNER
 from fdaudit.local import joined
 from fdaudit.messages import DATA
 from fdaudit.rng import child
@@ -43,9 +44,9 @@ class DaFKDConfig(LocalTraining):
     """What it counts for the generator that two samples of one class are alike, beside Eq. 3."""
     generator_lr: float = Field(2e-3, gt=0)
     """Adam's learning rate for the generator."""
-    latent: int = Field(64, ge=1)
+    latent: int = Field(64, ge=1, le=MOST_INNER)
     """d: length of the noise z."""
-    generator_width: int = Field(128, ge=1)
+    generator_width: int = Field(128, ge=1, le=MOST_INNER)
     """Width of each of the generator's two embeddings."""
     pseudo_samples: int = Field(1024, ge=1)
     """Size of the pseudo dataset that the server distils on."""

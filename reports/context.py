@@ -22,7 +22,7 @@ from .rules import RULES, by_name
 from .schema import Exposure, Image, Result, Target
 from .summary import summarise
 from .text import amount, clip, joined, label
-from .verdict import LEVELS, Finding, judge_all
+from .verdict import LEVELS, Finding
 
 __all__ = [
     "IMAGES_SHOWN",
@@ -113,13 +113,20 @@ class ExposureRow:
     holds: str
 
 
-def build(result: Result, directory: Path, timings: Mapping[str, float]) -> dict[str, Any]:
+def build(
+    result: Result, findings: Sequence[Finding], directory: Path, timings: Mapping[str, float]
+) -> dict[str, Any]:
     """The templates' context.
+
+    Args:
+        result: the result, or its public variant.
+        findings: what is said of its cells.
+        directory: the run directory; image paths in the result are read below it.
+        timings: seconds by cell id or by stage.
 
     Raises:
         UsageError: an image's path leaves `directory` or names no small PNG.
     """
-    findings = judge_all(result)
     cells = [_cell(f, directory) for f in findings if f.cell.status == "run" or f.cell.targets]
     pictures = {c.finding.number: c.victims[0].pictures[0] for c in cells if c.victims}
     ids = {cell.id for cell in result.cells}

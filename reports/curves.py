@@ -4,21 +4,19 @@ Guarantees:
   * an ε on an axis is the ledger's, for one adversary; the ε that was asked for has an axis of its own;
   * every cell of the grid is in `curves.csv` and on the page, those that failed or do not apply with their reason;
   * each file is written whole or not at all, and the same sweep gives the same bytes;
-  * a cell of a CSV file that came from the grid is text to a spreadsheet, never a formula.
+  * a cell or heading of a CSV file that came from the grid is text to a spreadsheet, never a formula.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fdaudit.storage import write_atomically
+from fdaudit.tables import csv_text
 
 from .curve_axis import by_ledger, view_of
 from .curve_figures import FORMATS, WIDTHS, Curve, files, on_page
@@ -156,11 +154,11 @@ def curves_csv(sweep: Sweep) -> str:
     head += [*(m.name for m in MEASURES), *(f"{n}_{a}" for a in adversaries for n in _LEDGER), *lines]
     body = [
         [
-            *(_text(v) for v in (r.cell.protocol, r.cell.defence)),
+            *(visible(v) for v in (r.cell.protocol, r.cell.defence)),
             *(_number(v) for v in (r.cell.level, r.cell.epsilon_asked)),
             r.cell.seed,
             r.cell.status,
-            _text(r.cell.reason),
+            visible(r.cell.reason),
             r.cell.key,
             *(_number(r.values.get(m.name)) for m in MEASURES),
             *(v for a in adversaries for v in _entry(r, a)),
@@ -168,14 +166,14 @@ def curves_csv(sweep: Sweep) -> str:
         ]
         for r in sweep.rows
     ]
-    return _csv([head, *body])
+    return csv_text([head, *body])
 
 
 def _entry(row: Row, adversary: str) -> list[str]:
     """A ledger's entry in the order of `_LEDGER`."""
     if (entry := row.ledger.get(adversary)) is None:
         return [""] * len(_LEDGER)
-    said = [_text(v) for v in (entry.unit, entry.relation, entry.cause)]
+    said = [visible(v) for v in (entry.unit, entry.relation, entry.cause)]
     return [_number(row.epsilon(adversary)), _number(entry.delta), *said]
 
 
@@ -194,12 +192,12 @@ def summary_csv(sweep: Sweep) -> str:
     for point in sweep.points:
         count = Counter(r.cell.status for r in point.rows)
         axes = [
-            _text(point.protocol),
-            _text(point.defence),
+            visible(point.protocol),
+            visible(point.defence),
             _number(point.level),
             _number(point.epsilon_asked),
         ]
-        axes += [_text(sweep.adversary), *_billed(point, sweep.adversary)]
+        axes += [visible(sweep.adversary), *_billed(point, sweep.adversary)]
         tail = [len(point.rows), count["failed"], count["not-applicable"]]
         for measure in MEASURES:
             if (s := point.spreads.get(measure.name)) is not None:
@@ -207,7 +205,7 @@ def summary_csv(sweep: Sweep) -> str:
                 body.append([*axes, measure.name, measure.unit, *figures, s.n, *tail])
         if not point.spreads:
             body.append([*axes, "", "", "", "", "", "", 0, *tail])
-    return _csv(body)
+    return csv_text(body)
 
 
 def _billed(point: Point, adversary: str) -> list[str]:
@@ -215,18 +213,7 @@ def _billed(point: Point, adversary: str) -> list[str]:
     if (bill := point.bill(adversary)) is None:
         return [""] * 4
     delta = _number(bill.deltas[0]) if len(bill.deltas) == 1 else ""
-    return [_number(bill.epsilon), _number(bill.least), delta, _text("; ".join(bill.causes))]
-
-
-def _csv(rows: Sequence[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
-
-
-def _text(value: str) -> str:
-    shown = visible(value)
-    return f"'{shown}" if shown[:1] in ("=", "+", "-", "@", "\t") else shown
+    return [_number(bill.epsilon), _number(bill.least), delta, visible("; ".join(bill.causes))]
 
 
 def _number(value: float | None) -> str:

@@ -19,7 +19,7 @@ from .annex import annex
 from .matrix import MatrixLine, attack_matrix
 from .schema import Result
 from .summary import summarise
-from .verdict import Finding, Level, judge_all
+from .verdict import Finding, Level
 
 __all__ = [
     "SCHEMA",
@@ -110,14 +110,14 @@ class ReportDocument(Config):
     result: Result
 
 
-def document(result: Result, timings: Mapping[str, float]) -> ReportDocument:
+def document(result: Result, findings: tuple[Finding, ...], timings: Mapping[str, float]) -> ReportDocument:
     """The report of a result; pure.
 
     Args:
         result: the result, or its public variant.
+        findings: what is said of its cells.
         timings: seconds by cell id or by stage.
     """
-    findings = judge_all(result)
     return ReportDocument.model_construct(
         schema_name=SCHEMA,
         verdict=_verdict(result, findings),

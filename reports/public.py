@@ -1,76 +1,222 @@
 """The public variant of a result: what can be shown to those who may not see the clients' records.
 
+The author of an attack knows its scores, candidate by candidate. Each exact figure is then an equation in what the
+scores were to guess, and a few dozen equations have one solution. So a public page holds verdicts, and of each
+adversary and goal one coarse figure, where a leak was found.
+
 Guarantees:
-  * no image, class count or class share is left, and no path of the auditor's machine;
-  * what was left out is named in `withheld`, and nothing else is changed.
+  * no figure of a single victim, no curve, interval, p-value or count of candidates is left, and no exact score;
+  * an attack that found no leak has no figure at all, so scores made at random are answered with nothing;
+  * no image, class count or class share is left;
+  * no text that a run, a file or an error wrote is left: reasons are of a closed set, and paths are taken out;
+  * guesses from outside show as one outcome for each adversary and goal, however many were handed in;
+  * what was left out is named in `withheld`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from .schema import Result
+from fdaudit.types import Figure
 
-__all__ = ["WITHHELD", "public"]
+from .coarse import coarse, two_digits
+from .local_names import HIDDEN, is_local, named, settings, without_paths
+from .rules import RULES, by_name
+from .schema import Cell, Check, Control, Controls, Gate, Result, Run, Target, Utility, read
+from .verdict import Finding, Level, judge_all, strongest
+
+__all__ = ["OUTSIDE", "WITHHELD", "public"]
 
 WITHHELD = (
     "true and reconstructed images",
     "records of each class at each client",
     "true and guessed class shares",
+    "figures of single victims, curves, intervals, p-values and numbers of candidates",
+    "scores, but for a rounded one of all victims together where an adversary's gravest attack found a leak",
+    "how far each set of guesses from outside came: one outcome stands for all of an adversary and goal",
+    "reasons in the run's own words, notes and times",
     "where the data lie on the auditor's machine",
 )
-"""What itself leaks. Scores and intervals stay: they speak of groups of records and name none."""
+"""What itself leaks, or could."""
 
-_LOCAL = ("npz:", "folder:", "import:")
-_HIDDEN = "(withheld)"
+OUTSIDE = "external-"
+"""What names of attacks begin with that were run elsewhere, and handed in as guesses."""
+
+_ALL_OUTSIDE = f"{OUTSIDE}guesses"
+_REASONS: Mapping[str, str] = {
+    "not-applicable": "The attack cannot be tried on what this adversary sees.",
+    "not-requested": "The spec does not ask for this attack.",
+    "inconclusive": "A control failed, or the attack has not shown that it can find anything.",
+    "failed": "The attack stopped with an error, which the auditor's report shows.",
+}
+_BECAUSE: Mapping[Level, str] = {
+    "leak": "By the rule of its goal this is a leak.",
+    "partial": "By the rule of its goal this is a partial leak.",
+    "none-seen": "Nothing lies above chance or the prior, and the attack's positive control passed.",
+}
+_CAUTION = "This attack, with this budget, found nothing. A stronger one may."
+_CHECKED: Mapping[str, str] = {
+    "contradicted": "Attacks show more than was claimed.",
+    "consistent": "Attacks that could have contradicted the claim did not.",
+    "inconclusive": "No attack here could have contradicted the claim.",
+    "nothing-claimed": "No finite ε is claimed.",
+    "not-checked": "Nothing was there to check it with.",
+}
+_LIMITS = (
+    "One run with one seed: verdicts speak of these records and victims, not of other partitions or seeds.",
+    "Parties were honest but curious; an adversary that deviates from the protocol may learn more.",
+    "An attack that found nothing bounds nothing: a stronger one may exist.",
+    "Figures are rounded so that no single record shows in them; verdicts were reached on the exact ones.",
+    "A second public page of this run, with other outcomes, would tell more than the two pages by themselves.",
+)
+_LEAKS = ("leak", "partial")
+_DIGITS = 2
 
 
-def public(result: Result) -> Result:
-    """The result without what shows records or says which are whose."""
-    run = result.run
-    cells = tuple(
-        cell.model_copy(
-            update={
-                "targets": tuple(
-                    t.model_copy(update={"images": None, "shares": None, "messages": ()})
-                    for t in cell.targets
-                )
-            }
-        )
-        for cell in result.cells
-    )
-    return result.model_copy(
+def public(result: Result) -> tuple[Result, tuple[Finding, ...]]:
+    """Return the result without what shows records or says which are whose, and the findings that go with it.
+
+    Verdicts are those of the whole result. They are not judged anew from the coarse figures.
+    """
+    judged = _one_for_all_outside(judge_all(result))
+    told = _gravest_leaks(judged)
+    changed = result.model_copy(
         update={
             "auditor_only": False,
             "withheld": WITHHELD,
             "class_table": None,
-            "cells": cells,
-            "run": run.model_copy(
-                update={
-                    "dataset": _named(run.dataset),
-                    "dataset_provenance": _HIDDEN if _local(run.dataset) else run.dataset_provenance,
-                    "spec": _without_paths(run.spec),
-                }
-            ),
+            "utility": _utility(result.utility),
+            "exposure": tuple(e.model_copy(update={"bytes": two_digits(e.bytes)}) for e in result.exposure),
+            "wire": tuple(w.model_copy(update={"bytes": two_digits(w.bytes)}) for w in result.wire),
+            "cells": tuple(_cell(f.cell, f in told) for f in judged),
+            "gates": tuple(_gate(g) for g in result.gates),
+            "checks": tuple(_check(c) for c in result.checks),
+            "limits": _LIMITS,
+            "reproduce": result.reproduce.model_copy(update={"commands": (), "notes": ()}),
+            "run": _run(result.run),
+        }
+    )
+    shown = read(without_paths(changed.model_dump(mode="json", by_alias=True)))
+    findings = zip(judged, shown.cells, strict=True)
+    return shown, tuple(_finding(f.level, cell, i) for i, (f, cell) in enumerate(findings, start=1))
+
+
+def _one_for_all_outside(findings: Sequence[Finding]) -> list[Finding]:
+    """Leave the gravest of the guesses from outside for each adversary and goal, under a name that all share.
+
+    Each set of guesses is a question about the truth, and its outcome an answer: many answers give the truth away.
+    """
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        if finding.cell.attack.startswith(OUTSIDE):
+            groups.setdefault((finding.cell.adversary, finding.cell.goal), []).append(finding)
+    kept = [f for f in findings if not f.cell.attack.startswith(OUTSIDE)]
+    for (adversary, _), found in groups.items():
+        gravest = strongest(found) or found[0]
+        bare = gravest.cell.model_copy(
+            update={
+                "id": f"{adversary}/{_ALL_OUTSIDE}-{gravest.cell.goal}",
+                "attack": _ALL_OUTSIDE,
+                "source": "guesses from outside",
+                "assumes": (),
+                "params": {},
+                "figures": (),
+                "targets": (),
+            }
+        )
+        kept.append(replace(gravest, cell=bare))
+    return kept
+
+
+def _gravest_leaks(findings: Sequence[Finding]) -> list[Finding]:
+    """The one finding of each adversary and goal whose figure may be public."""
+    leaks = [f for f in findings if f.level in _LEAKS]
+    groups = dict.fromkeys((f.cell.adversary, f.cell.goal) for f in leaks)
+    found = (strongest([f for f in leaks if (f.cell.adversary, f.cell.goal) == group]) for group in groups)
+    return [f for f in found if f is not None]
+
+
+def _cell(cell: Cell, told: bool) -> Cell:
+    return cell.model_copy(
+        update={
+            "reason": _REASONS.get(cell.status, ""),
+            "params": settings(cell.params),
+            "figures": coarse(cell.goal, cell.figures) if told else (),
+            "targets": tuple(Target(target=t.target) for t in cell.targets),
+            "controls": None if cell.controls is None else _controls(cell.controls),
         }
     )
 
 
-def _local(name: str) -> bool:
-    return name.startswith(_LOCAL)
+def _controls(controls: Controls) -> Controls:
+    return Controls(
+        positive=_control(controls.positive, "The same attack where it must succeed"),
+        negative=_control(controls.negative, "The same attack where it must find nothing"),
+    )
 
 
-def _named(name: str) -> str:
-    """A dataset's name; of one in a file only its sort."""
-    return f"{name.partition(':')[0]}:{_HIDDEN}" if _local(name) else name
+def _control(control: Control | None, what: str) -> Control | None:
+    return None if control is None else Control(what=what, passed=control.passed)
 
 
-def _without_paths(value: Any, member: str = "") -> Any:
-    """A part of the spec whose `root` and names of files are withheld, at whatever depth."""
-    if isinstance(value, dict):
-        return {k: _without_paths(v, k) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_paths(v, member) for v in value]
-    if not isinstance(value, str):
-        return value
-    return _HIDDEN if member == "root" else _named(value)
+def _gate(gate: Gate) -> Gate:
+    """A gate with its outcome; the ε that the ledger claims is public, what an attack measured is not."""
+    return gate if gate.name == "epsilon" else gate.model_copy(update={"value": None})
+
+
+def _check(check: Check) -> Check:
+    hidden = {"bound": None, "power": None, "needed": None, "evidence": ()}
+    return check.model_copy(update={"reason": _CHECKED[check.verdict], **hidden})
+
+
+def _utility(utility: Utility) -> Utility:
+    """Utility in whole per cents, without the intervals and counts that would sharpen them."""
+    curve = tuple(
+        p.model_copy(
+            update={name: _rounded(getattr(p, name)) for name in ("accuracy", "mean_auc", "macro_f1")}
+        )
+        for p in utility.curve
+    )
+    final = tuple(f.model_copy(update={"figure": _plain(f.figure)}) for f in utility.final)
+    return Utility(curve=curve, final=final)
+
+
+def _plain(figure: Figure) -> Figure:
+    if figure.value is None:
+        return Figure(name=figure.name, value=None, unit=figure.unit, unavailable="not measured")
+    return Figure(name=figure.name, value=_rounded(figure.value), unit=figure.unit)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, _DIGITS)
+
+
+def _run(run: Run) -> Run:
+    changes: dict[str, Any] = {
+        "name": settings(run.name),
+        "dataset": named(run.dataset),
+        "dataset_provenance": HIDDEN if is_local(run.dataset) else run.dataset_provenance,
+        "spec": settings(run.spec),
+    }
+    return run.model_copy(update=changes)
+
+
+def _finding(level: Level, cell: Cell, number: int) -> Finding:
+    """What may be said of a public cell: its level as it was judged, and the coarse figure."""
+    rule = RULES.get(cell.goal)
+    key = by_name(cell.figures, rule.figure) if rule else None
+    measured = "No figure is shown." if cell.status == "run" else ""
+    if rule and key and key.value is not None:
+        unit = "" if key.unit == "fraction" else f" {key.unit}"
+        measured = f"{rule.frame.format(f'about {key.value:g}{unit}')} over all victims."
+    return Finding(
+        number=number,
+        cell=cell,
+        level=level,
+        measured=measured,
+        because=_BECAUSE.get(level) or _REASONS[level],
+        cautions=(_CAUTION,) if level == "none-seen" else (),
+        key=key,
+    )

@@ -7,17 +7,21 @@ Guarantees:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from fdaudit.messages import canonical
 
 from .context import build
 from .document import document, to_json
 from .page import render, write
 from .public import public
 from .schema import Result, read
+from .verdict import Finding, judge_all
 
-__all__ = ["render_report", "report_json", "write_report"]
+__all__ = ["public_outcomes", "render_report", "report_json", "write_report"]
 
 
 def render_report(
@@ -29,12 +33,13 @@ def render_report(
         result: the parsed `result.json` (schema `fdaudit-result/1`).
         directory: the run directory; image paths in the result are read below it.
         timings: seconds by cell id or by stage; shown where a name matches a cell, else listed by name.
-        public: leave out what itself leaks: images, class counts and class shares.
+        public: leave out what itself leaks: images, class counts, exact scores, and all that is of single victims.
 
     Raises:
         UsageError: the result does not follow its schema, or an image path leaves `directory`.
     """
-    return render("report.html.j2", build(_read(result, public), directory, timings))
+    checked, findings, timings = _read(result, timings, public)
+    return render("report.html.j2", build(checked, findings, directory, timings))
 
 
 def report_json(result: Mapping[str, Any], timings: Mapping[str, float], *, public: bool = False) -> str:
@@ -43,7 +48,22 @@ def report_json(result: Mapping[str, Any], timings: Mapping[str, float], *, publ
     Raises:
         UsageError: the result does not follow its schema.
     """
-    return to_json(document(_read(result, public), timings))
+    return to_json(document(*_read(result, timings, public)))
+
+
+def public_outcomes(result: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of what a public report says of attacks, gates and claims, in no version's own words.
+
+    Raises:
+        UsageError: the result does not follow its schema.
+    """
+    shown, findings = public(read(result))
+    told = {
+        "cells": [[f.cell.id, f.level, [[g.name, g.value] for g in f.cell.figures]] for f in findings],
+        "gates": [[g.name, g.threshold, g.passed] for g in shown.gates],
+        "checks": [[c.adversary, c.verdict] for c in shown.checks],
+    }
+    return hashlib.sha256(canonical(told)).hexdigest()
 
 
 def write_report(
@@ -64,6 +84,9 @@ def write_report(
     write(page, path)
 
 
-def _read(result: Mapping[str, Any], as_public: bool) -> Result:
+def _read(
+    result: Mapping[str, Any], timings: Mapping[str, float], as_public: bool
+) -> tuple[Result, tuple[Finding, ...], Mapping[str, float]]:
+    """The checked result, its findings and its times; of the public variant no times are told."""
     checked = read(result)
-    return public(checked) if as_public else checked
+    return (*public(checked), {}) if as_public else (checked, judge_all(checked), timings)

@@ -179,8 +179,9 @@ def _contradictions(result: Result) -> Iterator[Reason]:
     worst = max(fallen, key=lambda c: (c.bound or 0.0) - (c.claimed or 0.0))
     others = f" So is that of {len(fallen) - 1} other views." if len(fallen) > 1 else ""
     claim = f"the ε of {amount(worst.claimed or 0.0)} claimed for {party(worst.adversary)} is contradicted"
+    shown = " by attacks" if worst.bound is None else f": attacks show at least {amount(worst.bound)}"
     yield Reason(
-        text=f"{sentence(claim)}: attacks show at least {amount(worst.bound or 0.0)}.{others}",
+        text=f"{sentence(claim)}{shown}.{others}",
         because="What is claimed does not hold: a mechanism is not what its event says, or something is left out.",
     )
 

@@ -16,9 +16,39 @@ import torch
 torch.set_num_threads(1)  # before any fixture of a module; small operations gain nothing from a second thread
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _a_seed_has_one_secret() -> Iterator[None]:
+    """Runs of one seed draw the same records each time, as thresholds need: their secret is derived from the seed."""
+    from fdaudit.vault import Secrets
+
+    from .run_cases import known
+
+    drawn = Secrets.draw
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Secrets, "draw", lambda seed=None: drawn() if seed is None else known(seed))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What fdaudit keeps for its user, the key of caches, does not come from whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _torch_as_it_was() -> Iterator[None]:
     """One thread, since tests are small; and no switch stays as a run has set it."""
     torch.set_num_threads(1)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def attacks_here() -> Iterator[None]:
+    """Attacks run in a thread of this process, where a test can patch them."""
+    from .doubles import in_a_thread
+
+    with in_a_thread():
+        yield

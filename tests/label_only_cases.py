@@ -24,6 +24,8 @@ from fdaudit.training import Fit, Job, Parameters, Trainer, draw_batches, parame
 from fdaudit.types import AttackTask, Challenge
 from fdaudit.view import View
 
+from .run_cases import stream
+
 
 def empty_view(hyperparameters: dict[str, Any] | None = None) -> View:
     """What the public sees of a released model: nothing but its oracle."""
@@ -133,4 +135,4 @@ class Case:
 
 @cache
 def digits() -> Dataset:
-    return load_dataset(DatasetSpec(name="digits"), child(0, "dataset"))
+    return load_dataset(DatasetSpec(name="digits"), stream(0, "dataset"))

@@ -1,13 +1,14 @@
 """What a run directory holds, read anew: by JSON, YAML, CSV, safetensors and PNG readers and scikit-learn's digits.
 
-No reader of fdaudit's is used. Random orders are drawn again from the run's seed as `docs/` and `fdaudit/rng.py` define
-them: SHA-256 of the JSON list of the seed and the draw's name.
+No reader of fdaudit's is used. Resamples are drawn again from the working seed as `docs/randomness.md` defines them:
+SHA-256 of the JSON list of the seed and the draw's name. Orders of candidates are drawn again from the vault's secret.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import hmac
 import json
 import re
 from collections.abc import Callable
@@ -60,6 +61,24 @@ class Coins(NamedTuple):
     coin: Array
 
 
+class Stream:
+    """Blocks of SHAKE-256 of a key, which is HMAC-SHA-256 of the draw's name, and of the block's number."""
+
+    def __init__(self, secret: bytes, *name: str | int) -> None:
+        text = json.dumps(name, separators=(",", ":")).encode()
+        self._key, self._blocks = hmac.new(secret, text, hashlib.sha256).digest(), 0
+
+    def words(self, n: int) -> Array:
+        block = hashlib.shake_256(self._key + self._blocks.to_bytes(8, "big")).digest(8 * n)
+        self._blocks += 1
+        return np.array(
+            [int.from_bytes(block[8 * i : 8 * i + 8], "little") for i in range(n)], dtype=np.uint64
+        )
+
+    def order(self, n: int) -> Array:
+        return np.argsort(self.words(n))
+
+
 class Evidence:
     """One finished run on digits without a limit, its files as they lie; each is read once, so they must not change."""
 
@@ -91,13 +110,20 @@ class Evidence:
 
     # -- draws ----------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def secrets(self) -> tuple[bytes, int]:
+        stated = self.json("vault/secrets.json")
+        return bytes.fromhex(stated["secret"]), stated["seed"]
+
     def seed(self, *name: str) -> int:
-        stated = [self.json("vault/secrets.json")["seed"], *name]
-        digest = hashlib.sha256(json.dumps(stated, separators=(",", ":")).encode()).digest()
+        secret, seed = self.secrets
+        working = int(Stream(secret, "working-seed", seed).words(1)[0].byteswap()) >> 1
+        digest = hashlib.sha256(json.dumps([working, *name], separators=(",", ":")).encode()).digest()
         return int.from_bytes(digest[:8], "big")
 
-    def draws(self, *name: str) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed(*name))
+    def draws(self, *name: str) -> Stream:
+        secret, seed = self.secrets
+        return Stream(secret, "truth", seed, *name)
 
     # -- records --------------------------------------------------------------------------------------------------
 
@@ -115,9 +141,8 @@ class Evidence:
         labels, asked = _digits()[1], self.spec["canaries"]
         for number in asked["clients"] if asked else ():
             draws = self.draws("canaries", f"client/{number}")
-            torch.rand(asked["count"], 1, 8, 8, generator=draws)
-            drawn = torch.randint(10, (asked["count"],), generator=draws)
-            labels = np.concatenate([labels, drawn.numpy()])
+            draws.words(64 * asked["count"])  # the images
+            labels = np.concatenate([labels, (draws.words(asked["count"]) % 10).astype(int)])
         return labels
 
     def images(self, rows: Array) -> Array:
@@ -136,7 +161,8 @@ class Evidence:
         for seq in map(str, sorted(messages)):
             for batches in map(_tensors, sorted((self.run / "vault" / "truth").glob("*.safetensors"))):
                 local |= dict.fromkeys(batches[seq].tolist() if seq in batches else ())
-        return self.rows(f"{client}/train")[list(local)]
+        # An altered report may name a message of another client, who has more records.
+        return self.rows(f"{client}/train").take(list(local), mode="clip")
 
     def coins(self, client: str, part: str) -> Coins:
         """The coins of a client's matched pairs (`candidates`) or of its single `canaries`."""
@@ -147,13 +173,16 @@ class Evidence:
         else:
             coins = len(self.splits[f"{client}/members"])
             member, draws = torch.arange(2 * coins) < coins, self.draws("challenge", client)
-        order = torch.randperm(len(member), generator=draws)
-        number = torch.randperm(coins, generator=draws).repeat(len(member) // coins)[order]
-        return Coins(member[order].numpy(), number.numpy())
+        order = draws.order(len(member))
+        number = np.tile(draws.order(coins), len(member) // coins)[order]
+        return Coins(member.numpy()[order], number)
 
     def scores(self, cell: str, part: str) -> dict[str, Array]:
         """Scores (n,) by client."""
-        path = self.run / "vault" / "scores" / f"{self.folder(cell).name}.safetensors"
+        outcome = json.loads(self.folder(cell).with_suffix(".json").read_bytes())
+        text = json.dumps(outcome, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        name = f"{hashlib.sha256(text.encode()).hexdigest()}.safetensors"
+        path = self.run / "vault" / "scores" / self.folder(cell).name / name
         held = _tensors(path) if path.is_file() else {}
         return {k.removeprefix(f"{part}/"): v.numpy() for k, v in held.items() if k.startswith(f"{part}/")}
 
@@ -180,7 +209,9 @@ class Evidence:
             sent = (m["kind"], m["sender"], m["round"]) == ("model_parameters", "server", round_)
             if sent and set(m["receivers"]) & set(self.clients):
                 at, data = m["payload"], (self.run / "transcript" / m["payload"]["file"]).read_bytes()
-                return load(data[at["offset"] : at["offset"] + at["length"]])
+                earlier = (e["payload"] for e in self.messages[: m["seq"]] if e["payload"])
+                begin = sum(p["length"] for p in earlier if p["file"] == at["file"])
+                return load(data[begin : begin + at["length"]])
         return None
 
     def apart(self, guess: Array, truth: Array) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,35 @@ Record = list[tuple[dict[str, Any], Arrays]]
 
 
 def read(directory: Path) -> Record:
-    """Every message of a transcript with its tensors, in the order of the log; a silence has none."""
-    found = []
+    """Every message of a transcript with its tensors, in the order of the log; a silence has none.
+
+    Where its payload `begins` in its file is noted in the message; payloads whose lines were taken away are left out.
+    """
+    found, ends = [], dict[str, int]()
     for line in (directory / "messages.jsonl").read_text(encoding="ascii").splitlines():
         message = json.loads(line)
         where = message["payload"]
-        with (directory / where["file"]).open("rb") as file:
-            file.seek(where["offset"])
-            found.append((message, load(file.read(where["length"])) if message["tensors"] else {}))
+        data = (directory / where["file"]).read_bytes()
+        begins = ends.get(where["file"], 0)
+        message["begins"] = next((at for at in _starts(data, begins) if _is_at(data, at, message)), begins)
+        ends[where["file"]] = message["begins"] + where["length"]
+        payload = data[message["begins"] : ends[where["file"]]]
+        found.append((message, load(payload) if message["tensors"] else {}))
     return found
+
+
+def _starts(data: bytes, at: int) -> Iterator[int]:
+    """Where payloads begin, from one of them on: a header says how long itself and its tensors are."""
+    while at < len(data):
+        yield at
+        length = int.from_bytes(data[at : at + 8], "little")
+        header = json.loads(data[at + 8 : at + 8 + length])
+        at += 8 + length + max((t["data_offsets"][1] for t in header.values()), default=0)
+
+
+def _is_at(data: bytes, at: int, message: dict[str, Any]) -> bool:
+    payload = data[at : at + message["payload"]["length"]]
+    return hashlib.sha256(bytes.fromhex(message["salt"]) + payload).hexdigest() == message["sha256"]
 
 
 def standing_alone(test: Path, imports: str, call: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import os
 import sys
 from collections import deque
@@ -18,6 +19,8 @@ import yaml
 import fdaudit
 import fdaudit.audit
 from fdaudit.cli import main
+from fdaudit.rng import SecretStream
+from fdaudit.vault import Secrets
 from fdaudit.writer import Work
 
 TINY: Mapping[str, Any] = {
@@ -36,6 +39,23 @@ TINY: Mapping[str, Any] = {
     "attacks": [],
 }
 """Two clients, two rounds, 314 parameters: nine messages."""
+
+
+def known(seed: int) -> Secrets:
+    """The secrets that every run of the tests with this seed has (see `conftest.py`)."""
+    return Secrets(seed, hashlib.sha256(f"tests/{seed}".encode()).digest())
+
+
+def secrets_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes runs of one seed draw a secret each, and the same records and working seed all the same."""
+    monkeypatch.setattr(Secrets, "draw", lambda seed=None: Secrets(seed, os.urandom(32)))
+    monkeypatch.setattr(Secrets, "truth", lambda self, *path: stream(self.seed, *path))
+    monkeypatch.setattr(Secrets, "working_seed", property(lambda self: self.seed))
+
+
+def stream(seed: int, *path: str | int) -> SecretStream:
+    """What decides the truth of a run of the tests with this seed."""
+    return SecretStream(known(seed).secret, "truth", seed, *path)
 
 
 def tiny(**changes: Any) -> dict[str, Any]:
@@ -92,9 +112,9 @@ def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes time and writes nothing: a plan is made once for one spec, nothing waits for the disk."""
     real, plans = fdaudit.audit.make_plan, dict[str, Any]()
 
-    def make(spec: fdaudit.Spec, seed: int) -> Any:
-        key = f"{spec.digest()}/{seed}"
-        return plans.get(key) or plans.setdefault(key, real(spec, seed))
+    def make(spec: fdaudit.Spec, secrets: Secrets) -> Any:
+        key = f"{spec.digest()}/{secrets}"
+        return plans.get(key) or plans.setdefault(key, real(spec, secrets))
 
     monkeypatch.setattr(fdaudit.audit, "make_plan", make)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)

@@ -23,13 +23,15 @@ from fdaudit.trainers import Networks
 from fdaudit.transcript import Transcript
 from fdaudit.wire import Wire
 
+from .run_cases import stream
+
 CLIENTS, CLASSES = 10, 10
 SECRET = b"a secret of the auditor, not the seed"
 
 
 @lru_cache
 def mnist() -> Dataset:
-    return load_dataset(DatasetSpec(name="mnist"), child(0, "dataset"))
+    return load_dataset(DatasetSpec(name="mnist"), stream(0, "dataset"))
 
 
 def network() -> Architecture:

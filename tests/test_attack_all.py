@@ -11,6 +11,8 @@ import fdaudit
 from fdaudit import attacks
 from fdaudit.attack_stage import note_time
 from fdaudit.cells import Stage
+from fdaudit.isolation.attacker import attack as run_attack
+from fdaudit.isolation.schema import Case
 from fdaudit.oracle import Oracle
 from fdaudit.runs import attack_all, every_adversary
 from fdaudit.types import AttackTask, Challenge
@@ -124,9 +126,9 @@ def test_an_oracle_that_may_not_be_asked_is_a_reason(tmp_path):
     issued = stage.challenges("world")
     task = AttackTask(targets=stage.victims("world"), challenges=issued, oracle=Oracle("soft", budget=0))
     with stage.adversary("world") as given:
-        found = attack.cls(attack.config).applicable(given.view, stage.knowledge(given), task)
-    assert not found
-    assert found.reason.endswith("the budget allows 0")
+        found = run_attack(attack, given.view, Case(knowledge=stage.knowledge(given), task=task, seed=0))
+    assert isinstance(found, str)
+    assert found.endswith("the budget allows 0")
 
 
 @pytest.mark.parametrize(

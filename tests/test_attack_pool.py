@@ -13,6 +13,7 @@ from fdaudit.plan import Plan, make_plan
 from fdaudit.pool import Pool
 from fdaudit.spec import load_spec
 
+from .run_cases import known
 from .test_attack_stage import SPEC
 
 
@@ -41,7 +42,7 @@ def test_nobody_waits_where_an_accelerator_attacks(calls: list[str]) -> None:
 
 
 def plan(on: str = "cpu") -> Plan:
-    made = make_plan(load_spec({**SPEC, "threads": None}), 1)
+    made = make_plan(load_spec({**SPEC, "threads": None}), known(1))
     return replace(made, execution=replace(made.execution, device=on))
 
 

@@ -43,7 +43,7 @@ def test_a_cell_ends_the_same_in_a_process_of_its_own(run: fdaudit.Run) -> None:
     plan = reopen(run.directory)
     desk, compared = Desk(plan, run.directory), 0
     for attack in plan.attacks:
-        if attack.config is None:
+        if attack.params is None:
             continue
         for cell, seconds in desk.cells(attack, ["server", "world"]):
             name = f"{cell.adversary}-{cell.attack}.json"

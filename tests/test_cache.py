@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdaudit import cache
+from fdaudit import attack_pool, cache
 from fdaudit.cache import computed_once, digest_of, remembered
 from fdaudit.errors import UsageError
+from fdaudit.storage import save_tensors
 
 
 @pytest.fixture(autouse=True)
 def _empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(cache.DIRECTORY, raising=False)
     monkeypatch.delenv(cache.BYTES, raising=False)
+    monkeypatch.delenv(cache.KEY, raising=False)
     monkeypatch.setattr(cache, "_kept", type(cache._kept)())
 
 
@@ -102,7 +106,7 @@ def test_a_damaged_file_is_computed_anew(monkeypatch, tmp_path):
     monkeypatch.setenv(cache.DIRECTORY, str(tmp_path))
     make = Maker()
     first = computed_once({}, [], make)
-    (file,) = tmp_path.glob("*.safetensors")
+    (file,) = tmp_path.glob("*.kept")
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     assert torch.equal(first["b"], computed_once({}, [], make)["b"])
     assert make.calls == 2
@@ -127,7 +131,7 @@ def test_memory_keeps_a_bounded_amount(monkeypatch):
 
 
 def kept_in(folder):
-    return sorted(path.stem for path in folder.glob("*.safetensors"))
+    return sorted(path.stem for path in folder.glob("*.kept"))
 
 
 def test_a_bounded_directory_forgets_the_oldest(monkeypatch, tmp_path):
@@ -135,10 +139,9 @@ def test_a_bounded_directory_forgets_the_oldest(monkeypatch, tmp_path):
     monkeypatch.setenv(cache.BYTES, "1100")
     for n in range(4):
         remembered(f"{n}", lambda: {"x": torch.zeros(100)})
-        os.utime(tmp_path / f"{n}.safetensors", (n, n))
+        os.utime(tmp_path / f"{n}.kept", (n, n))
     assert kept_in(tmp_path) == ["2", "3"]
-    assert sorted(path.stem for path in tmp_path.glob("*.sha256")) == ["2", "3"]
-    assert sum(path.stat().st_size for path in tmp_path.glob("*.safetensors")) <= 1100
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.kept")) <= 1100
 
 
 def test_what_no_bounded_directory_can_hold_forgets_nothing(monkeypatch, tmp_path):
@@ -190,3 +193,166 @@ def test_a_directory_that_cannot_be_used_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv(cache.DIRECTORY, str(tmp_path / "file"))
     with pytest.raises(UsageError, match="FDAUDIT_CACHE"):
         computed_once({}, [], Maker())
+
+
+def zeros() -> dict[str, torch.Tensor]:
+    return {"x": torch.zeros(1)}
+
+
+def ones() -> dict[str, torch.Tensor]:
+    return {"x": torch.ones(1)}
+
+
+def is_computed(name: str = "d") -> bool:
+    return torch.equal(remembered(name, ones)["x"], torch.ones(1))
+
+
+def test_what_nobody_vouches_for_is_computed(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path))
+    stated = save_tensors(tmp_path / "d.safetensors", zeros())
+    (tmp_path / "d.sha256").write_text(stated + "\n")
+    payload = (tmp_path / "d.safetensors").read_bytes()
+    (tmp_path / "d.kept").write_bytes(bytes.fromhex(stated) + payload)
+    assert is_computed()
+
+
+def test_what_another_key_vouches_for_is_computed(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(cache.KEY, "0" * 64)
+    remembered("d", zeros)
+    assert not is_computed()
+    monkeypatch.setenv(cache.KEY, "1" * 64)
+    assert is_computed()
+
+
+def test_what_was_kept_under_another_name_is_computed(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path))
+    remembered("other", zeros)
+    (tmp_path / "other.kept").rename(tmp_path / "d.kept")
+    assert is_computed()
+
+
+@pytest.mark.parametrize("name", [".d.kept.tmp", "d.kept", ".d.safetensors.tmp", ".d.sha256.tmp"])
+def test_no_link_leads_a_result_into_another_file(monkeypatch, tmp_path, name):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir(mode=0o700)
+    (tmp_path / "cache" / name).symlink_to(victim)
+    assert is_computed()
+    assert victim.read_text() == "precious"
+    remembered("d", zeros)
+    assert is_computed(), "kept after all, in a file of its own"
+
+
+def test_a_lock_that_is_a_link_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path))
+    (tmp_path / "d.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="FDAUDIT_CACHE"):
+        is_computed()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("name", ["d.kept", "d.lock", ".d.kept.tmp"])
+def test_a_folder_in_the_way_says_so(monkeypatch, tmp_path, name):
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path))
+    (tmp_path / name).mkdir()
+    with pytest.raises(UsageError, match="FDAUDIT_CACHE"):
+        is_computed()
+
+
+@pytest.mark.parametrize("name", ["d.kept", "d.lock", ".d.kept.tmp"])
+def test_a_pipe_makes_nobody_wait(monkeypatch, tmp_path, name):
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path))
+    os.mkfifo(tmp_path / name)
+    assert is_computed()
+
+
+def test_a_sparse_file_is_not_read(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path))
+    with (tmp_path / "d.kept").open("wb") as file:
+        file.truncate(8 << 30)
+    assert is_computed()
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o755, 0o777])
+def test_a_directory_that_others_enter_is_refused(monkeypatch, tmp_path, mode):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(mode)
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path / "cache"))
+    with pytest.raises(UsageError, match=f"FDAUDIT_CACHE.*mode {mode:04o}.*chmod 700"):
+        is_computed()
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_directory_of_somebody_else_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(UsageError, match="belongs to another user"):
+        is_computed()
+
+
+def test_a_directory_that_is_a_link_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "cache").symlink_to(tmp_path / "real")
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path / "cache"))
+    with pytest.raises(UsageError, match="is a link"):
+        is_computed()
+
+
+def test_the_key_of_a_user_is_made_once_and_private(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path / "cache"))
+    before = os.umask(0)
+    try:
+        remembered("d", zeros)
+    finally:
+        os.umask(before)
+    (key,) = (tmp_path / "state" / "fdaudit").iterdir()
+    assert (key.name, key.stat().st_size, key.stat().st_mode & 0o777) == ("cache.key", 32, 0o600)
+    assert all(p.stat().st_mode & 0o077 == 0 for p in (tmp_path / "cache").iterdir())
+    cache._own_key.cache_clear()
+    assert not is_computed(), "another process finds the same key"
+
+
+@pytest.mark.parametrize("planted", ["short", "link", "folder"])
+def test_a_key_that_is_none_says_so(monkeypatch, tmp_path, planted):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path / "cache"))
+    (tmp_path / "fdaudit").mkdir(mode=0o700)
+    place = tmp_path / "fdaudit" / "cache.key"
+    if planted == "short":
+        place.write_bytes(b"short")
+    elif planted == "link":
+        (tmp_path / "known").write_bytes(bytes(32))
+        place.symlink_to(tmp_path / "known")
+    else:
+        place.mkdir()
+    with pytest.raises(UsageError, match=r"cache\.key"):
+        is_computed()
+
+
+def test_a_key_from_the_surroundings_is_not_shown(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(cache.KEY, "5ecret")
+    with pytest.raises(UsageError, match="FDAUDIT_CACHE_KEY") as refused:
+        is_computed()
+    assert "5ecret" not in str(refused.value)
+
+
+def test_processes_of_a_pool_share_a_key_that_nobody_else_has(monkeypatch):
+    attack_pool._in_common.cache_clear()
+    variables = attack_pool._in_common()
+    assert set(variables) == set(cache.VARIABLES)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    remembered("d", zeros)
+    assert not is_computed()
+    monkeypatch.setenv(cache.KEY, hashlib.sha256(b"guess").hexdigest())
+    assert is_computed()
+    assert Path(variables[cache.DIRECTORY]).stat().st_mode & 0o777 == 0o700
+
+
+def test_what_somebody_changes_in_memory_is_not_what_the_next_one_gets():
+    remembered("d", zeros)["x"].fill_(5.0)
+    assert torch.equal(remembered("d", ones)["x"], torch.zeros(1))

@@ -15,23 +15,22 @@ from fdaudit.data import Splits, insert_canaries, load_dataset, make_splits
 from fdaudit.errors import SpecError
 from fdaudit.plan import make_plan
 from fdaudit.privacy import CanarySpec
-from fdaudit.rng import child
 from fdaudit.spec import DatasetSpec, PartitionSpec, SplitSpec, load_spec
 from fdaudit.truth import Truth
 from fdaudit.vault import Vault
 
-from .run_cases import tiny
+from .run_cases import known, stream, tiny
 
-DIGITS = load_dataset(DatasetSpec(), child(0, "dataset"))
-SEVERAL = load_dataset(DatasetSpec(name="digits-multilabel"), child(0, "dataset"))
+DIGITS = load_dataset(DatasetSpec(), stream(0, "dataset"))
+SEVERAL = load_dataset(DatasetSpec(name="digits-multilabel"), stream(0, "dataset"))
 SHARES = SplitSpec(candidates=20)
 
 
 def made(dataset=DIGITS, seed=0, **fields: Any):
     """The splits before and after canaries, with the larger dataset."""
-    before = make_splits(dataset, 3, PartitionSpec(), SHARES, child(seed, "splits"))
+    before = make_splits(dataset, 3, PartitionSpec(), SHARES, stream(seed, "splits"))
     asked = validate(CanarySpec, {"count": 30, "clients": [0, 2], **fields}, "canaries")
-    larger, after = insert_canaries(dataset, before, asked, lambda k: child(seed, "canaries", k))
+    larger, after = insert_canaries(dataset, before, asked, lambda k: stream(seed, "canaries", k))
     return before, larger, after
 
 
@@ -119,11 +118,11 @@ def test_splits_with_canaries_survive_safetensors_and_without_are_as_they_were()
 
 @pytest.fixture(scope="module")
 def plan():
-    return make_plan(load_spec(tiny(canaries={"count": 12, "kind": "noise"})), 7)
+    return make_plan(load_spec(tiny(canaries={"count": 12, "kind": "noise"})), known(7))
 
 
 def test_a_spec_without_canaries_gives_the_records_that_it_gave(plan):
-    bare = make_plan(load_spec(tiny()), 7)
+    bare = make_plan(load_spec(tiny()), known(7))
     assert torch.equal(bare.records("client/1")[0], plan.records("client/1")[0])
     x, y = plan.records("client/0")
     ordinary = len(bare.records("client/0")[1])
@@ -166,6 +165,6 @@ def test_the_challenge_shows_canaries_in_an_order_that_tells_nothing(plan, tmp_p
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(canaries, field, words):
     with pytest.raises(SpecError) as caught:
-        make_plan(load_spec(tiny(canaries=canaries)), 7)
+        make_plan(load_spec(tiny(canaries=canaries)), known(7))
     assert caught.value.field == field
     assert words in str(caught.value)

@@ -10,18 +10,18 @@ from scipy.stats import binomtest
 
 from fdaudit.data import make_splits
 from fdaudit.plan import make_plan
-from fdaudit.rng import child
 from fdaudit.spec import PartitionSpec, SplitSpec, load_spec
 from fdaudit.truth import Truth
 from fdaudit.vault import Vault
 
 from .doubles import SEED, registered, spec
+from .run_cases import known, stream
 
 
 @pytest.fixture(scope="module")
 def plan():
     with registered("spy"):
-        return make_plan(load_spec(spec()), SEED)
+        return make_plan(load_spec(spec()), known(SEED))
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,9 @@ def many(plan, tmp_path_factory):
     vault, made = Vault(tmp_path_factory.mktemp("nothing")), []
     for seed in range(200):
         splits = make_splits(
-            plan.dataset, 3, PartitionSpec(), SplitSpec(candidates=10), child(seed, "splits")
+            plan.dataset, 3, PartitionSpec(), SplitSpec(candidates=10), stream(seed, "splits")
         )
-        one = dataclasses.replace(plan, seed=seed, splits=splits)
+        one = dataclasses.replace(plan, secrets=known(seed), splits=splits)
         made.append(Truth(one, vault).challenge("client/1"))
     return made
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from fdaudit.reports.schema import read
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
@@ -14,10 +14,8 @@ from fdaudit.reports.verdict import judge_all
 import fdaudit
 from fdaudit.accounting.ledger import Ledger
 from fdaudit.checks import Evidence, check_claims, judge
-from fdaudit.plan import make_plan
+from fdaudit.errors import IntegrityError
 from fdaudit.scoring import kept_scores
-from fdaudit.spec import load_spec
-from fdaudit.vault import Vault
 
 from .check_cases import audited, without_noise
 from .report_cases import Document
@@ -110,11 +108,11 @@ def test_with_its_noise_the_claim_stands(honest: fdaudit.Run) -> None:
 
 
 def test_scores_lie_in_the_vault_and_nowhere_else(broken: fdaudit.Run) -> None:
-    vault = Vault(broken.directory / "vault")
-    assert kept_scores(vault, "server/loss-threshold", "canaries")["client/0"].shape == (500,)
-    assert kept_scores(vault, "server/loss-threshold", "candidates")["client/0"].shape == (20,)
+    run = broken.directory
+    assert kept_scores(run, "server/loss-threshold", "canaries")["client/0"].shape == (500,)
+    assert kept_scores(run, "server/loss-threshold", "candidates")["client/0"].shape == (20,)
     text = (broken.directory / "result.json").read_text()
-    scores = kept_scores(vault, "server/loss-threshold", "canaries")["client/0"]
+    scores = kept_scores(run, "server/loss-threshold", "canaries")["client/0"]
     assert not any(repr(float(s)) in text for s in scores)
 
 
@@ -230,16 +228,22 @@ def test_the_level_is_shared_by_what_the_spec_asks_for_and_coins_that_do_not_fit
     assert found["confidence"] == pytest.approx(0.975)
 
 
-def test_a_run_whose_scores_are_gone_is_inconclusive(honest: fdaudit.Run) -> None:
-    plan = make_plan(
-        load_spec(honest.directory / "spec.yaml"), Vault(honest.directory / "vault").secrets.seed
-    )
-    path = honest.directory / "vault" / "scores" / "server-loss-threshold.safetensors"
-    kept = path.read_bytes()
+def test_a_run_whose_scores_are_gone_or_another_outcome_s_is_refused(
+    honest: fdaudit.Run, tmp_path: Path
+) -> None:
+    """Left out in silence, they would take what contradicts a claim with them."""
+    copied = Path(shutil.copytree(honest.directory, tmp_path / "run"))
+    plan, ledger = fdaudit.load(copied).plan, honest.ledger("server")
+    (path,) = (copied / "vault" / "scores" / "server-loss-threshold").iterdir()
+    assert check_claims(plan, copied, [ledger])[0].evidence
+    outcome = copied / "attacks" / "server-loss-threshold.json"
+    outcome.write_text(outcome.read_text().replace('"source": "', '"source": "x', 1))
+    with pytest.raises(IntegrityError, match="server/loss-threshold"):
+        check_claims(plan, copied, [ledger])
+    shutil.copy(honest.directory / "attacks" / outcome.name, outcome)
     path.unlink()
-    try:
-        (found,) = check_claims(plan, honest.directory, [honest.ledger("server")])
-    finally:
-        path.write_bytes(kept)
-    assert (found.verdict, found.bound) == ("inconclusive", None)
-    assert torch.is_tensor(plan.dataset.x)
+    with pytest.raises(IntegrityError, match="run the attack again"):
+        check_claims(plan, copied, [ledger])
+    fdaudit.attack("loss-threshold", fdaudit.load(copied), "server")
+    (found,) = check_claims(plan, copied, [ledger])
+    assert found.evidence == check_claims(plan, honest.directory, [ledger])[0].evidence

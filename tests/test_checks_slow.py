@@ -35,8 +35,8 @@ def repeated(folder: Path, epsilon: float, noisy: bool, **changes: Any) -> list[
             run = fdaudit.run(audited(noise, seed=seed, **changes), folder / str(seed))
         (check,) = [c for c in run.result["checks"] if c["adversary"] == "server"]
         vault = Vault(run.directory / "vault")
-        scores = kept_scores(vault, "server/loss-threshold", "canaries")["client/0"]
-        plan = make_plan(load_spec(run.directory / "spec.yaml"), vault.secrets.seed)
+        scores = kept_scores(run.directory, "server/loss-threshold", "canaries")["client/0"]
+        plan = make_plan(load_spec(run.directory / "spec.yaml"), vault.secrets)
         _, member = Truth(plan, vault).canaries("client/0")
         bound = epsilon_lower_bound(scores, member, DELTA, CONFIDENCE, guesses=100)
         found.append((check["claimed"], check["verdict"], bound))

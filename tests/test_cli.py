@@ -127,6 +127,7 @@ def test_a_failing_gate_ends_with_1_and_says_which(gates: dict[str, float], code
     assert (shell.home / "here" / "result.json").is_file(), "the result is there all the same"
 
 
+@pytest.mark.usefixtures("attacks_here")
 def test_a_failed_cell_ends_with_1_and_says_why(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever an attack raises, its text is shown on one line."""
     from fdaudit.attacks.loss_threshold import LossThreshold

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import contextmanager
 
 import pytest
 import torch
 
 import fdaudit.cells
+import fdaudit.isolation.attacker
 from fdaudit.audit import perform
 from fdaudit.cells import Stage
 from fdaudit.errors import FdauditError
@@ -17,7 +19,8 @@ from fdaudit.runs import Run
 from fdaudit.spec import load_spec
 from fdaudit.types import LabelDistribution, Membership, Reconstruction
 
-from .doubles import HOOKS, SEED, registered, spec
+from .doubles import HOOKS, SEED, in_a_thread, registered, spec
+from .run_cases import known
 
 
 @contextmanager
@@ -42,7 +45,7 @@ def tried(tmp_path_factory):
     run = tmp_path_factory.mktemp("controls") / "run"
     with registered("noise", "cheat"):
         wanted = load_spec(spec(attacks=[{"name": "noise"}, {"name": "cheat"}]))
-        auxiliary = len(make_plan(wanted, SEED).auxiliary[1])
+        auxiliary = len(make_plan(wanted, known(SEED)).auxiliary[1])
         with hooked(auxiliary=lambda: auxiliary):
             perform(wanted, run)
     return run
@@ -99,6 +102,25 @@ def test_controls_are_taken_over_where_all_that_they_depend_on_is_the_same(
     assert again or kept == cells(tried)["world/noise"]["controls"]
 
 
+@pytest.mark.parametrize("planted", ["passed", "of another attack", "no JSON", "a list"])
+def test_outcomes_of_controls_that_somebody_planted_are_not_believed(tried, tmp_path, monkeypatch, planted):
+    asked, real = [], fdaudit.cells.controls
+    monkeypatch.setattr(fdaudit.cells, "controls", lambda a, p: asked.append(a.name) or real(a, p))
+    source = tmp_path / "source"
+    shutil.copytree(tried, source)
+    place = source / "attacks" / "controls" / "noise.json"
+    text = place.read_text()
+    if planted == "of another attack":
+        text = (source / "attacks" / "controls" / "cheat.json").read_text()
+    place.write_text(
+        {"passed": text.replace("false", "true"), "no JSON": "{", "a list": "[]"}.get(planted, text)
+    )
+    with registered("noise", "cheat"):
+        perform(load_spec(spec(attacks=[{"name": "noise"}])), tmp_path / "run", seed_from=source)
+    assert asked == ["noise"]
+    assert cells(tmp_path / "run")["world/noise"]["controls"] == cells(tried)["world/noise"]["controls"]
+
+
 def test_an_inconclusive_cell_still_shows_what_was_measured(tried):
     cell = cells(tried)["server/noise"]
     assert {f["name"] for f in cell["figures"]} >= {"auc", "tpr_at_10fpr"}
@@ -130,7 +152,7 @@ def stage(tmp_path_factory):
     run = tmp_path_factory.mktemp("crash") / "run"
     with registered("crash"):
         wanted = load_spec(spec(attacks=[{"name": "crash"}]))
-        plan = make_plan(wanted, SEED)
+        plan = make_plan(wanted, known(SEED))
         with hooked(crash=lambda where, task: None):
             perform(wanted, run)
     return Stage(plan, run)
@@ -138,7 +160,7 @@ def stage(tmp_path_factory):
 
 def cell_of(stage, adversary, crash):
     (attack,) = stage.plan.attacks
-    with hooked(crash=crash), stage.adversary(adversary) as given:
+    with in_a_thread(), hooked(crash=crash), stage.adversary(adversary) as given:
         return stage.cell(given, attack)
 
 
@@ -181,13 +203,24 @@ def test_an_attack_may_fail_at_any_moment(stage, moment):
 
 
 @pytest.mark.parametrize("adversary", ["server", "world"])
-def test_an_interruption_is_no_failed_cell(stage, adversary):
+def test_an_interruption_is_no_failed_cell(stage, adversary, monkeypatch):
+    def interrupted(stream, most=0):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fdaudit.isolation.attacker, "receive", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cell_of(stage, adversary, lambda where, task: None)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("adversary", ["server", "world"])
+def test_no_attack_can_interrupt_the_audit(stage, adversary, error):
     def crash(where, task):
         if where == "run":
-            raise KeyboardInterrupt
+            raise error
 
-    with pytest.raises(KeyboardInterrupt):
-        cell_of(stage, adversary, crash)
+    cell = cell_of(stage, adversary, crash)
+    assert (cell.status, cell.reason) == ("failed", f"{error.__name__}: ")
 
 
 # -- guesses that cannot be scored --------------------------------------------------------------------------------

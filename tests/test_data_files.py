@@ -15,12 +15,13 @@ from PIL import Image
 
 from fdaudit.data import load_dataset
 from fdaudit.errors import DataError
-from fdaudit.rng import child
 from fdaudit.spec import DatasetSpec
+
+from .run_cases import stream
 
 
 def load(**fields):
-    return load_dataset(DatasetSpec(**fields), child(0, "dataset"))
+    return load_dataset(DatasetSpec(**fields), stream(0, "dataset"))
 
 
 def refusal(**fields):

@@ -16,12 +16,13 @@ import torch
 
 from fdaudit.data import DATASETS, Dataset, load_dataset
 from fdaudit.errors import DataError
-from fdaudit.rng import child
 from fdaudit.spec import DatasetSpec
+
+from .run_cases import stream
 
 
 def load(**fields):
-    return load_dataset(DatasetSpec(**fields), child(0, "dataset"))
+    return load_dataset(DatasetSpec(**fields), stream(0, "dataset"))
 
 
 def refusal(**fields):
@@ -111,7 +112,7 @@ def test_limit_keeps_the_classes_in_proportion_and_depends_on_the_generator_alon
     quota = torch.bincount(whole.y) * 200 / 1797
     assert (torch.bincount(few.y) - quota).abs().max() < 1
     assert few.sha256() == load(limit=200).sha256()
-    other = load_dataset(DatasetSpec(limit=200), child(1, "dataset"))
+    other = load_dataset(DatasetSpec(limit=200), stream(1, "dataset"))
     assert few.sha256() != other.sha256()
     assert load(limit=5000).sha256() == whole.sha256()
 

@@ -16,12 +16,12 @@ from fdaudit.errors import SpecError
 from fdaudit.plan import make_plan
 from fdaudit.spec import load_spec
 
-from .run_cases import tiny
+from .run_cases import known, tiny
 
 PARAMS = {"clip": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.2}
 DP = {"at": "training", "name": "dp-sgd", "params": PARAMS}
 NOISE = {"kind": "model_update", "name": "gaussian-noise", "params": {"sigma": 1.0}}
-BATCHNORM = {"name": "resnet8", "params": {"norm": "batch", "width": 2}}
+BATCHNORM = {"name": "resnet8", "params": {"norm": "batch", "width": 8}}
 
 
 class Normed(torch.nn.Sequential):
@@ -143,7 +143,7 @@ def test_a_protocol_that_trains_nothing_by_itself_is_refused(monkeypatch: pytest
 
     monkeypatch.delattr(REGISTRY.load("fedavg"), "trains")
     with pytest.raises(SpecError, match="train by themselves"):
-        make_plan(load_spec(tiny(defenses=[DP])), 7)
+        make_plan(load_spec(tiny(defenses=[DP])), known(7))
 
 
 def test_the_server_s_network_may_have_batchnorm_where_clients_have_none() -> None:
@@ -155,14 +155,14 @@ def test_the_server_s_network_may_have_batchnorm_where_clients_have_none() -> No
         dataset__image_size=16,
         splits__proxy=0.2,
     )
-    assert "model" in make_plan(load_spec(spec), 7).training
+    assert "model" in make_plan(load_spec(spec), known(7)).training
 
 
 def test_the_divisor_is_the_protocol_s_batch_size_unless_given() -> None:
-    plan = make_plan(load_spec(tiny(defenses=[DP])), 7)
+    plan = make_plan(load_spec(tiny(defenses=[DP])), known(7))
     assert plan.training["model"].expected_batch == 16
     given = {**DP, "params": {**PARAMS, "expected_batch": 9}}
-    assert make_plan(load_spec(tiny(defenses=[given])), 7).training["model"].expected_batch == 9
+    assert make_plan(load_spec(tiny(defenses=[given])), known(7)).training["model"].expected_batch == 9
 
 
 def test_fediods_two_trainings_have_batch_sizes_of_their_own() -> None:
@@ -170,7 +170,7 @@ def test_fediods_two_trainings_have_batch_sizes_of_their_own() -> None:
         protocol={"name": "fediod", "params": {"rounds": 2, "batch_size": 7, "samples": 5}},
         defenses=[DP, {**DP, "of": "discriminator"}],
     )
-    training = make_plan(load_spec(spec), 7).training
+    training = make_plan(load_spec(spec), known(7)).training
     assert {of: rule.expected_batch for of, rule in training.items()} == {"model": 7, "discriminator": 5}
 
 
@@ -187,11 +187,12 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 def test_a_run_is_defended_its_references_are_not_and_its_spec_is_a_spec(tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", attacks=[{"name": "loss-threshold"}], adversaries=["world", "client/0"])
+    attacked = {"attacks": [{"name": "loss-threshold"}], "adversaries": ["world", "client/0"]}
+    run = whole(tmp_path / "run", seed=8, **attacked)
     log = (run.directory / "transcript" / "messages.jsonl").read_text()
     assert log.count('"kind":"release"') == 4
     assert log.count('"event":"SampledGaussian"') == 4
-    plain = fdaudit.run(tiny(references=["standalone", "centralized"]), tmp_path / "plain")
+    plain = fdaudit.run(tiny(seed=8, references=["standalone", "centralized"]), tmp_path / "plain")
     lines = [(r.directory / "utility.csv").read_text().splitlines() for r in (run, plain)]
     references = [[x for x in rows if not x.startswith("fedavg")] for rows in lines]
     assert references[0] == references[1]

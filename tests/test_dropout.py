@@ -7,8 +7,11 @@ import torch
 from torch import nn
 
 from fdaudit.execution import Execution
+from fdaudit.guard import Guard
 from fdaudit.rng import child
 from fdaudit.training import Fit, Job, Trainer, parameters_of
+
+from .dp_sgd_cases import rule, stream
 
 SHAPE, CLASSES = (1, 8, 8), 4
 
@@ -67,3 +70,34 @@ def test_dropout_does_not_touch_accelerators_that_take_no_part(monkeypatch):
 def test_seeds_of_64_bits_are_accepted():
     (one,), (two,) = dropped([2**64 - 1]), dropped([2**63])
     assert not torch.equal(one, two)
+
+
+def guarded(seed, path):
+    """Weights after steps under a rule without noise that draws every record: masks are the one chance left."""
+    network = Dropping()
+    x = torch.rand(20, *SHAPE, generator=child(1, "x"))
+    work = Job(
+        party="c",
+        parameters=parameters_of(network.build(child(2, "w"))),
+        x=x,
+        targets=torch.arange(20) % CLASSES,
+        batches=(),
+        guard=Guard(rule(), stream(path), 3),
+        seed=seed,
+    )
+    execution = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
+    trainer = Trainer(network, execution)
+    (fitted,), (gradient,) = trainer.fit([work], Fit(lr=0.5)), trainer.gradients([work], Fit(lr=0.5))
+    return fitted.parameters["1.weight"], gradient.parameters["1.weight"]
+
+
+def test_under_a_guard_masks_come_from_the_secret_and_not_from_a_seed():
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(1)
+        before = torch.get_rng_state()
+        one, other_seed, other_secret = guarded(7, "m"), guarded(8, "m"), guarded(7, "n")
+        assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(one[0], other_secret[0])
+    assert not torch.equal(one[1], other_secret[1])
+    assert torch.equal(one[0], other_seed[0])
+    assert torch.equal(one[1], other_seed[1])

@@ -67,7 +67,7 @@ def run(original: Path, tmp_path: Path) -> Path:
 def test_it_holds_every_file_of_the_run_but_the_vault_byte_for_byte(original: Path, bundle: Path) -> None:
     due = {f"run/{name}": data for name, data in tree(original, ()).items() if not name.startswith("vault/")}
     found = tree(bundle, ())
-    own = {"statement.dsse.json", "files.json", "environment.json"}
+    own = {"statement.dsse.json", "files.json", "environment.json", "sbom.cdx.json"}
     assert found.keys() == due.keys() | own
     assert {name: found[name] for name in due} == due
     assert {p.name for p in original.iterdir()} == PARTS | {"vault"}, "no part of a run is forgotten"
@@ -200,7 +200,7 @@ def test_the_statement_says_what_the_run_says(original: Path, bundle: Path) -> N
     assert {c["verdict"] for c in said["checks"]} == {"nothing-claimed"}
     assert said["auditor_only"] is True
     assert said["tool"]["version"] == version("fdaudit")
-    assert "scores/world-loss-threshold.safetensors" in said["vault"]["files"]
+    assert any(name.startswith("scores/world-loss-threshold/") for name in said["vault"]["files"])
 
 
 def test_unsigned_it_says_so_and_is_the_same_otherwise(run: Path, bundle: Path, tmp_path: Path) -> None:
@@ -215,8 +215,20 @@ def test_unsigned_it_says_so_and_is_the_same_otherwise(run: Path, bundle: Path, 
 def test_temporary_files_stay_behind(run: Path, tmp_path: Path) -> None:
     (run / "attacks" / ".server-dlg.json.tmp").write_bytes(b"half")
     (run / ".result.json.tmp").write_bytes(b"half")
+    (run / ".result.json.4x7q.part").write_bytes(b"half")
+    (run / "report" / ".index.html.4x7q.part").write_bytes(b"half")
     made = fdaudit.evidence(fdaudit.load(run), tmp_path / "made")
-    assert not [name for name in tree(made, ()) if name.endswith(".tmp")]
+    assert not [name for name in tree(made, ()) if name.endswith((".tmp", ".part"))]
+
+
+def test_the_report_is_made_anew_whatever_lies_in_the_run(run: Path, bundle: Path, tmp_path: Path) -> None:
+    for name in ("index.html", "index.json", "notes.html"):
+        (run / "report" / name).write_text("No leak was found.", encoding="utf-8")
+    made = fdaudit.evidence(fdaudit.load(run), tmp_path / "made")
+    assert tree(made / "run" / "report", ()) == tree(bundle / "run" / "report", ())
+    shutil.rmtree(run / "report")
+    made = fdaudit.evidence(fdaudit.load(run), tmp_path / "again")
+    assert sorted(tree(made / "run" / "report", ())) == ["index.html", "index.json"]
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------
@@ -253,7 +265,8 @@ def test_a_place_that_is_taken_or_inside_the_run_is_refused(run: Path, tmp_path:
 
 
 def test_what_is_no_part_of_a_run_is_refused_by_its_name(run: Path, tmp_path: Path) -> None:
-    for name in ("notes.txt", "vault.bak/secrets.json", "attacks/with a space", "attacks/ü"):
+    for name in ("notes.txt", "vault.bak/secrets.json", "attacks/with a space", "attacks/ü", "attacks/notes.txt",
+                 "transcript/payloads/00000000.safetensors.part", "result.json.part"):  # fmt: skip
         path = run / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x")
@@ -263,7 +276,7 @@ def test_what_is_no_part_of_a_run_is_refused_by_its_name(run: Path, tmp_path: Pa
     link.symlink_to(run / "vault" / "secrets.json")
     assert "link.json" in str(refused(run, tmp_path / "made"))
     link.unlink()
-    os.mkfifo(run / "report" / "pipe")
+    os.mkfifo(run / "attacks" / "pipe")
     assert "pipe" in str(refused(run, tmp_path / "made"))
 
 

@@ -22,6 +22,7 @@ from .evidence_cases import (
     Made,
     bundle,
     check,
+    dumps,
     files,
     flip,
     made,
@@ -30,7 +31,7 @@ from .evidence_cases import (
     other,
     restate,
 )
-from .run_cases import cli, finished
+from .run_cases import cli, finished, secrets_apart
 
 __all__ = ["bundle", "made", "other"]
 
@@ -131,9 +132,9 @@ def test_two_swapped_files_are_both_named(bundle: Path) -> None:
 
 def test_an_edit_with_all_digests_made_to_fit_lacks_the_signature(made: Made, bundle: Path) -> None:
     """What no digest covers from outside, only the signature does: this is what signing is for."""
-    path = bundle / "run" / "timings.json"
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), "another": 1.0}), encoding="utf-8")
-    assert names(check(bundle).findings, "run/timings.json")
+    path = bundle / "environment.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "system": "another"}), encoding="utf-8")
+    assert names(check(bundle).findings, "environment.json")
     made_to_fit(bundle)
     assert check(bundle).findings == [], "unsigned, it agrees with itself"
     assert names(check(bundle, made).findings, "not signed")
@@ -188,7 +189,8 @@ def test_a_changed_or_missing_file_of_a_revealed_vault_is_found(
 
 
 def test_the_vault_of_another_run_is_refused(other: Made, bundle: Path) -> None:
-    assert names(check(bundle, vault=other.run / "vault").findings, "not those that the statement commits to")
+    findings = check(bundle, vault=other.run / "vault").findings
+    assert names(findings, "vault: scores/server-loss-threshold/"), "scores belong to another outcome"
 
 
 def test_a_foreign_vault_that_was_committed_to_contradicts_the_manifest(
@@ -212,8 +214,9 @@ def test_attacks_after_the_evidence_add_scores_that_are_not_committed_to(
     assert check(bundle, made, run / "vault").findings == []
 
 
-def test_the_commitment_hides_what_it_commits_to(made: Made, other: Made, tmp_path: Path) -> None:
+def test_the_commitment_hides_what_it_commits_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs of one seed, with equal splits and models, differ in their secrets, and so in their commitments."""
+    secrets_apart(monkeypatch)
     runs = [finished(tmp_path / name, **{**SPEC, "seed": 5, "attacks": []}) for name in ("a", "b")]
     splits = [(run / "vault" / "splits.safetensors").read_bytes() for run in runs]
     assert splits[0] == splits[1]
@@ -266,3 +269,25 @@ def test_bad_arguments_end_with_2(
         code, out, err = cli(monkeypatch, capsys, "verify", *arguments)
         assert (code, out, len(err.splitlines())) == (2, "", 1), arguments
     assert not is_bundle(made.run)
+
+
+# -- the report -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["index.html", "index.json"])
+def test_an_edited_report_with_all_digests_made_to_fit_is_found(name: str, bundle: Path) -> None:
+    path = bundle / "run" / "report" / name
+    path.write_bytes(path.read_bytes().replace(b"One run", b"Two runs"))
+    made_to_fit(bundle)
+    assert check(bundle).findings == [f"run/report/{name} is not the report of the result beside it"]
+
+
+def test_a_report_of_other_libraries_is_said_not_to_be_checked(bundle: Path) -> None:
+    path = bundle / "environment.json"
+    stated = json.loads(path.read_bytes())
+    stated["packages"]["matplotlib"] = "0.0.1"
+    path.write_bytes(dumps(stated) + b"\n")
+    made_to_fit(bundle)
+    found = check(bundle)
+    assert found.findings == []
+    assert names(found.notes, "The report was not made again")

@@ -13,6 +13,7 @@ from fdaudit.plan import make_plan
 from fdaudit.spec import load_spec
 
 from .docs_pages import ROOT, page
+from .run_cases import known
 
 GRIDS = sorted((ROOT / "examples").glob("sweep-*.yaml"))
 EXAMPLES = sorted(set((ROOT / "examples").glob("*.yaml")) - set(GRIDS))
@@ -40,8 +41,8 @@ def test_examples_say_what_they_are_about_and_take_the_quick_profile(path: Path)
 
 @pytest.mark.parametrize("path", OFFLINE, ids=lambda p: p.stem)
 def test_examples_on_digits_can_be_planned(path: Path) -> None:
-    plan = make_plan(load_spec(path), seed=1)
-    assert any(a.config is not None for a in plan.attacks)
+    plan = make_plan(load_spec(path), known(1))
+    assert any(a.params is not None for a in plan.attacks)
 
 
 def test_the_npz_example_takes_a_file_in_medmnist_layout(
@@ -57,7 +58,7 @@ def test_the_npz_example_takes_a_file_in_medmnist_layout(
     }
     np.savez(tmp_path / "pneumoniamnist.npz", **arrays)
     monkeypatch.setenv("FDAUDIT_DATA", str(tmp_path))
-    plan = make_plan(load_spec(ROOT / "examples" / "npz.yaml"), seed=1)
+    plan = make_plan(load_spec(ROOT / "examples" / "npz.yaml"), known(1))
     assert plan.dataset.classes == 2
     assert plan.dataset.input_shape == (1, 28, 28)
 
@@ -67,12 +68,12 @@ def test_the_mnist_example_says_where_its_data_belongs(
 ) -> None:
     monkeypatch.setenv("FDAUDIT_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"MNIST/raw.*FDAUDIT_DATA.*download"):
-        make_plan(load_spec(ROOT / "examples" / "fedavg-mnist.yaml"), seed=1)
+        make_plan(load_spec(ROOT / "examples" / "fedavg-mnist.yaml"), known(1))
 
 
 @pytest.mark.data
 @pytest.mark.skipif(not os.environ.get("FDAUDIT_DATA"), reason="FDAUDIT_DATA is not set")
 @pytest.mark.parametrize("name", ["fedavg-mnist", "npz"])
 def test_examples_with_data_can_be_planned(name: str) -> None:
-    plan = make_plan(load_spec(ROOT / "examples" / f"{name}.yaml"), seed=1)
-    assert any(a.config is not None for a in plan.attacks)
+    plan = make_plan(load_spec(ROOT / "examples" / f"{name}.yaml"), known(1))
+    assert any(a.params is not None for a in plan.attacks)

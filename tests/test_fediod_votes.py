@@ -29,7 +29,7 @@ from fdaudit.storage import encode
 from fdaudit.wire import Outage
 
 from .protocol_cases import CLASSES, FAST, SHAPE, VOTES, Ran, common, configured, records, run
-from .run_cases import tiny
+from .run_cases import known, secrets_apart, tiny
 
 CLIENTS = tuple(records())
 PARAMS = {**VOTES, **FAST}
@@ -117,7 +117,7 @@ def test_a_defence_that_would_protect_nothing_or_claims_too_much_is_refused(
 ) -> None:
     spec = tiny(protocol={"name": "fediod", "params": {"rounds": 2, **params}}, defenses=[defence])
     with pytest.raises(SpecError, match=said):
-        make_plan(load_spec(spec), 7)
+        make_plan(load_spec(spec), known(7))
 
 
 @pytest.mark.parametrize("claimed", [1, 2])
@@ -126,7 +126,7 @@ def test_a_defence_may_claim_the_draw_that_happens_or_none(claimed: int) -> None
     sanitized["params"]["drawn_from"] = claimed
     params = {"rounds": 2, "gradients_from": "one", **VOTES}
     spec = tiny(protocol={"name": "fediod", "params": params}, defenses=[sanitized, GNMAX])
-    plan = make_plan(load_spec(spec), 7)
+    plan = make_plan(load_spec(spec), known(7))
     assert set(plan.defenses) == {("sample_gradients", "client"), ("vote_counts", "aggregator")}
 
 
@@ -332,7 +332,7 @@ def test_one_client_a_step_is_told_what_is_wanted_and_sends_its_gradient(params,
     assert asked == [m.sender for m in again.messages if m.kind == "sample_gradients"], "whatever the data"
 
 
-def test_who_is_asked_follows_from_the_secret_and_not_from_the_seed(tmp_path) -> None:
+def test_who_is_asked_follows_from_the_secret_and_not_from_the_seed(tmp_path, monkeypatch) -> None:
     """Whoever knew the seed could tell who was asked, and the chance that the ledger counts would be none."""
     spec = {
         "seed": 4,
@@ -346,6 +346,7 @@ def test_who_is_asked_follows_from_the_secret_and_not_from_the_seed(tmp_path) ->
         "attacks": [],
         "adversaries": ["server"],
     }  # fmt: skip
+    secrets_apart(monkeypatch)
     asked = []
     for name in ("a", "b"):
         view = fdaudit.run(spec, tmp_path / name).view("server")

@@ -124,7 +124,7 @@ EDITS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "a defence": lambda v, s: {"defenses": [{"name": s}]},
     "a defence's setting": lambda v, s: {"defenses": [{"name": "x", s: s}]},
     "event": lambda v, s: {"event": {"type": s}},
-    "payload": lambda v, s: {"payload": {"file": s, "offset": 0, "length": 4}},
+    "payload": lambda v, s: {"payload": {"file": s, "length": 4}},
     "salt": lambda v, s: {"salt": s},
     "sha256": lambda v, s: {"sha256": s},
 }

@@ -224,8 +224,8 @@ FORBIDDEN_MODULES = {
 }
 
 
-PROCESSES = {"fdaudit.pool": {"subprocess"}}
-"""The one module that starts processes: of this Python, with a module of ours, told what to do in JSON."""
+PROCESSES = {"fdaudit.pool": {"subprocess"}, "fdaudit.isolation.attacker": {"subprocess"}}
+"""The modules that start processes: of this Python, with a module of ours, told what to do in JSON."""
 
 
 @rule()

@@ -36,6 +36,7 @@ from fdaudit.vault import Vault
 from fdaudit.view import View
 
 from .doubles import HOOKS, SEED, registered, spec
+from .run_cases import known
 from .test_isolation_types import AUDITOR_ONLY
 from .walker import Forbidden, findings, own_thread, walk
 
@@ -70,7 +71,7 @@ def forbidden(plan: Plan, run: Path, adversary: str, victims: typing.Iterable[st
             tensors |= {f"message {message.seq}, {n}": t for n, t in whole.tensors(message).items()}
     return Forbidden(
         types=AUDITOR_ONLY,
-        numbers=frozenset({plan.seed}),
+        numbers=frozenset({plan.seed, plan.secrets.seed}),
         blobs=(vault.secrets.secret,),
         paths=(run,),
         rows=torch.stack(private),
@@ -130,8 +131,10 @@ def audited(tmp_path_factory):
 
     with registered("spy"), pytest.MonkeyPatch.context() as patch:
         wanted = load_spec(spec(adversaries=ADVERSARIES))
-        made.plan = make_plan(wanted, SEED)
-        patch.setattr("fdaudit.audit.make_plan", lambda spec, seed: made.plan)  # one dataset, at one address
+        made.plan = make_plan(wanted, known(SEED))
+        patch.setattr(
+            "fdaudit.audit.make_plan", lambda spec, secrets: made.plan
+        )  # one dataset, at one address
         HOOKS["spy"] = look
         try:
             perform(wanted, run)
@@ -156,12 +159,12 @@ def test_nothing_that_an_attack_is_given_leads_to_what_it_must_not_have(audited,
         ("server", "view.messages[0]"),
         ("server", "view.directory"),
         ("server", "knowledge.train._module._modules['head']"),
-        ("server", "knowledge.encode._auxiliary"),
-        ("server", "knowledge.rehearse._own"),
+        ("server", "knowledge.encode.auxiliary"),
+        ("server", "knowledge.rehearse.own"),
         ("server", "task.challenges['client/0'].x"),
         ("client/0", "view.own_data['client/0'][0]"),
         ("world", "task.oracle._questions.queue"),
-        ("world", "thread._target.<closure attack>.<closure runner>"),
+        ("world", "thread._target.<closure attack>.<closure view>"),
     ],
 )
 def test_the_walk_goes_where_an_attack_could_go(audited, adversary, way):

@@ -26,6 +26,7 @@ from fdaudit.truth import check_guesses
 from fdaudit.types import Applicability, LabelDistribution
 
 from .doubles import SEED, NoSettings
+from .run_cases import known
 
 NAMES = ("label-answers", "label-counts", "label-declined", "label-updates")
 
@@ -301,7 +302,7 @@ def _tried(monkeypatch, name, protocol, params):
         "REGISTRY",
         Registry("fdaudit.attacks", {**attacks.REGISTRY._own, "constant": f"{__name__}:Constant"}),
     )
-    plan = make_plan(load_spec(spec(protocol, params, name)), SEED)
+    plan = make_plan(load_spec(spec(protocol, params, name)), known(SEED))
     (attack,) = (a for a in plan.attacks if a.name == name)
     return controls(attack, plan)
 

@@ -15,6 +15,7 @@ from fdaudit.plan import make_plan
 from fdaudit.spec import load_spec
 
 from .oracle_cases import on_message, spec
+from .run_cases import known
 
 VOTES = {"ensemble": "votes", "weights": "uniform", "local_epochs": 1, "distill_steps": 2}
 CONFIDENT = {"threshold": 2.0, "sigma_threshold": 60.0, "sigma": 40.0, "public_index": True}
@@ -57,7 +58,9 @@ def test_sizes_that_settings_fix_cost_nothing(protocol: str, tmp_path: Path) -> 
 
 
 def test_a_defence_that_declares_nothing_may_change_sizes() -> None:
-    plan = make_plan(load_spec(spec("fedavg", {"rounds": 1}, defenses=[on_message("model_update")])), 1)
+    plan = make_plan(
+        load_spec(spec("fedavg", {"rounds": 1}, defenses=[on_message("model_update")])), known(1)
+    )
     assert ("model_update", "client") in fixed_sizes(plan)
 
     class Undeclared:
@@ -73,9 +76,9 @@ def test_no_index_is_promised_of_answers_that_a_defence_made_another_kind() -> N
     hard = on_message("soft_labels", "hard-label")
     hard["params"] = {}
     made = spec("ds-fl", {"rounds": 1, "share": "soft_labels"})
-    assert ("ensemble_labels", "server") in fixed_sizes(make_plan(load_spec(made), 1))
+    assert ("ensemble_labels", "server") in fixed_sizes(make_plan(load_spec(made), known(1)))
     recast = load_spec({**made, "defenses": [hard]})
-    assert ("ensemble_labels", "server") not in fixed_sizes(make_plan(recast, 1))
+    assert ("ensemble_labels", "server") not in fixed_sizes(make_plan(recast, known(1)))
     noise = on_message("ensemble_labels", sender="server", sigma=1.0, clip=1.0, public_index=True)
     with pytest.raises(SpecError, match="hard-label changes what clients answer"):
-        make_plan(load_spec({**made, "defenses": [hard, noise]}), 1)
+        make_plan(load_spec({**made, "defenses": [hard, noise]}), known(1))

@@ -12,12 +12,14 @@ from fdaudit import controls as tried
 from fdaudit.cells import Stage
 from fdaudit.controls import classes
 from fdaudit.plan import make_plan
+from fdaudit.registry import loaded
 from fdaudit.runs import Run
 from fdaudit.spec import load_spec
 from fdaudit.truth import check_guesses
 from fdaudit.types import Reconstruction
 
-from .run_cases import finished, tiny
+from .doubles import in_a_thread
+from .run_cases import finished, known, tiny
 
 SMALL = {
     "queries": 60,
@@ -84,7 +86,7 @@ def test_a_server_with_parameters_in_view_needs_no_oracle(run: Run) -> None:
 def test_a_record_itself_has_the_ceilings_psnr(
     run: Run,
 ) -> None:
-    stage = Stage(make_plan(load_spec(tiny(**CHANGES)), 7), run.directory)
+    stage = Stage(make_plan(load_spec(tiny(**CHANGES)), known(7)), run.directory)
     x, y = stage.plan.records("client/0")
     guess = Reconstruction(target="client/0", messages=(), images=x[:3], labels=y[:3])
     score = stage._truth.reconstruction([guess], "test")
@@ -104,11 +106,14 @@ def blind(view, knowledge, task, generator):
 def test_the_positive_control_fails_for_an_attack_that_looks_at_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = make_plan(load_spec(tiny(**{**CHANGES, "dataset__limit": 300, "splits__auxiliary": 0.2})), 7)
+    plan = make_plan(
+        load_spec(tiny(**{**CHANGES, "dataset__limit": 300, "splits__auxiliary": 0.2})), known(7)
+    )
     attack = next(a for a in plan.attacks if a.name == "ideal-hard")
-    monkeypatch.setattr(attack.cls, "run", lambda self, *given: blind(*given))
+    monkeypatch.setattr(loaded(attack.target), "run", lambda self, *given: blind(*given))
     monkeypatch.setattr(classes, "_STEPS", 5)
-    found = tried.controls(attack, plan)
+    with in_a_thread():
+        found = tried.controls(attack, plan)
     assert not found["positive"].passed
     assert found["negative"].passed
     assert [f.name for f in found["positive"].figures] == ["psnr", "psnr_prior", "psnr_gain"]

@@ -18,11 +18,13 @@ from fdaudit.errors import DataError, SpecError
 from fdaudit.rng import child
 from fdaudit.spec import DatasetSpec, PartitionSpec, SplitSpec
 
+from .run_cases import stream
+
 BY_CLASS = PartitionSpec(name="by-class", classes_per_client=1)
 
 
 def load(**fields):
-    return load_dataset(DatasetSpec(**fields), child(0, "dataset"))
+    return load_dataset(DatasetSpec(**fields), stream(0, "dataset"))
 
 
 COMPOSED = load(name="digits-multilabel")
@@ -55,7 +57,7 @@ def test_composed_images_hold_each_digit_once_and_labels_say_which():
 
 
 def test_the_composition_does_not_depend_on_the_seed_of_the_run():
-    other = load_dataset(DatasetSpec(name="digits-multilabel"), child(1, "dataset"))
+    other = load_dataset(DatasetSpec(name="digits-multilabel"), stream(1, "dataset"))
     assert other.sha256() == COMPOSED.sha256()
     assert len(load(name="digits-multilabel", limit=100).y) == 100
     assert load(name="digits-multilabel", image_size=20).input_shape == (1, 20, 20)
@@ -139,11 +141,11 @@ tables = st.integers(2, 4).flatmap(
 @given(y=tables, total=st.integers(0, 20), seed=st.integers(0, 2**32))
 def test_a_draw_of_multi_label_records_is_a_plain_one(y, total, seed):
     labels = torch.tensor(y)
-    drawn, rest = stratified_draw(labels, total, labels.shape[1], child(seed, "draw"))
+    drawn, rest = stratified_draw(labels, total, labels.shape[1], stream(seed, "draw"))
     assert len(drawn) == total
     assert sorted([*drawn.tolist(), *rest.tolist()]) == list(range(len(y)))
     # Only the number of records decides, not what they show.
-    other, _ = stratified_draw(torch.zeros_like(labels), total, labels.shape[1], child(seed, "draw"))
+    other, _ = stratified_draw(torch.zeros_like(labels), total, labels.shape[1], stream(seed, "draw"))
     assert torch.equal(drawn, other)
 
 
@@ -155,7 +157,7 @@ def test_parts_are_disjoint_and_cover_and_the_table_counts_positives(y, clients,
     spec = PartitionSpec() if alpha is None else PartitionSpec(name="dirichlet", alpha=alpha)
     labels = torch.tensor(y)
     try:
-        parts = partition(labels, clients, spec, child(seed, "partition"), labels.shape[1])
+        parts = partition(labels, clients, spec, stream(seed, "partition"), labels.shape[1])
     except DataError as error:
         assert error.remedy  # noqa: PT017
         return
@@ -172,7 +174,7 @@ def test_dirichlet_makes_clients_uneven_in_every_class():
     share = {}
     for alpha in (0.05, 1000.0):
         spec = PartitionSpec(name="dirichlet", alpha=alpha)
-        table = class_table(y, partition(y, 4, spec, child(0, "partition"), 10), 10).double()
+        table = class_table(y, partition(y, 4, spec, stream(0, "partition"), 10), 10).double()
         share[alpha] = (table.max(0).values / table.sum(0)).mean()
     assert share[1000.0] < 0.32
     assert share[0.05] > 0.45  # not near 1: a record goes where one of its classes goes
@@ -183,17 +185,17 @@ def test_records_of_one_class_are_shared_out_under_that_class():
     y = torch.nn.functional.one_hot(torch.arange(400) % 8)
     larger = []
     for seed in range(20):
-        parts = partition(y, 2, PartitionSpec(name="dirichlet", alpha=0.1), child(seed, "partition"), 8)
+        parts = partition(y, 2, PartitionSpec(name="dirichlet", alpha=0.1), stream(seed, "partition"), 8)
         larger += (class_table(y, parts, 8).max(0).values / 50).tolist()
     assert sum(larger) / len(larger) == pytest.approx(0.941, abs=0.03)
 
 
 def test_by_class_is_refused():
     with pytest.raises(SpecError, match="belongs to several classes") as caught:
-        partition(COMPOSED.y, 4, BY_CLASS, child(0, "partition"), 10)
+        partition(COMPOSED.y, 4, BY_CLASS, stream(0, "partition"), 10)
     assert caught.value.field == "partition.name"
     with pytest.raises(SpecError, match="Use 'iid' or 'dirichlet'"):
-        make_splits(COMPOSED, 4, BY_CLASS, SplitSpec(), child(0, "splits"))
+        make_splits(COMPOSED, 4, BY_CLASS, SplitSpec(), stream(0, "splits"))
 
 
 # -- splits ---------------------------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ def test_splits_are_disjoint_and_pairs_are_of_one_label_set_as_far_as_there_are_
     dataset = made(y, own_test)
     try:
         splits = make_splits(
-            dataset, clients, PartitionSpec(), SplitSpec(candidates=candidates), child(seed, "s")
+            dataset, clients, PartitionSpec(), SplitSpec(candidates=candidates), stream(seed, "s")
         )
     except DataError as error:
         assert error.remedy  # noqa: PT017
@@ -238,7 +240,7 @@ def test_coins_are_fair_for_pairs_of_one_label_set_and_for_the_others():
     dataset = made([[k % 2, k % 3 == 0, k % 5 == 0, k % 7 == 0] for k in range(60)])
     heads = {True: [], False: []}
     for seed in range(200):
-        splits = make_splits(dataset, 1, PartitionSpec(), SplitSpec(candidates=20), child(seed, "splits"))
+        splits = make_splits(dataset, 1, PartitionSpec(), SplitSpec(candidates=20), stream(seed, "splits"))
         (client,) = splits.clients
         alike = (dataset.y[client.members] == dataset.y[client.non_members]).all(1)
         for kind in heads:
@@ -251,7 +253,7 @@ def test_coins_are_fair_for_pairs_of_one_label_set_and_for_the_others():
 def test_a_classifier_on_raw_inputs_cannot_tell_members_from_non_members():
     """Fitted to half of the pairs, judged on the other half: there each pair is won by a fair coin, exactly."""
     spec = SplitSpec(test=0.05, proxy=0.05, auxiliary=0.05, candidates=200)
-    splits = make_splits(COMPOSED, 2, PartitionSpec(), spec, child(0, "splits"))
+    splits = make_splits(COMPOSED, 2, PartitionSpec(), spec, stream(0, "splits"))
     members = torch.cat([c.members for c in splits.clients])
     others = torch.cat([c.non_members for c in splits.clients])
     n, half = len(members), len(members) // 2
@@ -273,5 +275,5 @@ def test_test_records_must_show_a_class_both_ways():
     y = torch.zeros(60, 2, dtype=torch.int64)
     y[0] = 1
     with pytest.raises(DataError, match="no class both occurs and is absent") as caught:
-        make_splits(made(y), 2, PartitionSpec(), SplitSpec(), child(1, "splits"))
+        make_splits(made(y), 2, PartitionSpec(), SplitSpec(), stream(1, "splits"))
     assert caught.value.field == "splits.test"

@@ -26,7 +26,7 @@ from fdaudit.types import AttackTask, Challenge
 
 from .protocol_cases import case_id, every_case, records, several
 from .protocol_cases import run as run_protocol
-from .run_cases import cli, tiny, tree
+from .run_cases import cli, known, tiny, tree
 
 MULTI = {
     "dataset": {"name": "digits-multilabel", "limit": 300},
@@ -176,7 +176,7 @@ def test_a_gradient_is_that_of_binary_cross_entropy(tmp_path):
     (sent,) = [m for m in ran.messages if m.kind == "gradient" and m.sender == "client/1"]
     batch = ran.rounds[0].batches[sent.seq]
     x, y = clients["client/1"].x[batch], clients["client/1"].y[batch]
-    module = ran.setting.trainers["server"]._architecture.build(child(0, "any"))
+    module = ran.setting.trainers["server"].architecture.build(child(0, "any"))
     module.load_state_dict(ran.setting.initial["server"])
     q = module(x).sigmoid()
     loss = -((y == 1) * q.log() + (y == 0) * (1 - q).log()).mean()
@@ -194,7 +194,7 @@ def test_a_gradient_is_that_of_binary_cross_entropy(tmp_path):
 
 
 def test_the_encoder_learns_from_several_labels():
-    plan = make_plan(load_spec(tiny(**MULTI)), 0)
+    plan = make_plan(load_spec(tiny(**MULTI)), known(0))
     x, y = plan.auxiliary
     execution = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
     encoder = TaskEncoder((x, y), classes=10, execution=execution, seed=0)
@@ -215,16 +215,16 @@ def test_a_protocol_of_single_labels_is_refused_multi_label_data(monkeypatch, de
     with pytest.raises(
         SpecError, match="does not run multi-label data, which digits-multilabel is"
     ) as caught:
-        make_plan(load_spec(tiny(**MULTI)), 0)
+        make_plan(load_spec(tiny(**MULTI)), known(0))
     assert caught.value.field == "protocol.name"
     assert "standalone" in caught.value.remedy
-    make_plan(load_spec(tiny()), 0)
+    make_plan(load_spec(tiny()), known(0))
 
 
 def test_the_refusal_names_the_protocols_that_can():
     spec = tiny(**{**MULTI, "protocol": {"name": "fedmd"}, "references": []})
     with pytest.raises(SpecError, match="does not run multi-label data") as caught:
-        make_plan(load_spec(spec), 0)
+        make_plan(load_spec(spec), known(0))
     assert caught.value.value == "fedmd"
     assert caught.value.remedy == "Protocols that do: centralized, fedavg, fedkd, standalone."
 
@@ -232,5 +232,5 @@ def test_the_refusal_names_the_protocols_that_can():
 def test_a_partition_by_class_is_refused():
     spec = tiny(**MULTI, partition={"name": "by-class", "classes_per_client": 1})
     with pytest.raises(SpecError, match="multi-label") as caught:
-        make_plan(load_spec(spec), 0)
+        make_plan(load_spec(spec), known(0))
     assert caught.value.field == "partition.name"

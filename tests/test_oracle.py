@@ -283,7 +283,7 @@ def test_an_edited_answer_is_found(asked, tmp_path):
     (payload,) = (folder / "payloads").iterdir()
     content = bytearray(payload.read_bytes())
     answer = list(read_messages(folder, log="queries.jsonl"))[1]
-    content[answer.payload["offset"] + answer.payload["length"] - 1] ^= 1
+    content[answer.offset + answer.payload["length"] - 1] ^= 1
     payload.write_bytes(content)
     (found,) = verify_transcript(folder, head=last, count=6, start=head, log="queries.jsonl")
     assert "message 1" in found

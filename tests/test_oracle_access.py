@@ -16,7 +16,7 @@ from fdaudit.cells import Stage
 from fdaudit.encoding import readable
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian
-from fdaudit.oracle import Oracle
+from fdaudit.isolation.schema import Case
 from fdaudit.oracle_access import oracle_answers, published
 from fdaudit.payloads import read_payload
 from fdaudit.rng import SecretStream
@@ -200,7 +200,9 @@ def test_attacks_do_not_change_what_a_view_costs(
     assert fdaudit.load(run.directory).ledger(adversary) == before
 
 
-def test_an_attack_that_is_run_again_gets_new_noise_on_new_questions(tmp_path: Path) -> None:
+def test_an_attack_that_is_run_again_gets_new_noise_on_new_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The difference of two answers under one draw of noise would be free of noise."""
     noise = on_message("logits", sigma=2.0, clip=0.05, public_index=True)
     asked = spec("fedmd", {"rounds": 1, "local_steps": 1}, defenses=[noise], queries=100)
@@ -210,11 +212,14 @@ def test_an_attack_that_is_run_again_gets_new_noise_on_new_questions(tmp_path: P
         assert handle is not None
         task = AttackTask(targets=("client/0",), challenges={}, oracle=handle)
 
-        def attack(handle: Oracle = handle, x: torch.Tensor = x) -> tuple[()]:
-            found.append(handle.query(x, of="client/0").double().log())
+        def attack(asked: object, view: object, case: object, reply: Any, x: torch.Tensor = x) -> tuple[()]:
+            found.append(reply(x, "client/0").double().log())
             return ()
 
-        stage._ask("server/one-attack", "server", task, attack)
+        monkeypatch.setattr("fdaudit.cells.attack", attack)
+        with stage.adversary("server") as adversary:
+            case = Case(knowledge=stage.knowledge(adversary), task=task, seed=0)
+            stage._ask("server/one-attack", stage.plan.attacks[0], adversary, case)
     first, second = (z - z.mean(1, keepdim=True) for z in found)
     assert float((first - second).std()) > float(first.std())
 

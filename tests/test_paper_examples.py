@@ -11,6 +11,7 @@ from fdaudit.plan import make_plan
 from fdaudit.spec import load_spec
 
 from .docs_pages import ROOT
+from .run_cases import known
 
 PAPER = sorted((ROOT / "examples" / "paper").glob("*.yaml"))
 MNIST = [p for p in PAPER if load_spec(p).dataset.name == "mnist"]
@@ -37,5 +38,5 @@ def test_each_says_what_it_is_and_leaves_the_seed_open(path: Path) -> None:
 @pytest.mark.skipif(not os.environ.get("FDAUDIT_DATA"), reason="FDAUDIT_DATA is not set")
 @pytest.mark.parametrize("path", MNIST, ids=lambda p: p.stem)
 def test_those_on_mnist_can_be_planned(path: Path) -> None:
-    plan = make_plan(load_spec(path), seed=1)
+    plan = make_plan(load_spec(path), known(1))
     assert len(plan.public) or not plan.protocol.needs_public

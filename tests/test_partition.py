@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from fdaudit.config import validate
 from fdaudit.data import class_table, partition
 from fdaudit.errors import DataError, SpecError
-from fdaudit.rng import child
 from fdaudit.spec import PartitionSpec
+
+from .run_cases import stream
 
 CLASSES = 6
 
@@ -25,7 +26,7 @@ specs = st.one_of(
 
 def parts_or_refusal(y, clients, spec, seed):
     try:
-        return partition(y, clients, spec, child(seed, "partition"), CLASSES)
+        return partition(y, clients, spec, stream(seed, "partition"), CLASSES)
     except DataError as error:
         assert error.remedy  # noqa: PT017
         return None
@@ -39,7 +40,7 @@ def test_parts_are_disjoint_ascending_and_reproducible(y, clients, spec, seed):
     assert len(parts) == clients
     assert len(together.unique()) == len(together)
     assert all(len(part) and torch.equal(part, part.sort().values) for part in parts)
-    again = partition(y, clients, spec, child(seed, "partition"), CLASSES)
+    again = partition(y, clients, spec, stream(seed, "partition"), CLASSES)
     assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
     table = class_table(y, parts, CLASSES)
     assert table.shape == (clients, CLASSES)
@@ -66,7 +67,7 @@ def test_every_record_goes_to_someone_unless_classes_are_left_over(y, clients, s
 def test_by_class_gives_exactly_n_classes_shared_evenly(clients, wanted, seed):
     y = torch.arange(CLASSES * 40) % CLASSES
     spec = PartitionSpec(name="by-class", classes_per_client=wanted)
-    parts = partition(y, clients, spec, child(seed, "partition"), CLASSES)
+    parts = partition(y, clients, spec, stream(seed, "partition"), CLASSES)
     table = class_table(y, parts, CLASSES)
     assert (table > 0).sum(1).tolist() == [wanted] * clients
     holders = (table > 0).sum(0)
@@ -78,7 +79,7 @@ def test_by_class_gives_exactly_n_classes_shared_evenly(clients, wanted, seed):
 
 def test_iid_sizes_differ_by_at_most_one_and_classes_mix():
     y = torch.arange(1003) % CLASSES
-    parts = partition(y, 4, PartitionSpec(), child(0, "p"), CLASSES)
+    parts = partition(y, 4, PartitionSpec(), stream(0, "p"), CLASSES)
     assert sorted(len(p) for p in parts) == [250, 251, 251, 251]
     expected = 250 / CLASSES
     # Hypergeometric counts: five standard deviations.
@@ -88,7 +89,7 @@ def test_iid_sizes_differ_by_at_most_one_and_classes_mix():
 def test_dirichlet_tends_to_equal_shares_as_alpha_grows():
     y = torch.arange(6000) % CLASSES
     spec = PartitionSpec(name="dirichlet", alpha=1e8)
-    table = class_table(y, partition(y, 5, spec, child(0, "p"), CLASSES), CLASSES)
+    table = class_table(y, partition(y, 5, spec, stream(0, "p"), CLASSES), CLASSES)
     assert (table - 200).abs().max() <= 1
 
 
@@ -96,8 +97,8 @@ def test_dirichlet_tends_to_one_holder_a_class_as_alpha_vanishes():
     y = torch.arange(6000) % CLASSES
     spec = PartitionSpec(name="dirichlet", alpha=1e-6)
     with pytest.raises(DataError, match="fewer than 1"):
-        partition(y, 30, spec, child(0, "p"), CLASSES)
-    parts = partition(y, 30, spec, child(0, "p"), CLASSES, minimum=0)
+        partition(y, 30, spec, stream(0, "p"), CLASSES)
+    parts = partition(y, 30, spec, stream(0, "p"), CLASSES, minimum=0)
     assert (class_table(y, parts, CLASSES) > 0).sum(0).tolist() == [1] * CLASSES
 
 
@@ -105,7 +106,7 @@ def test_dirichlet_shares_have_the_distributions_variance():
     # A share of Dir_K(α) has mean 1/K and variance (K - 1) / (K² (K α + 1)).
     clients, alpha, n = 4, 0.7, 2000
     y = torch.arange(50 * n) % 50
-    parts = partition(y, clients, PartitionSpec(name="dirichlet", alpha=alpha), child(3, "p"), 50)
+    parts = partition(y, clients, PartitionSpec(name="dirichlet", alpha=alpha), stream(3, "p"), 50)
     shares = class_table(y, parts, 50).double() / n
     expected = (clients - 1) / (clients**2 * (clients * alpha + 1))
     assert shares.mean().item() == pytest.approx(1 / clients)
@@ -115,8 +116,8 @@ def test_dirichlet_shares_have_the_distributions_variance():
 def test_only_labels_and_the_generator_decide():
     y = torch.arange(600) % CLASSES
     for spec in (PartitionSpec(), PartitionSpec(name="dirichlet", alpha=1.0)):
-        one = partition(y, 3, spec, child(0, "p"), CLASSES)
-        other = partition(y, 3, spec, child(1, "p"), CLASSES)
+        one = partition(y, 3, spec, stream(0, "p"), CLASSES)
+        other = partition(y, 3, spec, stream(1, "p"), CLASSES)
         assert not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -141,15 +142,15 @@ def test_only_labels_and_the_generator_decide():
 )
 def test_impossible_partitions(y, clients, spec, words):
     with pytest.raises(DataError, match=words) as caught:
-        partition(y, clients, spec, child(0, "p"), CLASSES)
+        partition(y, clients, spec, stream(0, "p"), CLASSES)
     assert caught.value.remedy
 
 
 def test_a_client_below_the_minimum_is_refused():
     y = torch.arange(12) % CLASSES
-    partition(y, 4, PartitionSpec(), child(0, "p"), CLASSES, minimum=3)
+    partition(y, 4, PartitionSpec(), stream(0, "p"), CLASSES, minimum=3)
     with pytest.raises(DataError, match="fewer than 4"):
-        partition(y, 4, PartitionSpec(), child(0, "p"), CLASSES, minimum=4)
+        partition(y, 4, PartitionSpec(), stream(0, "p"), CLASSES, minimum=4)
 
 
 @pytest.mark.parametrize(

@@ -103,11 +103,26 @@ def test_every_number_of_the_report_is_recomputed_from_the_run(
     assert len(list(leaves(report.document))) > 700
 
 
+def coarseness(path: Any, value: float) -> float:
+    """How far a public number may lie from the exact one that stands in the same place."""
+    if path[-1] == "bytes":
+        return 0.05 * value  # two digits
+    if path[0] == "matrix":
+        return 0.5  # half a dB
+    return 0.005 if path[:2] == ("result", "utility") else 0.0
+
+
 @pytest.mark.parametrize("name", ["leaking", "bounded"])
 def test_the_public_variant_has_no_number_of_its_own(reports: dict[str, Reported], name: str) -> None:
     whole, public = (dict(leaves(d)) for d in (reports[name].document, reports[name].public))
-    assert public.items() < whole.items()
-    assert len(public) > 500
+    figures = {path: v for path, v in public.items() if path[:2] == ("result", "cells") and "figures" in path}
+    assert [v for v in figures.values() if not v.is_integer() and not round(20 * v, 6).is_integer()] == []
+    other = {path: v for path, v in public.items() if path not in figures}
+    assert other.keys() <= whole.keys()
+    assert [
+        (path, v) for path, v in other.items() if abs(v - whole[path]) > coarseness(path, whole[path])
+    ] == []
+    assert len(public) > 100
 
 
 def test_what_is_held_to_less_is_listed_with_its_reason_and_nothing_else_is_listed(

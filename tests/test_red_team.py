@@ -42,9 +42,10 @@ SPEC = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A run, and what its server and a coalition are handed."""
+    """A run, what its server is handed with candidates, and the run as it was before (`quiet`)."""
     home = tmp_path_factory.mktemp("red-team")
     run = fdaudit.run(SPEC, home / "run")
+    shutil.copytree(home / "run", home / "quiet")
     fdaudit.export_view(run, "server", home / "server", challenges=True)
     return home
 
@@ -109,10 +110,8 @@ def test_what_is_handed_out_is_the_view_knowledge_candidates_and_a_card(made):
     assert [m.seq for m in view.messages] == [m.seq for m in run.view("server").messages]
     assert set(load_file(out / "knowledge" / "auxiliary.safetensors")) == {"x", "y"}
     assert set(load_file(out / "challenges" / "client-0.safetensors")) == {"x", "y", "pair"}
-    assert (
-        card(made)["view_sha256"]
-        == hashlib.sha256((out / "view" / "messages.jsonl").read_bytes()).hexdigest()
-    )
+    assert card(made)["view_sha256"] == hashlib.sha256((out / "view" / "view.json").read_bytes()).hexdigest()
+    assert open_view(out / "view", card(made)["view_sha256"]).name == "server"
     assert card(made)["victims"] == ["client/0", "client/1"]
 
 
@@ -151,7 +150,7 @@ def test_an_export_with_a_changed_line_does_not_open(home):
     lines = log.read_bytes().split(b"\n")
     lines[1] = lines[1].replace(b'"step":0', b'"step":1')
     log.write_bytes(b"\n".join(lines))
-    with pytest.raises(IntegrityError, match="does not chain"):
+    with pytest.raises(IntegrityError, match="does not match its digest"):
         open_view(home / "server" / "view")
 
 
@@ -159,17 +158,17 @@ def test_an_export_with_a_changed_line_does_not_open(home):
 
 
 def test_class_shares_are_scored_and_shown(home, monkeypatch, capsys):
-    run = fdaudit.load(home / "run")
+    run = fdaudit.load(home / "quiet")
     y = [run.plan.records(k)[1] for k in ("client/0", "client/1")]
     truth = [
         {"target": f"client/{k}", "distribution": (torch.bincount(v, minlength=10) / len(v)).tolist()}
         for k, v in enumerate(y)
     ]
     path = guesses(home, label_distribution=truth, source="a test", assumes=["luck"])
-    code, out, _ = cli(monkeypatch, capsys, "score", home / "run", path)
+    code, out, _ = cli(monkeypatch, capsys, "score", home / "quiet", path)
     assert code == 0
     assert "label_tv_mean" in out
-    (cell,) = [c for c in fdaudit.load(home / "run").result["cells"] if c["attack"] == "external-mine"]
+    (cell,) = [c for c in fdaudit.load(home / "quiet").result["cells"] if c["attack"] == "external-mine"]
     assert (cell["status"], cell["adversary"], cell["source"], cell["assumes"]) == (
         "run",
         "server",
@@ -182,7 +181,7 @@ def test_class_shares_are_scored_and_shown(home, monkeypatch, capsys):
 
 
 def test_membership_is_scored_as_the_runs_own_attacks_are(home):
-    run = fdaudit.load(home / "run")
+    run = fdaudit.load(home / "quiet")
     x, _ = (torch.cat(t) for t in zip(*(run.plan.records(k) for k in run.plan.clients), strict=True))
     trained_on = {r.numpy().tobytes() for r in x}
     known = membership(
@@ -193,17 +192,17 @@ def test_membership_is_scored_as_the_runs_own_attacks_are(home):
 
 
 def test_a_reconstruction_is_scored_with_its_pictures(home):
-    run = fdaudit.load(home / "run")
+    run = fdaudit.load(home / "quiet")
     seq = next(m.seq for m in run.view("server").messages if m.kind == "gradient")
     save_file({"images": torch.full((1, 1, 8, 8), 0.5)}, home / "images.safetensors")
     one = [{"target": "client/0", "messages": [seq], "images": "images.safetensors"}]
     cell = fdaudit.score(run, guesses(home, label_distribution=None, reconstruction=one))
     assert {f.name for f in cell.figures} >= {"psnr", "psnr_prior"}
-    assert (home / "run" / cell.targets[0].images[0]["guess"]).is_file()
+    assert (home / "quiet" / cell.targets[0].images[0]["guess"]).is_file()
 
 
 def test_submissions_are_counted_and_a_name_stays_with_its_adversary(home):
-    run = fdaudit.load(home / "run")
+    run = fdaudit.load(home / "quiet")
     counted = [fdaudit.score(run, guesses(home)).params["submission"] for _ in range(2)]
     assert counted == [1, 2]
     with pytest.raises(
@@ -267,7 +266,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no victim": (_shares(("client/0", EVEN), ("client/2", EVEN)), "the victims are"),
     "nine classes": (_shares(("client/0", EVEN[:9]), ("client/1", EVEN)), "each of 10 classes"),
     "shares of two": (_shares(("client/0", [0.2] * 10), ("client/1", EVEN)), "do not sum to 1"),
-    "a share that is NaN": (_shares(("client/0", [float("nan")] * 10), ("client/1", EVEN)), "distribution.0"),
+    "a share that is NaN": (
+        _shares(("client/0", [float("nan")] * 10), ("client/1", EVEN)),
+        "NaN is no number",
+    ),
     "a share as text": (_shares(("client/0", ["0.1"] * 10), ("client/1", EVEN)), "distribution.0"),
     "candidates never issued": (_never_issued, "is not the digest of the candidates issued for client/0"),
     "a client never challenged": (
@@ -282,7 +284,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda home: by_membership(
             home, membership(home, lambda x, y, pair: torch.full((len(y),), torch.inf))
         ),
-        "scores.0",
+        "Infinity is no number",
     ),
     "images elsewhere": (lambda home: _images(home, "../images.safetensors"), "images"),
     "images by an absolute path": (lambda home: _images(home, "/etc/x.safetensors"), "images"),
@@ -311,11 +313,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_file_that_is_wrong_is_one_line_and_changes_nothing(case, home, monkeypatch, capsys):
     write, says = REFUSED[case]
-    path, before = write(home), tree(home / "run")
-    code, out, err = cli(monkeypatch, capsys, "score", home / "run", path)
+    path, before = write(home), tree(home / "quiet")
+    code, out, err = cli(monkeypatch, capsys, "score", home / "quiet", path)
     assert (code, out, len(err.splitlines())) == (2, "", 1), err
     assert says in err
-    assert tree(home / "run") == before
+    assert tree(home / "quiet") == before
 
 
 @pytest.mark.parametrize(
@@ -333,11 +335,11 @@ def test_an_export_that_cannot_be_is_one_line_and_leaves_nothing(home, monkeypat
 
 def test_the_commands_speak_json(home, monkeypatch, capsys):
     code, out, _ = cli(
-        monkeypatch, capsys, "export-view", home / "run", "world", "--out", home / "w", "--json"
+        monkeypatch, capsys, "export-view", home / "quiet", "world", "--out", home / "w", "--json"
     )
     assert code == 0
     assert json.loads(out)["card"]["adversary"] == "world"
-    code, out, _ = cli(monkeypatch, capsys, "score", home / "run", guesses(home), "--json")
+    code, out, _ = cli(monkeypatch, capsys, "score", home / "quiet", guesses(home), "--json")
     assert (code, json.loads(out)["id"]) == (0, "server/external-mine")
 
 

@@ -17,6 +17,7 @@ from fdaudit.rng import SecretStream, child
 from fdaudit.spec import Spec
 
 from .protocol_cases import run
+from .run_cases import known
 
 SECRET = b"a secret of sixteen bytes or more"
 NAMES = ("hard-label", "rounding", "temperature", "top-k")
@@ -210,7 +211,7 @@ def test_a_spec_that_attaches_it_to_another_kind_is_refused_before_the_run():
     entry = {"kind": "model_update", "name": "top-k"}
     written = {"protocol": {"name": "fedavg", "params": {"upload": "model_update"}}, "defenses": [entry]}
     with pytest.raises(SpecError, match="is no kind that top-k can treat") as caught:
-        make_plan(validate(Spec, written), seed=0)
+        make_plan(validate(Spec, written), known(0))
     assert caught.value.field == "defenses.0.kind"
 
 
@@ -218,7 +219,7 @@ def test_hard_labels_for_a_protocol_that_cannot_read_them_are_refused_before_the
     entry = {"kind": "logits", "name": "hard-label"}
     written = {"protocol": {"name": "fedkd"}, "defenses": [entry], "splits": {"proxy": 0.2}}
     with pytest.raises(SpecError, match="makes hard_labels of logits, which fedkd cannot read") as caught:
-        make_plan(validate(Spec, written), seed=0)
+        make_plan(validate(Spec, written), known(0))
     assert caught.value.field == "defenses.0.name"
     read = {"protocol": {"name": "fedmd"}, "defenses": [entry], "splits": {"proxy": 0.2}}
-    assert make_plan(validate(Spec, read), seed=0).defenses[("logits", "client")][0].name == "hard-label"
+    assert make_plan(validate(Spec, read), known(0)).defenses[("logits", "client")][0].name == "hard-label"

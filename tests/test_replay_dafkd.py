@@ -24,7 +24,7 @@ from safetensors.numpy import load_file, save, save_file
 from fdaudit.rng import child
 
 from .record_reader import Arrays, read, standing_alone
-from .run_cases import finished
+from .run_cases import finished, known
 
 
 class BrokenRecordError(Exception):
@@ -261,7 +261,7 @@ def recorded(directory: Path, change: dict[str, Any]) -> tuple[Path, dict[str, A
     )
     coins = {}
     for t in range(settings["rounds"]):
-        drawn = child(SEED, "dafkd", "pseudo", t)
+        drawn = child(known(SEED).working_seed, "dafkd", "pseudo", t)
         coins[f"y/{t}"] = torch.randint(10, (SAMPLES,), generator=drawn).numpy()
         coins[f"z/{t}"] = torch.randn(SAMPLES, settings["latent"], generator=drawn).numpy()
     save_file(coins, run / "coins.safetensors")
@@ -325,7 +325,7 @@ def test_every_value_that_a_client_sent_counts(kind: str, tmp_path: Path) -> Non
         (m, t) for m, t in read(run / "transcript") if m["kind"] == kind and m["sender"] == "client/1"
     )
     with (run / "transcript" / message["payload"]["file"]).open("r+b") as file:
-        file.seek(message["payload"]["offset"])
+        file.seek(message["begins"])
         other = save({n: t + np.ones((), t.dtype) for n, t in tensors.items()})
         assert file.write(other) == message["payload"]["length"]
     with pytest.raises(BrokenRecordError):

@@ -24,7 +24,7 @@ from fdaudit.plan import make_plan
 from fdaudit.spec import load_spec
 
 from .record_reader import Arrays, read, standing_alone
-from .run_cases import finished, tiny
+from .run_cases import finished, known, tiny
 
 
 class BrokenRecordError(Exception):
@@ -219,7 +219,7 @@ def recorded(
         "withhold": list(withhold),
     }
     run = finished(directory, **changes)
-    initial = make_plan(load_spec(tiny(**changes)), 7).common.networks.initial(["server"], 7)["server"]
+    initial = make_plan(load_spec(tiny(**changes)), known(7)).initial()
     save_file({n: t.numpy() for n, t in initial.items()}, run / "initial.safetensors")
     return run, settings
 
@@ -289,7 +289,7 @@ def test_every_value_of_what_the_server_was_sent_or_sent_counts(kind: str, tmp_p
     (name,) = [n for n in tensors if n != "index"]
     tensors[name] = tensors[name] + np.ones((), tensors[name].dtype)
     with (run / "transcript" / message["payload"]["file"]).open("r+b") as file:
-        file.seek(message["payload"]["offset"])
+        file.seek(message["begins"])
         assert file.write(save(tensors)) == message["payload"]["length"]
     with pytest.raises(BrokenRecordError):
         checked(run, settings)

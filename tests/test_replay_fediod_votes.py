@@ -18,7 +18,7 @@ from fdaudit.plan import make_plan
 from fdaudit.spec import load_spec
 
 from .record_reader import Arrays, read
-from .run_cases import finished, tiny
+from .run_cases import finished, known, tiny
 from .test_replay_fediod import BrokenRecordError, Student, log_softmax
 
 CLIENTS = 3
@@ -145,7 +145,7 @@ def recorded(directory: Path, name: str) -> tuple[Path, dict[str, Any], bool]:
         "defenses": [] if defence is None else [{**at, **defence}],
     }
     run = finished(directory, **changes)
-    initial = make_plan(load_spec(tiny(**changes)), 7).common.networks.initial(["server"], 7)["server"]
+    initial = make_plan(load_spec(tiny(**changes)), known(7)).initial()
     save_file({n: t.numpy() for n, t in initial.items()}, run / "initial.safetensors")
     return run, settings, defence is not None
 
@@ -182,7 +182,7 @@ def test_every_vote_counts(kind: str, sender: str, tmp_path: Path) -> None:
     tensors[name] = tensors[name].copy()
     tensors[name].flat[0] = (tensors[name].flat[0] + 1) % 10
     with (run / "transcript" / message["payload"]["file"]).open("r+b") as file:
-        file.seek(message["payload"]["offset"])
+        file.seek(message["begins"])
         assert file.write(save(tensors)) == message["payload"]["length"]
     with pytest.raises(BrokenRecordError, match="counted otherwise"):
         checked(run, settings, defended)

@@ -25,6 +25,7 @@ from fdaudit.wire import Outage
 
 from .ledger_cases import Log
 from .protocol_cases import SIZES, Ran, configured, encode, initial, records, run
+from .run_cases import known
 
 SECURE: dict[str, Any] = {"aggregation": "secure", "weighting": "uniform", "local_steps": 2, "lr": 0.3}
 ROUNDS, K = 3, len(SIZES)
@@ -206,9 +207,9 @@ def spec(**params: Any) -> Any:
 
 
 def test_the_aggregator_is_an_adversary_where_there_is_one() -> None:
-    assert "aggregator" in make_plan(spec(aggregation="secure", weighting="uniform"), 0).parties
+    assert "aggregator" in make_plan(spec(aggregation="secure", weighting="uniform"), known(0)).parties
     with pytest.raises(SpecError, match="aggregator") as caught:
-        make_plan(spec(), 0)
+        make_plan(spec(), known(0))
     assert "adversaries" in caught.value.field
 
 

@@ -80,7 +80,7 @@ def test_the_cache_on_disk_is_read_and_damage_is_trained_anew(case, monkeypatch,
     first = shadows(case.knowledge, x, y, 4, hyperparameters=public).parameters
     assert same(first, shadows(case.knowledge, x, y, 4, hyperparameters=public).parameters)
     assert calls == [4]
-    (file,) = (tmp_path / "new" / "cache").glob("*.safetensors")
+    (file,) = (tmp_path / "new" / "cache").glob("*.kept")
     damaged = bytearray(file.read_bytes())
     damaged[-1] ^= 1
     file.write_bytes(damaged)

@@ -21,7 +21,9 @@ from fdaudit.errors import DataError, IntegrityError, SpecError
 from fdaudit.rng import child
 from fdaudit.spec import DatasetSpec, PartitionSpec, SplitSpec
 
-DIGITS = load_dataset(DatasetSpec(), child(0, "dataset"))
+from .run_cases import stream
+
+DIGITS = load_dataset(DatasetSpec(), stream(0, "dataset"))
 SPECS = [
     PartitionSpec(),
     PartitionSpec(name="by-class", classes_per_client=2),
@@ -37,7 +39,7 @@ def made(y, classes, own_test=False):
 
 
 def digits_splits(seed=0, clients=4, partition=SPECS[0], **fields):
-    return make_splits(DIGITS, clients, partition, SplitSpec(**fields), child(seed, "splits"))
+    return make_splits(DIGITS, clients, partition, SplitSpec(**fields), stream(seed, "splits"))
 
 
 def check_structure(dataset, splits, own_test=False):
@@ -76,7 +78,7 @@ def test_structure_holds_for_any_labels(y, clients, candidates, own_test, seed):
     dataset = made(y, 4, own_test)
     try:
         splits = make_splits(
-            dataset, clients, SPECS[0], SplitSpec(candidates=candidates), child(seed, "splits")
+            dataset, clients, SPECS[0], SplitSpec(candidates=candidates), stream(seed, "splits")
         )
     except DataError as error:
         assert error.remedy  # noqa: PT017
@@ -113,7 +115,7 @@ def test_the_same_generator_state_gives_the_same_splits():
 def test_altering_images_alters_no_index(partition):
     altered = replace(DIGITS, x=1.0 - DIGITS.x)
     one = digits_splits(partition=partition).to_dict()
-    other = make_splits(altered, 4, partition, SplitSpec(), child(0, "splits")).to_dict()
+    other = make_splits(altered, 4, partition, SplitSpec(), stream(0, "splits")).to_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -123,7 +125,7 @@ def test_coins_are_fair_and_independent():
     lower = []
     membership = torch.zeros(80)
     for seed in range(300):
-        for client in make_splits(dataset, 2, SPECS[0], spec, child(seed, "splits")).clients:
+        for client in make_splits(dataset, 2, SPECS[0], spec, stream(seed, "splits")).clients:
             lower.append(client.members < client.non_members)
             membership[client.members] += 1
             membership[client.non_members] -= 1
@@ -169,7 +171,7 @@ def test_the_same_classifier_does_tell_halves_that_differ():
 
 def test_an_official_test_split_is_used_whole():
     dataset = made(torch.arange(100) % 4, 4, own_test=True)
-    splits = make_splits(dataset, 2, SPECS[0], SplitSpec(test=0.9 - 0.2), child(0, "splits"))
+    splits = make_splits(dataset, 2, SPECS[0], SplitSpec(test=0.9 - 0.2), stream(0, "splits"))
     x, y = xy_of_test(dataset, splits)
     assert torch.equal(x, dataset.test_x)
     assert torch.equal(y, dataset.test_y)
@@ -177,15 +179,15 @@ def test_an_official_test_split_is_used_whole():
 
 
 def test_too_few_records_give_fewer_pairs_and_none_is_an_error():
-    splits = make_splits(made(torch.arange(60) % 2, 2), 2, SPECS[0], SplitSpec(), child(0, "splits"))
+    splits = make_splits(made(torch.arange(60) % 2, 2), 2, SPECS[0], SplitSpec(), stream(0, "splits"))
     assert all(0 < len(c.members) <= 18 // 2 for c in splits.clients)
     with pytest.raises(DataError, match="no two records of one class") as caught:
-        make_splits(made(torch.arange(20), 20), 1, SPECS[0], SplitSpec(), child(0, "splits"))
+        make_splits(made(torch.arange(20), 20), 1, SPECS[0], SplitSpec(), stream(0, "splits"))
     assert caught.value.field == "splits.candidates"
-    none = make_splits(made(torch.arange(20), 20), 1, SPECS[0], SplitSpec(candidates=0), child(0, "splits"))
+    none = make_splits(made(torch.arange(20), 20), 1, SPECS[0], SplitSpec(candidates=0), stream(0, "splits"))
     assert len(none.clients[0].members) == 0
     with pytest.raises(DataError, match="no test record"):
-        make_splits(made([0, 1, 0, 1], 2), 1, SPECS[0], SplitSpec(test=0.0), child(0, "splits"))
+        make_splits(made([0, 1, 0, 1], 2), 1, SPECS[0], SplitSpec(test=0.0), stream(0, "splits"))
 
 
 def test_fractions_must_leave_something():

@@ -12,6 +12,8 @@ from fdaudit.data.resize import fit
 from fdaudit.data.stratify import apportion, stratified_draw
 from fdaudit.rng import child
 
+from .run_cases import stream
+
 
 @given(
     h=st.integers(1, 12),
@@ -62,6 +64,6 @@ def test_apportion_respects_caps(weights, share):
 def test_stratified_draw_splits_into_two(y, share, seed):
     labels = torch.tensor(y)
     total = int(share * len(y))
-    drawn, rest = stratified_draw(labels, total, 5, child(seed, "draw"))
+    drawn, rest = stratified_draw(labels, total, 5, stream(seed, "draw"))
     assert len(drawn) == total
     assert sorted([*drawn.tolist(), *rest.tolist()]) == list(range(len(y)))

@@ -18,7 +18,7 @@ from fdaudit.plan import make_plan
 from fdaudit.spec import load_spec
 
 from .report_cases import Document
-from .run_cases import cli, tiny, tree
+from .run_cases import cli, known, tiny, tree
 
 GROUND = (
     "clients",
@@ -70,9 +70,9 @@ def test_the_quickstart_s_runs_differ_in_their_protocol_only() -> None:
 
 @pytest.mark.parametrize("name", suite.PROTOCOLS)
 def test_the_quickstart_s_specs_make_a_plan(name: str) -> None:
-    plan = make_plan(suite.specs()[name], 0)
+    plan = make_plan(suite.specs()[name], known(0))
     assert plan.spec.profile == "quick"
-    assert [a.name for a in plan.attacks if a.config is not None] == attacks.REGISTRY.names()
+    assert [a.name for a in plan.attacks if a.params is not None] == attacks.REGISTRY.names()
     assert set(plan.spec.adversaries) == {
         "server",
         "client/0",
@@ -242,6 +242,7 @@ def test_the_command_prints_a_line_a_run(
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("attacks_here")
 def test_a_failed_cell_of_any_run_ends_with_1_under_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import yaml
 import fdaudit
 from fdaudit import sweep as engine
 from fdaudit.errors import RunError, SpecError, UsageError
+from fdaudit.locks import writing
 from fdaudit.pool import Answer
 from fdaudit.sweep_grid import expand, load_grid
 from fdaudit.sweep_index import Index, read_index
@@ -276,6 +278,7 @@ def test_a_lost_process_fails_its_cell_alone(tmp_path: Path) -> None:
     assert "ended before it was done" in next(e.reason for e in index.cells if e.status == "failed")
 
 
+@pytest.mark.usefixtures("attacks_here")
 def test_a_failed_attack_of_a_finished_cell_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fdaudit.attacks.loss_threshold import LossThreshold
 
@@ -328,8 +331,10 @@ def test_what_is_in_the_way_is_left_alone(what: str, resume: bool, tmp_path: Pat
 
 
 def test_two_sweeps_do_not_share_a_directory(done: Path) -> None:
-    with engine._alone(done), pytest.raises(RunError, match="at work"):
-        engine.sweep(grid(), done, resume=True, executor=nowhere)
+    with writing(done):
+        refused = ThreadPoolExecutor(1).submit(engine.sweep, grid(), done, resume=True, executor=nowhere)
+        with pytest.raises(RunError, match="is being written by another process"):
+            refused.result()
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,10 @@ def test_swapping_any_two_lines_is_found(damaged: Path) -> None:
 
 
 def test_a_line_of_another_run_is_found(damaged: Path, tmp_path: Path) -> None:
-    whole, foreign = lines(damaged), lines(finished(tmp_path / "other", model__params={"widths": [1]}))
+    whole, foreign = (
+        lines(damaged),
+        lines(finished(tmp_path / "other", model__params={"widths": [1]}, seed=8)),
+    )
     for k in range(len(whole)):
         rewrite(damaged, [*whole[:k], foreign[k], *whole[k + 1 :]])
         assert names(verify(damaged), LOG), k

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
+import os
 
 import pytest
 import torch
 
 from fdaudit.errors import IntegrityError, SpecError
-from fdaudit.messages import Message
+from fdaudit.messages import Message, canonical
 from fdaudit.payloads import read_payload
 from fdaudit.rng import child
 from fdaudit.storage import decode
 from fdaudit.transcript import LOG, Transcript, read_messages
-from fdaudit.view import EAVESDROPPER, export_view, members_of, open_view, view_of
+from fdaudit.view import EAVESDROPPER, export_view, members_of, open_view, view_digest, view_of
 
 PARTIES = ("server", "client/0", "client/1", "client/2", "world")
 SENT = [  # (sender, receivers): by party, what it sees follows by hand
@@ -139,10 +141,13 @@ def test_an_exported_view_is_the_same_view(transcript, tmp_path, name, transport
 
 def test_payload_files_hold_what_the_view_says(exported):
     made = open_view(exported)
+    ends = dict.fromkeys((m.payload["file"] for m in made.messages), 0)
     for message in made.messages:
-        where = message.payload
-        content = (exported / where["file"]).read_bytes()[where["offset"] :][: where["length"]]
+        name, length = message.payload["file"], message.payload["length"]
+        content = (exported / name).read_bytes()[ends[name] :][:length]
+        ends[name] += length
         assert torch.equal(decode(content)["w"], made.tensors(message)["w"])
+    assert ends == {f"payloads/{p.name}": p.stat().st_size for p in (exported / "payloads").iterdir()}
 
 
 @pytest.mark.parametrize("name", SEEN)
@@ -222,24 +227,153 @@ FORGERIES = {
     "a card that is no object": lambda e: (e / "view.json").write_bytes(b"[1]"),
     "a card that is not JSON": lambda e: (e / "view.json").write_bytes(b"\xff"),
     "a card nested deeply": lambda e: (e / "view.json").write_bytes(b"[" * 100_000),
-    "another schema": lambda e: card(e, schema="fdaudit-view/2"),
+    "another schema": lambda e: card(e, schema="fdaudit-view/1"),
+    "another name": lambda e: card(e, name="server"),
+    "a name of many parts": lambda e: card(e, name="+" * 1_000_000),
     "own data of a stranger": lambda e: card(e, own_data=["../../etc/passwd"]),
+    "own data of a party that is no member": lambda e: card(e, own_data=["client/1"]),
+    "own data of somebody twice": lambda e: card(e, own_data=["client/0", ["client/0"]]),
     "members that are no list": lambda e: card(e, members=5),
+    "members that are no text": lambda e: card(e, members=[["server"], {}]),
+    "parties that are no text": lambda e: card(e, parties=[5, None]),
     "sizes that are no numbers": lambda e: card(e, sizes=["many"]),
+    "sizes without end": lambda e: card(e, sizes=[math.inf]),
+    "sizes that are truth values": lambda e: card(e, sizes=[True]),
     "hyper-parameters that are no mapping": lambda e: card(e, hyperparameters=7),
+    "hyper-parameters without end": lambda e: card(e, hyperparameters={"lr": math.inf}),
+    "one field more": lambda e: card(e, more=1),
+    "files that are no mapping": lambda e: card(e, files=[]),
+    "a listed file that leads out": lambda e: listed(e, {"../run/messages.jsonl": {"size": 1, "sha256": ""}}),
+    "a listed file that is not there": lambda e: listed(e, {"payloads/x": {"size": 1, "sha256": ""}}),
+    "an entry with a size that is no number": lambda e: listed(e, {LOG: {"size": "1", "sha256": ""}}),
+    "a log of more bytes than there are": lambda e: listed(e, {LOG: {"size": 1 << 40, "sha256": ""}}),
+    "an entry that is no mapping": lambda e: listed(e, {LOG: 5}),
+    "a file that nobody listed": lambda e: (e / "more").write_text("x"),
+    "a payload that nobody listed": lambda e: (e / "payloads" / "round-000009.shard").write_text("x"),
+    "a folder": lambda e: (e / "payloads" / "folder").mkdir(),
+    "a payload without its last byte": lambda e: os.truncate(e / SHARD, (e / SHARD).stat().st_size - 1),
+    "a payload with a byte more": lambda e: (e / SHARD).write_bytes((e / SHARD).read_bytes() + b"x"),
+    "a payload file that is gone": lambda e: (e / SHARD).unlink(),
+    "a pipe in place of a payload": lambda e: replaced(e / SHARD, os.mkfifo),
+    "a pipe in place of the log": lambda e: replaced(e / LOG, os.mkfifo),
+    "a pipe in place of the card": lambda e: replaced(e / "view.json", os.mkfifo),
+    "a pipe in place of own data": lambda e: replaced(e / "own-client-0.safetensors", os.mkfifo),
+    "a device in place of a payload": lambda e: replaced(e / SHARD, lambda p: p.symlink_to("/dev/zero")),
+    "a device in place of the card": lambda e: replaced(e / "view.json", lambda p: p.symlink_to("/dev/zero")),
+    "a link to a whole log": lambda e: linked(e, LOG),
+    "a link to whole payloads": lambda e: linked(e, SHARD),
+    "a link to the folder of payloads": lambda e: linked(e, "payloads"),
 }
+SHARD = "payloads/round-000000.shard"
 
 
 def card(exported, **values):
+    """Rewrites the card, with a digest of its own that fits where there can be one."""
     path = exported / "view.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    body = {k: v for k, v in {**json.loads(path.read_bytes()), **values}.items() if k != "self"}
+    try:
+        body["self"] = hashlib.sha256(canonical(body)).hexdigest()
+        path.write_bytes(canonical(body) + b"\n")
+    except ValueError:
+        path.write_text(json.dumps({**body, "self": "0" * 64}, sort_keys=True, separators=(",", ":")) + "\n")
+
+
+def listed(exported, more):
+    card(exported, files={**json.loads((exported / "view.json").read_bytes())["files"], **more})
+
+
+def made_anew(exported):
+    """Rewrites the list of files as they lie there now."""
+    files = {}
+    for path in sorted(p for p in exported.rglob("*") if p.is_file() and p.name != "view.json"):
+        content = path.read_bytes()
+        entry = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        files[path.relative_to(exported).as_posix()] = entry
+    card(exported, files=files)
+
+
+def replaced(path, make):
+    path.unlink()
+    make(path)
+
+
+def linked(exported, name):
+    (exported / name).rename(exported.parent / "elsewhere")
+    (exported / name).symlink_to(exported.parent / "elsewhere")
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_a_forged_or_damaged_view_is_refused(exported, forgery):
     FORGERIES[forgery](exported)
+    with pytest.raises(IntegrityError) as refused:
+        open_view(exported)
+    assert len(str(refused.value)) < 1_000
+
+
+MADE_ANEW = ("own data that", "a payload", "a hidden line", "a torn", "no final", "another seq", "a dropped")
+
+
+@pytest.mark.parametrize("forgery", [name for name in FORGERIES if name.startswith(MADE_ANEW)])
+def test_what_cannot_be_a_view_is_refused_whatever_its_card_says(exported, forgery):
+    FORGERIES[forgery](exported)
+    made_anew(exported)
     with pytest.raises(IntegrityError):
         open_view(exported)
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_any_byte_changed_in_any_file_is_refused(transcript, tmp_path, name):
+    own = {f"client/{k}": (torch.zeros(1, 1, 2, 2), torch.tensor([0])) for k in range(3)}
+    export_view(view(transcript, name, own_data=own), tmp_path / "out")
+    for path in sorted(p for p in (tmp_path / "out").rglob("*") if p.is_file()):
+        content = path.read_bytes()
+        changed = [
+            content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] for at in range(0, len(content), 13)
+        ]
+        for other in (*changed, content[: len(content) // 2], content[:-1], b"", content + b"\n"):
+            path.write_bytes(other)
+            with pytest.raises(IntegrityError):
+                open_view(tmp_path / "out")
+        path.write_bytes(content)
+    assert open_view(tmp_path / "out").name == name
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_every_changed_line_is_refused_the_ones_before_hidden_ones_too(transcript, tmp_path, name):
+    export_view(view(transcript, name), tmp_path / "out")
+    for number in SEEN[name]:
+        log = (tmp_path / "out" / LOG).read_bytes()
+        rewrite(tmp_path / "out", number, lambda b: edited(b, bytes_on_wire=1))
+        with pytest.raises(IntegrityError):
+            open_view(tmp_path / "out")
+        (tmp_path / "out" / LOG).write_bytes(log)
+
+
+def test_a_view_whose_list_is_made_anew_is_another_view(transcript, tmp_path):
+    made = view(transcript, "client/1")
+    digest = export_view(made, tmp_path / "out")
+    assert digest == view_digest(made)
+    assert digest == hashlib.sha256((tmp_path / "out" / "view.json").read_bytes()).hexdigest()
+    assert open_view(tmp_path / "out", digest).name == "client/1"
+    last = max(m.seq for m in made.messages)
+    rewrite(tmp_path / "out", last, lambda b: edited(b, bytes_on_wire=1))
+    made_anew(tmp_path / "out")
+    open_view(tmp_path / "out")  # nothing in the directory can tell; what was handed out can
+    with pytest.raises(IntegrityError, match="digest that was handed out"):
+        open_view(tmp_path / "out", digest)
+
+
+def test_each_of_its_settings_and_records_is_part_of_a_view_s_digest(transcript):
+    own = {"client/0": (torch.zeros(1, 1, 2, 2), torch.tensor([0]))}
+    other = {"client/0": (torch.ones(1, 1, 2, 2), torch.tensor([0]))}
+    made = [
+        view(transcript, "client/0"),
+        view(transcript, "client/0", own_data=own),
+        view(transcript, "client/0", own_data=other),
+        view(transcript, "client/1"),
+        dataclasses.replace(view(transcript, "client/0"), hyperparameters={"lr": 0.2}),
+    ]
+    assert len({view_digest(one) for one in made}) == len(made)
 
 
 def test_a_directory_that_is_no_view_is_refused(tmp_path):
@@ -250,12 +384,10 @@ def test_a_directory_that_is_no_view_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "change", [lambda b: b[:-1] + bytes([b[-1] ^ 1]), lambda b: b + b"x", lambda b: b[:-1]]
 )
-def test_an_edited_payload_is_refused_when_it_is_read(exported, change):
+def test_a_payload_that_is_edited_meanwhile_is_refused_when_it_is_read(exported, change):
     payload = exported / "payloads" / "round-000000.shard"
-    content = payload.read_bytes()
-    payload.unlink()  # the run's own file may be the same one
+    made, content = open_view(exported), payload.read_bytes()
     payload.write_bytes(change(content))
-    made = open_view(exported)
     last = [m for m in made.messages if m.round == 0][-1]
     if len(change(content)) > len(content):
         assert made.tensors(last)  # a byte beyond what the line names is not read

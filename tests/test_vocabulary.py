@@ -34,6 +34,8 @@ from fdaudit.rng import SecretStream, child, child_numpy, child_seed
 from fdaudit.spec import Spec, load_spec
 from fdaudit.storage import decode, encode
 
+from .run_cases import known
+
 SECRET = b"sixteen bytes and more"
 
 # -- randomness ---------------------------------------------------------------------------------------------------
@@ -331,13 +333,13 @@ SPECS = [
 
 @pytest.mark.parametrize("values", SPECS, ids=["defaults", "small", "everything"])
 def test_a_resolved_spec_loads_again_as_it_was(values, tmp_path):
-    plan = make_plan(load_spec({"attacks": [{"name": "loss-threshold"}], **values}), 11)
+    plan = make_plan(load_spec({"attacks": [{"name": "loss-threshold"}], **values}), known(11))
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(plan.spec.public("c" * 64), sort_keys=False))
     again = load_spec(path)
     assert again == plan.spec.model_copy(update={"seed": None})
     assert again.digest() == plan.spec.digest()
-    resolved = make_plan(again, 11)
+    resolved = make_plan(again, known(11))
     assert resolved.spec == again
     assert resolved.execution == plan.execution
 
@@ -375,7 +377,7 @@ def test_the_digest_leaves_the_seed_out_and_nothing_else():
 )
 def test_what_a_run_could_not_do_is_refused_before_it_starts(values, says):
     with pytest.raises(SpecError, match=says):
-        make_plan(load_spec({"attacks": [{"name": "loss-threshold"}], **values}), 1)
+        make_plan(load_spec({"attacks": [{"name": "loss-threshold"}], **values}), known(1))
 
 
 def test_a_spec_is_taken_as_it_is():

@@ -21,6 +21,7 @@ from fdaudit.rng import child
 from fdaudit.spec import load_spec
 
 from .protocol_cases import CLASSES, SIZES, Ran, configured, network, public, records, run
+from .run_cases import known
 
 ROUNDS, B = 2, 5
 VOTES: dict[str, Any] = {
@@ -215,7 +216,7 @@ def planned(params: dict[str, Any], *defenses: tuple[str, str, str]) -> Any:
         "protocol": {"name": "selective-fd", "params": params},
         "defenses": attached,
     }
-    return make_plan(load_spec(wanted), 0)
+    return make_plan(load_spec(wanted), known(0))
 
 
 def test_pate_is_attached_where_votes_are_counted() -> None:

@@ -16,7 +16,7 @@ NETWORKS = {
     "cnn": architecture(
         ModelSpec(name="cnn-strided", params={"channels": [4, 6], "kernel": 3}), SHAPE, CLASSES
     ),
-    "norm": architecture(ModelSpec(name="resnet8", params={"width": 4, "norm": "batch"}), SHAPE, CLASSES),
+    "norm": architecture(ModelSpec(name="resnet8", params={"width": 8, "norm": "batch"}), SHAPE, CLASSES),
 }
 
 

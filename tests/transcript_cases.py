@@ -64,7 +64,7 @@ messages = st.builds(
     defenses=st.lists(st.dictionaries(texts, plain, max_size=2), max_size=2).map(tuple),
     event=events,
     bytes_on_wire=counts,
-    payload=st.none() | st.builds(lambda f, n: {"file": f, "offset": 0, "length": n}, texts, counts),
+    payload=st.none() | st.builds(lambda f, n: {"file": f, "length": n}, texts, counts),
     salt=hexes,
     sha256=hexes,
     previous=hexes,

@@ -36,7 +36,7 @@ class ShadowConfig(Config):
     """Training steps of one shadow model, at most."""
     online: bool = True
     """The pool holds the candidates beside the auxiliary records; otherwise auxiliary records alone."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     """Of the halves, the initial weights and the batches."""
 
 

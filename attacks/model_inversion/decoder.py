@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fdaudit.config import Config
+from fdaudit.limits import MOST_INNER
 from fdaudit.models.network import seed_from, seeded
 from fdaudit.optimizers import adam
 
@@ -21,7 +22,7 @@ class DecoderConfig(Config):
 
     steps: int = Field(500, ge=1)
     """Steps of Adam with decoupled weight decay."""
-    width: int = Field(128, ge=1)
+    width: int = Field(128, ge=1, le=MOST_INNER)
     """Hidden units of the network, a multilayer perceptron."""
     batch: int = Field(128, ge=1)
     """Pairs of answer and image in a step."""

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fdaudit.cache import computed_once
 from fdaudit.config import Config
+from fdaudit.limits import MOST_INNER
 from fdaudit.models.generative import build_discriminator, build_generator
 from fdaudit.optimizers import adam
 
@@ -24,9 +25,9 @@ class GanConfig(Config):
 
     gan_steps: int = Field(2000, ge=1)
     """Steps of the generator and of the discriminator."""
-    latent: int = Field(64, ge=1)
+    latent: int = Field(64, ge=1, le=MOST_INNER)
     """Length of a latent vector."""
-    width: int = Field(8, ge=1)
+    width: int = Field(8, ge=1, le=MOST_INNER)
     """Least number of channels of the generator; the discriminator has twice as many."""
     batch: int = Field(64, ge=1)
     """Images in a step."""

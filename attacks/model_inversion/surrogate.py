@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fdaudit.config import Config
+from fdaudit.limits import MOST_INNER
 from fdaudit.models import architecture
 from fdaudit.models.generative import SMALLEST_SIDE, build_generator
 from fdaudit.optimizers import adam
@@ -31,7 +32,7 @@ class SurrogateConfig(Config):
     """λ: weight of the entropy of the mean answer, which keeps a generator to no single class."""
     spread: float = Field(1.0, ge=0)
     """Standard deviation of noise added to the generator's images before they are cut off at [0, 1] and asked."""
-    width: int = Field(128, ge=1)
+    width: int = Field(128, ge=1, le=MOST_INNER)
     """Hidden units of the surrogate, a multilayer perceptron."""
     batch: int = Field(128, ge=2)
     """Images in a step of the generator, or of the surrogate."""

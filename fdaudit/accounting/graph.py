@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -70,6 +71,7 @@ class MessageGraph:
         self._before: list[int] = []
         self._marks: dict[str, list[int]] = {}
         self._inputs: dict[State, tuple[State, ...]] = {}
+        self._asked: tuple[Collection[int], Guarantees, _Region] | None = None
         for seq, message in enumerate(self.messages):
             later = [i for i in message.inputs if isinstance(i, int) and not 0 <= i < seq]
             if message.seq != seq or later:
@@ -166,13 +168,85 @@ class MessageGraph:
             guarantees: by `seq`, of every message that has an event.
             cost: given the messages that may be charged, one or more costs of each: a way is sought for each of them.
         """
-        cut = _Cut(self, seen, victim, guarantees)
+        cut = _Cut(self._region(seen, victim, guarantees), victim)
         if cut.leak is not None:
             return cut.leak
         if cut.forced:
             return [cut.last]
         ways = {cut.last, cut.first, *(cut.least(costs) for costs in cost(cut.gates))}
         return sorted(ways, key=sorted)
+
+    def _region(self, seen: Collection[int], victim: str, guarantees: Guarantees) -> _Region:
+        """What lies upstream of a view: found once for all victims, unless an event covers each client for itself."""
+        before = self._asked
+        if before is None or before[0] is not seen or before[1] is not guarantees:
+            region = _Region(self, seen, victim, guarantees)
+            shared = not any("each-client" in _covers(event) for event in guarantees.values())
+            self._asked = (seen, guarantees, region) if shared else None
+            return region
+        return before[2]
+
+
+class _Region:
+    """The part of the graph that lies upstream of a view, with what covers its inputs.
+
+    Attributes:
+        graph: the graph.
+        guarantees: by `seq`, what events are worth.
+        sources: the messages of the view.
+        edges: every node upstream of the view, with its covered and its uncovered inputs.
+        opened: what the view reaches past no event.
+    """
+
+    def __init__(
+        self, graph: MessageGraph, seen: Collection[int], victim: str, guarantees: Guarantees
+    ) -> None:
+        self.graph, self.guarantees, self._victim = graph, guarantees, victim
+        self.sources: list[State] = [(("message", "", seq), None) for seq in sorted(seen)]
+        self.edges: dict[State, tuple[Sequence[State], Sequence[State]]] = {}
+        self._explore()
+        self.opened = _reached(self.sources, {s: bare for s, (_, bare) in self.edges.items()})
+
+    @cached_property
+    def bare_users(self) -> Mapping[State, Sequence[State]]:
+        """By node, the nodes that have it among their uncovered inputs."""
+        return _reversed({state: bare for state, (_, bare) in self.edges.items()})
+
+    @cached_property
+    def covered_users(self) -> Mapping[State, Sequence[State]]:
+        """By node, the nodes that have it among their covered inputs."""
+        return _reversed({state: covered for state, (covered, _) in self.edges.items()})
+
+    @cached_property
+    def users(self) -> Mapping[State, Sequence[State]]:
+        """By node, the nodes that have it among their inputs."""
+        return _reversed({state: [*covered, *bare] for state, (covered, bare) in self.edges.items()})
+
+    @cached_property
+    def leaks(self) -> Mapping[State, int]:
+        """By node of data, the first message that lets it through and that nothing stands before."""
+        found: dict[State, int] = {}
+        for state in self.opened:
+            if state[0][0] == "message":
+                for below in self.edges[state][1]:
+                    if below[0][0] == "data":
+                        found[below] = min(found.get(below, _seq(state)), _seq(state))
+        return found
+
+    def _explore(self) -> None:
+        """Finds everything upstream of the view, with its inputs, covered and uncovered."""
+        pending = list(self.sources)
+        while pending:
+            state = pending.pop()
+            if state not in self.edges:
+                covered, bare = self.edges[state] = self._split(state)
+                pending += [*covered, *bare]
+
+    def _split(self, state: State) -> tuple[Sequence[State], Sequence[State]]:
+        """A node's covered and uncovered inputs."""
+        (what, _, number), _ = state
+        event = self.guarantees.get(number) if what == "message" else None
+        return self.graph.split(state, _covers(event), self._victim)
 
 
 class _Cut:
@@ -181,72 +255,57 @@ class _Cut:
     Attributes:
         leak: a path that passes no covered input, or None.
         last: the gates past which data flow freely: all that data meet first on their way to the view.
-        first: the gates that the view meets first on its way to the data.
         forced: whether `last` is cheapest whatever the costs. It is when the view reaches each of these gates past no
             other: then each has a path to the data that nothing else stops.
-        gates: every message whose charge stops something.
     """
 
-    def __init__(
-        self, graph: MessageGraph, seen: Collection[int], victim: str, guarantees: Guarantees
-    ) -> None:
-        self._graph, self._victim, self._guarantees = graph, victim, guarantees
-        self._sources: list[State] = [(("message", "", seq), None) for seq in sorted(seen)]
+    def __init__(self, region: _Region, victim: str) -> None:
+        self._region = region
         self._sink: State = (("data", victim, 0), None)
-        self._edges: dict[State, tuple[Sequence[State], Sequence[State]]] = {}
-        self._explore()
-        bare = {state: uncovered for state, (_, uncovered) in self._edges.items()}
-        opened = _reached(self._sources, bare)
-        self.leak = self._leak(opened)
+        self.leak = self._leak()
         if self.leak is not None:
             return
-        free = _reached([self._sink], _reversed(bare))
-        both = {state: [*covered, *uncovered] for state, (covered, uncovered) in self._edges.items()}
-        self._reaching = _reached([self._sink], _reversed(both))
-        gates = [s for s in self._edges if self._stops(s, self._reaching)]
-        self.gates = sorted(_seq(s) for s in gates)
-        last = [s for s in gates if self._stops(s, free)]
+        free = _reached([self._sink], region.bare_users)
+        last = {user for state in free for user in region.covered_users.get(state, ())}
         self.last = frozenset(map(_seq, last))
-        self.first = frozenset(_seq(s) for s in gates if s in opened)
-        self.forced = all(s in opened for s in last)
+        self.forced = all(state in region.opened for state in last)
 
-    def _stops(self, state: State, below: Collection[State]) -> bool:
-        """Whether a charge on this node keeps it from something."""
-        return any(s in below for s in self._edges[state][0])
+    @cached_property
+    def gates(self) -> list[int]:
+        """Every message whose charge stops something, by `seq`."""
+        return sorted({_seq(s) for s in self._gates})
 
-    def _explore(self) -> None:
-        """Everything upstream of the view, with its inputs, covered and uncovered."""
-        pending = list(self._sources)
-        while pending:
-            state = pending.pop()
-            if state not in self._edges:
-                covered, bare = self._edges[state] = self._split(state)
-                pending += [*covered, *bare]
+    @cached_property
+    def first(self) -> frozenset[int]:
+        """The gates that the view meets first on its way to the data."""
+        return frozenset(_seq(s) for s in self._gates if s in self._region.opened)
 
-    def _split(self, state: State) -> tuple[Sequence[State], Sequence[State]]:
-        """A node's covered and uncovered inputs."""
-        (what, _, number), _ = state
-        event = self._guarantees.get(number) if what == "message" else None
-        covers = () if event is None or isinstance(event, NoGuarantee) else event.covers
-        return self._graph.split(state, covers, self._victim)
+    @cached_property
+    def _reaching(self) -> set[State]:
+        """Everything that the data may reach."""
+        return _reached([self._sink], self._region.users)
 
-    def _leak(self, opened: set[State]) -> Leak | None:
+    @cached_property
+    def _gates(self) -> set[State]:
+        return {user for state in self._reaching for user in self._region.covered_users.get(state, ())}
+
+    def _leak(self) -> Leak | None:
         """The first message, of those that nothing stands before, that nothing keeps from the data itself."""
-        through = [_seq(s) for s in opened if s[0][0] == "message" and self._sink in self._edges[s][1]]
-        if not through:
+        seq = self._region.leaks.get(self._sink)
+        if seq is None:
             return None
-        event = self._guarantees.get(min(through))
+        event = self._region.guarantees.get(seq)
         reason = (
             event.reason if isinstance(event, NoGuarantee) else "computed from raw data, without a guarantee"
         )
-        return Leak(message=self._graph.messages[min(through)], reason=reason)
+        return Leak(message=self._region.graph.messages[seq], reason=reason)
 
     def least(self, costs: Mapping[int, float]) -> frozenset[int]:
         """The gates of a minimum cut, costs being scaled to whole numbers."""
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import maximum_flow
 
-        states, stops = [s for s in self._edges if s in self._reaching], set(self.gates)
+        states, stops = [s for s in self._region.edges if s in self._reaching], set(self.gates)
         number = {s: n for n, s in enumerate(states)}
         gates = {s: len(states) + n for n, s in enumerate(s for s in states if _seq(s) in stops)}
         source, size = len(states) + len(gates), len(states) + len(gates) + 1
@@ -254,9 +313,9 @@ class _Cut:
         # All gates together stay below a capacity that stands for what cannot be cut.
         scale = 2**28 / max(sum(finite), 1e-300)
         endless = 2**30
-        edges = {(source, number[s]): endless for s in self._sources if s in number}
+        edges = {(source, number[s]): endless for s in self._region.sources if s in number}
         for state in states:
-            covered, bare = self._edges[state]
+            covered, bare = self._region.edges[state]
             edges |= {(number[state], number[s]): endless for s in bare if s in number}
             if state in gates:
                 price = costs[state[0][2]]
@@ -277,6 +336,10 @@ class _Cut:
                     reached.add(int(left.indices[n]))
                     pending.append(int(left.indices[n]))
         return frozenset(s[0][2] for s, gate in gates.items() if number[s] in reached and gate not in reached)
+
+
+def _covers(event: Release | Unchanged | NoGuarantee | None) -> tuple[str, ...]:
+    return () if event is None or isinstance(event, NoGuarantee) else event.covers
 
 
 def _node(seq: int) -> State:

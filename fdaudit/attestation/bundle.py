@@ -1,13 +1,15 @@
-"""The bundle: a run's files but the vault, their digests, the environment, and the statement over all of them.
+"""The bundle: a run's files but the vault, their digests, the environment, a bill of materials, and the statement.
 
 Guarantees:
-  * no file of the vault is in it, and nothing that is temporary; what is no part of a run is refused;
+  * no file of the vault is in it, and nothing that is temporary; a file that a run does not write is refused;
+  * its report is made from its own result: whatever lies in the run's `report/` is left where it is;
   * a record that was changed, or a run that is unfinished, is refused, and nothing is written;
   * it appears whole under its name or not at all.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fdaudit.errors import IntegrityError, RunError
+from fdaudit.locks import writing
 from fdaudit.manifest import read_manifest, verify
 from fdaudit.remote import local_path
 from fdaudit.storage import save_json, write_atomically, written_whole
@@ -23,6 +26,8 @@ from .commitment import commit_to_vault
 from .dsse import seal
 from .environment import environment, tool
 from .listing import Entry, digest, is_safe, is_temporary, walk, write_listing
+from .page import REPORT, REPORTS, reports
+from .sbom import sbom
 from .statement import facts, write_statement
 from .strict import MOST_BYTES
 
@@ -31,14 +36,15 @@ if TYPE_CHECKING:
 
     from fdaudit.runs import Run
 
-__all__ = ["ENVIRONMENT", "FILES", "PARTS", "RUN", "STATEMENT", "evidence"]
+__all__ = ["ENVIRONMENT", "FILES", "PARTS", "RUN", "SBOM", "STATEMENT", "evidence"]
 
 STATEMENT, FILES, ENVIRONMENT, RUN = "statement.dsse.json", "files.json", "environment.json", "run"
+SBOM = "sbom.cdx.json"
 PARTS = frozenset(
     {
         "attacks",
         "manifest.json",
-        "report",
+        REPORT,
         "result.json",
         "spec.yaml",
         "timings.json",
@@ -48,6 +54,14 @@ PARTS = frozenset(
 )
 """What lies in a run directory beside the vault."""
 _VAULT = "vault"
+_KNOWN = re.compile(
+    r"(?:manifest|result|timings)\.json|spec\.yaml|utility\.csv"
+    r"|transcript/messages\.jsonl|attacks/[^/]+/queries\.jsonl"
+    r"|(?:transcript|attacks/[^/]+)/payloads/(?:\d{8}\.safetensors|round-\d{6}\.shard)"
+    r"|attacks/(?:controls/)?[^/]+\.json"
+    r"|attacks/[^/]+/[^/]+-(?:truth|guess|prior)\.png"
+)
+"""The files that a run writes: its own, its transcript's and oracle logs', its outcomes, controls and pictures."""
 
 
 def evidence(
@@ -58,6 +72,8 @@ def evidence(
     passphrase: Callable[[], str | None] = lambda: None,
 ) -> Path:
     """Writes a finished run as evidence: all its files but the vault, their digests, and a statement about them.
+
+    The report is made anew from the run's result.
 
     The bundle holds what was built from the truth, private records among it: it is the auditor's, like the run.
 
@@ -79,9 +95,10 @@ def evidence(
     target, source = local_path(out, "out"), run.directory
     key = _key(sign, passphrase)
     _refuse(source, target)
-    paths = _paths(source)
-    with written_whole(target) as scratch:
-        _fill(scratch, source, paths, key)
+    with writing(source):  # nobody changes its attacks or its result meanwhile
+        paths = _paths(source)
+        with written_whole(target) as scratch:
+            _fill(scratch, source, paths, key)
     return target
 
 
@@ -110,7 +127,7 @@ def _paths(source: Path) -> list[str]:
     found = []
     for path, kind in walk(source):
         top, name = path.partition("/")[0], path.rpartition("/")[2]
-        if top == _VAULT or (kind == "file" and is_temporary(name)):
+        if top in (_VAULT, REPORT) or (kind == "file" and is_temporary(name)):
             continue
         if top not in PARTS:
             raise RunError("run", path, "is no part of a run", "Take it out of the run directory.")
@@ -119,6 +136,8 @@ def _paths(source: Path) -> list[str]:
         if not is_safe(path):
             problem = "has a name with other characters than letters, digits and . _ + = , @ -"
             raise RunError("run", path, problem, "Rename it, or take it out of the run directory.")
+        if kind == "file" and not _KNOWN.fullmatch(path):
+            raise RunError("run", path, "is no part of a run", "Take it out of the run directory.")
         if kind == "file":
             found.append(path)
     return sorted(found)
@@ -131,8 +150,13 @@ def _fill(bundle: Path, source: Path, paths: list[str], key: Ed25519PrivateKey |
     findings = verify(bundle / RUN)  # the copy: the run may change meanwhile
     if findings:
         raise IntegrityError(findings)
+    for name, text in reports(bundle / RUN).items():
+        (bundle / RUN / REPORT).mkdir(exist_ok=True)
+        write_atomically(bundle / RUN / name, text)
     save_json(bundle / ENVIRONMENT, environment())
-    files = [digest(bundle, name) for name in (ENVIRONMENT, *(f"{RUN}/{path}" for path in paths))]
+    save_json(bundle / SBOM, sbom())
+    made = [ENVIRONMENT, SBOM, *(f"{RUN}/{path}" for path in (*paths, *REPORTS))]
+    files = [digest(bundle, name) for name in made]
     write_atomically(bundle / FILES, write_listing(files))
     listed: list[Entry] = [*files, digest(bundle, FILES)]
     own = {

@@ -3,6 +3,7 @@
 Guarantees:
   * a file that was changed, added, dropped, swapped or replaced by a link is named, signed or not;
   * a statement of another run is refused, with the item in which it differs;
+  * a report that is not of the bundled result is found by the version that wrote it;
   * with the signer's public key, a statement that was changed in any byte is refused;
   * nothing in a bundle, however malformed, ends in another way than a finding, and nothing outside it is read.
 """
@@ -17,11 +18,12 @@ from fdaudit.errors import FdauditError, IntegrityError
 from fdaudit.manifest import MANIFEST, read_manifest, verify
 from fdaudit.messages import canonical
 
-from .bundle import FILES, RUN, STATEMENT
+from .bundle import ENVIRONMENT, FILES, RUN, STATEMENT
 from .commitment import check_vault
 from .dsse import Envelope, open_envelope
 from .environment import tool
 from .listing import Entry, read_listing, survey
+from .page import check_reports
 from .statement import Statement, facts, read_statement
 from .strict import read_bounded
 
@@ -54,15 +56,22 @@ def is_bundle(directory: Path) -> bool:
 
 
 def verify_bundle(bundle: Path, *, key: Ed25519PublicKey | None = None, vault: Path | None = None) -> Outcome:
-    """Checks a bundle: envelope, signature, files, facts, the run's own record, and a revealed vault.
+    """Checks a bundle: envelope, signature, files, facts, the run's own record, a revealed vault and the report.
 
     Args:
         bundle: the directory.
         key: whose signature is asked for; without it authorship is not checked, and the outcome says so.
         vault: a vault that was revealed, to be held against the commitment.
+
+    Raises:
+        UsageError: the key is a point of small order, under which anyone can sign.
     """
     outcome = Outcome()
-    files, folders, odd = survey(bundle)
+    if key is not None:
+        from .keys import refuse_weak
+
+        refuse_weak(key)
+    files, folders, odd = survey(bundle, _sizes(bundle))
     outcome.findings += odd
     statement = _statement(bundle, key, outcome)
     _check_files(bundle, files, folders, statement, outcome)
@@ -76,7 +85,19 @@ def verify_bundle(bundle: Path, *, key: Ed25519PublicKey | None = None, vault: P
         _check_facts(bundle / RUN, statement.predicate, outcome)
     if vault is not None:
         _check_vault(bundle / RUN, vault, statement, outcome)
+    if not outcome.findings:
+        findings, notes = check_reports(bundle, RUN, ENVIRONMENT)
+        outcome.findings += findings
+        outcome.notes += notes
     return outcome
+
+
+def _sizes(bundle: Path) -> dict[str, int]:
+    """How long the listing says files are; nothing where it cannot be read, which is found later."""
+    try:
+        return {path: entry.size for path, entry in read_listing(read_bounded(bundle / FILES), FILES).items()}
+    except IntegrityError:
+        return {}
 
 
 # -- the statement --------------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """Ed25519 keys in PEM files: private ones as PKCS#8, public ones as SubjectPublicKeyInfo.
 
+A public key of small order, or one whose bytes are not the canonical form of their point, is refused: under such a key
+one signature is valid for every message, or for one in eight.
+
 A key of another kind, in another form or without its passphrase is one error that says which and what to do.
 """
 
@@ -21,12 +24,16 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fdaudit.errors import UsageError
 
-__all__ = ["PASSPHRASE", "key_id", "private_key", "public_key"]
+__all__ = ["PASSPHRASE", "key_id", "private_key", "public_key", "refuse_weak"]
 
 PASSPHRASE = "FDAUDIT_KEY_PASSPHRASE"  # noqa: S105  # the variable's name
 """The environment variable that holds the passphrase of an encrypted private key."""
 
 _MOST_BYTES = 1 << 16
+_P = 2**255 - 19
+_OF_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_SMALL = frozenset({0, 1, _P - 1, _OF_ORDER_8, _P - _OF_ORDER_8})
+"""The y of every point of order 1, 2, 4 or 8 on edwards25519."""
 _ENCRYPTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
 _PLAIN = b"-----BEGIN PRIVATE KEY-----"
 _PUBLIC = b"-----BEGIN PUBLIC KEY-----"
@@ -90,7 +97,24 @@ def public_key(path: Path, *, field: str = "key") -> Ed25519PublicKey:
         raise UsageError(field, str(path), "is damaged", _EXTRACT) from None
     if not isinstance(key, Ed25519PublicKey):
         raise UsageError(field, str(path), f"is no Ed25519 key ({_kind(key)})", "Give the signer's own.")
+    refuse_weak(key, field=field, value=str(path))
     return key
+
+
+def refuse_weak(key: Ed25519PublicKey, *, field: str = "key", value: str | None = None) -> None:
+    """Refuse a public key of small order or in a form that is not canonical.
+
+    Raises:
+        UsageError: it is one.
+    """
+    found = key.public_bytes(Encoding.Raw, PublicFormat.Raw)
+    y = int.from_bytes(found, "little") & ((1 << 255) - 1)  # the highest bit is the sign of x
+    if y >= _P:
+        problem = "is an Ed25519 key in a form that is not canonical"
+        raise UsageError(field, value or found.hex(), problem, "Give the signer's own.")
+    if y in _SMALL:
+        problem = "is an Ed25519 key of small order, under which anyone can sign"
+        raise UsageError(field, value or found.hex(), problem, "Give the signer's own.")
 
 
 def key_id(key: Ed25519PublicKey) -> str:

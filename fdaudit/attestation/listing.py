@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from fdaudit.errors import IntegrityError
+from fdaudit.limits import LOG_BYTES, open_file
 from fdaudit.messages import canonical
 
 from .strict import is_digest, parse_canonical
@@ -50,7 +51,7 @@ def is_safe(path: str) -> bool:
 
 def is_temporary(name: str) -> bool:
     """Whether a file's name is one that is given to files until they are whole."""
-    return name.startswith(".") and name.endswith(".tmp")
+    return name.startswith(".") and name.endswith((".tmp", ".part"))
 
 
 def walk(directory: Path) -> Iterator[tuple[str, Kind]]:
@@ -85,8 +86,14 @@ def _kind(entry: os.DirEntry[str]) -> Kind:
     return "file" if entry.is_file(follow_symlinks=False) else "other"
 
 
-def survey(directory: Path) -> tuple[dict[str, Entry], set[str], list[str]]:
-    """The files of a directory by path, the paths of its folders, and what is neither, one sentence each."""
+def survey(directory: Path, sizes: Mapping[str, int]) -> tuple[dict[str, Entry], set[str], list[str]]:
+    """The files of a directory by path, the paths of its folders, and what is neither, one sentence each.
+
+    Args:
+        directory: what is surveyed.
+        sizes: how long files are to be. One of another length is not read, nor a long one that is not among them:
+            its entry has no digest.
+    """
     files: dict[str, Entry] = {}
     folders: set[str] = set()
     findings: list[str] = []
@@ -95,7 +102,8 @@ def survey(directory: Path) -> tuple[dict[str, Entry], set[str], list[str]]:
         for path, kind in walk(directory):
             if kind == "file":
                 try:
-                    files[path] = digest(directory, path)
+                    known = (sizes[path],) if path in sizes else range(LOG_BYTES.most)
+                    files[path] = digest(directory, path, known)
                 except IntegrityError as error:
                     findings += error.findings
             elif kind == "folder":
@@ -107,15 +115,18 @@ def survey(directory: Path) -> tuple[dict[str, Entry], set[str], list[str]]:
     return files, folders, sorted(findings)
 
 
-def digest(directory: Path, path: str) -> Entry:
-    """A file's size and SHA-256, read piece by piece.
+def digest(directory: Path, path: str, lengths: Container[int] | None = None) -> Entry:
+    """A file's size and SHA-256, read piece by piece; no digest where `lengths` does not hold its size.
 
     Raises:
         IntegrityError: it cannot be read.
     """
     found, size = hashlib.sha256(), 0
     try:
-        with (directory / path).open("rb") as file:
+        with open_file(directory / path) as file:
+            length = os.fstat(file.fileno()).st_size
+            if lengths is not None and length not in lengths:
+                return Entry(path, length, "")
             while piece := file.read(_CHUNK):
                 found.update(piece)
                 size += len(piece)

@@ -52,7 +52,7 @@ def depends_on(attack: AttackPlan, plan: Plan) -> bytes:
     network = plan.architecture
     stated = {
         "attack": attack.name,
-        "params": {} if attack.config is None else attack.config.model_dump(mode="json"),
+        "params": dict(attack.params or {}),
         "network": [network.name, dict(network.params), list(network.input_shape), network.classes],
         "execution": plan.execution.described,
         "queries": plan.spec.query_budget,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fdaudit.isolation.attacker import attack as run_attack
+from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
 from fdaudit.metrics import auc_p_value, score_membership
 from fdaudit.result import Control
 from fdaudit.rng import SecretStream, child, child_numpy, child_seed
+from fdaudit.scratch import scratch
 from fdaudit.transcript import Transcript
 from fdaudit.types import AttackTask, Challenge, Figure, Membership
 from fdaudit.view import View, view_of
@@ -31,7 +32,9 @@ __all__ = [
     "WORKS",
     "Design",
     "Measured",
+    "attack_seed",
     "design",
+    "guessed",
     "measured",
     "passed",
     "said",
@@ -98,17 +101,20 @@ def design(
 
 @contextmanager
 def said(
-    plan: Plan, attack: AttackPlan, messages: Sequence[tuple[str, str, str, Mapping[str, Tensor]]]
+    plan: Plan,
+    attack: AttackPlan,
+    messages: Sequence[tuple[str, str, str, Mapping[str, Tensor]]],
+    to: str = "server",
 ) -> Iterator[View]:
-    """The server's view of a transcript with these messages: sender, receiver, kind, tensors."""
+    """What `to` sees of a transcript with these messages: sender, receiver, kind, tensors."""
     clients = sorted({name for m in messages for name in m[:2] if name.startswith("client/")} | {_VICTIM})
     seed = child_seed(plan.seed, "control", attack.name, "secret").to_bytes(8, "big")
     secret = SecretStream(seed * 2, "control").bytes(32)
-    with tempfile.TemporaryDirectory(prefix="fdaudit-control-") as folder:
-        with Transcript(Path(folder), secret=secret) as transcript:
+    with scratch("control") as folder:
+        with Transcript(folder, secret=secret) as transcript:
             for sender, receiver, kind, tensors in messages:
                 transcript.record(sender, receiver, kind, tensors)
-        yield view_of(Path(folder), "server", parties=("server", *clients, "world"), hyperparameters={})
+        yield view_of(folder, to, parties=("server", *clients, "world"), hyperparameters={})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,14 +157,33 @@ def score(attack: AttackPlan, plan: Plan, view: View, made: Design, public: Tens
         task=plan.dataset.task,
     )
     task = AttackTask(targets=(_VICTIM,), challenges={_VICTIM: made.challenge})
-    runner = attack.cls(attack.config)
-    applicable = runner.applicable(view, knowledge, task)
-    if not applicable:
-        reason = f"the attack does not apply to its own control: {applicable.reason}"
+    return guessed(
+        attack, plan, view, Case(knowledge=knowledge, task=task, seed=attack_seed(plan, attack)), made
+    )
+
+
+def attack_seed(plan: Plan, attack: AttackPlan) -> int:
+    """The seed of what an attack draws in its controls."""
+    return child_seed(plan.seed, "control", attack.name, "attack")
+
+
+def guessed(
+    attack: AttackPlan,
+    plan: Plan,
+    view: View,
+    case: Case,
+    made: Design,
+    reply: Callable[[Tensor, str | None], Tensor] | None = None,
+) -> Measured:
+    """The attack's AUC on a case about the design's victim."""
+    guesses = run_attack(attack, view, case, reply)
+    if isinstance(guesses, str):
+        reason = f"the attack does not apply to its own control: {guesses}"
         return Measured(auc=Figure(name="auc", value=None, unavailable=reason))
-    generator = child(plan.seed, "control", attack.name, "attack")
-    guesses: tuple[Membership, ...] = runner.run(view, knowledge, task, generator)
-    return measured(attack, plan, guesses[0].scores, made.challenge, made.member)
+    (guess,) = guesses
+    if not isinstance(guess, Membership) or guess.scores.shape != made.member.shape:
+        raise TypeError("the attack gave no score for each candidate of its own control")
+    return measured(attack, plan, guess.scores, made.challenge, made.member)
 
 
 def passed(positive: tuple[str, Measured], negative: tuple[str, Measured]) -> dict[str, Control]:

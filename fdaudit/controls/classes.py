@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +13,15 @@ from torch import Tensor
 
 from fdaudit.attacks.model_inversion.priors import composites
 from fdaudit.cache import computed_once
+from fdaudit.controls._membership import attack_seed
+from fdaudit.isolation.attacker import attack as run_attack
+from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
 from fdaudit.metrics import ImageScore, mean_figure, score_class_reconstruction
-from fdaudit.oracle import Oracle, answer, serve
+from fdaudit.oracle import Oracle, answer
 from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy
+from fdaudit.scratch import scratch
 from fdaudit.training import Fit, Job, Parameters, draw_batches
 from fdaudit.transcript import Transcript
 from fdaudit.types import AttackTask, Figure, Reconstruction
@@ -141,8 +143,8 @@ class _Case:
         noise = child(self.plan.seed, "control", self.attack.name, "noise")
         scale = _DROWNING if drown else 0.0
         ways = {"oracle": self._asked, "parameters": self._read, "messages": self._overheard}
-        with tempfile.TemporaryDirectory(prefix="fdaudit-control-") as folder:
-            guesses = ways[self.through](Path(folder), scale, noise)
+        with scratch("control") as folder:
+            guesses = ways[self.through](folder, scale, noise)
         if isinstance(guesses, str):
             return guesses
         withheld = torch.unique(self.unseen[1])
@@ -158,24 +160,16 @@ class _Case:
         )
         return list(scored.images)
 
-    def _asked(self, _: Path, scale: float, noise: torch.Generator) -> Sequence[Reconstruction] | str:
+    def _asked(self, folder: Path, scale: float, noise: torch.Generator) -> Sequence[Reconstruction] | str:
         """Through an oracle, as in a run; the noise is on the logits behind each answer."""
         kind = self.attack.card.get("oracle") or "soft"
         oracle, answering = Oracle(kind, self.plan.spec.query_budget), self.plan.trainer()
-        view = View(
-            name="world",
-            members=("world",),
-            parties=("client/0", "world"),
-            hyperparameters={},
-            messages=(),
-            directory=Path(os.devnull),
-        )
         task = AttackTask(targets=("client/0",), oracle=oracle)
 
         def reply(x: Tensor, _: str | None) -> Tensor:
             return answer(kind, _drowned(answering.predict(self.weights, x), scale, noise))
 
-        return serve(lambda: self._run(view, task, None), oracle, reply)
+        return self._run(_view(folder, ()), task, None, reply)
 
     def _read(self, folder: Path, scale: float, noise: torch.Generator) -> Sequence[Reconstruction] | str:
         """The model's parameters in view."""
@@ -201,7 +195,13 @@ class _Case:
         )
         return self._run(view, AttackTask(targets=("client/0",)), public)
 
-    def _run(self, view: View, task: AttackTask, public: Tensor | None) -> Sequence[Reconstruction] | str:
+    def _run(
+        self,
+        view: View,
+        task: AttackTask,
+        public: Tensor | None,
+        reply: Callable[[Tensor, str | None], Tensor] | None = None,
+    ) -> Sequence[Reconstruction] | str:
         knowledge = Knowledge(
             architecture=self.plan.architecture,
             auxiliary=self.known,
@@ -209,14 +209,9 @@ class _Case:
             public=public,
             classes=self.plan.dataset.classes,
         )
-        runner = self.attack.cls(self.attack.config)
-        applicable = runner.applicable(view, knowledge, task)
-        if not applicable:
-            return str(applicable.reason)
-        guesses: Sequence[Reconstruction] = runner.run(
-            view, knowledge, task, child(self.plan.seed, "control", self.attack.name, "attack")
-        )
-        return guesses
+        case = Case(knowledge=knowledge, task=task, seed=attack_seed(self.plan, self.attack))
+        guesses = run_attack(self.attack, view, case, reply)
+        return guesses if isinstance(guesses, str) else [g for g in guesses if isinstance(g, Reconstruction)]
 
 
 def _labels(guess: Reconstruction) -> Tensor:

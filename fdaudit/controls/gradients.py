@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +11,18 @@ import torch
 from torch import Tensor
 
 from fdaudit import defenses, protocols
+from fdaudit.controls._membership import attack_seed
 from fdaudit.execution import Execution
 from fdaudit.federation import Common
+from fdaudit.isolation.attacker import attack as run_attack
+from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
 from fdaudit.metrics import score_reconstruction
 from fdaudit.models import Architecture, architecture
 from fdaudit.rehearsal import rehearse
 from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy, child_seed
+from fdaudit.scratch import scratch
 from fdaudit.spec import ModelSpec
 from fdaudit.trainers import Networks
 from fdaudit.training import Trainer
@@ -89,18 +92,16 @@ class _Case:
 
     def figures(self, x: Tensor, y: Tensor, drown: bool) -> Mapping[str, Figure]:
         """Scores of the attack on the records (x, y), bare or drowned in noise."""
-        with tempfile.TemporaryDirectory(prefix="fdaudit-control-") as clean:
-            view = self._rehearsed(Path(clean), x, y, {})
+        with scratch("control") as clean:
+            view = self._rehearsed(clean, x, y, {})
             if not drown:
                 return self._attacked(view, x, y)
             uploads = [view.tensors(m) for m in view.select(kind="gradient")]
         spread = float(torch.cat([t.flatten() for u in uploads for t in u.values()]).std())
         noise = defenses.REGISTRY.load("gaussian-noise")
         defense = noise(noise.Config(sigma=_DROWNING * spread))
-        with tempfile.TemporaryDirectory(prefix="fdaudit-control-") as noisy:
-            return self._attacked(
-                self._rehearsed(Path(noisy), x, y, {("gradient", "client"): [defense]}), x, y
-            )
+        with scratch("control") as noisy:
+            return self._attacked(self._rehearsed(noisy, x, y, {("gradient", "client"): [defense]}), x, y)
 
     def _rehearsed(self, folder: Path, x: Tensor, y: Tensor, attached: Mapping[tuple[str, str], Any]) -> View:
         fedavg = protocols.REGISTRY.load("fedavg")
@@ -131,13 +132,13 @@ class _Case:
         )
         targets = tuple(f"client/{k}" for k in range(len(y)))
         task = AttackTask(targets=targets)
-        attack = self.attack.cls(self.attack.config.model_copy(update={"round": 0}))  # type: ignore[union-attr]
-        applicable = attack.applicable(view, knowledge, task)
-        if not applicable:
-            reason = f"the attack does not apply to its own control: {applicable.reason}"
+        attack = replace(self.attack, params={**(self.attack.params or {}), "round": 0})
+        case = Case(knowledge=knowledge, task=task, seed=attack_seed(self.plan, attack))
+        made = run_attack(attack, view, case)
+        if isinstance(made, str):
+            reason = f"the attack does not apply to its own control: {made}"
             return {"psnr_gain": Figure(name="psnr_gain", value=None, unavailable=reason)}
-        generator = child(self.plan.seed, "control", self.attack.name, "attack")
-        guesses: tuple[Reconstruction, ...] = attack.run(view, knowledge, task, generator)
+        guesses = [g for g in made if isinstance(g, Reconstruction)]
         rows = [targets.index(g.target) for g in guesses]
         known = task_of(y) == "single-label"  # the prior's strategies by class need one class a record
         return score_reconstruction(

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fdaudit.config import Config
+from fdaudit.controls._membership import attack_seed
 from fdaudit.data import class_counts
+from fdaudit.isolation.attacker import attack as run_attack
+from fdaudit.isolation.rehearsal import Rehearsal
+from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
 from fdaudit.metrics import mean_figure, total_variation
-from fdaudit.rehearsal import rehearse
 from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy, child_seed
+from fdaudit.scratch import scratch
 from fdaudit.types import AttackTask, Figure, LabelDistribution, task_of
-from fdaudit.view import EAVESDROPPER, View
+from fdaudit.view import EAVESDROPPER
 
 if TYPE_CHECKING:
     from fdaudit.plan import AttackPlan, Plan
@@ -110,11 +112,10 @@ def _guesses(
     attack: AttackPlan, plan: Plan, data: Sequence[tuple[Tensor, Tensor]], auxiliary: tuple[Tensor, Tensor]
 ) -> Sequence[LabelDistribution] | str:
     """What the attack says of each client, in their order; or, as text, why it says nothing."""
-    with tempfile.TemporaryDirectory(prefix="fdaudit-control-") as folder:
-
-        def rehearsal(records: list[tuple[Tensor, Tensor]], seed: int) -> View:
-            return _rehearsed(plan, Path(tempfile.mkdtemp(dir=folder)), records, seed)
-
+    with scratch("control") as folder:
+        rehearsal = Rehearsal.of(
+            plan, EAVESDROPPER, config=_short(plan.protocol_config), defended=False, own=folder
+        )
         view = rehearsal(list(data), child_seed(plan.seed, "control", attack.name))
         knowledge = Knowledge(
             architecture=plan.architecture,
@@ -127,28 +128,12 @@ def _guesses(
             task=plan.dataset.task,
         )
         task = AttackTask(targets=tuple(f"client/{k}" for k in range(len(data))))
-        runner = attack.cls(attack.config)
-        applicable = runner.applicable(view, knowledge, task)
-        if not applicable:
-            return f"the attack does not apply to its own control: {applicable.reason}"
-        generator = child(plan.seed, "control", attack.name, "attack")
-        made: Sequence[LabelDistribution] = runner.run(view, knowledge, task, generator)
-        by_client: Mapping[str, LabelDistribution] = {g.target: g for g in made}
+        case = Case(knowledge=knowledge, task=task, seed=attack_seed(plan, attack))
+        made = run_attack(attack, view, case)
+        if isinstance(made, str):
+            return f"the attack does not apply to its own control: {made}"
+        by_client = {g.target: g for g in made if isinstance(g, LabelDistribution)}
         return [by_client[k] for k in task.targets]
-
-
-def _rehearsed(plan: Plan, folder: Path, data: list[tuple[Tensor, Tensor]], seed: int) -> View:
-    """The run's protocol with its own defences left out, as someone sees it who reads the whole wire."""
-    return rehearse(
-        folder / "transcript",
-        protocol=plan.protocol,
-        config=_short(plan.protocol_config),
-        common=plan.common,
-        data=data,
-        seed=seed,
-        adversary=EAVESDROPPER,
-        withheld=(),
-    )
 
 
 def _short(config: Config) -> Config:

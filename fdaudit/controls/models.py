@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fdaudit.cache import computed_once
-from fdaudit.controls._membership import MOST_CANDIDATES, Measured, measured, passed
+from fdaudit.controls._membership import (
+    MOST_CANDIDATES,
+    Design,
+    Measured,
+    attack_seed,
+    guessed,
+    passed,
+    said,
+)
+from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
 from fdaudit.objectives import objective_of
-from fdaudit.oracle import Oracle, answer, serve
+from fdaudit.oracle import Oracle, answer
 from fdaudit.result import Control
 from fdaudit.rng import child
 from fdaudit.training import Fit, Job, Parameters
-from fdaudit.types import AttackTask, Challenge, Membership, task_of
-from fdaudit.view import View
+from fdaudit.types import AttackTask, Challenge, task_of
 
 if TYPE_CHECKING:
     from fdaudit.data import Dataset
@@ -41,10 +47,11 @@ def overfit_model(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     coins = torch.randint(2, (pairs,), generator=generator).bool()
     member = torch.stack([coins, ~coins], 1).flatten()
     challenge = Challenge(target="client/0", x=x, y=y, pair=torch.arange(pairs).repeat_interleave(2))
+    candidates = Design(challenge=challenge, member=member, rest=(x[:0], y[:0]))
     initial = plan.initial()
     overfit, accuracy = _learn_by_heart(plan, initial, x[member], y[member])
     found = {
-        name: _on_model(attack, plan, weights, challenge, member)
+        name: _on_model(attack, plan, weights, candidates)
         for name, weights in (("positive", overfit), ("negative", initial))
     }
     fitted = f"learnt by heart under random labels ({accuracy:.0%} fitted)"
@@ -91,16 +98,11 @@ def _learn_by_heart(plan: Plan, initial: Parameters, x: Tensor, y: Tensor) -> tu
     return found, accuracy(found)
 
 
-def _on_model(
-    attack: AttackPlan, plan: Plan, weights: Parameters, challenge: Challenge, member: Tensor
-) -> Measured:
+def _on_model(attack: AttackPlan, plan: Plan, weights: Parameters, made: Design) -> Measured:
     """The attack on a published model, asked through an oracle as in a run."""
+    challenge = made.challenge
     oracle = Oracle(attack.card.get("oracle") or "soft", budget=max(plan.spec.query_budget, len(challenge.y)))
     answering = plan.trainer()
-    parties, nowhere = ("client/0", "world"), Path(os.devnull)
-    nothing = View(
-        name="world", members=("world",), parties=parties, hyperparameters={}, messages=(), directory=nowhere
-    )
     labels = task_of(challenge.y)
     knowledge = Knowledge(
         architecture=plan.architecture,
@@ -110,11 +112,10 @@ def _on_model(
         task=labels,
     )
     task = AttackTask(targets=("client/0",), challenges={"client/0": challenge}, oracle=oracle)
-    generator = child(plan.seed, "control", attack.name, "attack")
-    runner = attack.cls(attack.config)
-    guesses: tuple[Membership, ...] = serve(
-        lambda: runner.run(nothing, knowledge, task, generator),
-        oracle,
-        lambda asked, _: answer(oracle.answers, answering.predict(weights, asked), labels),
-    )
-    return measured(attack, plan, guesses[0].scores, challenge, member)
+    case = Case(knowledge=knowledge, task=task, seed=attack_seed(plan, attack))
+
+    def reply(asked: Tensor, _: str | None) -> Tensor:
+        return answer(oracle.answers, answering.predict(weights, asked), labels)
+
+    with said(plan, attack, (), to="world") as nothing:
+        return guessed(attack, plan, nothing, case, made, reply)

@@ -13,13 +13,14 @@ from fdaudit.data.partition import class_table
 from fdaudit.data.splits import ClientSplit, Splits
 from fdaudit.errors import SpecError
 from fdaudit.privacy import CanarySpec
+from fdaudit.rng import SecretStream
 from fdaudit.types import task_of
 
 __all__ = ["insert_canaries"]
 
 
 def insert_canaries(
-    dataset: Dataset, splits: Splits, spec: CanarySpec, generator: Callable[[str], torch.Generator]
+    dataset: Dataset, splits: Splits, spec: CanarySpec, stream: Callable[[str], SecretStream]
 ) -> tuple[Dataset, Splits]:
     """Adds canaries to the records, and those that their coins choose to their clients' training data.
 
@@ -33,7 +34,7 @@ def insert_canaries(
         dataset: the records.
         splits: who holds which.
         spec: how many canaries, of which kind, in which clients.
-        generator: the named generator of a client, from the run's seed.
+        stream: the named stream of a client, from the vault's secret.
 
     Raises:
         SpecError: a client has too few records to make canaries of.
@@ -42,11 +43,11 @@ def insert_canaries(
     x, y = [dataset.x], [dataset.y]
     total = len(dataset.y)
     for number in spec.clients:
-        draws = generator(f"client/{number}")
+        draws = stream(f"client/{number}")
         count = spec.count * (2 if spec.design == "matched-pairs" else 1)
         kept = made[number].train
         if spec.kind == "noise":
-            new_x = torch.rand(count, *dataset.input_shape, generator=draws)
+            new_x = torch.from_numpy(draws.uniform(count, *dataset.input_shape)).float()
             new_y = _any_labels(count, dataset, draws)
         else:
             source, kept = _set_aside(made[number], count, number, draws)
@@ -62,36 +63,34 @@ def insert_canaries(
     return larger, replace(splits, clients=tuple(made), class_table=table)
 
 
-def _set_aside(
-    client: ClientSplit, count: int, number: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def _set_aside(client: ClientSplit, count: int, number: int, draws: SecretStream) -> tuple[Tensor, Tensor]:
     """Records (count,) of a client that become canaries, and what it keeps."""
     free = client.train[~torch.isin(client.train, client.members)]
     if len(free) < count:
         problem = f"needs {count} records of client/{number} to mislabel, who has {len(free)} besides its candidates"
         raise SpecError("canaries.count", count, problem, "Use fewer, more data, or kind: noise.")
-    source = free[torch.randperm(len(free), generator=generator)[:count]]
+    source = free[torch.from_numpy(draws.permutation(len(free)))[:count]]
     return source, client.train[~torch.isin(client.train, source)]
 
 
-def _tossed(client: ClientSplit, design: str, generator: torch.Generator) -> ClientSplit:
+def _tossed(client: ClientSplit, design: str, draws: SecretStream) -> ClientSplit:
     """A client with its canaries' coins tossed; of pairs the second halves follow the first."""
     n = len(client.canaries)
     if design == "coin-flips":
-        inside = torch.randint(2, (n,), generator=generator).bool()
+        inside = torch.from_numpy(draws.integers(2, n)).bool()
     else:
-        first = torch.randint(2, (n // 2,), generator=generator).bool()
+        first = torch.from_numpy(draws.integers(2, n // 2)).bool()
         inside = torch.cat([first, ~first])
     return replace(client, train=torch.cat([client.train, client.canaries[inside]]))
 
 
-def _any_labels(n: int, like: Dataset, generator: torch.Generator) -> Tensor:
+def _any_labels(n: int, like: Dataset, draws: SecretStream) -> Tensor:
     shape, most = ((n, like.classes), 2) if like.task == "multi-label" else ((n,), like.classes)
-    return torch.randint(most, shape, generator=generator)
+    return torch.from_numpy(draws.integers(most, *shape))
 
 
-def _other_labels(y: Tensor, classes: int, generator: torch.Generator) -> Tensor:
+def _other_labels(y: Tensor, classes: int, draws: SecretStream) -> Tensor:
     """A class that is not the record's own; of several labels, the contrary of each that is known."""
     if task_of(y) == "multi-label":
         return torch.where(y >= 0, 1 - y, y)
-    return (y + torch.randint(1, max(classes, 2), (len(y),), generator=generator)) % classes
+    return (y + 1 + torch.from_numpy(draws.integers(max(classes - 1, 1), len(y)))) % classes

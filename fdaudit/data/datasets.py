@@ -18,6 +18,7 @@ from fdaudit.data.raw import RawData
 from fdaudit.data.resize import fit, to_unit
 from fdaudit.data.stratify import stratified_draw
 from fdaudit.errors import DataError, nearest
+from fdaudit.rng import SecretStream
 from fdaudit.spec import DatasetSpec
 from fdaudit.types import Task, task_of
 
@@ -103,19 +104,19 @@ class Dataset:
         return digest.hexdigest()
 
 
-def load_dataset(spec: DatasetSpec, generator: torch.Generator) -> Dataset:
+def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
     """The dataset that `spec` names.
 
     Args:
         spec: name, place and size.
-        generator: draws the records that `spec.limit` keeps, from the labels alone; otherwise unused.
+        stream: draws the records that `spec.limit` keeps, from the labels alone; otherwise unused.
 
     Raises:
         DataError: the name is unknown, or the files are absent, damaged or unfit.
     """
     raw = _read(spec)
     if spec.limit is not None and spec.limit < len(raw.y):
-        kept, _ = stratified_draw(raw.y, spec.limit, raw.classes, generator)
+        kept, _ = stratified_draw(raw.y, spec.limit, raw.classes, stream)
         raw = replace(raw, x=raw.x[kept], y=raw.y[kept])
     return Dataset(
         name=spec.name,

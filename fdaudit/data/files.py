@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -15,11 +18,18 @@ from torch import Tensor
 from fdaudit.data.raw import RawData, as_images, as_labels, class_total, same_count
 from fdaudit.data.resize import fit
 from fdaudit.errors import DataError
+from fdaudit.limits import DATA_BYTES, PIXELS, open_file
 
 __all__ = ["read_folder", "read_npz", "resolve_path"]
 
 # Closed list: some of Pillow's other readers start outside programs (EPS starts Ghostscript).
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_GREY = ("1", "L", "LA")
+_COLOURED = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+_LONGEST_END = 66_000
+"""Bytes at the end of a zip archive within which it says how long its list of members is."""
+_MOST_LISTED = 1 << 20
+"""Bytes of that list."""
 _DAMAGED = (ValueError, OSError, EOFError, RuntimeError, NotImplementedError, MemoryError, KeyError)
 _DAMAGED_ZIP = (*_DAMAGED, zipfile.BadZipFile, zlib.error)
 
@@ -30,10 +40,13 @@ def resolve_path(text: str, root: Path, field: str) -> Path:
     Raises:
         DataError: a relative path that leaves `root`, through `..` or a link.
     """
-    path = Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+        inside = (root / path).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, nobody's home, a NUL
+        raise DataError(field, text, f"is no path that can be followed ({error})", "Give another.") from None
     if path.is_absolute():
-        return path.resolve()
-    inside = (root / path).resolve()
+        return inside
     if not inside.is_relative_to(root.resolve()):
         raise DataError(field, text, f"leaves the data folder {root}", "Give its absolute path.")
     return inside
@@ -51,7 +64,7 @@ def read_npz(file: Path) -> RawData:
         DataError: absent, truncated, holding pickled objects, or not as described.
     """
     field = "dataset.name"
-    if not file.is_file():
+    if not file.exists():
         raise DataError(
             field, f"npz:{file}", "names no file", "Give a path below `dataset.root`, or an absolute path."
         )
@@ -88,14 +101,13 @@ def read_npz(file: Path) -> RawData:
 def _npz_arrays(file: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
     try:
         # Opened here, because np.load leaves the file open when the archive is damaged.
-        with file.open("rb") as stream:
-            archive = np.load(stream, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it holds one bare array")
-            with archive:
+        with open_file(file, DATA_BYTES) as stream:
+            _refuse_large(stream, wanted)
+            with np.load(stream, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in wanted if name in archive.files}
     except _DAMAGED_ZIP as error:
-        reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+        told = getattr(error, "strerror", None) or str(error)
+        reason = told.partition("\n")[0].rstrip(".") or type(error).__name__
         raise DataError(
             "dataset.name",
             str(file),
@@ -108,6 +120,48 @@ def _npz_arrays(file: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
                 "dataset.name", str(file), f"holds no array in {name}", "Write it with numpy.savez."
             )
     return arrays
+
+
+def _refuse_large(stream: BinaryIO, wanted: tuple[str, ...]) -> None:
+    """Raises a `ValueError` if the arrays take too much memory, by the archive's list or by their own headers."""
+    if stream.read(6) == np.lib.format.MAGIC_PREFIX:
+        raise ValueError("it holds one bare array")
+    _refuse_long_directory(stream)
+    with zipfile.ZipFile(stream) as archive:
+        sizes = {
+            name: archive.getinfo(f"{name}.npy").file_size
+            for name in wanted
+            if f"{name}.npy" in archive.namelist()
+        }
+        if sum(sizes.values()) > DATA_BYTES.most:
+            raise ValueError(f"it has {DATA_BYTES.refusal(sum(sizes.values()))}")
+        for name, size in sizes.items():
+            with archive.open(f"{name}.npy") as member:
+                if _stated_bytes(member) > size:
+                    raise ValueError(f"{name} is shorter than its header says")
+    stream.seek(0)
+
+
+def _stated_bytes(member: IO[bytes]) -> int:
+    """How many bytes an array has by its own header."""
+    version = np.lib.format.read_magic(member)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(member)
+    return math.prod(shape) * dtype.itemsize
+
+
+def _refuse_long_directory(stream: BinaryIO) -> None:
+    """Refuses an archive that lists far more members than a dataset has: a list of them is made before any is read."""
+    end = stream.seek(0, 2)
+    stream.seek(max(0, end - _LONGEST_END))
+    tail = stream.read()
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) < at + 16:
+        raise ValueError("it is no zip archive, or its end is missing")
+    long = int.from_bytes(tail[at + 12 : at + 16], "little") > _MOST_LISTED
+    # The other form of the list, for files past 2 GiB, may state another length.
+    if long or (end < 1 << 31 and tail[:at][-20:].startswith(b"PK\6\7")):
+        raise ValueError("it lists too many members")
 
 
 def read_folder(folder: Path, image_size: int | None) -> RawData:
@@ -133,17 +187,17 @@ def read_folder(folder: Path, image_size: int | None) -> RawData:
     kinds = [d for d in sorted(folder.iterdir()) if d.is_dir() and not d.name.startswith(".")]
     if len(kinds) < 2:
         raise DataError(field, str(folder), f"has {len(kinds)} class folders", "Make one sub-folder a class.")
-    images: list[Any] = []
+    files: list[Path] = []
     labels: list[int] = []
     for label, kind in enumerate(kinds):
         _inside(kind, home)
-        files = [f for f in sorted(kind.iterdir()) if not f.name.startswith(".")]
-        if not files:
+        found = [f for f in sorted(kind.iterdir()) if not f.name.startswith(".")]
+        if not found:
             raise DataError(field, str(kind), "is an empty class folder", "Put images there or remove it.")
-        images += [_pixels(_inside(f, home)) for f in files]
-        labels += [label] * len(files)
+        files += [_inside(f, home) for f in found]
+        labels += [label] * len(found)
     return RawData(
-        x=_stack(images, folder, image_size),
+        x=_images(files, folder, image_size),
         y=torch.tensor(labels),
         classes=len(kinds),
         provenance=f"The user's folder {folder.name}; licence not stated in it.",
@@ -151,7 +205,10 @@ def read_folder(folder: Path, image_size: int | None) -> RawData:
 
 
 def _inside(path: Path, home: Path) -> Path:
-    target = path.resolve()
+    try:
+        target = path.resolve()
+    except RuntimeError:
+        raise DataError("dataset.name", str(path), "is a link to itself", "Remove it.") from None
     if not target.is_relative_to(home):
         raise DataError(
             "dataset.name", str(path), f"is a link that leaves {home}", "Copy the files into the folder."
@@ -159,8 +216,43 @@ def _inside(path: Path, home: Path) -> Path:
     return target
 
 
-def _pixels(file: Path) -> Any:
-    """One image as a uint8 array (h, w) or (h, w, 3)."""
+def _images(files: list[Path], folder: Path, image_size: int | None) -> Tensor:
+    """Images as one tensor (n, c, h, w): uint8, or float32 once fitted to `image_size`."""
+    seen = [_looked_at(file) for file in files]
+    channels = 1 if all(grey for _, grey in seen) else 3
+    sizes = sorted({size for size, _ in seen})
+    if image_size is None and len(sizes) > 1:
+        shown = ", ".join(f"{h}x{w}" for h, w in sizes[:4])
+        raise DataError(
+            "dataset.image_size", image_size, f"leaves unlike sizes in {folder} ({shown})", "Give one size."
+        )
+    each = math.prod(sizes[0]) if image_size is None else 4 * image_size**2
+    if (total := len(files) * channels * each) > DATA_BYTES.most:
+        remedy = "Give a smaller `dataset.image_size`, or fewer images."
+        raise DataError("dataset.name", str(folder), f"has {DATA_BYTES.refusal(total)}", remedy)
+    images = (as_images(_pixels(f, channels)[None], "dataset.name", str(folder)) for f in files)
+    return torch.cat([image if image_size is None else fit(image, image_size) for image in images])
+
+
+def _looked_at(file: Path) -> tuple[tuple[int, int], bool]:
+    """The height and width of an image, and whether it is grey; none of its pixels is read."""
+    with _opened(file) as image:
+        return (image.height, image.width), image.mode in _GREY
+
+
+def _pixels(file: Path, channels: int) -> Any:
+    """One image as a uint8 array (h, w), or (h, w, 3)."""
+    with _opened(file) as image:
+        if channels == 1:
+            return np.array(image.convert("L"))
+        # By way of L and RGBA: Pillow turns a palette with transparency into RGB only with a warning.
+        middle = {**dict.fromkeys(_GREY, "L"), "P": "RGBA", "PA": "RGBA"}.get(image.mode)
+        return np.array((image.convert(middle) if middle else image).convert("RGB"))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """An image whose pixels are not read yet, once it is shown to have no more of them than are allowed."""
     from PIL import Image
 
     if not file.is_file():
@@ -169,35 +261,19 @@ def _pixels(file: Path) -> Any:
         )
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of tags beside the pixels that Pillow does not understand
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(file, formats=_FORMATS) as image:
-                if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"):
+            with open_file(file, DATA_BYTES) as stream, Image.open(stream, formats=_FORMATS) as image:
+                if (pixels := image.width * image.height) > PIXELS.most:
+                    raise ValueError(f"it has {PIXELS.refusal(pixels)}")
+                if image.mode not in (*_GREY, *_COLOURED):
                     raise ValueError(f"mode {image.mode} is not 8 bits a channel")
-                if image.mode in ("1", "L", "LA"):
-                    return np.array(image.convert("L"))
-                # By way of RGBA: Pillow turns a palette with transparency into RGB only with a warning.
-                middle = image.convert("RGBA") if image.mode in ("P", "PA") else image
-                return np.array(middle.convert("RGB"))
+                yield image
     except (*_DAMAGED, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        told = getattr(error, "strerror", None) or str(error)
         raise DataError(
             "dataset.name",
             str(file),
-            f"is no readable image ({str(error).rstrip('.')})",
+            f"is no readable image ({told.rstrip('.')})",
             f"Replace or remove it; readable are {', '.join(_FORMATS)}.",
         ) from error
-
-
-def _stack(images: list[Any], folder: Path, image_size: int | None) -> Tensor:
-    """Images as one tensor (n, c, h, w): uint8, or float32 once fitted to `image_size`."""
-    if any(image.ndim == 3 for image in images):
-        images = [image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2) for image in images]
-    tensors = [as_images(image[None], "dataset.name", str(folder)) for image in images]
-    if image_size is not None:
-        tensors = [fit(image, image_size) for image in tensors]
-    sizes = {tuple(image.shape[-2:]) for image in tensors}
-    if len(sizes) > 1:
-        shown = ", ".join(f"{h}x{w}" for h, w in sorted(sizes)[:4])
-        raise DataError(
-            "dataset.image_size", image_size, f"leaves unlike sizes in {folder} ({shown})", "Give one size."
-        )
-    return torch.cat(tensors)

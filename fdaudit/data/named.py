@@ -13,6 +13,7 @@ import torch
 
 from fdaudit.data.raw import RawData, as_images, as_labels, same_count
 from fdaudit.errors import DataError
+from fdaudit.limits import DATA_BYTES, open_file
 
 __all__ = ["TORCHVISION", "read_digits", "read_torchvision"]
 
@@ -110,11 +111,24 @@ def read_torchvision(name: str, root: Path, download: bool) -> RawData:
             "Put torchvision's files there, point `dataset.root` or FDAUDIT_DATA at them, "
             "or set `dataset.download: true`.",
         )
+    _refuse_large(root, place)
     x, y = _split(name, source, root, source.train, download)
     test_x, test_y = _split(name, source, root, source.test, download)
     return RawData(
         x=x, y=y, test_x=test_x, test_y=test_y, classes=source.classes, provenance=source.provenance
     )
+
+
+def _refuse_large(root: Path, place: Path) -> None:
+    """Looks at what torchvision will read as it is: whole files, however long, and pipes as well."""
+    for path in sorted(place.rglob("*") if place.is_dir() else place.parent.glob(f"*{place.suffix}")):
+        if path.is_dir() or not path.exists():
+            continue
+        try:
+            open_file(path, DATA_BYTES).close()
+        except OSError as error:
+            problem = f"holds {path.relative_to(root)}, which cannot be read ({error.strerror})"
+            raise DataError("dataset.root", str(root), problem, "Fetch it again.") from None
 
 
 def _split(

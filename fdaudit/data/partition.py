@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fdaudit.errors import DataError, SpecError
+from fdaudit.rng import SecretStream
 from fdaudit.spec import PartitionSpec
 from fdaudit.types import task_of
 
@@ -19,7 +20,7 @@ def partition(
     y: Tensor,
     clients: int,
     spec: PartitionSpec,
-    generator: torch.Generator,
+    stream: SecretStream,
     classes: int,
     minimum: int = 1,
 ) -> tuple[Tensor, ...]:
@@ -46,7 +47,7 @@ def partition(
         y: (n,) labels of the records to share out, or (n, C) of the multi-label task.
         clients: number of clients K.
         spec: the rule.
-        generator: the source of every random choice.
+        stream: the source of every random choice.
         classes: number of classes C.
         minimum: fewest records a client may be left with.
 
@@ -60,8 +61,8 @@ def partition(
     if clients < 1:
         raise DataError("clients", clients, "is not a number of clients", "Give at least 1.")
     if task_of(y) == "multi-label" and spec.name != "iid":
-        y, classes = _principal(y, spec, generator), classes + 1
-    parts = _RULES[spec.name](y, clients, spec, generator, classes)
+        y, classes = _principal(y, spec, stream), classes + 1
+    parts = _RULES[spec.name](y, clients, spec, stream, classes)
     smallest = min(range(clients), key=lambda k: len(parts[k]))
     if len(parts[smallest]) < minimum:
         raise DataError(
@@ -88,24 +89,22 @@ def class_counts(y: Tensor, classes: int) -> Tensor:
     return torch.bincount(y, minlength=classes)
 
 
-def _principal(y: Tensor, spec: PartitionSpec, generator: torch.Generator) -> Tensor:
+def _principal(y: Tensor, spec: PartitionSpec, stream: SecretStream) -> Tensor:
     """One class (n,) for each multi-label record (n, C): drawn evenly from its own, or C where it has none."""
     if spec.name == "by-class":
         problem = "cannot share out multi-label records: each belongs to several classes"
         raise SpecError("partition.name", spec.name, problem, "Use 'iid' or 'dirichlet'.")
     present = y == 1
-    drawn = torch.rand(y.shape, generator=generator).masked_fill(~present, -1.0).argmax(1)
+    drawn = torch.from_numpy(stream.uniform(*y.shape)).masked_fill(~present, -1.0).argmax(1)
     return torch.where(present.any(1), drawn, y.shape[1])
 
 
-def _iid(
-    y: Tensor, clients: int, spec: PartitionSpec, generator: torch.Generator, classes: int
-) -> list[Tensor]:
-    return list(torch.randperm(len(y), generator=generator).tensor_split(clients))
+def _iid(y: Tensor, clients: int, spec: PartitionSpec, stream: SecretStream, classes: int) -> list[Tensor]:
+    return list(torch.from_numpy(stream.permutation(len(y))).tensor_split(clients))
 
 
 def _by_class(
-    y: Tensor, clients: int, spec: PartitionSpec, generator: torch.Generator, classes: int
+    y: Tensor, clients: int, spec: PartitionSpec, stream: SecretStream, classes: int
 ) -> list[Tensor]:
     wanted = spec.classes_per_client or 1
     present = torch.bincount(y, minlength=classes).nonzero().flatten()
@@ -118,12 +117,12 @@ def _by_class(
         )
     holders: dict[int, list[int]] = {int(label): [] for label in present}
     for client in range(clients):
-        order = present[torch.randperm(len(present), generator=generator)].tolist()
+        order = present[torch.from_numpy(stream.permutation(len(present)))].tolist()
         for label in sorted(order, key=lambda c: len(holders[c]))[:wanted]:
             holders[label].append(client)
     parts: list[list[Tensor]] = [[] for _ in range(clients)]
     for label, held_by in holders.items():
-        records = _shuffled(y, label, generator)
+        records = _shuffled(y, label, stream)
         if len(records) < len(held_by):
             raise DataError(
                 "partition.classes_per_client",
@@ -138,14 +137,12 @@ def _by_class(
 
 
 def _dirichlet(
-    y: Tensor, clients: int, spec: PartitionSpec, generator: torch.Generator, classes: int
+    y: Tensor, clients: int, spec: PartitionSpec, stream: SecretStream, classes: int
 ) -> list[Tensor]:
-    # PyTorch's Dirichlet sampler takes no generator, so NumPy draws, seeded by ours.
-    numpy = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
     parts: list[list[Tensor]] = [[] for _ in range(clients)]
     for label in range(classes):
-        records = _shuffled(y, label, generator)
-        shares = numpy.dirichlet([spec.alpha or 1.0] * clients)
+        records = _shuffled(y, label, stream)
+        shares = stream.dirichlet(spec.alpha or 1.0, clients)
         if not np.isfinite(shares).all():
             raise DataError(
                 "partition.alpha", spec.alpha, "is beyond what can be drawn", "Give 0.001 to 1e6."
@@ -156,12 +153,12 @@ def _dirichlet(
     return [torch.cat(shares) for shares in parts]
 
 
-def _shuffled(y: Tensor, label: int, generator: torch.Generator) -> Tensor:
+def _shuffled(y: Tensor, label: int, stream: SecretStream) -> Tensor:
     records = (y == label).nonzero().flatten()
-    return records[torch.randperm(len(records), generator=generator)]
+    return records[torch.from_numpy(stream.permutation(len(records)))]
 
 
-_RULES: Mapping[str, Callable[[Tensor, int, PartitionSpec, torch.Generator, int], list[Tensor]]] = {
+_RULES: Mapping[str, Callable[[Tensor, int, PartitionSpec, SecretStream, int], list[Tensor]]] = {
     "iid": _iid,
     "by-class": _by_class,
     "dirichlet": _dirichlet,

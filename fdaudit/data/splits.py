@@ -13,6 +13,7 @@ from fdaudit.data.datasets import Dataset
 from fdaudit.data.partition import class_table, partition
 from fdaudit.data.stratify import apportion, stratified_draw
 from fdaudit.errors import DataError, IntegrityError
+from fdaudit.rng import SecretStream
 from fdaudit.spec import PartitionSpec, SplitSpec
 from fdaudit.types import task_of
 
@@ -109,7 +110,7 @@ def make_splits(
     clients: int,
     partition_spec: PartitionSpec,
     split_spec: SplitSpec,
-    generator: torch.Generator,
+    stream: SecretStream,
 ) -> Splits:
     """Splits `dataset` for an audit of `clients` clients.
 
@@ -127,7 +128,7 @@ def make_splits(
       * all sets are disjoint, and members are part of their own client's training records only;
       * given which records form a pair, each of the two is the member with probability 1/2, independently of
         everything else: members and non-members of a client have one distribution, class by class;
-      * only labels and the generator decide: altering an image alters no index.
+      * only labels and the stream decide: altering an image alters no index.
 
     Raises:
         DataError: the partition is impossible, or some client cannot form a single pair.
@@ -138,7 +139,7 @@ def make_splits(
     own_test = dataset.test_y is not None
     for name in ("proxy", "auxiliary") if own_test else ("test", "proxy", "auxiliary"):
         total = round(getattr(split_spec, name) * len(y))
-        drawn, left = stratified_draw(y[rest], min(total, len(rest)), classes, generator)
+        drawn, left = stratified_draw(y[rest], min(total, len(rest)), classes, stream)
         held[name], rest = rest[drawn], rest[left]
     if dataset.test_y is not None:
         held["test"] = torch.arange(len(dataset.test_y))
@@ -148,9 +149,9 @@ def make_splits(
         )
     _refuse_unmeasurable(y[held["test"]] if dataset.test_y is None else dataset.test_y, split_spec.test)
     minimum = 2 if split_spec.candidates else 1
-    parts = partition(y[rest], clients, partition_spec, generator, classes, minimum)
+    parts = partition(y[rest], clients, partition_spec, stream, classes, minimum)
     made = tuple(
-        _client(k, rest[part], y, classes, split_spec.candidates, generator) for k, part in enumerate(parts)
+        _client(k, rest[part], y, classes, split_spec.candidates, stream) for k, part in enumerate(parts)
     )
     return Splits(clients=made, class_table=class_table(y, [c.train for c in made], classes), **held)
 
@@ -173,7 +174,7 @@ def _refuse_unmeasurable(y: Tensor, fraction: float) -> None:
 
 
 def _client(
-    number: int, records: Tensor, y: Tensor, classes: int, wanted: int, generator: torch.Generator
+    number: int, records: Tensor, y: Tensor, classes: int, wanted: int, stream: SecretStream
 ) -> ClientSplit:
     """Draws a client's matched pairs and tosses their coins; `records` are its indices into `y`."""
     if task_of(y) == "single-label":
@@ -188,8 +189,8 @@ def _client(
             f"asks for matched pairs, but client/{number} has no two records of one class",
             "Use fewer clients, more data, or another partition.",
         )
-    drawn = _pairs(records, group, total, generator)
-    coin = torch.randint(2, (len(drawn), 1), generator=generator)
+    drawn = _pairs(records, group, total, stream)
+    coin = torch.from_numpy(stream.integers(2, len(drawn), 1))
     non_members = drawn.gather(1, 1 - coin).flatten()
     return ClientSplit(
         train=records[~torch.isin(records, non_members)],
@@ -198,16 +199,16 @@ def _client(
     )
 
 
-def _pairs(records: Tensor, group: Tensor, total: int, generator: torch.Generator) -> Tensor:
+def _pairs(records: Tensor, group: Tensor, total: int, stream: SecretStream) -> Tensor:
     """`total` disjoint pairs (total, 2) of records, within groups (n,) in proportion, then at random from the rest."""
     counts = torch.bincount(group).tolist()
     room = [count // 2 for count in counts]
     pairs = []
     for number, share in enumerate(apportion(min(total, sum(room)), counts, room)):
         alike = records[group == number]
-        pairs.append(alike[torch.randperm(len(alike), generator=generator)[: 2 * share]].view(-1, 2))
+        pairs.append(alike[torch.from_numpy(stream.permutation(len(alike)))[: 2 * share]].view(-1, 2))
     missing = total - sum(room)
     if missing > 0:
         left = records[~torch.isin(records, torch.cat(pairs))]
-        pairs.append(left[torch.randperm(len(left), generator=generator)[: 2 * missing]].view(-1, 2))
+        pairs.append(left[torch.from_numpy(stream.permutation(len(left)))[: 2 * missing]].view(-1, 2))
     return torch.cat(pairs)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fdaudit.rng import SecretStream
 from fdaudit.types import task_of
 
 __all__ = ["apportion", "stratified_draw"]
@@ -44,7 +45,7 @@ def apportion(total: int, weights: Sequence[int], caps: Sequence[int] | None = N
     return shares
 
 
-def stratified_draw(y: Tensor, total: int, classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def stratified_draw(y: Tensor, total: int, classes: int, stream: SecretStream) -> tuple[Tensor, Tensor]:
     """A random sample of `total` records with the classes in proportion, and the rest.
 
     Of multi-label records, which belong to several classes at once, the sample is a plain random one.
@@ -53,17 +54,17 @@ def stratified_draw(y: Tensor, total: int, classes: int, generator: torch.Genera
         y: (n,) class labels, or (n, C) multi-label ones; the only thing looked at.
         total: how many to draw, at most n.
         classes: number of classes C; labels lie in [0, C).
-        generator: decides which records of each class are drawn.
+        stream: decides which records of each class are drawn.
 
     Returns:
         Two ascending index tensors (total,) and (n - total,) into `y`.
     """
     if task_of(y) == "multi-label":
-        order = torch.randperm(len(y), generator=generator)
+        order = torch.from_numpy(stream.permutation(len(y)))
         return order[:total].sort().values, order[total:].sort().values
     shares = apportion(total, torch.bincount(y, minlength=classes).tolist())
     drawn = torch.zeros(len(y), dtype=torch.bool)
     for label, share in enumerate(shares):
         of_class = (y == label).nonzero().flatten()
-        drawn[of_class[torch.randperm(len(of_class), generator=generator)[:share]]] = True
+        drawn[of_class[torch.from_numpy(stream.permutation(len(of_class)))[:share]]] = True
     return drawn.nonzero().flatten(), (~drawn).nonzero().flatten()

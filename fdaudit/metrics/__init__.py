@@ -6,6 +6,7 @@ Random ones (bootstrap, prior draws) take a `numpy.random.Generator`. Importing 
 the libraries that pretrained networks or image measures need; the functions that use them do.
 """
 
+from fdaudit.metrics.bystanders import OWN_IMAGES, Bystanders
 from fdaudit.metrics.chance import auc_p_value, tpr_p_value
 from fdaudit.metrics.class_reconstruction import nearest_records, score_class_reconstruction
 from fdaudit.metrics.clients import mean_and_worst
@@ -72,10 +73,12 @@ __all__ = [
     "FPRS",
     "LPIPS_SIDE",
     "MEAN_AUC_METHOD",
+    "OWN_IMAGES",
     "PINS",
     "PSNR_CEILING",
     "SMOOTHING",
     "AuxiliaryPool",
+    "Bystanders",
     "Design",
     "ImageScore",
     "Interval",

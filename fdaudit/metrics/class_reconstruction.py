@@ -19,7 +19,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +28,7 @@ import torch
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_shape
+from fdaudit.metrics.bystanders import Bystanders, stricter
 from fdaudit.metrics.images import ssim_window
 from fdaudit.metrics.intervals import mean_figure
 from fdaudit.metrics.perceptual import lpips_note
@@ -114,6 +115,7 @@ def score_class_reconstruction(
     generator: np.random.Generator,
     *,
     auxiliary_labels: Any = None,
+    bystanders: Bystanders | None = None,
     targets: Sequence[str] | None = None,
     lpips_network: torch.nn.Module | None = None,
     confidence: float = 0.95,
@@ -128,6 +130,7 @@ def score_class_reconstruction(
         auxiliary: (N, c, h, w) the adversary's own images, or None where it is assumed to have none.
         generator: for the baseline's draws and the bootstrap.
         auxiliary_labels: (N,), or None.
+        bystanders: records that no guess is about, or None to compare with the prior alone.
         targets: names; with two or more, the worst of them is reported.
         lpips_network: as `fdaudit.metrics.load_lpips` returns; loaded when left out.
         confidence: level of every interval.
@@ -151,6 +154,9 @@ def score_class_reconstruction(
     if pool is not None:
         same_shape(pool.images, present[0].records, count=False)
     prior, strategies = (None, {}) if pool is None else _prior(pool, present, measures, generator)
+    if prior is not None and bystanders is not None:
+        beside = _beside(bystanders, present, measures, generator.spawn(1)[0])
+        prior, strategies = stricter(prior, strategies, beside, measures)
     figures = _summary(present, measures, got, prior, strategies, left_out, generator, confidence)
     if no_lpips:
         figures += [
@@ -232,6 +238,24 @@ def _prior(
             )
     played = {q.name: tuple(sorted({c[q.name] for c in chosen.values()})) for q in measures}
     return {name: np.concatenate(parts, axis=1) for name, parts in values.items()}, played
+
+
+def _beside(
+    bystanders: Bystanders,
+    targets: Sequence[_Target],
+    measures: Sequence[Measure],
+    generator: np.random.Generator,
+) -> dict[str, Floats]:
+    """The guesses' likeness to the nearest of as many bystanders of their class, (draws, guesses)."""
+    found = list[dict[str, Floats]]()
+    for t in targets:
+        of = np.empty(len(t.records), dtype=np.int64)
+        for label, places in t.places.items():
+            of[places] = label
+        others = [replace(t, records=drawn) for drawn in bystanders.draws(len(of), of, generator)]
+        near = _likeness([o.beside(t.guess) for o in others], measures)
+        found.append({q.name: np.stack([n[q.name] for n in near]) for q in measures})
+    return {q.name: np.concatenate([f[q.name] for f in found], axis=1) for q in measures}
 
 
 def _held(pool: AuxiliaryPool, label: int) -> bool:
@@ -335,7 +359,7 @@ def _extremes(targets: Sequence[_Target], got: Floats, prior: Mapping[str, Float
         out.append(Figure(name="psnr_prior_max", value=None, unit="dB", unavailable=why))
     else:
         luckiest = float(prior["psnr"].max(1).mean())
-        note = f"highest of {len(got)}, mean over {_DRAWS} draws: compare psnr_max with this"
+        note = f"highest of {len(got)}, mean over {len(prior['psnr'])} draws: compare psnr_max with this"
         out.append(Figure(name="psnr_prior_max", value=luckiest, unit="dB", n=len(got), note=note))
     means = {t.name: float(got[names == t.name].mean()) for t in targets}
     if len(means) > 1:

@@ -3,7 +3,8 @@
 Guarantees:
   * the mean is never without the most leaked image;
   * every likeness stands beside the prior baseline's on the same true images with as many guesses
-    (`fdaudit.metrics.prior`), and the gain is paired image by image;
+    (`fdaudit.metrics.prior`), or what the same guesses resemble in other records (`fdaudit.metrics.bystanders`) where
+    that is more, and the gain is paired image by image;
   * everything reported is finite: PSNR above 100 dB counts as 100 dB, and the note says how often;
   * true images that were left without a guess are counted in the notes, not scored as zero and not forgotten.
 """
@@ -20,6 +21,7 @@ import torch
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_shape
+from fdaudit.metrics.bystanders import Bystanders, stricter
 from fdaudit.metrics.images import match, mse, psnr, ssim, ssim_window
 from fdaudit.metrics.intervals import mean_figure
 from fdaudit.metrics.labels import label_recovery_figures
@@ -117,6 +119,7 @@ def score_reconstruction(
     true_labels: Any = None,
     auxiliary_labels: Any = None,
     labels_known: bool = True,
+    bystanders: Bystanders | None = None,
     targets: Sequence[str] | None = None,
     lpips_network: torch.nn.Module | None = None,
     confidence: float = 0.95,
@@ -133,6 +136,7 @@ def score_reconstruction(
         auxiliary_labels: (N,), or None.
         labels_known: whether the prior baseline is told each batch's true labels. True is the strong
             baseline: what leaks beyond the labels. Without `true_labels` there are none to tell.
+        bystanders: records that no guess is about, or None to compare with the prior alone.
         targets: whose data each batch is; with two or more, the worst of them is reported.
         lpips_network: as `fdaudit.metrics.load_lpips` returns; loaded when left out, once a call.
         confidence: level of every interval.
@@ -162,6 +166,10 @@ def score_reconstruction(
     if pool is not None:
         same_shape(pool.images, batches[0].truth, count=False)
     prior, strategies = _prior(pool, batches, measures, generator, labels_known)
+    if prior is not None and bystanders is not None:
+        about = [(b.guess, b.labels, len(b.truth)) for b in batches]
+        beside = bystanders.beside(about, got, measures, generator.spawn(1)[0])
+        prior, strategies = stricter(prior, strategies, beside, measures)
     figures = _summary(batches, measures, got, prior, strategies, generator, confidence)
     if no_lpips:
         for name in ("lpips", "lpips_prior", "lpips_gain"):
@@ -350,7 +358,7 @@ def _worst(
         )
     else:
         luckiest = float(prior["psnr"].max(1).mean())
-        note = f"highest of {len(got)}, mean over {_DRAWS} draws: compare psnr_max with this"
+        note = f"highest of {len(got)}, mean over {len(prior['psnr'])} draws: compare psnr_max with this"
         out.append(Figure(name="psnr_prior_max", value=luckiest, unit="dB", n=len(got), note=note))
     of_target = np.asarray(names)[owner]
     means = {name: float(got[of_target == name].mean()) for name in sorted(set(of_target.tolist()))}

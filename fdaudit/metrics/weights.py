@@ -19,6 +19,7 @@ from types import MappingProxyType
 import torch
 
 from fdaudit.errors import UsageError
+from fdaudit.limits import TENSOR_BYTES, read_file
 
 __all__ = ["PINS", "Pin", "WeightsUnavailableError", "load_weights"]
 
@@ -80,7 +81,7 @@ def load_weights(name: str, directory: Path | None = None) -> dict[str, torch.Te
             f"Put the file of SHA-256 {pin.sha256} in a directory and set FDAUDIT_WEIGHTS to it.",
         )
     try:
-        content = path.read_bytes()
+        content = read_file(path, TENSOR_BYTES)
     except OSError as error:
         raise WeightsUnavailableError(
             "FDAUDIT_WEIGHTS", pin.file, f"cannot be read ({error.strerror})", "Make it readable."

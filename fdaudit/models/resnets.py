@@ -23,8 +23,11 @@ class Resnet8Params(Config):
     norm: _Norm = "group"
     """group: GroupNorm, which training with DP demands; batch: BatchNorm."""
 
-    width: int = Field(default=16, ge=1, le=1024)
-    """Channels of the first stage; the second and third have twice and four times as many."""
+    width: int = Field(default=16, ge=8, le=1024)
+    """Channels of the first stage; the second and third have twice and four times as many.
+
+    With fewer than 8, oneDNN 3.12 (in PyTorch 2.14) writes outside its memory on processors without AVX-512.
+    """
 
 
 class ResnetParams(Config):

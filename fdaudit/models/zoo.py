@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fdaudit.config import Config, validate
 from fdaudit.errors import SpecError, nearest
+from fdaudit.limits import MOST_PARAMETERS
 from fdaudit.models.network import seed_from, seeded
 from fdaudit.models.resnets import Resnet8Params, ResnetParams, resnet8, resnet_small
 from fdaudit.models.small import (
@@ -144,6 +145,11 @@ class Architecture:
         kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
         return any(isinstance(module, kinds) for module in self._skeleton.modules())
 
+    @property
+    def parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(parameter.numel() for parameter in self._skeleton.parameters())
+
     @cached_property
     def work(self) -> int:
         """Floating-point operations of convolutions and matrix products in a forward pass, for one image."""
@@ -192,6 +198,9 @@ def architecture(spec: ModelSpec, input_shape: _Shape, classes: int) -> Architec
     problem = _misfit(made)
     if problem:
         raise SpecError("model.name", spec.name, problem, _remedy(made))
+    if made.parameters > MOST_PARAMETERS:
+        problem = f"has {made.parameters:,} parameters, more than {MOST_PARAMETERS:,}"
+        raise SpecError("model.name", spec.name, problem, "Choose a smaller network.")
     return made
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fdaudit.limits import MOST_ROUNDS
 from fdaudit.types import Trained
 
 from .selectors import Selection
@@ -18,7 +19,7 @@ __all__ = ["SelectiveFDConfig"]
 class SelectiveFDConfig(Selection):
     """Selective-FD's settings; defaults are the paper's for MNIST where it says, non-IID."""
 
-    rounds: int = Field(150, ge=1)
+    rounds: int = Field(150, ge=1, le=MOST_ROUNDS)
     """T: communication rounds."""
     warm_up_steps: int = Field(200, ge=0)
     """SGD steps on its own records that a client takes before the first round."""

@@ -1,0 +1,85 @@
+"""Which distributions fdaudit needs: itself, what it requires, what that requires, as installed here.
+
+A requirement counts where the distribution is installed and no extra is asked for that nobody chose. Its other markers
+(platform, Python) are not evaluated: what they rule out is not installed on their account.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution, distributions
+
+__all__ = ["Part", "closure", "normalised"]
+
+_REQUIREMENT = re.compile(
+    r"\s*([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?:\[([^\]]*)\])?([^;]*)(?:;(.*))?"
+)
+_EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
+
+
+@dataclass
+class Part:
+    """A distribution in a closure.
+
+    Attributes:
+        installed: what is installed.
+        extras: those that are asked for.
+        needs: names of the distributions that it requires.
+    """
+
+    installed: Distribution
+    extras: set[str] = field(default_factory=set)
+    needs: set[str] = field(default_factory=set)
+
+
+def normalised(name: str) -> str:
+    """Return the normalised form of a distribution's name (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def closure(root: str = "fdaudit", extras: Iterable[str] = ()) -> dict[str, Part]:
+    """Return the distributions that one needs by normalised name, the root among them.
+
+    Args:
+        root: where it begins.
+        extras: those of the root.
+
+    Raises:
+        KeyError: the root is not installed.
+    """
+    there = dict[str, Distribution]()
+    for installed in distributions():
+        if installed.name:
+            there.setdefault(
+                normalised(installed.name), installed
+            )  # the first on the path is what is imported
+    found = {root: Part(there[root], set(extras))}
+    pending = [root]
+    while pending:
+        name = pending.pop()
+        for needed, asked in _requirements(found[name]):
+            if needed not in there:
+                continue
+            found[name].needs.add(needed)
+            part = found.get(needed)
+            if part is None:
+                found[needed] = part = Part(there[needed], set(asked))
+                pending.append(needed)
+            elif not asked <= part.extras:
+                part.extras |= asked
+                pending.append(needed)
+    return dict(sorted(found.items()))
+
+
+def _requirements(part: Part) -> Iterator[tuple[str, set[str]]]:
+    """The names that a distribution requires with the extras chosen, and which extras of theirs it asks for."""
+    for line in part.installed.requires or ():
+        if (match := _REQUIREMENT.fullmatch(line)) is None:
+            continue
+        name, asked, _, marker = match.groups()
+        wanted = {normalised(extra) for extra in _EXTRA.findall(marker or "")}
+        if wanted and wanted.isdisjoint(part.extras):
+            continue
+        yield normalised(name), {normalised(extra) for extra in (asked or "").split(",") if extra.strip()}

@@ -1,0 +1,75 @@
+"""The report in a bundle: made from the bundled result, and made again to be compared.
+
+Guarantee:
+  * a page that says something else than the result beside it is found, by the fdaudit and the libraries that wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fdaudit.errors import FdauditError
+from fdaudit.storage import load_json
+from fdaudit.timings import read_timings
+
+from .environment import environment
+
+__all__ = ["REPORT", "REPORTS", "check_reports", "reports"]
+
+REPORT = "report"
+"""Where reports lie in a run directory."""
+REPORTS = (f"{REPORT}/index.html", f"{REPORT}/index.json")
+"""The reports of a bundled run."""
+
+_WRITERS = ("jinja2", "markupsafe", "matplotlib", "numpy", "pillow", "pydantic", "pyyaml")
+"""Libraries on which a page's bytes depend."""
+
+
+def reports(run: Path) -> dict[str, bytes]:
+    """Return the reports of a run's result by path.
+
+    Raises:
+        FdauditError: the result or a picture is malformed.
+    """
+    from fdaudit.reports.security import render_report, report_json
+
+    result, timings = load_json(run / "result.json"), read_timings(run)
+    texts = render_report(result, run, timings), report_json(result, timings)
+    return {name: text.encode("utf-8") for name, text in zip(REPORTS, texts, strict=True)}
+
+
+def check_reports(bundle: Path, run: str, environment_file: str) -> tuple[list[str], list[str]]:
+    """Compare a bundle's reports with what its result makes now.
+
+    Args:
+        bundle: the directory, whose files are as they are listed.
+        run: the run's name in it.
+        environment_file: that of the environment.
+
+    Returns:
+        Findings and notes, one sentence each.
+    """
+    there = [name for name in REPORTS if (bundle / run / name).is_file()]
+    if not there:
+        return [], []
+    try:
+        if _writer(load_json(bundle / environment_file)) != _writer(environment()):
+            return [], ["The report was not made again: another fdaudit, or other libraries, wrote it."]
+        due = reports(bundle / run)
+    except (FdauditError, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+        return [f"{run}/{REPORT} cannot be made again: {str(error)[:300]}"], []
+    changed = [name for name in there if (bundle / run / name).read_bytes() != due[name]]
+    return [f"{run}/{name} is not the report of the result beside it" for name in changed], []
+
+
+def _writer(stated: Any) -> tuple[Any, ...]:
+    """What a page's bytes depend on: fdaudit, Python and the libraries that draw and write."""
+    packages = {str(k).lower(): v for k, v in stated["packages"].items()} if _is_environment(stated) else {}
+    named = stated if isinstance(stated, Mapping) else {}
+    return (named.get("tool"), named.get("python"), *(packages.get(name) for name in _WRITERS))
+
+
+def _is_environment(stated: Any) -> bool:
+    return isinstance(stated, Mapping) and isinstance(stated.get("packages"), Mapping)

@@ -1,0 +1,373 @@
+"""Where attacks run: processes that hold the case and the exported view, and nothing of the auditor's.
+
+fdaudit's own attacks share a process and what they have computed, since they are as trusted as the auditor. Every
+case of anybody else's attack gets a process and a directory of its own, so that nothing it saw in one case reaches
+the next.
+
+Guarantees:
+  * the process starts from a new program: no memory, no open file and no variable of the auditor's is in it;
+  * what it answers is bytes, from which plain tensors are rebuilt here, and counted;
+  * a process that ends before it has answered fails its case, and no other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+from threading import Lock
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from fdaudit.cache import DIRECTORY, handed_on
+from fdaudit.errors import BudgetExceededError, FdauditError, SpecError
+from fdaudit.isolation.frames import EndedError, Frame, MalformedError, Tensors, receive, send
+from fdaudit.isolation.paths import devices, readable
+from fdaudit.scratch import new_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.isolation.schema import Case
+    from fdaudit.oracle import Oracle
+    from fdaudit.plan import AttackPlan
+    from fdaudit.types import Guess
+    from fdaudit.view import View
+
+__all__ = ["AttackFailedError", "Attacker", "attack", "dismiss", "home", "settings_of", "stand_by"]
+
+_PROCESS = "fdaudit.isolation.process"
+_OUTPUT = "output.txt"
+_KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+"""Variables of this process that an attack's process is given."""
+_SET = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "JOBLIB_MULTIPROCESSING": "0",
+    "MKL_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONSAFEPATH": "1",
+}
+_LONGEST_REASON, _LONGEST_SETTINGS = 2_000, 65_536
+"""Characters of what an attack says of itself that go into a result."""
+_MOST_OUTPUT = 1 << 16
+"""Bytes of what a process prints in one case that are passed on."""
+Reply = Callable[["Tensor", "str | None"], "Tensor"]
+"""Maps samples (n, c, h, w), and whose model is asked, to answers."""
+
+
+class AttackFailedError(FdauditError):
+    """An attack raised an error, or its process did not live to answer; the text says which."""
+
+
+class Attacker:
+    """A process that attacks run in.
+
+    Args:
+        own: whether fdaudit's own attacks run in it, one after the other. Others get one for each case.
+    """
+
+    def __init__(self, own: bool) -> None:
+        self.folder = home() if own else new_folder("attack")
+        self.surroundings = _surroundings(own)
+        self._temporary = new_folder("attacker") if own else self.folder
+        self._printed = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reading, self._writing = self._started()
+        self._ready = False
+
+    def ask(
+        self, kind: str, fields: Mapping[str, Any], tensors: Tensors, served: _Served | None = None
+    ) -> Frame:
+        """Says one thing and returns the answer; what the process asks meanwhile is served.
+
+        Raises:
+            AttackFailedError: the attack failed, or the process ended.
+            MalformedError: it sent what no attack's process sends.
+        """
+        try:
+            if not self._ready:
+                receive(self._reading, 0)
+                self._ready = True
+            send(self._writing, kind, fields, tensors.named)
+            while (frame := receive(self._reading)).kind == "question":
+                if served is None:
+                    raise MalformedError("the attack's process asked an oracle that there is not")
+                served.serve(frame, self._writing)
+        except EndedError:
+            raise AttackFailedError("the process that ran it ended before it was done") from None
+        finally:
+            self._pass_on()
+        if frame.kind == "failed":
+            raise AttackFailedError(_reason(frame))
+        return frame
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked again."""
+        return self._process is not None and self._process.poll() is None
+
+    def close(self) -> None:
+        """Ends the process at once, with all that it has started, and removes its directories."""
+        if self._process is not None:
+            with suppress(OSError):
+                os.killpg(self._process.pid, 9)
+            self._process.wait()
+        for stream in (self._reading, self._writing):
+            with suppress(OSError):
+                stream.close()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _started(self) -> tuple[BinaryIO, BinaryIO]:
+        """The pipe from a new process, and the one to it."""
+        temporary, cache_directory = str(self._temporary), self.surroundings.get(DIRECTORY)
+        writable = [str(self.folder), temporary, *devices(), *([cache_directory] if cache_directory else [])]
+        with (self._temporary / _OUTPUT).open("wb") as output:
+            self._process = process = subprocess.Popen(  # noqa: S603  # a module of ours, by name
+                [
+                    sys.executable,
+                    *("-m", _PROCESS, json.dumps({"readable": readable(), "writable": writable})),
+                ],
+                start_new_session=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                cwd=temporary,
+                env={**self.surroundings, **_SET, "HOME": temporary, "TMPDIR": temporary},
+            )
+        if process.stdin is None or process.stdout is None:
+            raise OSError("the process has no pipes")
+        return cast(BinaryIO, process.stdout), cast(BinaryIO, process.stdin)
+
+    def _pass_on(self) -> None:
+        """Shows what the process has printed since, as plain text."""
+        path = self._temporary / _OUTPUT
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            file.seek(self._printed)
+            found = file.read(_MOST_OUTPUT)
+            self._printed = file.seek(0, os.SEEK_END)
+        text = found.decode("ascii", "backslashreplace")
+        shown = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+        if shown.strip():
+            sys.stderr.write(shown.rstrip() + "\n")
+
+
+class _Served:
+    """The auditor's side of an oracle: counts what is asked, and remembers the first question that it refused."""
+
+    def __init__(self, oracle: Oracle, shape: tuple[int, ...], reply: Reply) -> None:
+        self._oracle, self._shape, self._reply, self._left = oracle, shape, reply, oracle.budget
+        self.refusal: Exception | None = None
+
+    def serve(self, frame: Frame, writing: BinaryIO) -> None:
+        """Answers a question, or says that it cannot be answered: every question gets one of the two."""
+        values = None
+        if self.refusal is None:
+            try:
+                values = self._reply(*self._checked(frame))
+            except Exception as error:  # raised once the attack has ended
+                self.refusal = error
+        if values is None:
+            send(writing, "refused", {"reason": "the question could not be answered"}, {})
+        else:
+            send(writing, "answer", {}, {"values": values})
+
+    def _checked(self, frame: Frame) -> tuple[Tensor, str | None]:
+        x, of = frame.tensors["samples"], frame.fields["of"]
+        if not x.is_floating_point() or x.ndim != 4 or tuple(x.shape[1:]) != self._shape:
+            expected = f"(n, {', '.join(map(str, self._shape))})"
+            raise FdauditError(f"oracle: asked {x.dtype} of shape {tuple(x.shape)}, not images {expected}.")
+        if of not in (self._oracle.models or (None,)):
+            raise FdauditError(f"oracle: {of!r:.60} has no model to ask.")
+        self._left -= len(x)
+        if self._left < 0:
+            raise BudgetExceededError(f"oracle: more was asked than the budget of {self._oracle.budget}.")
+        return x, of
+
+
+def attack(asked: AttackPlan, view: View, case: Case, reply: Reply | None = None) -> tuple[Guess, ...] | str:
+    """Runs an attack on a case in a process that holds nothing else.
+
+    Args:
+        asked: which attack, with its settings.
+        view: what the adversary saw; it is exported, unless it lies where the process can read it.
+        case: what else the attack is given.
+        reply: answers what it asks of the oracle that its task names.
+
+    Returns:
+        Its guesses, or why it does not apply.
+
+    Raises:
+        AttackFailedError: it raised an error, or its process ended.
+        Exception: what `reply` raised.
+    """
+    from fdaudit.isolation.schema import guesses_of, packed
+
+    served = _served(case, reply)
+    with _attacker(asked.own) as attacker, TemporaryDirectory(dir=attacker.folder, prefix="case-") as folder:
+        directory = _laid_out(view, attacker.folder, Path(folder) / "view")
+        tensors = Tensors()
+        fields = {
+            "target": asked.target,
+            "params": dict(asked.params or {}),
+            "view": str(directory),
+            "case": packed(_settled(case, attacker.folder, Path(folder)), tensors),
+        }
+        try:
+            frame = attacker.ask("attack", fields, tensors, served)
+        finally:
+            if served is not None and served.refusal is not None:
+                raise served.refusal
+        if frame.kind == "not-applicable":
+            return _reason(frame)
+        if frame.kind != "guesses":
+            raise MalformedError(f"the attack's process answered with {frame.kind!r:.60}")
+        return guesses_of(frame.fields.get("guesses"), frame.tensors)
+
+
+def _laid_out(view: View, readable_below: Path, place: Path) -> Path:
+    """Where a process finds the view that may read below a directory: there already, or in `place` from now on."""
+    from fdaudit.view import export_view, is_exported
+
+    if not is_exported(view):
+        export_view(view, place)
+    elif not view.directory.is_relative_to(readable_below):
+        shutil.copytree(view.directory, place)
+    else:
+        return view.directory
+    return place
+
+
+def _reason(frame: Frame) -> str:
+    """Why there are no guesses, in the attack's own words, not too many of them."""
+    return str(frame.fields.get("reason", ""))[:_LONGEST_REASON]
+
+
+def settings_of(target: str, profile: str, params: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """An attack's settings under a profile, found in a process of its own: its code is not loaded here.
+
+    Raises:
+        SpecError: a setting is unknown or out of range, or the attack cannot be loaded.
+    """
+    return dict(_settings_of(target, profile, json.dumps(params, sort_keys=True), where))
+
+
+@cache
+def _settings_of(target: str, profile: str, params: str, where: str) -> dict[str, Any]:
+    asked = {"target": target, "profile": profile, "params": json.loads(params), "where": where}
+    remedy = "Correct the attack, or uninstall its package."
+    try:
+        with _attacker(own=False) as attacker:
+            frame = attacker.ask("settings", asked, Tensors())
+    except (AttackFailedError, MalformedError) as error:
+        raise SpecError(where, target, f"cannot be loaded ({error})", remedy) from None
+    found = frame.fields
+    if frame.kind == "wrong":
+        texts = [str(found.get(name, "")) for name in ("field", "problem", "remedy")]
+        raise SpecError(texts[0], found.get("value"), texts[1], texts[2])
+    resolved = found.get("params")
+    if frame.kind != "settings" or not isinstance(resolved, dict):
+        raise SpecError(where, target, "cannot be loaded (it gave no settings)", remedy)
+    if len(json.dumps(resolved)) > _LONGEST_SETTINGS:
+        raise SpecError(where, target, f"has settings of more than {_LONGEST_SETTINGS} characters", remedy)
+    return resolved
+
+
+def _served(case: Case, reply: Reply | None) -> _Served | None:
+    from fdaudit.oracle import Oracle
+
+    oracle, network = case.task.oracle, case.knowledge.architecture
+    if reply is None or not isinstance(oracle, Oracle) or network is None:
+        return None
+    return _Served(oracle, network.input_shape, reply)
+
+
+def _settled(case: Case, readable_below: Path, folder: Path) -> Case:
+    """The case with directories for rehearsals that its process may use."""
+    rehearsal: Any = case.knowledge.rehearse
+    if rehearsal is None:
+        return case
+    if rehearsal.own is None or not rehearsal.own.is_relative_to(readable_below):
+        rehearsal = replace(rehearsal, own=folder, everybody=None)
+    return replace(case, knowledge=replace(case.knowledge, rehearse=rehearsal))
+
+
+# -- the processes ----------------------------------------------------------------------------------------------
+
+_free: list[Attacker] = []
+_turn = Lock()
+_dismissed = False
+
+
+def home() -> Path:
+    """Where views and rehearsals lie for fdaudit's own attacks; they share it."""
+    return _home(gettempdir(), os.getpid())
+
+
+def stand_by() -> None:
+    """Starts the process of fdaudit's own attacks already, so that it loads its libraries meanwhile."""
+    with _turn:
+        if not _free:
+            _free.append(Attacker(own=True))
+
+
+def dismiss(for_good: bool = False) -> None:
+    """Ends the processes that stand by; `for_good` when this process is about to end."""
+    global _dismissed
+    _dismissed = _dismissed or for_good
+    with _turn:
+        while _free:
+            _free.pop().close()
+
+
+@cache
+def _home(above: str, process: int) -> Path:
+    atexit.register(dismiss, for_good=True)
+    return new_folder("handed")
+
+
+def _surroundings(own: bool) -> dict[str, str]:
+    """The variables of this process that an attack's process is given."""
+    variables = {k: os.environ[k] for k in _KEPT if k in os.environ} | (handed_on() if own else {})
+    return {**variables, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+@contextmanager
+def _attacker(own: bool) -> Iterator[Attacker]:
+    """A process for one case: the one that stands by for fdaudit's own attacks, or a new one."""
+    made = _standing() if own else None
+    made = made or Attacker(own)
+    again = False
+    try:
+        yield made
+        again = own
+    except AttackFailedError:
+        again = own and made.alive
+        raise
+    finally:
+        with _turn:
+            if again and not _dismissed:
+                _free.append(made)
+            else:
+                made.close()
+
+
+def _standing() -> Attacker | None:
+    with _turn:
+        while _free:
+            made = _free.pop()
+            if made.alive and made.surroundings == _surroundings(own=True) and made.folder == home():
+                return made
+            made.close()
+    return None

@@ -1,0 +1,122 @@
+"""Frames: a JSON header and a safetensors body. Nothing else crosses between an attack and the auditor.
+
+Guarantees:
+  * what is received is plain: JSON values, and tensors rebuilt from bytes; no class of the other side comes with it;
+  * no more is read into memory than the receiver allows.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from fdaudit.errors import FdauditError, IntegrityError
+from fdaudit.storage import decode, encode, parse_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["MOST_BYTES", "EndedError", "Frame", "MalformedError", "Tensors", "receive", "send"]
+
+MOST_BYTES = 1 << 30
+"""Bytes of tensors in one frame, where the receiver names no smaller number."""
+_MOST_HEADER = 16 << 20
+_LENGTHS = struct.Struct(">IQ")
+
+
+class EndedError(FdauditError):
+    """The other side has closed its end."""
+
+
+class MalformedError(FdauditError):
+    """The other side sent something that is no frame, or not the frame that was due."""
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """One thing said.
+
+    Attributes:
+        kind: what it is.
+        fields: its JSON values.
+        tensors: by name.
+    """
+
+    kind: str
+    fields: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+class Tensors:
+    """Names for the tensors of a frame that is being put together; a tensor used twice is sent once."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, Tensor] = {}
+        self._names: dict[int, str] = {}
+
+    def name(self, tensor: Tensor) -> str:
+        """The name under which a tensor is sent."""
+        if id(tensor) not in self._names:
+            self._names[id(tensor)] = name = f"t{len(self.named)}"
+            self.named[name] = tensor
+        return self._names[id(tensor)]
+
+
+def send(stream: BinaryIO, kind: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Writes one frame.
+
+    Raises:
+        EndedError: nobody reads any more.
+    """
+    header = json.dumps({"kind": kind, "fields": dict(fields)}, allow_nan=False).encode("ascii")
+    body = encode(tensors) if tensors else b""
+    try:
+        stream.write(_LENGTHS.pack(len(header), len(body)))
+        stream.write(header)
+        stream.write(body)
+        stream.flush()
+    except (BrokenPipeError, ValueError) as error:
+        raise EndedError(f"the other side has gone: {error}") from None
+
+
+def receive(stream: BinaryIO, most: int = MOST_BYTES) -> Frame:
+    """The next frame.
+
+    Args:
+        stream: to read from.
+        most: bytes of tensors that are accepted.
+
+    Raises:
+        EndedError: the stream is at its end.
+        MalformedError: what came is no frame, or larger than accepted.
+    """
+    start = stream.read(_LENGTHS.size)
+    if not start:
+        raise EndedError("the other side has closed its end")
+    try:
+        header, body = _LENGTHS.unpack(start)
+        if header > _MOST_HEADER or body > most:
+            raise ValueError(f"{header} and {body} bytes are more than {_MOST_HEADER} and {most}")
+        value = parse_json(_whole(stream, header))
+        tensors = decode(_whole(stream, body)) if body else {}
+        kind, fields = value["kind"], value["fields"]
+        if not isinstance(kind, str) or not isinstance(fields, dict) or len(value) != 2:
+            raise ValueError("not a kind with its fields")
+    except (struct.error, ValueError, KeyError, TypeError, IntegrityError) as error:
+        raise MalformedError(f"what came is no frame: {error}") from None
+    return Frame(kind, fields, tensors)
+
+
+def _whole(stream: BinaryIO, length: int) -> bytes:
+    """So many bytes, asked for in parts: a length alone claims no memory."""
+    parts, left = [], length
+    while left:
+        part = stream.read(min(left, 1 << 24))
+        if not part:
+            raise ValueError("it ends too early")
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,65 @@
+"""Which files a process needs that runs attacks: Python, its libraries, and the packages that fdaudit knows of."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from importlib.machinery import PathFinder
+from importlib.metadata import entry_points
+from pathlib import Path
+
+__all__ = ["devices", "readable"]
+
+_SYSTEM = (
+    *("/usr", "/lib", "/lib32", "/lib64", "/bin", "/opt/cuda", "/etc/ld.so.cache", "/etc/ld.so.preload"),
+    *("/etc/localtime", "/etc/alternatives", "/etc/nsswitch.conf", "/etc/passwd", "/etc/ssl/openssl.cnf"),
+    *("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/driver", "/proc/sys/vm", "/sys"),
+)
+_ITSELF = "/proc/self"
+"""What a process may read of itself; which one that is shows when it opens this, so nothing may resolve it before."""
+_DEVICES = ("null", "zero", "full", "random", "urandom", "nvidia*", "dri", "kfd")
+_GROUPS = ("fdaudit.attacks", "fdaudit.defenses", "fdaudit.protocols")
+
+
+def readable() -> list[str]:
+    """Files and directories to be read; no directory of the user's but those of packages."""
+    found = [Path(path) for path in _SYSTEM]
+    found += [Path(p) for p in (sys.prefix, sys.base_prefix, sys.exec_prefix, sysconfig.get_path("stdlib"))]
+    found += [Path(p) for p in sys.path if _is_site(Path(p))]
+    names = {"fdaudit"} | {e.value.partition(":")[0] for group in _GROUPS for e in entry_points(group=group)}
+    for name in names:
+        found += _package(name.partition(".")[0])
+    for name, module in list(sys.modules.items()):
+        if name.startswith("__editable__"):  # where packages under development lie, as setuptools notes it
+            found += [Path(path) for path in getattr(module, "MAPPING", {}).values()]
+    for path in sys.path:
+        found += _importable(Path(path))
+    return [_ITSELF, *sorted({str(path.resolve()) for path in found if path.exists()})]
+
+
+def devices() -> list[str]:
+    """Devices to be read and written; no memory that processes share is among them."""
+    return sorted(str(path) for name in _DEVICES for path in Path("/dev").glob(name))
+
+
+def _is_site(path: Path) -> bool:
+    """Whether a directory of the search path holds installed packages and nothing else."""
+    return path.name in ("site-packages", "dist-packages", "lib-dynload") or path.suffix == ".zip"
+
+
+def _importable(path: Path) -> list[Path]:
+    """What can be imported from a directory of sources: its packages and modules, and none of its other files."""
+    if not path.is_dir() or _is_site(path):
+        return []
+    return [
+        p for p in path.iterdir() if p.suffix in (".py", ".so", ".egg-info") or (p / "__init__.py").is_file()
+    ]
+
+
+def _package(name: str) -> list[Path]:
+    """Where a package or a module lies; it is not imported."""
+    spec = PathFinder.find_spec(name)
+    if spec is None:
+        return []
+    places = list(spec.submodule_search_locations or ())
+    return [Path(p) for p in places or ([spec.origin] if spec.origin else [])]

@@ -1,0 +1,156 @@
+"""The process that runs attacks: it is handed cases, asks the oracle through its pipe, and hands back guesses.
+
+`fdaudit.isolation.attacker` starts it as `python -m`, with an environment of its own and no open file but its pipe.
+
+Guarantees:
+  * before any code of an attack is loaded it has given up all files but those that its starter names, where the
+    system offers Landlock;
+  * when its input ends it ends at once, in the middle of an attack too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from fdaudit.isolation.confinement import confine
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.isolation.frames import Frame
+
+__all__ = ["main", "serve_cases"]
+
+
+def main() -> None:
+    """Serves cases until its input ends; its one argument says which paths it keeps, as JSON."""
+    paths = json.loads(sys.argv[1])
+    confined = confine(paths["readable"], paths["writable"])
+    reading = os.fdopen(os.dup(0), "rb")
+    writing = os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # whatever else prints does not print into the pipe
+
+    import torch
+
+    torch.set_num_threads(1)
+    serve_cases(reading, writing, confined, at_end=lambda: os._exit(0))
+
+
+def serve_cases(reading: BinaryIO, writing: BinaryIO, confined: bool, at_end: Any) -> None:
+    """Runs every case that is read, and says how it ended; calls `at_end` once nothing more can be read."""
+    from fdaudit.isolation.frames import EndedError, send
+
+    frames: SimpleQueue[Frame | None] = SimpleQueue()
+    Thread(target=_read, args=(reading, frames, at_end), daemon=True).start()
+    try:
+        send(writing, "ready", {"confined": confined}, {})
+    except EndedError:
+        return
+    while (frame := frames.get()) is not None:
+        try:
+            kind, fields, tensors = _outcome(frame, frames, writing)
+        except EndedError:
+            return
+        except BaseException as error:  # an attack may be anybody's code, and raise anything
+            kind, fields, tensors = "failed", {"reason": _said(error)}, {}
+        try:
+            send(writing, kind, fields, tensors)
+        except EndedError:
+            return
+        except Exception as error:
+            send(writing, "failed", {"reason": _said(error)}, {})
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _read(reading: BinaryIO, frames: SimpleQueue[Frame | None], at_end: Any) -> None:
+    from fdaudit.isolation.frames import EndedError, receive
+
+    try:
+        while True:
+            frames.put(receive(reading))
+    except EndedError:
+        at_end()
+        frames.put(None)
+
+
+def _outcome(
+    frame: Frame, frames: SimpleQueue[Frame | None], writing: BinaryIO
+) -> tuple[str, dict[str, Any], Mapping[str, Tensor]]:
+    from fdaudit.errors import SpecError
+
+    if frame.kind == "settings":
+        try:
+            return "settings", {"params": _settings(frame.fields)}, {}
+        except SpecError as error:
+            told = {"field": error.field, "value": repr(error.value)[:200]}
+            return "wrong", {**told, "problem": error.problem, "remedy": error.remedy}, {}
+    return _attacked(frame, frames, writing)
+
+
+def _settings(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """An attack's settings, the profile's with the user's own above them."""
+    from fdaudit.config import validate
+    from fdaudit.registry import loaded
+
+    attack = loaded(asked["target"])
+    params = {**attack.profiles[asked["profile"]], **asked["params"]}
+    made: dict[str, Any] = validate(attack.Config, params, asked["where"]).model_dump(mode="json")
+    return made
+
+
+def _attacked(
+    frame: Frame, frames: SimpleQueue[Frame | None], writing: BinaryIO
+) -> tuple[str, dict[str, Any], Mapping[str, Tensor]]:
+    """One attack on one case, from its view on disk to its guesses."""
+    from pathlib import Path
+
+    import torch
+
+    from fdaudit.config import validate
+    from fdaudit.isolation.frames import EndedError, Tensors, send
+    from fdaudit.isolation.schema import packed_guesses, unpacked
+    from fdaudit.oracle import Oracle, serve
+    from fdaudit.registry import loaded
+    from fdaudit.view import open_view
+
+    view = open_view(Path(frame.fields["view"]))
+    case = unpacked(frame.fields["case"], frame.tensors)
+    if case.knowledge.train is not None:
+        case.knowledge.train.execution.begin()
+    cls = loaded(frame.fields["target"])
+    attack = cls(validate(cls.Config, frame.fields["params"]))
+    applicable = attack.applicable(view, case.knowledge, case.task)
+    if not applicable:
+        return "not-applicable", {"reason": str(applicable.reason)}, {}
+
+    def run() -> Sequence[Any]:
+        generator = torch.Generator().manual_seed(case.seed)
+        found: Sequence[Any] = attack.run(view, case.knowledge, case.task, generator)
+        return found
+
+    def ask(x: Tensor, of: str | None) -> Tensor:
+        send(writing, "question", {"of": of}, {"samples": x})
+        reply = frames.get()
+        if reply is None:
+            raise EndedError("the auditor has gone")
+        if reply.kind != "answer":
+            raise RuntimeError(str(reply.fields["reason"]))
+        return reply.tensors["values"]
+
+    guesses = serve(run, case.task.oracle, ask) if isinstance(case.task.oracle, Oracle) else run()
+    tensors = Tensors()
+    return "guesses", {"guesses": packed_guesses(guesses, tensors)}, tensors.named
+
+
+if __name__ == "__main__":
+    main()

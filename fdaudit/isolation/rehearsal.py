@@ -1,0 +1,137 @@
+"""A rehearsal that an adversary may run: described by names, settings and public tensors, so that it can be sent."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit import protocols
+from fdaudit.attached import Attached, attach
+from fdaudit.cache import digest_of
+from fdaudit.config import Config, validate
+from fdaudit.federation import Common
+from fdaudit.rehearsal import rehearse
+from fdaudit.spec import load_spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.plan import Plan
+    from fdaudit.view import View
+
+__all__ = ["Rehearsal"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rehearsal:
+    """Runs the protocol on data of the adversary's choosing; no weight and no client's record in it.
+
+    What is rehearsed on nothing but auxiliary records, which every adversary has, is run once for all that ask for it.
+
+    Attributes:
+        setting: what a spec says of the protocol, its defences, the clients' number and the transport.
+        common: networks, training and public samples.
+        adversary: whose view is returned.
+        shared: records (x, y) that every adversary has.
+        own: a directory for rehearsals of this adversary alone; made anew where there is none.
+        everybody: a directory for those on shared records; None: nothing is shared.
+    """
+
+    setting: Mapping[str, Any]
+    common: Common
+    adversary: str
+    shared: tuple[Tensor, Tensor]
+    own: Path | None = None
+    everybody: Path | None = None
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        adversary: str,
+        *,
+        config: Config | None = None,
+        defended: bool = True,
+        own: Path | None = None,
+        everybody: Path | None = None,
+    ) -> Rehearsal:
+        """A rehearsal of a run's protocol.
+
+        Args:
+            plan: the run's plan.
+            adversary: whose view is wanted.
+            config: other settings of the protocol.
+            defended: with the run's defences, messages withheld and transport; else with none of these.
+            own: as above.
+            everybody: as above.
+        """
+        settings = (config or plan.protocol_config).model_dump(mode="json")
+        setting: dict[str, Any] = {
+            "protocol": {"name": plan.protocol.name, "params": settings},
+            "clients": plan.spec.clients,
+        }
+        if defended:
+            setting |= plan.spec.model_dump(mode="json", include={"defenses", "withhold", "transport"})
+        return cls(
+            setting={**setting, "defended": defended},
+            common=plan.common,
+            adversary=adversary,
+            shared=plan.auxiliary,
+            own=own,
+            everybody=everybody,
+        )
+
+    def __call__(self, data: list[tuple[Tensor, Tensor]], seed: int) -> View:
+        """The adversary's view of a federation of clients with these records."""
+        attached = self._attached
+        return rehearse(
+            self._folder(data, seed),
+            protocol=self._protocol,
+            config=self._config,
+            common=self.common,
+            data=data,
+            seed=seed,
+            adversary=self.adversary,
+            defenses=attached.messages,
+            training=attached.training,
+            withheld=tuple(self.setting.get("withhold", ())),
+            transport=self.setting.get("transport", "plain"),
+        )
+
+    @cached_property
+    def _protocol(self) -> Any:
+        return protocols.REGISTRY.load(self.setting["protocol"]["name"])
+
+    @cached_property
+    def _config(self) -> Config:
+        made: Config = validate(self._protocol.Config, self.setting["protocol"]["params"])
+        return made
+
+    @cached_property
+    def _attached(self) -> Attached:
+        if not self.setting["defended"]:
+            return Attached({}, {}, {})
+        spec = load_spec({k: v for k, v in self.setting.items() if k != "defended"})
+        return attach(spec, self._protocol, self._config)
+
+    def _folder(self, data: list[tuple[Tensor, Tensor]], seed: int) -> Path:
+        asked = set[str]().union(*(_records(x, y) for x, y in data))
+        if self.everybody is None or not asked <= self._shared_records:
+            return Path(tempfile.mkdtemp(prefix="rehearsal-", dir=self.own)) / "transcript"
+        described = {"seed": seed, "setting": dict(self.setting)}
+        return self.everybody / digest_of(described, *(t for pair in data for t in pair))
+
+    @cached_property
+    def _shared_records(self) -> set[str]:
+        return _records(*self.shared)
+
+
+def _records(x: Tensor, y: Tensor) -> set[str]:
+    """Digests of single records."""
+    pairs = zip(*(t.detach().cpu().numpy() for t in (x, y)), strict=True)
+    return {sha256(one.tobytes() + label.tobytes()).hexdigest() for one, label in pairs}

@@ -1,0 +1,312 @@
+"""What crosses between the auditor and an attack, by schema: the case there, the guesses back.
+
+`packed` and `unpacked` turn what an attack is given into JSON values with tensors, and back. The guesses that come
+back are anybody's: `guesses_of` takes nothing but plain values of the stated types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.encoder import TaskEncoder
+from fdaudit.execution import Execution
+from fdaudit.federation import Common
+from fdaudit.isolation.frames import MalformedError, Tensors
+from fdaudit.isolation.rehearsal import Rehearsal
+from fdaudit.knowledge import Knowledge
+from fdaudit.models import Architecture
+from fdaudit.oracle import Oracle
+from fdaudit.trainers import Networks
+from fdaudit.training import Trainer
+from fdaudit.types import AttackTask, Challenge, Guess, LabelDistribution, Membership, Reconstruction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Case", "guesses_of", "packed", "packed_guesses", "unpacked"]
+
+_LONGEST_NOTE = 500
+Pair = tuple["Tensor", "Tensor"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Case:
+    """What an attack is given, but for the view, which lies in a directory.
+
+    Attributes:
+        knowledge: what the adversary is assumed to have; a training core, an encoder and a rehearsal of ours.
+        task: victims, challenges, and the terms of an oracle.
+        seed: of the generator that the attack draws from.
+    """
+
+    knowledge: Knowledge
+    task: AttackTask
+    seed: int
+
+
+# -- the case ---------------------------------------------------------------------------------------------------
+
+
+def packed(case: Case, tensors: Tensors) -> dict[str, Any]:
+    """A case as JSON values; its tensors are put with the others.
+
+    Raises:
+        TypeError: the knowledge holds an object that cannot be described.
+    """
+    return {
+        "knowledge": _packed_knowledge(case.knowledge, tensors),
+        "task": _packed_task(case.task, tensors),
+        "seed": case.seed,
+    }
+
+
+def unpacked(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Case:
+    """The case again, its objects built anew."""
+    return Case(
+        knowledge=_knowledge_of(value["knowledge"], tensors),
+        task=_task_of(value["task"], tensors),
+        seed=int(value["seed"]),
+    )
+
+
+def _packed_knowledge(known: Knowledge, tensors: Tensors) -> dict[str, Any]:
+    return {
+        "architecture": None if known.architecture is None else known.architecture.described,
+        "auxiliary": None if known.auxiliary is None else _pair(known.auxiliary, tensors),
+        "train": None
+        if known.train is None
+        else {
+            "network": _described(known.train, Trainer).architecture.described,
+            "execution": known.train.execution.described,
+        },
+        "encode": None if known.encode is None else _packed_encoder(known.encode, tensors),
+        "rehearse": None if known.rehearse is None else _packed_rehearsal(known.rehearse, tensors),
+        "public": None if known.public is None else tensors.name(known.public),
+        "classes": known.classes,
+        "task": known.task,
+    }
+
+
+def _knowledge_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Knowledge:
+    train, encode, rehearse = value["train"], value["encode"], value["rehearse"]
+    return Knowledge(
+        architecture=None if value["architecture"] is None else _network(value["architecture"]),
+        auxiliary=None if value["auxiliary"] is None else _pair_of(value["auxiliary"], tensors),
+        train=None if train is None else Trainer(_network(train["network"]), Execution(**train["execution"])),
+        encode=None if encode is None else _encoder_of(encode, tensors),
+        rehearse=None if rehearse is None else _rehearsal_of(rehearse, tensors),
+        public=None if value["public"] is None else tensors[value["public"]],
+        classes=value["classes"],
+        task=value["task"],
+    )
+
+
+def _packed_encoder(encode: Any, tensors: Tensors) -> dict[str, Any]:
+    encoder = _described(encode, TaskEncoder)
+    return {
+        "auxiliary": _pair(encoder.auxiliary, tensors),
+        "classes": encoder.classes,
+        "execution": encoder.execution.described,
+        "seed": encoder.seed,
+    }
+
+
+def _encoder_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TaskEncoder:
+    return TaskEncoder(
+        _pair_of(value["auxiliary"], tensors),
+        classes=value["classes"],
+        execution=Execution(**value["execution"]),
+        seed=value["seed"],
+    )
+
+
+def _packed_rehearsal(rehearse: Any, tensors: Tensors) -> dict[str, Any]:
+    rehearsal = _described(rehearse, Rehearsal)
+    common = rehearsal.common
+    return {
+        "setting": dict(rehearsal.setting),
+        "networks": [n.described for n in (common.networks.shared, *common.networks.clients)],
+        "execution": common.execution.described,
+        "public": tensors.name(common.public),
+        "encode": None if common.encode is None else _packed_encoder(common.encode, tensors),
+        "task": common.task,
+        "adversary": rehearsal.adversary,
+        "shared": _pair(rehearsal.shared, tensors),
+        "own": None if rehearsal.own is None else str(rehearsal.own),
+        "everybody": None if rehearsal.everybody is None else str(rehearsal.everybody),
+    }
+
+
+def _rehearsal_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Rehearsal:
+    shared, *clients = map(_network, value["networks"])
+    return Rehearsal(
+        setting=value["setting"],
+        common=Common(
+            networks=Networks(shared, tuple(clients)),
+            execution=Execution(**value["execution"]),
+            public=tensors[value["public"]],
+            encode=None if value["encode"] is None else _encoder_of(value["encode"], tensors),
+            task=value["task"],
+        ),
+        adversary=value["adversary"],
+        shared=_pair_of(value["shared"], tensors),
+        own=None if value["own"] is None else Path(value["own"]),
+        everybody=None if value["everybody"] is None else Path(value["everybody"]),
+    )
+
+
+def _packed_task(task: AttackTask, tensors: Tensors) -> dict[str, Any]:
+    oracle = task.oracle
+    return {
+        "targets": list(task.targets),
+        "challenges": [
+            {
+                "target": target,
+                "x": tensors.name(c.x),
+                "y": tensors.name(c.y),
+                "pair": tensors.name(c.pair),
+                "design": c.design,
+            }
+            for target, c in task.challenges.items()
+        ],
+        "oracle": None
+        if oracle is None
+        else {"answers": oracle.answers, "budget": oracle.budget, "models": list(oracle.models)},
+    }
+
+
+def _task_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> AttackTask:
+    terms = value["oracle"]
+    return AttackTask(
+        targets=tuple(value["targets"]),
+        challenges={
+            c["target"]: Challenge(
+                target=c["target"],
+                x=tensors[c["x"]],
+                y=tensors[c["y"]],
+                pair=tensors[c["pair"]],
+                design=c["design"],
+            )
+            for c in value["challenges"]
+        },
+        oracle=None if terms is None else Oracle(terms["answers"], terms["budget"], tuple(terms["models"])),
+    )
+
+
+def _network(value: Mapping[str, Any]) -> Architecture:
+    c, h, w = value["input_shape"]
+    return Architecture(value["name"], value["params"], (c, h, w), value["classes"])
+
+
+def _pair(pair: Pair, tensors: Tensors) -> list[str]:
+    return [tensors.name(t) for t in pair]
+
+
+def _pair_of(names: Sequence[str], tensors: Mapping[str, Tensor]) -> Pair:
+    x, y = names
+    return tensors[x], tensors[y]
+
+
+def _described(value: Any, kind: type[Any]) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"an attack in a process of its own cannot be given a {type(value).__name__}")
+    return value
+
+
+# -- the guesses ------------------------------------------------------------------------------------------------
+
+
+def packed_guesses(guesses: Sequence[Guess], tensors: Tensors) -> list[dict[str, Any]]:
+    """Guesses as JSON values with tensors.
+
+    Raises:
+        TypeError: something else than guesses was returned.
+    """
+    packed = list[dict[str, Any]]()
+    for guess in guesses:
+        if isinstance(guess, Membership):
+            made = None if guess.generated is None else tensors.name(guess.generated)
+            scores = tensors.name(guess.scores)
+            packed.append(
+                {"kind": "membership", "target": guess.target, "scores": scores, "generated": made}
+                | {"note": str(guess.note)}
+            )
+        elif isinstance(guess, LabelDistribution):
+            shares = tensors.name(guess.distribution)
+            packed.append({"kind": "labels", "target": guess.target, "distribution": shares})
+        elif isinstance(guess, Reconstruction):
+            packed.append(
+                {
+                    "kind": "reconstruction",
+                    "target": guess.target,
+                    "messages": [int(seq) for seq in guess.messages],
+                    "images": tensors.name(guess.images),
+                    "labels": None if guess.labels is None else tensors.name(guess.labels),
+                    "objective": None if guess.objective is None else _finite(float(guess.objective)),
+                    "evaluations": int(guess.evaluations),
+                }
+            )
+        else:
+            raise TypeError(f"the attack returned a {type(guess).__name__} among its guesses")
+    return packed
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def guesses_of(value: Any, tensors: Mapping[str, Tensor]) -> tuple[Guess, ...]:
+    """Guesses from what an attack's process sent.
+
+    Raises:
+        MalformedError: a field is missing, or of another type than stated.
+    """
+    try:
+        return tuple(_guess_of(one, tensors) for one in value)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MalformedError(
+            f"the attack's process sent no guesses: {type(error).__name__}: {error}"
+        ) from None
+
+
+def _guess_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Guess:
+    target = _typed(value["target"], str)
+    if value["kind"] == "membership":
+        note = _typed(value["note"], str)[:_LONGEST_NOTE]
+        made = None if value["generated"] is None else _floats(tensors[value["generated"]])
+        return Membership(target=target, scores=_floats(tensors[value["scores"]]), generated=made, note=note)
+    if value["kind"] == "labels":
+        return LabelDistribution(target=target, distribution=_floats(tensors[value["distribution"]]))
+    if value["kind"] != "reconstruction":
+        raise ValueError(f"no kind of guess is called {value['kind']!r}")
+    labels, objective = value["labels"], value["objective"]
+    return Reconstruction(
+        target=target,
+        messages=tuple(_typed(seq, int) for seq in _typed(value["messages"], list)),
+        images=_floats(tensors[value["images"]]),
+        labels=None if labels is None else _integers(tensors[labels]),
+        objective=None if objective is None else _typed(objective, float),
+        evaluations=_typed(value["evaluations"], int),
+    )
+
+
+def _typed(value: Any, kind: type[Any]) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.100} is no {kind.__name__}")
+    return value
+
+
+def _floats(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        raise TypeError(f"needs real numbers, got {tensor.dtype}")
+    return tensor if tensor.is_floating_point() else tensor.double()
+
+
+def _integers(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point() or tensor.is_complex():
+        raise TypeError(f"needs integers, got {tensor.dtype}")
+    return tensor

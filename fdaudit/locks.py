@@ -1,0 +1,130 @@
+"""One writer at a time: directories that are private to their owner, and the lock on one that is being written.
+
+Guarantees:
+  * of several processes, or threads, one writes to a directory; every other one is refused at once, and told so;
+  * the lock is on the directory itself: no file becomes stale or has to be listed, and the lock ends with the process
+    that holds it, however that ends;
+  * what the holder of a lock calls may write, in its own thread or in one that runs in its context;
+  * a directory that is made here is its owner's alone before anything lies in it, whatever the umask.
+
+A network file system may know of the lock on one machine only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from fdaudit.errors import RunError
+
+__all__ = ["keep_private", "make_private", "together", "writing"]
+
+_Key = tuple[int, int]
+"""A directory by its device and inode."""
+
+
+@dataclass(frozen=True)
+class _Locks:
+    """What the current context holds, and where it leaves a lock that is to be kept beyond its block."""
+
+    keys: set[_Key]
+    kept: ExitStack | None = None
+
+
+_locks: ContextVar[_Locks] = ContextVar("_locks", default=_Locks(set()))  # noqa: B039  # never changed: see `writing`
+
+
+@contextmanager
+def writing(directory: Path, *, wait: bool = False) -> Iterator[None]:
+    """Holds the lock on a directory while the block lasts, unless the current context holds it already.
+
+    Args:
+        directory: the directory.
+        wait: until another writer has ended, in place of being refused.
+
+    Raises:
+        RunError: somebody else is writing to the directory, or there is none.
+    """
+    held = _locks.get()
+    descriptor = _opened(directory)
+    key = _key(descriptor)
+    if key in held.keys:
+        os.close(descriptor)
+        yield
+        return
+    try:
+        _lock(descriptor, directory, wait)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    if held.kept is not None:
+        held.kept.callback(os.close, descriptor)
+        held.keys.add(key)
+        yield
+        return
+    token = _locks.set(_Locks({*held.keys, key}))
+    try:
+        yield
+    finally:
+        _locks.reset(token)
+        os.close(descriptor)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Keeps every lock that is taken in the block until the block ends, so that nobody writes in between."""
+    with ExitStack() as kept:
+        token = _locks.set(_Locks(set(_locks.get().keys), kept))
+        try:
+            yield
+        finally:
+            _locks.reset(token)
+
+
+def make_private(directory: Path) -> None:
+    """Makes a directory that only its owner may enter; one that is there already is left to its owner alone.
+
+    Raises:
+        RunError: it cannot be made, or belongs to somebody else.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        keep_private(directory)
+    except OSError as error:
+        problem = f"cannot be made ({error.strerror})"
+        raise RunError("out", str(directory), problem, "Choose another directory.") from None
+
+
+def keep_private(directory: Path) -> None:
+    """Takes from everybody but its owner the right to enter a directory."""
+    if directory.stat().st_mode & 0o077:
+        directory.chmod(0o700)
+
+
+def _opened(directory: Path) -> int:
+    try:
+        return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        problem = f"cannot be opened ({error.strerror})"
+        raise RunError("run", str(directory), problem, "Give a directory that can be written.") from None
+
+
+def _key(descriptor: int) -> _Key:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+def _lock(descriptor: int, directory: Path, wait: bool) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        problem = "is being written by another process"
+        raise RunError("run", str(directory), problem, "Wait until it has ended, or end it.") from None
+    except OSError as error:
+        problem = f"cannot be locked ({error.strerror})"
+        raise RunError("run", str(directory), problem, "Choose a directory on another file system.") from None

@@ -1,0 +1,33 @@
+"""Tables as CSV, written in one way.
+
+Guarantee:
+  * a cell or a heading is a number or text to a spreadsheet, never a formula.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+__all__ = ["csv_text"]
+
+_FORMULA = re.compile(r"[\s\x00]*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\n]")
+"""How a cell begins that a spreadsheet may compute, full-width signs included."""
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|inf|nan)")
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows as CSV with `\\n` at their ends; text that could be a formula gets an apostrophe before it."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([_plain(cell) for cell in row] for row in rows)
+    return text.getvalue()
+
+
+def _plain(cell: Any) -> Any:
+    if not isinstance(cell, str) or _NUMBER.fullmatch(cell):
+        return cell
+    text = cell.replace("\r", " ")  # it would end a line that no quotes protect
+    return f"'{text}" if _FORMULA.match(text) else text

@@ -1,0 +1,56 @@
+"""Names that belong to the auditor's machine: paths, and the places of data, taken out of what becomes public.
+
+Guarantees:
+  * an absolute path, one from a home directory, one with a backslash or a URL of a file is replaced wherever it stands;
+  * a setting that names a place is replaced whole.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+__all__ = ["HIDDEN", "is_local", "named", "settings", "without_paths"]
+
+HIDDEN = "(withheld)"
+"""What stands in place of a name that was taken out."""
+
+_LOCAL = ("npz:", "folder:", "import:")
+_PARTY = re.compile(r"(client/\d+|server|aggregator|world|eavesdropper)(\+(client/\d+|server|aggregator))*")
+_WORDS = re.compile(r"[^/\\~]*")
+_PATH = re.compile(
+    r"(?<![\w.)/])(?:[A-Za-z]:[\\/]|\.{0,2}/|~[\w.-]*/)[^\s'\"`<>|;,]+"  # /x, ./x, ../x, ~/x, C:\x
+    r"|[^\s'\"`<>|;,]*\\[^\s'\"`<>|;,]*"  # whatever has a backslash
+    r"|\b(?:file|s3|gs|gcs|az|abfs|ssh|sftp|smb|hdfs)://[^\s'\"`<>|;,]*"
+)
+
+
+def is_local(dataset: str) -> bool:
+    """Return whether a dataset's name says where its files lie."""
+    return dataset.startswith(_LOCAL)
+
+
+def named(dataset: str) -> str:
+    """Return a dataset's name; of one in a file only its sort."""
+    return f"{dataset.partition(':')[0]}:{HIDDEN}" if is_local(dataset) else dataset
+
+
+def settings(value: Any, member: str = "") -> Any:
+    """Return settings without places: a text with a slash that names no party is one, and so is any `root`."""
+    if isinstance(value, dict):
+        return {settings(k): settings(v, k) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [settings(v, member) for v in value]
+    if not isinstance(value, str):
+        return value
+    plain = _PARTY.fullmatch(value) or _WORDS.fullmatch(value)
+    return named(value) if plain and member != "root" else HIDDEN
+
+
+def without_paths(value: Any) -> Any:
+    """Return a plain object in whose texts every path is replaced, those of its keys included."""
+    if isinstance(value, dict):
+        return {without_paths(k): without_paths(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_paths(v) for v in value]
+    return _PATH.sub(HIDDEN, value) if isinstance(value, str) else value
