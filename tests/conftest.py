@@ -12,8 +12,11 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)  # before any fixture of a module; small operations gain nothing from a second thread
+settings.register_profile("fdaudit", deadline=None)  # a busy machine fails no test
+settings.load_profile("fdaudit")
 
 
 @pytest.fixture(autouse=True, scope="session")

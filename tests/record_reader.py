@@ -26,16 +26,20 @@ def read(directory: Path) -> Record:
         where = message["payload"]
         data = (directory / where["file"]).read_bytes()
         begins = ends.get(where["file"], 0)
-        message["begins"] = next((at for at in _starts(data, begins) if _is_at(data, at, message)), begins)
+        starts = _starts(data, begins, where["length"])
+        message["begins"] = next((at for at in starts if _is_at(data, at, message)), begins)
         ends[where["file"]] = message["begins"] + where["length"]
         payload = data[message["begins"] : ends[where["file"]]]
         found.append((message, load(payload) if message["tensors"] else {}))
     return found
 
 
-def _starts(data: bytes, at: int) -> Iterator[int]:
-    """Where payloads begin, from one of them on: a header says how long itself and its tensors are."""
-    while at < len(data):
+def _starts(data: bytes, at: int, wanted: int) -> Iterator[int]:
+    """Where payloads begin, from one of them on, until `wanted` bytes no longer fit.
+
+    A header says how long itself and its tensors are.
+    """
+    while at + wanted <= len(data):
         yield at
         length = int.from_bytes(data[at : at + 8], "little")
         header = json.loads(data[at + 8 : at + 8 + length])

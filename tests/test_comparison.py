@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -311,8 +312,7 @@ def test_compare_refuses(pair: tuple[fdaudit.Run, ...], tmp_path: Path) -> None:
 def test_a_result_off_its_schema_names_the_run(pair: tuple[fdaudit.Run, ...], tmp_path: Path) -> None:
     broken = copy.deepcopy(pair[1].result)
     del broken["run"]["head"]
-    directory = tmp_path / "broken"
-    directory.mkdir()
+    directory = Path(shutil.copytree(pair[1].directory, tmp_path / "broken"))
     (directory / "result.json").write_text(json.dumps(broken))
     with pytest.raises(UsageError, match=r"broken: result\.run\.head"):
         fdaudit.compare([pair[0], fdaudit.Run(directory)], tmp_path / "out")

@@ -202,7 +202,7 @@ def test_a_figure_that_is_no_number_in_a_result_that_fits_is_a_finding(bundle: P
     result["ledger"][0]["delta"] = float("nan")
     path.write_text(json.dumps(result), encoding="utf-8")
     made_to_fit(bundle)
-    assert names(check(bundle).findings, "result.json is malformed")
+    assert names(check(bundle).findings, "result.json is not JSON: NaN is no number of JSON")
 
 
 def test_a_huge_envelope_is_not_read(bundle: Path) -> None:

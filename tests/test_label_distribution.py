@@ -307,6 +307,7 @@ def _tried(monkeypatch, name, protocol, params):
     return controls(attack, plan)
 
 
+@pytest.mark.usefixtures("attacks_here")
 def test_an_attack_that_says_the_same_of_everybody_fails_its_positive_control(monkeypatch):
     tried = _tried(monkeypatch, "constant", "fedavg", {"rounds": 1, "local_steps": 1})
     assert not tried["positive"].passed

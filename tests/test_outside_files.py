@@ -112,7 +112,7 @@ def test_a_pipe_in_place_of_the_manifest_is_found(run: Path) -> None:
 def test_json_is_read_from_no_link(run: Path, tmp_path: Path) -> None:
     (run / "result.json").rename(tmp_path / "result.json")
     (run / "result.json").symlink_to(tmp_path / "result.json")
-    with pytest.raises(IntegrityError, match=r"result\.json is no regular file"):
+    with pytest.raises(IntegrityError, match=r"result\.json cannot be read: it is a link, no regular file"):
         _ = fdaudit.load(run).result
 
 

@@ -98,7 +98,7 @@ def test_every_command_reads_and_writes_urls(shell: Shell, whole: Path, tmp_path
     assert {"statement.dsse.json", "run/manifest.json", "run/report/index.html"} <= set(bundle)
     assert not any("vault" in name for name in bundle)
     assert "vault is the one" in shell.told("verify", "memory://far-evidence", "--vault", f"{FAR}/vault")[0]
-    shell.told("export-view", FAR, "world", "--out", "memory://far-view", "--challenges")
+    shell.told("export-view", FAR, "world", "--out", "memory://far-view")
     card = json.loads(held("/far-view/")["card.json"])
     guess = {
         "schema": "fdaudit-guesses/1",
@@ -110,6 +110,8 @@ def test_every_command_reads_and_writes_urls(shell: Shell, whole: Path, tmp_path
     (tmp_path / "guesses.json").write_text(json.dumps(guess))
     shell.told("score", FAR, tmp_path / "guesses.json")
     assert "attacks/external-us.json" in held()
+    shell.told("export-view", FAR, "world", "--out", "memory://far-candidates", "--challenges")
+    assert any(name.startswith("challenges/") for name in held("/far-candidates/"))
     sent(whole, "memory://far-other")
     shell.told("compare", FAR, "memory://far-other", "--out", "memory://far-page")
     compared = json.loads(held("/far-page/")["comparison.json"])

@@ -86,7 +86,7 @@ def test_what_a_cell_wrote_is_sent_before_its_outcome_and_nothing_stays(
     mine = {n: b for n, b in tree(run.directory / "attacks").items() if n.startswith(tuple(_own(name)))}
     assert mine
     assert tree(at / "attacks") == mine
-    scores = {n: b for n, b in tree(run.directory / "vault" / "scores").items() if f"-{name}." in n}
+    scores = {n: b for n, b in tree(run.directory / "vault" / "scores").items() if f"-{name}/" in n}
     assert tree(at / "vault" / "scores") == scores
     _standing["fdaudit.attack_worker", 1].close()
     until(lambda: not list(node.iterdir()), 20)

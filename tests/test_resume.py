@@ -158,6 +158,8 @@ def die_everywhere(
             shutil.copytree(begun, out)
 
     begin()
+    fdaudit.run(spec, out, seed_from=seed_from, resume=True)  # the process of attacks stands by from here on
+    begin()
     with dying(None) as calls:
         fdaudit.run(spec, out, seed_from=seed_from, resume=True)
     assert tree(out) == wanted

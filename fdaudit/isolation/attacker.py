@@ -312,7 +312,11 @@ _dismissed = False
 
 def home() -> Path:
     """Where views and rehearsals lie for fdaudit's own attacks; they share it."""
-    return _home(gettempdir(), os.getpid())
+    found = _home(gettempdir(), os.getpid())
+    if not found.is_dir():  # whoever clears the temporary directory may take it away
+        _home.cache_clear()
+        found = _home(gettempdir(), os.getpid())
+    return found
 
 
 def stand_by() -> None:
