@@ -14,6 +14,8 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fdaudit.isolation.frames import Frame
+    from fdaudit.view import View
 
 __all__ = ["main", "serve_cases"]
 
@@ -108,12 +111,18 @@ def _settings(asked: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
+@lru_cache(maxsize=1)
+def _opened(directory: Path) -> View:
+    """An exported view; the next case on it finds it read and checked already."""
+    from fdaudit.view import open_view
+
+    return open_view(directory)
+
+
 def _attacked(
     frame: Frame, frames: SimpleQueue[Frame | None], writing: BinaryIO
 ) -> tuple[str, dict[str, Any], Mapping[str, Tensor]]:
     """One attack on one case, from its view on disk to its guesses."""
-    from pathlib import Path
-
     import torch
 
     from fdaudit.config import validate
@@ -121,9 +130,8 @@ def _attacked(
     from fdaudit.isolation.schema import packed_guesses, unpacked
     from fdaudit.oracle import Oracle, serve
     from fdaudit.registry import loaded
-    from fdaudit.view import open_view
 
-    view = open_view(Path(frame.fields["view"]))
+    view = _opened(Path(frame.fields["view"]))
     case = unpacked(frame.fields["case"], frame.tensors)
     if case.knowledge.train is not None:
         case.knowledge.train.execution.begin()
