@@ -6,7 +6,7 @@ import pytest
 import torch
 from fdaudit.attacks._asked import Asked
 from fdaudit.attacks.label_only.asking import Voter
-from fdaudit.attacks.label_only.augmentation import augmentations, best_weights
+from fdaudit.attacks.label_only.augmentation import _moved, augmentations, best_weights
 from fdaudit.attacks.label_only.boundary import note_on, scores_of
 from fdaudit.attacks.label_only.hopskipjump import Boundary
 from fdaudit.attacks.label_only.yoqo import craft_queries
@@ -266,3 +266,15 @@ def test_yoqo_moves_a_sample_to_where_models_that_hold_it_disagree_with_the_othe
         networks, inside, x, torch.zeros(2, dtype=torch.int64), iterations=300, lr=0.01, alpha=1.0
     )
     assert bool(((made > 0.2) & (made < 0.6)).all())
+
+
+@pytest.mark.parametrize(("angle", "i", "j"), [(4.0, 0, 0), (-9.0, 0, 0), (0.0, 1, -2), (30.0, 2, 1)])
+def test_a_moved_sample_is_torchvisions(angle: float, i: int, j: int) -> None:
+    """Torchvision takes more than a second to import, and is asked nowhere else in an attack."""
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.functional import affine
+
+    x = torch.rand(3, 2, 8, 11, generator=torch.Generator().manual_seed(1))
+    bilinear = InterpolationMode.BILINEAR
+    expected = affine(x, angle=angle, translate=[i, j], scale=1.0, shear=[0.0, 0.0], interpolation=bilinear)
+    torch.testing.assert_close(_moved(angle, i, j)(x), expected, atol=1e-5, rtol=0)

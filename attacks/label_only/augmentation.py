@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.functional import affine
 
 from fdaudit.cache import digest_of, remembered
 from fdaudit.types import Challenge
@@ -179,14 +179,17 @@ def _shifts(d: int) -> Iterator[tuple[int, int]]:
 
 
 def _moved(angle: float, i: int, j: int) -> Transform:
-    return lambda x: affine(
-        x,
-        angle=angle,
-        translate=[i, j],
-        scale=1.0,
-        shear=[0.0, 0.0],
-        interpolation=InterpolationMode.BILINEAR,
-    )
+    """Turned by `angle` degrees clockwise, then shifted by i columns and j rows; bilinear, black outside."""
+    c, s = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+
+    def move(x: Tensor) -> Tensor:
+        h, w = x.shape[-2:]
+        # Where in the sample a pixel is looked up, in halves of its sides: the inverse of the move.
+        back = [[c, s * h / w, -2 * (c * i + s * j) / w], [-s * w / h, c, 2 * (s * i - c * j) / h]]
+        grid = F.affine_grid(x.new_tensor(back).expand(len(x), 2, 3), list(x.shape), align_corners=False)
+        return F.grid_sample(x, grid, align_corners=False)
+
+    return move
 
 
 def _can_train(knowledge: Knowledge) -> bool:
