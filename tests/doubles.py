@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Thread
 from typing import Any, BinaryIO, ClassVar
 
@@ -65,7 +65,11 @@ class Beside(attacker.Attacker):
         from_there, to_here = os.pipe()
 
         def work() -> None:
-            with os.fdopen(from_here, "rb") as reading, os.fdopen(to_here, "wb") as writing:
+            with (
+                suppress(BrokenPipeError),  # what was not yet flushed, when the test has gone
+                os.fdopen(from_here, "rb") as reading,
+                os.fdopen(to_here, "wb") as writing,
+            ):
                 serve_cases(reading, writing, False, lambda: None)
 
         Thread(target=work, daemon=True).start()

@@ -172,7 +172,9 @@ def test_taking_any_one_message_away_breaks_it(name: str, tmp_path: Path) -> Non
             checked(*found)
 
 
-@pytest.mark.parametrize(("kind", "sender"), [("hard_labels", f"client/{CLIENTS - 1}"), ("vote_counts", "aggregator")])
+@pytest.mark.parametrize(
+    ("kind", "sender"), [("hard_labels", f"client/{CLIENTS - 1}"), ("vote_counts", "aggregator")]
+)
 def test_every_vote_counts(kind: str, sender: str, tmp_path: Path) -> None:
     run, settings, defended = recorded(tmp_path / "run", "counts")
     *_, (message, tensors) = (  # the last, so that no later payload is the same
