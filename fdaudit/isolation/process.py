@@ -111,7 +111,7 @@ def _settings(asked: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=16)  # a piece of work is one attack on the views of several adversaries
 def _opened(directory: Path) -> View:
     """An exported view; the next case on it finds it read and checked already."""
     from fdaudit.view import open_view
