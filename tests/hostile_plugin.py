@@ -129,6 +129,14 @@ class Hostile:
         _say(struct.pack(">IQ", len(data), 0) + data)
         raise SystemExit
 
+    def _linked(self, view: Any, knowledge: Any, task: Any) -> Any:
+        """Puts links to a file of the auditor's where its own output was, for the auditor to read and show."""
+        for path in Path.cwd().iterdir():
+            if path.is_file():
+                path.unlink()
+                path.symlink_to(self.config.place)
+        return self._guess(view, knowledge, task)
+
     def _death(self, view: Any, knowledge: Any, task: Any) -> Any:
         os._exit(3)
 

@@ -162,6 +162,14 @@ def test_what_is_no_frame_fails_its_cell_and_runs_nothing(run):
     assert not Path("/tmp/fdaudit-was-here").exists()
 
 
+def test_a_link_in_place_of_its_output_shows_nothing_of_the_auditors(run, tmp_path, capfd):
+    private = tmp_path / "private"
+    private.write_text("nothing for a log")
+    cell = cell_of(run, "linked", place=str(private))
+    assert cell.status in ("run", "inconclusive"), cell.reason
+    assert "nothing for a log" not in capfd.readouterr().err
+
+
 def test_its_death_fails_its_cell_alone_and_leaves_nothing_behind(run):
     cell = cell_of(run, "death")
     assert (cell.status, cell.reason) == ("failed", "the process that ran it ended before it was done")

@@ -81,6 +81,7 @@ class Attacker:
         self.surroundings = _surroundings(own)
         self._temporary = new_folder("attacker") if own else self.folder
         self._printed = 0
+        self._output: BinaryIO | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._reading, self._writing = self._started()
         self._ready = False
@@ -122,41 +123,40 @@ class Attacker:
             with suppress(OSError):
                 os.killpg(self._process.pid, 9)
             self._process.wait()
-        for stream in (self._reading, self._writing):
-            with suppress(OSError):
-                stream.close()
+        for stream in (self._reading, self._writing, self._output):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _started(self) -> tuple[BinaryIO, BinaryIO]:
         """The pipe from a new process, and the one to it."""
         temporary, cache_directory = str(self._temporary), self.surroundings.get(DIRECTORY)
         writable = [str(self.folder), temporary, *devices(), *([cache_directory] if cache_directory else [])]
-        with (self._temporary / _OUTPUT).open("wb") as output:
-            self._process = process = subprocess.Popen(  # noqa: S603  # a module of ours, by name
-                [
-                    sys.executable,
-                    *("-m", _PROCESS, json.dumps({"readable": readable(), "writable": writable})),
-                ],
-                start_new_session=True,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                cwd=temporary,
-                env={**self.surroundings, **_SET, "HOME": temporary, "TMPDIR": temporary},
-            )
+        # Never opened by its name again: the attack may have put a link to another file there.
+        self._output = (self._temporary / _OUTPUT).open("w+b", buffering=0)
+        self._process = process = subprocess.Popen(  # noqa: S603  # a module of ours, by name
+            [sys.executable, "-m", _PROCESS, json.dumps({"readable": readable(), "writable": writable})],
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._output,
+            cwd=temporary,
+            env={**self.surroundings, **_SET, "HOME": temporary, "TMPDIR": temporary},
+        )
         if process.stdin is None or process.stdout is None:
             raise OSError("the process has no pipes")
         return cast(BinaryIO, process.stdout), cast(BinaryIO, process.stdin)
 
     def _pass_on(self) -> None:
         """Shows what the process has printed since, as plain text."""
-        path = self._temporary / _OUTPUT
-        if not path.is_file():
+        if self._output is None:
             return
-        with path.open("rb") as file:
-            file.seek(self._printed)
-            found = file.read(_MOST_OUTPUT)
-            self._printed = file.seek(0, os.SEEK_END)
+        number = (
+            self._output.fileno()
+        )  # the process writes where this file's position is, which so never moves
+        found = os.pread(number, _MOST_OUTPUT, self._printed)
+        self._printed = os.fstat(number).st_size
         text = found.decode("ascii", "backslashreplace")
         shown = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
         if shown.strip():
