@@ -35,11 +35,12 @@ def main() -> None:
     outcomes = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     desks: list[Desk] = []
+    from fdaudit.isolation import attacker, launch
+
+    os.environ.update(launch.THREADS)
+    # Libraries are loaded once for both, before there is a thread, or anything of a run.
+    attacker.stand_by(launch.fork)
     Thread(target=_read, args=(pieces, desks), daemon=True).start()
-
-    from fdaudit.isolation import attacker
-
-    attacker.stand_by()  # it loads its libraries while this process loads its own
     from fdaudit import attack_stage
     from fdaudit.audit import reopen
 

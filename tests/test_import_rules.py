@@ -224,7 +224,7 @@ FORBIDDEN_MODULES = {
 }
 
 
-PROCESSES = {"fdaudit.pool": {"subprocess"}, "fdaudit.isolation.attacker": {"subprocess"}}
+PROCESSES = {"fdaudit.pool": {"subprocess"}, "fdaudit.isolation.launch": {"subprocess"}}
 """The modules that start processes: of this Python, with a module of ours, told what to do in JSON."""
 
 

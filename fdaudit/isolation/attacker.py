@@ -5,7 +5,8 @@ case of anybody else's attack gets a process and a directory of its own, so that
 the next.
 
 Guarantees:
-  * the process starts from a new program: no memory, no open file and no variable of the auditor's is in it;
+  * a stranger's attack starts in a new program: no memory, no open file and no variable of the auditor's is in it;
+  * fdaudit's own start so, or in a fork of a process that has read nothing of a run yet;
   * what it answers is bytes, from which plain tensors are rebuilt here, and counted;
   * a process that ends before it has answered fails its case, and no other.
 """
@@ -16,7 +17,6 @@ import atexit
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,11 +25,12 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from threading import Lock
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fdaudit.cache import DIRECTORY, handed_on
 from fdaudit.errors import BudgetExceededError, FdauditError, SpecError
 from fdaudit.isolation.frames import EndedError, Frame, MalformedError, Tensors, receive, send
+from fdaudit.isolation.launch import THREADS, Launch, Process, new_program
 from fdaudit.isolation.paths import devices, readable
 from fdaudit.scratch import new_folder
 
@@ -44,16 +45,12 @@ if TYPE_CHECKING:
 
 __all__ = ["AttackFailedError", "Attacker", "attack", "dismiss", "home", "settings_of", "stand_by"]
 
-_PROCESS = "fdaudit.isolation.process"
 _OUTPUT = "output.txt"
 _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 """Variables of this process that an attack's process is given."""
 _SET = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    "JOBLIB_MULTIPROCESSING": "0",
-    "MKL_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
+    **THREADS,
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONSAFEPATH": "1",
 }
@@ -61,6 +58,7 @@ _LONGEST_REASON, _LONGEST_SETTINGS = 2_000, 65_536
 """Characters of what an attack says of itself that go into a result."""
 _MOST_OUTPUT = 1 << 16
 """Bytes of what a process prints in one case that are passed on."""
+Launcher = Callable[[Launch], tuple[Process, BinaryIO, BinaryIO]]
 Reply = Callable[["Tensor", "str | None"], "Tensor"]
 """Maps samples (n, c, h, w), and whose model is asked, to answers."""
 
@@ -74,15 +72,17 @@ class Attacker:
 
     Args:
         own: whether fdaudit's own attacks run in it, one after the other. Others get one for each case.
+        launched: starts the process.
     """
 
-    def __init__(self, own: bool) -> None:
+    def __init__(self, own: bool, launched: Launcher = new_program) -> None:
+        self._launched = launched
         self.folder = home() if own else new_folder("attack")
         self.surroundings = _surroundings(own)
         self._temporary = new_folder("attacker") if own else self.folder
         self._printed = 0
         self._output: BinaryIO | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._reading, self._writing = self._started()
         self._ready = False
 
@@ -120,8 +120,9 @@ class Attacker:
     def close(self) -> None:
         """Ends the process at once, with all that it has started, and removes its directories."""
         if self._process is not None:
-            with suppress(OSError):
-                os.killpg(self._process.pid, 9)
+            for end in (os.killpg, os.kill):  # a child that was just forked has no group of its own yet
+                with suppress(OSError):
+                    end(self._process.pid, 9)
             self._process.wait()
         for stream in (self._reading, self._writing, self._output):
             if stream is not None:
@@ -135,18 +136,15 @@ class Attacker:
         writable = [str(self.folder), temporary, *devices(), *([cache_directory] if cache_directory else [])]
         # Never opened by its name again: the attack may have put a link to another file there.
         self._output = (self._temporary / _OUTPUT).open("w+b", buffering=0)
-        self._process = process = subprocess.Popen(  # noqa: S603  # a module of ours, by name
-            [sys.executable, "-m", _PROCESS, json.dumps({"readable": readable(), "writable": writable})],
-            start_new_session=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._output,
-            cwd=temporary,
-            env={**self.surroundings, **_SET, "HOME": temporary, "TMPDIR": temporary},
+        self._process, reading, writing = self._launched(
+            Launch(
+                paths={"readable": readable(), "writable": writable},
+                output=self._output,
+                directory=self._temporary,
+                variables={**self.surroundings, **_SET, "HOME": temporary, "TMPDIR": temporary},
+            )
         )
-        if process.stdin is None or process.stdout is None:
-            raise OSError("the process has no pipes")
-        return cast(BinaryIO, process.stdout), cast(BinaryIO, process.stdin)
+        return reading, writing
 
     def _pass_on(self) -> None:
         """Shows what the process has printed since, as plain text."""
@@ -319,11 +317,11 @@ def home() -> Path:
     return found
 
 
-def stand_by() -> None:
+def stand_by(launched: Launcher = new_program) -> None:
     """Starts the process of fdaudit's own attacks already, so that it loads its libraries meanwhile."""
     with _turn:
         if not _free:
-            _free.append(Attacker(own=True))
+            _free.append(Attacker(True, launched))
 
 
 def dismiss(for_good: bool = False) -> None:

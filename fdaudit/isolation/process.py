@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from fdaudit.isolation.frames import Frame
     from fdaudit.view import View
 
-__all__ = ["main", "serve_cases"]
+__all__ = ["main", "serve_cases", "serve_until_the_end"]
 
 
 def main() -> None:
-    """Serves cases until its input ends; its one argument says which paths it keeps, as JSON."""
-    paths = json.loads(sys.argv[1])
+    """Serves cases as a new program; its one argument says which paths it keeps, as JSON."""
+    serve_until_the_end(json.loads(sys.argv[1]))
+
+
+def serve_until_the_end(paths: Mapping[str, Sequence[str]]) -> None:
+    """Keeps the given paths alone, and serves cases until its input ends."""
     confined = confine(paths["readable"], paths["writable"])
     reading = os.fdopen(os.dup(0), "rb")
     writing = os.fdopen(os.dup(1), "wb")

@@ -1,0 +1,103 @@
+"""A forked attacker: what it keeps of the process that forked it, and who may fork."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from fdaudit.isolation import launch
+
+PARENT = """
+import json, os, sys, tempfile, threading
+from pathlib import Path
+from fdaudit.isolation import launch, process
+
+def told(paths):
+    links = {}
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            links[int(number)] = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            pass  # of the listing itself
+    said = {"open": links, "variables": dict(os.environ), "at": os.getcwd(), "paths": paths,
+            "leads": os.getsid(0) == os.getpid(), "threads": threading.active_count(),
+            "read": os.read(0, 100).decode()}
+    os.write(1, json.dumps(said).encode())
+    os.write(2, b"printed")
+
+os.environ.update(launch.THREADS)
+os.environ["SECRET"] = "5ecret"
+secret = open(sys.argv[1])
+process.serve_until_the_end = told
+with tempfile.TemporaryDirectory() as place, open(Path(place) / "output", "w+b") as output:
+    child, reading, writing = launch.fork(launch.Launch(
+        paths={"readable": [], "writable": ["a"]}, output=output, directory=Path(place), variables={"HOME": "there"}))
+    alive = child.poll() is None
+    writing.write(b"asked")
+    writing.flush()
+    said = json.loads(reading.read())
+    status = child.wait()
+    output.seek(0)
+    print(json.dumps({**said, "place": os.path.realpath(place), "alive": alive, "status": status, "again": child.poll(),
+                      "printed": output.read().decode(), "output": os.path.realpath(output.name)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    secret = tmp_path_factory.mktemp("truth") / "secret"
+    secret.write_text("truth")
+    done = subprocess.run(
+        [sys.executable, "-c", PARENT, str(secret)], capture_output=True, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_fork_keeps_no_file_but_its_pipe_and_its_output(said: dict[str, Any]) -> None:
+    assert sorted(said["open"], key=int)[:3] == ["0", "1", "2"]
+    assert said["open"]["2"] == said["output"]
+    others = [where for number, where in said["open"].items() if int(number) > 2]
+    assert all(where.startswith("/proc/") for where in others), others  # the listing
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_fork_has_its_own_variables_directory_and_session(said: dict[str, Any]) -> None:
+    assert said["variables"] == {"HOME": "there"}
+    assert said["at"] == said["place"]
+    assert said["leads"]
+    assert said["threads"] == 1
+    assert said["paths"] == {"readable": [], "writable": ["a"]}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_fork_speaks_through_its_pipe_and_its_end_is_seen(said: dict[str, Any]) -> None:
+    assert (said["read"], said["printed"]) == ("asked", "printed")
+    assert said["alive"]
+    assert said["status"] == said["again"] == 1, "it serves until it is ended"
+
+
+def test_who_has_threads_or_other_variables_does_not_fork() -> None:
+    script = (
+        "import os, threading\n"
+        "from fdaudit.isolation import launch\n"
+        "os.environ.update(launch.THREADS)\n"
+        "os.environ.update({change!r})\n"
+        "if {threaded}: threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "try: launch.fork(None)\n"
+        "except RuntimeError as error: print(error)\n"
+    )
+    for change, threaded in (({}, True), ({"OMP_NUM_THREADS": "2"}, False)):
+        told = subprocess.run(
+            [sys.executable, "-c", script.format(change=change, threaded=threaded)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "has loaded libraries only" in told.stdout
+    assert set(launch.THREADS) >= {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}
