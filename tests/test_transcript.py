@@ -244,6 +244,6 @@ def test_memory_does_not_grow_with_what_was_sent(tmp_path: Path, monkeypatch: py
         tracemalloc.stop()
     # The interpreter's table of interned strings, names of files among them, may be made anew meanwhile, which is 4 MB
     # and more in a large process: three of the four times 500 messages are free of it, and three of the verifications.
-    assert sorted(grown)[2] < 50_000, f"{grown} bytes more are held after each 500 messages"
+    assert sorted(grown)[2] < 200_000, f"{grown} bytes more are held after each 500 messages"
     assert sorted(peak)[2] < 1_000_000, f"{peak} bytes at most while 4 MB were written"
     assert sorted(verified)[2] < 2_000_000, f"{verified} bytes at most each time 16 MB were verified"
