@@ -32,6 +32,7 @@ REGISTRY = Registry(
         "noise-robustness": "fdaudit.attacks.label_only.noise:NoiseRobustness",
         "paired-logits": "fdaudit.attacks.model_inversion.paired:PairedLogits",
         "rmia": "fdaudit.attacks.membership.shadowed:RMIA",
+        "update-projection": "fdaudit.attacks.membership.projection:UpdateProjection",
         "yoqo": "fdaudit.attacks.label_only.yoqo:YOQO",
     },
 )

@@ -22,6 +22,7 @@ from fdaudit.controls.generated import generated_samples, overfit_discriminator
 from fdaudit.controls.gradients import bare_gradients
 from fdaudit.controls.labels import skewed_clients
 from fdaudit.controls.models import overfit_model
+from fdaudit.controls.uploads import recorded_uploads
 from fdaudit.messages import canonical
 from fdaudit.result import Control
 
@@ -39,6 +40,7 @@ CONTROLS: Mapping[str, Callable[[AttackPlan, Plan], dict[str, Control]]] = Mappi
         "gradients": bare_gradients,
         "labels": skewed_clients,
         "model": overfit_model,
+        "uploads": recorded_uploads,
     }
 )
 """What an attack can be tried on."""

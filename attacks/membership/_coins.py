@@ -1,0 +1,32 @@
+"""What is known of the coins that decided who was trained on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.types import Challenge
+
+__all__ = ["against_its_pair", "pairs_of"]
+
+
+def pairs_of(challenge: Challenge) -> Tensor | None:
+    """(k, 2) candidates of each matched pair, of which exactly one is a member; None where each has its own coin."""
+    if challenge.design != "matched-pairs":
+        return None
+    order = challenge.pair.argsort(stable=True)
+    return order.reshape(-1, 2)
+
+
+def against_its_pair(scores: Tensor, challenge: Challenge) -> Tensor:
+    """Scores (n,) less those of the other candidate of each pair, where candidates come in pairs."""
+    pairs = pairs_of(challenge)
+    if pairs is None:
+        return scores
+    other = torch.empty_like(challenge.pair)
+    other[pairs[:, 0]], other[pairs[:, 1]] = pairs[:, 1], pairs[:, 0]
+    return scores - scores[other]

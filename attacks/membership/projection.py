@@ -1,0 +1,240 @@
+"""Membership from a client's own uploads: which candidates' gradients is each of them made of?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fdaudit.config import Config
+from fdaudit.types import Applicability, AttackTask, Membership
+
+from ..gradient_inversion.gradients import GradientMap, flatten
+from ..gradient_inversion.uploads import KINDS, device_of, network
+from ._coins import against_its_pair
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fdaudit.knowledge import Knowledge
+    from fdaudit.messages import Message
+    from fdaudit.types import Challenge
+    from fdaudit.view import View
+
+__all__ = ["Projected", "UpdateProjection", "UpdateProjectionConfig", "projected"]
+
+_RIDGES = 10.0 ** torch.arange(-8, 3.5, 0.5, dtype=torch.float64)
+"""λ over the mean square norm of the candidates' gradients, from nothing to all but the prior."""
+_ZERO = 1e-12
+"""Eigenvalues below this share of the largest are rounding."""
+_TINY = 1e-300
+_BATCH = 64
+"""Candidates whose gradients are taken at once."""
+_MOST_VALUES = 1 << 27
+"""Gradient entries held at once; of larger networks a random part of the parameters is looked at."""
+
+
+class UpdateProjectionConfig(Config):
+    """Settings of the projection of uploads."""
+
+    uploads: int = Field(30, ge=1)
+    """Uploads of each victim, at most: the first ones."""
+    score: str = Field("projection", pattern="^(projection|cosine)$")
+    """`projection`: the candidate's share in the upload. `cosine`: the angle between its gradient and the upload."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Projected:
+    """Shares of candidates in uploads, each with how sure it is.
+
+    Attributes:
+        share: (r, n) posterior mean of each candidate's weight in each of r uploads.
+        variance: (r, n) of the posterior.
+        ridge: (r,) λ over the mean square norm of the candidates' gradients.
+    """
+
+    share: Tensor
+    variance: Tensor
+    ridge: Tensor
+
+
+def projected(gram: Tensor, products: Tensor, norm: Tensor, values: int) -> Projected:
+    """Ridge regression of uploads u (P,) on the candidates' gradients G (n, P), λ by the evidence.
+
+    u = Gᵀ w + e with w ~ N(0, τ²) and e ~ N(0, σ²): λ = σ²/τ² is where u is likeliest (MacKay, "Bayesian
+    interpolation", Neural Computation 4 (1992), Eq. 4.2), so that noise of a defence, and records of the client that
+    are no candidates, set it for each upload.
+
+    Args:
+        gram: (r, n, n) G Gᵀ of each upload's model.
+        products: (r, n) G u.
+        norm: (r,) ‖u‖².
+        values: P.
+    """
+    k, basis = torch.linalg.eigh(gram.double())
+    kept = k > _ZERO * k.amax(1, keepdim=True).clamp_min(_TINY)
+    k = torch.where(kept, k, 1.0)
+    a = (basis.mT @ products.double().unsqueeze(2)).squeeze(2)
+    energy = torch.where(kept, a.square() / k, 0.0)
+    outside = (norm.double() - energy.sum(1)).clamp_min(0)
+    mean = torch.diagonal(gram.double(), dim1=1, dim2=2).mean(1).clamp_min(_TINY)
+    lam = _RIDGES[:, None].to(mean) * mean  # (l, r)
+    spread = ((energy / (1 + k / lam[..., None])).sum(2) + outside) / values  # σ²
+    evidence = -0.5 * (
+        (torch.log1p(k / lam[..., None]) * kept).sum(2) + values * spread.clamp_min(_TINY).log()
+    )
+    best = evidence.argmax(0)
+    rows = torch.arange(len(best), device=best.device)
+    lam_, spread_ = lam[best, rows][:, None], spread[best, rows][:, None]
+    shrunk = torch.where(kept, 1 / (k + lam_), 1 / lam_)
+    share = (basis @ (torch.where(kept, a, 0.0) * shrunk).unsqueeze(2)).squeeze(2)
+    variance = spread_ * (basis.square() * shrunk.unsqueeze(1)).sum(2)
+    return Projected(share=share, variance=variance, ridge=_RIDGES.to(mean)[best])
+
+
+class UpdateProjection:
+    """Explains each upload of a victim as a sum of candidates' gradients at the model it started from.
+
+    What a client sends is a weighted sum of its records' gradients. Where a candidate's gradient is needed to explain
+    uploads beside those of all other candidates, it was trained on. Shares of several uploads are averaged by their
+    precision. Of an update over several local steps, gradients are the mean of those at its two ends.
+    """
+
+    name: ClassVar[str] = "update-projection"
+    goal: ClassVar[str] = "membership"
+    needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
+    assumes: ClassVar[tuple[str, ...]] = ("architecture",)
+    source: ClassVar[str] = "Gauss least squares; ridge by the evidence, MacKay 1992, Eq. 4.2"
+    control: ClassVar[dict[str, str]] = {"on": "uploads"}
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"uploads": 30},
+        "standard": {"uploads": 100},
+        "full": {"uploads": 1000},
+    }
+    Config: ClassVar[type[UpdateProjectionConfig]] = UpdateProjectionConfig
+
+    def __init__(self, config: UpdateProjectionConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Yes with a victim's uploads in view, the models they started from, and the network."""
+        if not task.challenges:
+            return Applicability(False, "no challenge was issued for the victims")
+        module = network(knowledge)
+        if isinstance(module, str):
+            return Applicability(False, module)
+        reasons = {name: reason for name in task.challenges if (reason := _missing(view, name, module))}
+        if len(reasons) < len(task.challenges):
+            return Applicability(True)
+        return Applicability(False, "; ".join(dict.fromkeys(reasons.values())))
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Membership, ...]:
+        """One `Membership` for each victim whose uploads are in view."""
+        module = network(knowledge)
+        if isinstance(module, str):
+            raise ValueError(f"update-projection: run on a view to which it does not apply: {module}.")
+        module = module.to(device_of(knowledge))
+        found = []
+        for name, challenge in task.challenges.items():
+            if not _missing(view, name, module):
+                uploads = [_upload(view, *pair) for pair in _pairs(view, name)[: self.config.uploads]]
+                scores = self._scores(uploads, module, challenge, generator)
+                found.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
+        return tuple(found)
+
+    def _scores(
+        self, uploads: list[_Upload], module: nn.Module, challenge: Challenge, generator: torch.Generator
+    ) -> Tensor:
+        """Scores (n,) of the candidates, before pairs are compared."""
+        looked_at = _coordinates(module, len(challenge.y), generator)
+        gram, products, norm = list[Tensor](), list[Tensor](), list[Tensor]()
+        for upload in uploads:
+            gradients, sent = upload.on(module, challenge, looked_at)
+            gram.append(gradients @ gradients.T)
+            products.append(gradients @ sent)
+            norm.append(sent.square().sum())
+        if self.config.score == "cosine":
+            lengths = torch.stack([g.diagonal().sqrt() for g in gram]) * torch.stack(norm).sqrt()[:, None]
+            return (torch.stack(products) / lengths.clamp_min(_TINY)).mean(0).cpu()
+        found = projected(torch.stack(gram), torch.stack(products), torch.stack(norm), len(sent))
+        weights = 1 / found.variance.clamp_min(_TINY)
+        return ((found.share * weights).sum(0) / weights.sum(0)).cpu()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Upload:
+    """One upload as descent, and the models that gradients are taken at."""
+
+    descent: Mapping[str, Tensor]
+    models: tuple[Mapping[str, Tensor], ...]
+
+    def on(self, module: nn.Module, challenge: Challenge, looked_at: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The candidates' gradients (n, P) and the upload (P,), float64, at the parameters that are looked at."""
+        device = next(module.parameters()).device
+        x, y = challenge.x.to(device)[:, None], challenge.y.to(device)[:, None]
+        total: Tensor | None = None
+        for model in self.models:
+            at = GradientMap(module, {name: t.to(device) for name, t in model.items()})
+            rows = [
+                part if looked_at is None else part[:, looked_at]
+                for part in (
+                    at(xs, ys).double() for xs, ys in zip(x.split(_BATCH), y.split(_BATCH), strict=True)
+                )
+            ]
+            total = torch.cat(rows) if total is None else total + torch.cat(rows)
+            sent = flatten(self.descent, at.names).to(device).double()
+        if total is None:
+            raise ValueError("an upload needs a model that it started from")
+        return total / len(self.models), sent if looked_at is None else sent[looked_at]
+
+
+def _pairs(view: View, target: str) -> list[tuple[Message, Message]]:
+    """A client's uploads, each with the model that it received last before."""
+    received = [
+        m for m in view.select(kind="model_parameters") if target in m.receivers and m.payload is not None
+    ]
+    found = []
+    for kind in KINDS:
+        sent = [m for m in view.select(kind=kind, sender=target) if m.payload is not None]
+        for message in sent:
+            before = [m for m in received if m.seq < message.seq]
+            if before:
+                found.append((message, before[-1]))
+        if found:  # of two kinds the one that says more
+            break
+    return found
+
+
+def _upload(view: View, message: Message, origin: Message) -> _Upload:
+    start, sent = view.tensors(origin), view.tensors(message)
+    if message.kind == "gradient":
+        return _Upload(descent=sent, models=(start,))
+    if message.kind == "model_update":
+        weight = float(message.fields.get("weight", 1.0))  # of an update that was weighted before it was sent
+        sent = {name: start[name] + value / weight for name, value in sent.items()}
+    descent = {name: start[name] - value for name, value in sent.items()}
+    one_step = view.hyperparameters.get("local_steps") == 1
+    return _Upload(descent=descent, models=(start,) if one_step else (start, {**start, **sent}))
+
+
+def _missing(view: View, target: str, module: nn.Module) -> str:
+    """Why there is no upload of a client to explain; empty where there is one."""
+    found = _pairs(view, target)
+    if not found:
+        return f"no {', '.join(KINDS[:-1])} or {KINDS[-1]} of {target} in view, with the model that it started from"
+    shapes = {name: tuple(info.shape) for name, info in found[0][1].tensors.items()}
+    if any(shapes.get(name) != tuple(p.shape) for name, p in module.named_parameters()):
+        return f"the model that {target} started from is of another network"
+    return ""
+
+
+def _coordinates(module: nn.Module, candidates: int, generator: torch.Generator) -> Tensor | None:
+    """The parameters that are looked at; None: all."""
+    count = sum(p.numel() for p in module.parameters())
+    most = _MOST_VALUES // candidates
+    return None if count <= most else torch.randperm(count, generator=generator)[:most].sort().values

@@ -1,0 +1,213 @@
+"""Which candidates' gradients uploads are made of: the regression alone, and the attack on rehearsed federations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fdaudit.attacks.membership._coins import against_its_pair
+from fdaudit.attacks.membership.projection import UpdateProjection, UpdateProjectionConfig, projected
+from fdaudit.defenses import REGISTRY as DEFENSES
+from sklearn.linear_model import BayesianRidge
+
+from fdaudit import protocols
+from fdaudit.execution import Execution
+from fdaudit.federation import Common
+from fdaudit.knowledge import Knowledge
+from fdaudit.metrics import score_membership
+from fdaudit.models import architecture
+from fdaudit.rehearsal import rehearse
+from fdaudit.rng import child_numpy
+from fdaudit.spec import ModelSpec
+from fdaudit.trainers import Networks
+from fdaudit.types import AttackTask, Challenge
+from fdaudit.view import View
+
+NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [16]}), (1, 6, 6), 4)
+EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
+KNOWLEDGE = Knowledge(architecture=NETWORK, classes=4)
+
+
+def stream(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# -- the regression ---------------------------------------------------------------------------------------------
+
+
+def inputs(
+    gradients: torch.Tensor, sent: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    return (gradients @ gradients.T)[None], (gradients @ sent)[None], (sent @ sent)[None], len(sent)
+
+
+def test_shares_of_an_exact_sum_are_found() -> None:
+    gradients = torch.randn(12, 300, generator=stream(0), dtype=torch.float64)
+    weights = (torch.rand(12, generator=stream(1)) < 0.5).double() / 8
+    found = projected(*inputs(gradients, weights @ gradients))
+    assert torch.allclose(found.share[0], weights, atol=1e-6)
+    assert float(found.ridge) <= 1e-7
+
+
+@pytest.mark.parametrize("noise", [0.1, 1.0, 5.0])
+def test_the_ridge_is_that_of_an_independent_evidence_maximiser(noise: float) -> None:
+    gradients = torch.randn(30, 400, generator=stream(2), dtype=torch.float64)
+    weights = torch.randn(30, generator=stream(3), dtype=torch.float64)
+    sent = weights @ gradients + noise * torch.randn(400, generator=stream(4), dtype=torch.float64)
+    found = projected(*inputs(gradients, sent))
+    theirs = BayesianRidge(
+        fit_intercept=False, alpha_1=0, alpha_2=0, lambda_1=0, lambda_2=0, max_iter=1000, tol=1e-9
+    ).fit(gradients.T.numpy(), sent.numpy())
+    ridge = theirs.lambda_ / theirs.alpha_ / float(gradients.square().sum(1).mean())
+    assert abs(float(found.ridge.log10()) - float(torch.tensor(ridge).log10())) <= 0.26, (
+        "half a step of the grid"
+    )
+    assert torch.allclose(found.share[0], torch.from_numpy(theirs.coef_), atol=0.05 * noise)
+    deviation = torch.from_numpy(theirs.sigma_).diagonal().sqrt()
+    assert torch.allclose(found.variance[0].sqrt(), deviation, rtol=0.15)
+
+
+def test_noise_alone_is_explained_by_nobody() -> None:
+    gradients = torch.randn(20, 500, generator=stream(5), dtype=torch.float64)
+    found = projected(*inputs(gradients, 10 * torch.randn(500, generator=stream(6), dtype=torch.float64)))
+    assert float(found.ridge) >= 1
+    assert float((found.share.abs() / found.variance.sqrt()).max()) < 4
+
+
+def test_gradients_that_coincide_or_vanish_share_what_they_explain() -> None:
+    one = torch.randn(100, generator=stream(7), dtype=torch.float64)
+    found = projected(*inputs(torch.stack([one, one, torch.zeros(100).double()]), one))
+    assert torch.allclose(found.share[0], torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64), atol=1e-6)
+    assert bool(found.variance.isfinite().all())
+
+
+# -- pairs ------------------------------------------------------------------------------------------------------
+
+
+def challenge(pair: list[int], design: Any = "matched-pairs") -> Challenge:
+    n = len(pair)
+    return Challenge(
+        target="client/0",
+        x=torch.zeros(n, 1, 6, 6),
+        y=torch.zeros(n).long(),
+        pair=torch.tensor(pair),
+        design=design,
+    )
+
+
+def test_a_candidate_is_held_against_the_other_of_its_pair() -> None:
+    scores = torch.tensor([1.0, 2.0, 5.0, 7.0])
+    assert against_its_pair(scores, challenge([0, 1, 1, 0])).tolist() == [-6.0, -3.0, 3.0, 6.0]
+    assert against_its_pair(scores, challenge([0, 1, 2, 3], "coin-flips")).tolist() == scores.tolist()
+
+
+# -- the attack -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def case() -> tuple[Challenge, torch.Tensor]:
+    """24 pairs of noise images, and who was trained on."""
+    draws = stream(8)
+    x, y = torch.rand(48, 1, 6, 6, generator=draws), torch.randint(4, (48,), generator=draws)
+    coins = torch.randint(2, (24,), generator=draws).bool()
+    order = torch.randperm(48, generator=draws)
+    member = torch.stack([coins, ~coins], 1).flatten()[order]
+    pair = torch.arange(24).repeat_interleave(2)[order]
+    return Challenge(target="client/0", x=x[order], y=y[order], pair=pair), member
+
+
+def seen(place: Path, held: tuple[torch.Tensor, torch.Tensor], noise: float = 0, **settings: Any) -> View:
+    """The server's view of FedAvg with a client that holds these records, and another."""
+    fedavg = protocols.REGISTRY.load("fedavg")
+    draws = stream(9)
+    config = fedavg.Config(**{"rounds": 20, "batch_size": 8, "lr": 0.1, "local_steps": 1, **settings})
+    gaussian = DEFENSES.load("gaussian-noise")
+    return rehearse(
+        place / "transcript",
+        protocol=fedavg,
+        config=config,
+        common=Common(
+            networks=Networks(NETWORK),
+            execution=EXECUTION,
+            public=torch.zeros(0, 1, 6, 6),
+            task="single-label",
+        ),
+        data=[held, (torch.rand(20, 1, 6, 6, generator=draws), torch.randint(4, (20,), generator=draws))],
+        seed=5,
+        defenses={(config.upload, "client"): [gaussian(gaussian.Config(sigma=noise))]} if noise else {},
+    )
+
+
+def auc(view: View, asked: Challenge, member: torch.Tensor, **params: Any) -> tuple[float, float]:
+    """AUC and its p-value."""
+    attack = UpdateProjection(UpdateProjectionConfig(**params))
+    task = AttackTask(targets=("client/0",), challenges={"client/0": asked})
+    assert attack.applicable(view, KNOWLEDGE, task)
+    (guess,) = attack.run(view, KNOWLEDGE, task, stream(0))
+    figure = score_membership(
+        guess.scores, member, generator=child_numpy(0, "test"), pair=asked.pair
+    ).figures["auc"]
+    assert figure.value is not None
+    assert figure.p is not None
+    return figure.value, figure.p
+
+
+@pytest.mark.parametrize(
+    ("settings", "least"),
+    [
+        ({"upload": "gradient"}, 0.99),
+        ({"upload": "model_update"}, 0.99),
+        ({"upload": "model_parameters"}, 0.99),
+        ({"upload": "model_update", "local_steps": 4, "momentum": 0.5}, 0.95),
+        ({"upload": "model_parameters", "local_steps": None, "local_epochs": 2}, 0.95),
+        ({"upload": "gradient", "noise": 0.02}, 0.8),
+    ],
+    ids=["gradient", "update", "parameters", "local steps", "local epochs", "noise"],
+)
+def test_members_of_a_federation_are_told(
+    settings: dict[str, Any], least: float, case: tuple[Challenge, torch.Tensor], tmp_path: Path
+) -> None:
+    asked, member = case
+    found, _ = auc(seen(tmp_path, (asked.x[member], asked.y[member]), **settings), asked, member)
+    assert found >= least
+
+
+def test_a_client_with_none_of_the_candidates_gives_nothing_away(
+    case: tuple[Challenge, torch.Tensor], tmp_path: Path
+) -> None:
+    asked, member = case
+    draws = stream(10)
+    others = torch.rand(24, 1, 6, 6, generator=draws), torch.randint(4, (24,), generator=draws)
+    _, p = auc(seen(tmp_path, others, upload="gradient"), asked, member)
+    assert p > 0.01
+
+
+def test_cosines_tell_less_but_something(case: tuple[Challenge, torch.Tensor], tmp_path: Path) -> None:
+    asked, member = case
+    view = seen(tmp_path, (asked.x[member], asked.y[member]), upload="gradient", batch_size=24)
+    assert 0.6 < auc(view, asked, member, score="cosine")[0] <= auc(view, asked, member)[0]
+
+
+def test_a_part_of_a_large_network_is_enough(
+    case: tuple[Challenge, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, member = case
+    view = seen(tmp_path, (asked.x[member], asked.y[member]), upload="gradient")
+    monkeypatch.setattr("fdaudit.attacks.membership.projection._MOST_VALUES", 48 * 200)
+    assert auc(view, asked, member)[0] > 0.95
+
+
+def test_it_says_why_it_does_not_apply(case: tuple[Challenge, torch.Tensor], tmp_path: Path) -> None:
+    asked, member = case
+    view = seen(tmp_path, (asked.x[member], asked.y[member]), upload="gradient", rounds=1)
+    attack, task = UpdateProjection(UpdateProjectionConfig()), AttackTask(targets=("client/0",))
+    full = replace(task, challenges={"client/0": asked})
+    assert "no challenge" in attack.applicable(view, KNOWLEDGE, task).reason
+    assert "architecture" in attack.applicable(view, Knowledge(), full).reason
+    other = Knowledge(architecture=architecture(ModelSpec(name="mlp", params={"widths": [8]}), (1, 6, 6), 4))
+    assert "another network" in attack.applicable(view, other, full).reason
+    nobody = replace(task, challenges={"client/7": replace(asked, target="client/7")})
+    assert "client/7" in attack.applicable(view, KNOWLEDGE, nobody).reason
