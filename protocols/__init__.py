@@ -4,7 +4,7 @@ from fdaudit.registry import Registry
 
 __all__ = ["REGISTRY"]
 
-REGISTRY = Registry(
+REGISTRY: Registry = Registry(
     "fdaudit.protocols",
     {
         "centralized": "fdaudit.protocols.standalone:Centralized",
