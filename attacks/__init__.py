@@ -12,6 +12,7 @@ REGISTRY: Registry = Registry(
         "boundary-distance": "fdaudit.attacks.label_only.boundary:BoundaryDistance",
         "calibrated-loss": "fdaudit.attacks.membership.shadowed:CalibratedLoss",
         "co-op-lira": "fdaudit.attacks.membership.distilled:CoopLiRA",
+        "coin-regression": "fdaudit.attacks.membership.coin_regression:CoinRegression",
         "distillation-lira": "fdaudit.attacks.membership.distilled:DistillationLiRA",
         "dlg": "fdaudit.attacks.gradient_inversion.dlg:DLG",
         "gap": "fdaudit.attacks.label_only.gap:Gap",

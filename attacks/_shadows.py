@@ -152,6 +152,8 @@ def shadow_models(
     hyperparameters: Mapping[str, Any] | None = None,
     recipe: Recipe | None = None,
     most_steps: int = _MOST_STEPS,
+    start: int | None = None,
+    train: Trainer | None = None,
 ) -> list[Parameters]:
     """Fits one model on each row of `inside`, all of them together, or takes them from the cache.
 
@@ -164,6 +166,8 @@ def shadow_models(
         hyperparameters: the public configuration, from which `recipe_of` tells how to fit.
         recipe: how to fit, in its place.
         most_steps: of one model, where `recipe` does not say.
+        start: seed of the initial weights of all models; each has its own where there is none.
+        train: fits them in place of the training core that is known.
 
     Returns:
         The parameters of n models, on the CPU.
@@ -172,7 +176,7 @@ def shadow_models(
         UsageError: no architecture or training core is known, a model has no record, or the cache cannot be used.
         TrainingDivergedError: not even Adam stayed finite.
     """
-    network, train = knowledge.architecture, knowledge.train
+    network, train = knowledge.architecture, train or knowledge.train
     if network is None or train is None:
         raise UsageError("knowledge", None, "has no network to train", "Give an architecture and a trainer.")
     sizes = inside.sum(1)
@@ -189,15 +193,16 @@ def shadow_models(
         "execution": train.execution.described,
         "recipe": recipe.model_dump(mode="json"),
         "seed": seed,
+        "start": start,
     }
 
     def made() -> Parameters:
         try:
-            found = _fit(network, train, x, y, inside, recipe, seed)
+            found = _fit(network, train, x, y, inside, recipe, seed, start)
         except TrainingDivergedError:
             # The target's rate was chosen for its own numbers of records; what matters here is a fitted model.
             adam = recipe_of({}, y, records=records, most_steps=most_steps)
-            found = _fit(network, train, x, y, inside, adam, seed)
+            found = _fit(network, train, x, y, inside, adam, seed, start)
         return {f"{k:05d}/{name}": t for k, model in enumerate(found) for name, t in model.items()}
 
     return _by_model(remembered(digest_of(card, x, y, inside), made), len(inside))
@@ -213,9 +218,19 @@ def _by_model(tensors: Mapping[str, Tensor], count: int) -> list[Parameters]:
 
 
 def _fit(
-    network: Architecture, train: Trainer, x: Tensor, y: Tensor, inside: Tensor, recipe: Recipe, seed: int
+    network: Architecture,
+    train: Trainer,
+    x: Tensor,
+    y: Tensor,
+    inside: Tensor,
+    recipe: Recipe,
+    seed: int,
+    start: int | None,
 ) -> list[Parameters]:
-    models = [parameters_of(network.build(child(seed, "shadow", k, "start"))) for k in range(len(inside))]
+    if start is None:
+        models = [parameters_of(network.build(child(seed, "shadow", k, "start"))) for k in range(len(inside))]
+    else:
+        models = [parameters_of(network.build(torch.Generator().manual_seed(start)))] * len(inside)
     if recipe.until_fitted:
         return _until_fitted(train, models, x, y, inside, recipe, seed)
     jobs = []

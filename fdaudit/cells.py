@@ -114,6 +114,7 @@ class Stage:
             train=self.plan.trainer(),
             encode=self.plan.encoder,
             public=self.plan.public if len(self.plan.public) else None,
+            initial=self.plan.networks.initial_seed(self.plan.seed),
             classes=self.plan.dataset.classes,
             rehearse=Rehearsal.of(self.plan, adversary.name, own=adversary.scratch, everybody=self._common),
             task=self.plan.dataset.task,

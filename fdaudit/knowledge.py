@@ -30,6 +30,8 @@ class Knowledge:
         rehearse: runs the protocol on data of the adversary's choosing, (x, y) a client, with a seed of its
             own, and returns the view that the adversary would have had: a shadow run.
         public: (n, c, h, w) the unlabelled samples that every party holds, in the order of the messages' `index`.
+        initial: seed of the public initial weights, which all clients with the federation's network start from:
+            `architecture.build(torch.Generator().manual_seed(initial))`. Who takes part was handed them.
         classes: number of classes C.
         task: what the models learn: one class a record, or for each class whether it occurs.
     """
@@ -40,6 +42,7 @@ class Knowledge:
     encode: Callable[[Tensor], Tensor] | None = None
     rehearse: Callable[[list[tuple[Tensor, Tensor]], int], View] | None = None
     public: Tensor | None = None
+    initial: int | None = None
     classes: int = 0
     task: Task = "single-label"
 

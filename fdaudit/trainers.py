@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fdaudit.messages import canonical, role
 from fdaudit.models import Architecture
-from fdaudit.rng import child
+from fdaudit.rng import child, child_seed
 from fdaudit.training import Fit, Fitted, Job, Parameters, Trainer, parameters_of
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ class Networks:
         if role(party) != "client" or not self.clients:
             return self.shared
         return self.clients[int(party.partition("/")[2]) % len(self.clients)]
+
+    @staticmethod
+    def initial_seed(seed: int) -> int:
+        """The seed that `shared`'s initial parameters are built from."""
+        return child_seed(seed, "initial-parameters")
 
     @property
     def distinct(self) -> tuple[Architecture, ...]:

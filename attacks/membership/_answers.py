@@ -44,10 +44,11 @@ class Recorded:
     treatment: Treatment
 
 
-def recorded(view: View, knowledge: Knowledge, most: int) -> dict[str, Recorded]:
+def recorded(view: View, knowledge: Knowledge, most: int, *, first: bool = False) -> dict[str, Recorded]:
     """The answers of every client that sent any, by client.
 
-    The last answer about a sample counts; where answers have noise of their own, the mean of all of them does.
+    The last answer about a sample counts; where answers have noise of their own, the mean of all of them does. With
+    `first` only the answers of a client's first round with any count, before it has heard of others' answers.
 
     Args:
         view: the adversary's view.
@@ -58,6 +59,8 @@ def recorded(view: View, knowledge: Knowledge, most: int) -> dict[str, Recorded]
     found = {}
     for client in sorted({m.sender for m in view.messages if role(m.sender) == "client"}):
         sent = [m for m in view.select(sender=client) if m.kind in _KINDS and m.payload is not None]
+        if first and sent:
+            sent = [m for m in sent if m.round == sent[0].round]
         # Probabilities and logits of one client are never mixed: the kind of its last answer counts.
         sent = [m for m in sent if m.kind == sent[-1].kind]
         told = _one(view, drawn, sent, most) if sent else None

@@ -86,6 +86,7 @@ def _packed_knowledge(known: Knowledge, tensors: Tensors) -> dict[str, Any]:
         "encode": None if known.encode is None else _packed_encoder(known.encode, tensors),
         "rehearse": None if known.rehearse is None else _packed_rehearsal(known.rehearse, tensors),
         "public": None if known.public is None else tensors.name(known.public),
+        "initial": known.initial,
         "classes": known.classes,
         "task": known.task,
     }
@@ -100,6 +101,7 @@ def _knowledge_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Kn
         encode=None if encode is None else _encoder_of(encode, tensors),
         rehearse=None if rehearse is None else _rehearsal_of(rehearse, tensors),
         public=None if value["public"] is None else tensors[value["public"]],
+        initial=value["initial"],
         classes=value["classes"],
         task=value["task"],
     )

@@ -1,0 +1,132 @@
+"""Shadows of one client: on as many records as it has, of as many classes, one candidate of each pair among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fdaudit.rng import child
+from fdaudit.training import Trainer
+
+from .._shadows import recipe_of, shadow_models
+from ._coins import pairs_of
+
+if TYPE_CHECKING:
+
+    from fdaudit.knowledge import Knowledge
+    from fdaudit.training import Parameters
+    from fdaudit.types import Challenge
+    from fdaudit.view import View
+
+__all__ = ["Matched", "matched"]
+
+_STACKED_WORK = 1_500_000
+"""Floating-point operations of a forward pass below which many models at once are quicker than one by one."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Matched:
+    """Shadow models of one client.
+
+    Attributes:
+        models: m of them.
+        inside: (m, n) which candidates each was trained on.
+        coins: (m, k) ±1: of each pair, whether the first one is in; without pairs, whether each candidate is.
+    """
+
+    models: list[Parameters]
+    inside: Tensor
+    coins: Tensor
+
+
+def matched(
+    view: View,
+    knowledge: Knowledge,
+    challenge: Challenge,
+    count: int,
+    *,
+    steps: int | None,
+    paired: bool,
+    most_steps: int,
+    seed: int,
+) -> Matched:
+    """Shadow models of a client as the view and the public configuration describe it.
+
+    They start from the public initial weights, where they are known. Records besides the candidates are auxiliary ones.
+
+    Args:
+        view: for the configuration, and the client's class counts or sample count, where it sent any.
+        knowledge: with auxiliary records, the network, a training core.
+        challenge: the client's candidates.
+        count: m.
+        steps: local steps, where the configuration's are not all meant.
+        paired: whether of each matched pair one candidate is in; otherwise each is by a coin of its own.
+        most_steps: of one model.
+        seed: of coins, other records and batches.
+    """
+    if knowledge.auxiliary is None or knowledge.architecture is None or knowledge.train is None:
+        raise ValueError("matched: no auxiliary records, network or training core. Ask `missing` first.")
+    draws = child(seed, "matched", "coins")
+    inside, coins = _coins(challenge, count, paired, draws)
+    others = _others(view, knowledge.auxiliary[1], challenge, int(inside[0].sum()), inside, draws)
+    x, y = (torch.cat([a, b]) for a, b in zip((challenge.x, challenge.y), knowledge.auxiliary, strict=True))
+    held = torch.cat([inside, others], 1)
+    recipe = recipe_of(view.hyperparameters, y, records=int(held.sum(1).max()), most_steps=most_steps)
+    if steps is not None:
+        recipe = recipe.model_copy(update={"steps": steps, "epochs": None})
+    found = shadow_models(
+        knowledge, x, y, held, seed=seed, recipe=recipe, start=knowledge.initial, train=_core(knowledge)
+    )
+    return Matched(models=found, inside=inside, coins=coins)
+
+
+def _coins(challenge: Challenge, count: int, paired: bool, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Which candidates are in (m, n), and the coins (m, k); as many of them in each model."""
+    n, pairs = len(challenge.y), pairs_of(challenge) if paired else None
+    inside = torch.zeros(count, n, dtype=torch.bool)
+    if pairs is not None:
+        first = torch.rand(count, len(pairs), generator=draws) < 0.5
+        inside.scatter_(1, torch.where(first, pairs[:, 0], pairs[:, 1]), True)
+        return inside, first.double() * 2 - 1
+    order = torch.rand(count, n, generator=draws).argsort(1)
+    inside.scatter_(1, order[:, : max(n // 2, 1)], True)
+    return inside, inside.double() * 2 - 1
+
+
+def _others(
+    view: View, y: Tensor, challenge: Challenge, members: int, inside: Tensor, draws: torch.Generator
+) -> Tensor:
+    """Which auxiliary records (m, a) make up what the client has besides candidates, by class where it told."""
+    counts, total = _told(view, challenge.target)
+    held = torch.zeros(len(inside), len(y), dtype=torch.bool)
+    keys = torch.rand(len(inside), len(y), generator=draws)
+    if counts is not None and y.ndim == 1:
+        expected = torch.bincount(challenge.y, minlength=len(counts))[: len(counts)] / 2
+        for label, missing in enumerate((counts - expected).round().clamp_min(0).long().tolist()):
+            of = (y == label).nonzero().squeeze(1)
+            chosen = of[keys[:, of].argsort(1)[:, :missing]]
+            held.scatter_(1, chosen, True)
+    elif total is not None:
+        held.scatter_(1, keys.argsort(1)[:, : max(total - members, 0)], True)
+    return held
+
+
+def _told(view: View, target: str) -> tuple[Tensor | None, int | None]:
+    """The client's class counts (C,) and its number of records, as far as it sent them."""
+    counts = [m for m in view.select(kind="class_counts", sender=target) if m.payload is not None]
+    if counts:
+        told = view.tensors(counts[-1])["counts"].double().cpu()
+        return told, int(told.sum())
+    sizes = [m for m in view.select(kind="sample_count", sender=target) if m.payload is not None]
+    return None, int(view.tensors(sizes[-1])["n"]) if sizes else None
+
+
+def _core(knowledge: Knowledge) -> Trainer | None:
+    """A core that advances small networks together, on a processor; None where the known one does as well."""
+    network, train = knowledge.architecture, knowledge.train
+    if network is None or train is None or train.device.type != "cpu" or network.work >= _STACKED_WORK:
+        return None
+    return Trainer(network, replace(train.execution, strategy="stacked", memory_format="contiguous"))
