@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from .._shadows import recipe_of, shadow_models
 from ._coins import pairs_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
 
     from fdaudit.knowledge import Knowledge
     from fdaudit.training import Parameters
@@ -48,7 +49,7 @@ def matched(
     challenge: Challenge,
     count: int,
     *,
-    steps: int | None,
+    training: Mapping[str, Any],
     paired: bool,
     most_steps: int,
     seed: int,
@@ -58,11 +59,11 @@ def matched(
     They start from the public initial weights, where they are known. Records besides the candidates are auxiliary ones.
 
     Args:
-        view: for the configuration, and the client's class counts or sample count, where it sent any.
+        view: for the client's class counts or sample count, where it sent any.
         knowledge: with auxiliary records, the network, a training core.
         challenge: the client's candidates.
         count: m.
-        steps: local steps, where the configuration's are not all meant.
+        training: the public configuration, of as much training as is meant.
         paired: whether of each matched pair one candidate is in; otherwise each is by a coin of its own.
         most_steps: of one model.
         seed: of coins, other records and batches.
@@ -74,9 +75,7 @@ def matched(
     others = _others(view, knowledge.auxiliary[1], challenge, int(inside[0].sum()), inside, draws)
     x, y = (torch.cat([a, b]) for a, b in zip((challenge.x, challenge.y), knowledge.auxiliary, strict=True))
     held = torch.cat([inside, others], 1)
-    recipe = recipe_of(view.hyperparameters, y, records=int(held.sum(1).max()), most_steps=most_steps)
-    if steps is not None:
-        recipe = recipe.model_copy(update={"steps": steps, "epochs": None})
+    recipe = recipe_of(training, y, records=int(held.sum(1).max()), most_steps=most_steps)
     found = shadow_models(
         knowledge, x, y, held, seed=seed, recipe=recipe, start=knowledge.initial, train=_core(knowledge)
     )

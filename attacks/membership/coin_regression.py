@@ -18,6 +18,8 @@ from ._matched import Matched, matched
 from ._references import missing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from fdaudit.knowledge import Knowledge
     from fdaudit.types import Challenge
     from fdaudit.view import View
@@ -26,6 +28,8 @@ __all__ = ["CoinRegression", "CoinRegressionConfig", "Regressed", "regressed"]
 
 _RIDGES = 10.0 ** torch.arange(-5, 2.01, 0.25, dtype=torch.float64)
 """λ over the mean squared length of centred answers."""
+_FLOOR = 1e-6
+"""Smallest probability before a logarithm."""
 
 
 class CoinRegressionConfig(Config):
@@ -138,12 +142,19 @@ class CoinRegression:
             knowledge,
             challenge,
             self.config.shadows,
-            steps=_steps_before(view),
+            training=_before_answers(view.hyperparameters),
             paired=self.config.paired,
             most_steps=self.config.most_steps,
             seed=self.config.seed,
         )
-        found = regressed(_answers(knowledge, made, heard), made.coins, heard.values.flatten())
+        theirs = _answers(knowledge, made, heard)
+        found = min(
+            (
+                regressed(read(theirs).flatten(1), made.coins, read(heard.values).flatten())
+                for read in _readings(heard)
+            ),
+            key=lambda one: one.error,
+        )
         right = float((found.left_out.sign() == made.coins).double().mean())
         return Membership(
             target=challenge.target,
@@ -153,12 +164,24 @@ class CoinRegression:
 
 
 def _answers(knowledge: Knowledge, made: Matched, heard: Recorded) -> Tensor:
-    """What shadows answer (m, d), as the victim's answers are read."""
+    """What shadows answer (m, s, C): logits less their mean, or probabilities, as the victim's answers are."""
     if knowledge.train is None:
         raise ValueError("coin-regression: no training core to ask shadows with.")
     z = torch.stack([knowledge.train.predict(model, heard.x) for model in made.models])
-    z = z - z.mean(2, keepdim=True) if heard.kind == "logits" else z.softmax(2)
-    return z.flatten(1)
+    return z - z.mean(2, keepdim=True) if heard.kind == "logits" else z.softmax(2)
+
+
+def _readings(heard: Recorded) -> list[Callable[[Tensor], Tensor]]:
+    """How answers may be read: probabilities also as the logits that they stand for."""
+    if heard.kind == "logits":
+        return [lambda told: told]
+    floor = max(heard.treatment.floor, _FLOOR)
+
+    def logits(told: Tensor) -> Tensor:
+        found = told.clamp_min(floor).log()
+        return found - found.mean(-1, keepdim=True)
+
+    return [logits, lambda told: told]
 
 
 def _scores(coins: Tensor, challenge: Challenge, paired: bool) -> Tensor:
@@ -171,10 +194,9 @@ def _scores(coins: Tensor, challenge: Challenge, paired: bool) -> Tensor:
     return scores
 
 
-def _steps_before(view: View) -> int | None:
-    """Local steps before the first answers, where clients go on training between answers; None: all."""
-    public = view.hyperparameters
-    if public.get("warm_up_steps") is None or public.get("local_steps") is None:
-        return None
-    own = 0 if public.get("order") == "predict-first" else int(public["local_steps"])
-    return int(public["warm_up_steps"]) + own
+def _before_answers(public: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of what a client has trained before its first answers: one round at most."""
+    found = {**public, "rounds": 1}
+    if public.get("order") == "predict-first" and public.get("local_steps") is not None:
+        found["local_steps"] = 0
+    return found

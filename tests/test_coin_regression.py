@@ -1,0 +1,229 @@
+"""Coins read off recorded answers: the regression alone, matched shadows, and the attack on a rehearsed federation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fdaudit.attacks.membership._answers import recorded
+from fdaudit.attacks.membership._matched import matched
+from fdaudit.attacks.membership.coin_regression import (
+    CoinRegression,
+    CoinRegressionConfig,
+    _before_answers,
+    regressed,
+)
+
+from fdaudit import protocols
+from fdaudit.execution import Execution
+from fdaudit.federation import Common
+from fdaudit.knowledge import Knowledge
+from fdaudit.metrics import score_membership
+from fdaudit.models import architecture
+from fdaudit.rehearsal import rehearse
+from fdaudit.rng import child_numpy
+from fdaudit.spec import ModelSpec
+from fdaudit.trainers import Networks
+from fdaudit.training import Trainer
+from fdaudit.types import AttackTask, Challenge
+from fdaudit.view import View
+
+NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [16]}), (1, 6, 6), 4)
+EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
+SEED, PAIRS = 5, 16
+
+
+def stream(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# -- the regression ---------------------------------------------------------------------------------------------
+
+
+def test_coins_that_move_answers_are_read_off_them() -> None:
+    coins = (torch.rand(201, 12, generator=stream(0)) < 0.5).double() * 2 - 1
+    answers = coins @ torch.randn(12, 60, generator=stream(1)).double()
+    answers = answers + torch.randn(201, 60, generator=stream(2)).double()
+    found = regressed(answers[:200], coins[:200], answers[200])
+    assert torch.equal(found.coins.sign(), coins[200])
+    assert found.error < 0.3
+
+
+def test_what_is_left_out_is_predicted_by_a_fit_without_it() -> None:
+    coins = (torch.rand(15, 3, generator=stream(3)) < 0.5).double() * 2 - 1
+    answers = coins @ torch.randn(3, 8, generator=stream(4)).double()
+    answers = answers + 0.5 * torch.randn(15, 8, generator=stream(5)).double()
+    found = regressed(answers, coins, answers[0])
+    x = answers - answers.mean(0)
+    x = x / x.square().sum(1).mean().sqrt()
+    refitted = []
+    for ridge in 10.0 ** torch.arange(-5, 2.01, 0.25, dtype=torch.float64):
+        rows = []
+        for k in range(15):
+            kept = torch.arange(15) != k
+            a, b = x[kept], coins[kept]
+            rows.append(x[k] @ torch.linalg.solve(a.T @ a + ridge * torch.eye(8).double(), a.T @ b))
+        refitted.append(torch.stack(rows))
+    errors = torch.stack([(r - coins).square().mean() for r in refitted])
+    assert found.error == pytest.approx(float(errors.min()), rel=1e-6)
+    assert torch.allclose(found.left_out, refitted[int(errors.argmin())], atol=1e-6)
+
+
+def test_answers_that_know_nothing_promise_nothing() -> None:
+    coins = (torch.rand(100, 10, generator=stream(6)) < 0.5).double() * 2 - 1
+    found = regressed(torch.randn(100, 40, generator=stream(7)), coins, torch.randn(40, generator=stream(8)))
+    assert found.error > 0.95
+    assert float(found.coins.abs().max()) < 0.6
+
+
+# -- the federation ---------------------------------------------------------------------------------------------
+
+
+class Case:
+    """FedKD among two clients; the first holds one of each of 16 pairs and four other records."""
+
+    def __init__(self, place: Path, holds: bool) -> None:
+        draws = stream(9)
+        x = torch.rand(2 * PAIRS, 1, 6, 6, generator=draws)
+        y = torch.randint(4, (PAIRS,), generator=draws).repeat_interleave(2)
+        coins = torch.randint(2, (PAIRS,), generator=draws).bool()
+        self.member = torch.stack([coins, ~coins], 1).flatten()
+        pair = torch.arange(PAIRS).repeat_interleave(2)
+        self.challenge = Challenge(target="client/0", x=x, y=y, pair=pair)
+
+        def others(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.rand(n, 1, 6, 6, generator=draws), torch.randint(4, (n,), generator=draws)
+
+        more, apart, public = others(4), others(PAIRS), others(60)[0]
+        held = (x[self.member], y[self.member]) if holds else (apart[0], y[self.member])
+        self.held = tuple(torch.cat([a, b]) for a, b in zip(held, more, strict=True))
+        fedkd = protocols.REGISTRY.load("fedkd")
+        networks = Networks(NETWORK)
+        self.view = rehearse(
+            place / "transcript",
+            protocol=fedkd,
+            config=fedkd.Config(local_epochs=20, batch_size=8, lr=0.2, distill_rounds=1, distill_steps=1),
+            common=Common(networks=networks, execution=EXECUTION, public=public, task="single-label"),
+            data=[self.held, others(20)],  # type: ignore[list-item]
+            seed=SEED,
+            adversary="aggregator",
+        )
+        self.knowledge = Knowledge(
+            architecture=NETWORK,
+            auxiliary=others(40),
+            train=Trainer(NETWORK, EXECUTION),
+            public=public,
+            initial=networks.initial_seed(SEED),
+            classes=4,
+        )
+
+    def auc(
+        self, knowledge: Knowledge | None = None, shadows: int = 150, **params: bool
+    ) -> tuple[float, float, str]:
+        """AUC, its p-value, and the guess's note."""
+        attack = CoinRegression(CoinRegressionConfig(shadows=shadows, **params))
+        task = AttackTask(targets=("client/0",), challenges={"client/0": self.challenge})
+        known = knowledge or self.knowledge
+        assert attack.applicable(self.view, known, task)
+        (guess,) = attack.run(self.view, known, task, stream(0))
+        draws = child_numpy(0, "test")
+        figure = score_membership(
+            guess.scores, self.member, generator=draws, pair=self.challenge.pair
+        ).figures["auc"]
+        assert figure.value is not None
+        assert figure.p is not None
+        return figure.value, figure.p, guess.note
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(tmp_path_factory.mktemp("case"), True)
+
+
+def test_shadows_are_like_the_victim(case: Case) -> None:
+    made = matched(
+        case.view, case.knowledge, case.challenge, 20,
+        training=_before_answers(case.view.hyperparameters), paired=True, most_steps=1, seed=0,
+    )  # fmt: skip
+    pairs = made.inside.reshape(20, PAIRS, 2)
+    assert bool((pairs.sum(2) == 1).all())
+    assert torch.equal(pairs[:, :, 0], made.coins > 0)
+    assert 0.3 < float((made.coins > 0).double().mean()) < 0.7
+    assert len(made.models) == 20
+
+
+def test_shadows_hold_as_many_records_of_each_class(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def spied(
+        knowledge: Knowledge, x: torch.Tensor, y: torch.Tensor, inside: torch.Tensor, **_: object
+    ) -> list[None]:
+        seen.update(y=y, inside=inside)
+        return []
+
+    monkeypatch.setattr("fdaudit.attacks.membership._matched.shadow_models", spied)
+    for paired in (True, False):
+        matched(
+            case.view, case.knowledge, case.challenge, 10, training={}, paired=paired, most_steps=1, seed=0
+        )
+        counts = torch.stack([seen["y"][row].bincount(minlength=4) for row in seen["inside"]])
+        true = case.held[1].bincount(minlength=4)
+        if paired:
+            assert bool((counts == true).all())
+        assert bool(((counts.sum(1) - true.sum()).abs() <= 2).all())
+
+
+def test_members_are_told_and_left_out_shadows_say_so_beforehand(case: Case) -> None:
+    found, _, note = case.auc()
+    assert found > 0.9
+    assert int(note.split(": ")[1].split("%")[0]) > 75
+
+
+def test_without_pairs_or_initial_weights_it_tells_less(case: Case) -> None:
+    whole, _, _ = case.auc()
+    apart, p, _ = case.auc(paired=False)
+    assert p < 0.05
+    assert apart <= whole
+    blind, _, _ = case.auc(replace(case.knowledge, initial=None))
+    assert blind <= whole
+
+
+def test_a_client_without_the_candidates_gives_nothing_away(tmp_path: Path) -> None:
+    assert Case(tmp_path, False).auc(shadows=60)[1] > 0.01
+
+
+def test_it_says_why_it_does_not_apply(case: Case) -> None:
+    attack, task = CoinRegression(CoinRegressionConfig()), AttackTask(targets=("client/0",))
+    full = replace(task, challenges={"client/0": case.challenge})
+    assert "no challenge" in attack.applicable(case.view, case.knowledge, task).reason
+    assert "auxiliary" in attack.applicable(case.view, replace(case.knowledge, auxiliary=None), full).reason
+    nobody = replace(task, challenges={"client/7": replace(case.challenge, target="client/7")})
+    assert "logits" in attack.applicable(case.view, case.knowledge, nobody).reason
+
+
+def test_one_round_of_training_lies_before_the_first_answers() -> None:
+    assert _before_answers({"rounds": 9, "local_epochs": 5}) == {"rounds": 1, "local_epochs": 5}
+    waiting = {"rounds": 9, "local_steps": 3, "warm_up_steps": 50, "order": "predict-first"}
+    assert _before_answers(waiting) == {**waiting, "rounds": 1, "local_steps": 0}
+
+
+def test_the_first_answers_are_those_of_the_first_round(tmp_path: Path) -> None:
+    selective = protocols.REGISTRY.load("selective-fd")
+    draws = stream(11)
+    public = torch.rand(30, 1, 6, 6, generator=draws)
+    view: View = rehearse(
+        tmp_path / "transcript",
+        protocol=selective,
+        config=selective.Config(rounds=3, selector="none", labels="soft", warm_up_steps=1, public_batch=20),
+        common=Common(networks=Networks(NETWORK), execution=EXECUTION, public=public, task="single-label"),
+        data=[(torch.rand(9, 1, 6, 6, generator=draws), torch.arange(9) % 4) for _ in range(2)],
+        seed=1,
+    )
+    known = Knowledge(architecture=NETWORK, public=public, classes=4)
+    sent = view.select(kind="soft_labels", sender="client/0")
+    (first,) = (m for m in sent if m.round == 0)
+    told = recorded(view, known, 100, first=True)["client/0"]
+    assert sorted(told.samples.tolist()) == sorted(view.tensors(first)["index"].tolist())
+    assert len(recorded(view, known, 100)["client/0"].samples) >= len(told.samples)
