@@ -152,7 +152,7 @@ def shadow_models(
     hyperparameters: Mapping[str, Any] | None = None,
     recipe: Recipe | None = None,
     most_steps: int = _MOST_STEPS,
-    start: int | None = None,
+    start: Parameters | None = None,
     train: Trainer | None = None,
 ) -> list[Parameters]:
     """Fits one model on each row of `inside`, all of them together, or takes them from the cache.
@@ -166,7 +166,7 @@ def shadow_models(
         hyperparameters: the public configuration, from which `recipe_of` tells how to fit.
         recipe: how to fit, in its place.
         most_steps: of one model, where `recipe` does not say.
-        start: seed of the initial weights of all models; each has its own where there is none.
+        start: what all models start from; each has initial weights of its own where there is none.
         train: fits them in place of the training core that is known.
 
     Returns:
@@ -193,7 +193,6 @@ def shadow_models(
         "execution": train.execution.described,
         "recipe": recipe.model_dump(mode="json"),
         "seed": seed,
-        "start": start,
     }
 
     def made() -> Parameters:
@@ -205,7 +204,7 @@ def shadow_models(
             found = _fit(network, train, x, y, inside, adam, seed, start)
         return {f"{k:05d}/{name}": t for k, model in enumerate(found) for name, t in model.items()}
 
-    return _by_model(remembered(digest_of(card, x, y, inside), made), len(inside))
+    return _by_model(remembered(digest_of(card, x, y, inside, start or {}), made), len(inside))
 
 
 def _by_model(tensors: Mapping[str, Tensor], count: int) -> list[Parameters]:
@@ -225,12 +224,12 @@ def _fit(
     inside: Tensor,
     recipe: Recipe,
     seed: int,
-    start: int | None,
+    start: Parameters | None,
 ) -> list[Parameters]:
     if start is None:
         models = [parameters_of(network.build(child(seed, "shadow", k, "start"))) for k in range(len(inside))]
     else:
-        models = [parameters_of(network.build(torch.Generator().manual_seed(start)))] * len(inside)
+        models = [start] * len(inside)
     if recipe.until_fitted:
         return _until_fitted(train, models, x, y, inside, recipe, seed)
     jobs = []

@@ -200,7 +200,7 @@ def test_it_says_why_it_does_not_apply(case: Case) -> None:
     assert "no challenge" in attack.applicable(case.view, case.knowledge, task).reason
     assert "auxiliary" in attack.applicable(case.view, replace(case.knowledge, auxiliary=None), full).reason
     nobody = replace(task, challenges={"client/7": replace(case.challenge, target="client/7")})
-    assert "logits" in attack.applicable(case.view, case.knowledge, nobody).reason
+    assert "neither" in attack.applicable(case.view, case.knowledge, nobody).reason
 
 
 def test_one_round_of_training_lies_before_the_first_answers() -> None:

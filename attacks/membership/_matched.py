@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fdaudit.rng import child
-from fdaudit.training import Trainer
+from fdaudit.training import Trainer, parameters_of
 
 from .._shadows import recipe_of, shadow_models
 from ._coins import pairs_of
@@ -50,13 +50,14 @@ def matched(
     count: int,
     *,
     training: Mapping[str, Any],
+    start: Parameters | None = None,
     paired: bool,
     most_steps: int,
     seed: int,
 ) -> Matched:
     """Shadow models of a client as the view and the public configuration describe it.
 
-    They start from the public initial weights, where they are known. Records besides the candidates are auxiliary ones.
+    Records besides the candidates are auxiliary ones.
 
     Args:
         view: for the client's class counts or sample count, where it sent any.
@@ -64,6 +65,7 @@ def matched(
         challenge: the client's candidates.
         count: m.
         training: the public configuration, of as much training as is meant.
+        start: what they start from; the public initial weights, where it is left out and these are known.
         paired: whether of each matched pair one candidate is in; otherwise each is by a coin of its own.
         most_steps: of one model.
         seed: of coins, other records and batches.
@@ -76,8 +78,10 @@ def matched(
     x, y = (torch.cat([a, b]) for a, b in zip((challenge.x, challenge.y), knowledge.auxiliary, strict=True))
     held = torch.cat([inside, others], 1)
     recipe = recipe_of(training, y, records=int(held.sum(1).max()), most_steps=most_steps)
+    if start is None and knowledge.initial is not None:
+        start = parameters_of(knowledge.architecture.build(torch.Generator().manual_seed(knowledge.initial)))
     found = shadow_models(
-        knowledge, x, y, held, seed=seed, recipe=recipe, start=knowledge.initial, train=_core(knowledge)
+        knowledge, x, y, held, seed=seed, recipe=recipe, start=start, train=_core(knowledge)
     )
     return Matched(models=found, inside=inside, coins=coins)
 

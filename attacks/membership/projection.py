@@ -15,6 +15,7 @@ from fdaudit.types import Applicability, AttackTask, Membership
 from ..gradient_inversion.gradients import GradientMap, flatten
 from ..gradient_inversion.uploads import KINDS, device_of, network
 from ._coins import against_its_pair
+from ._uploads import after, uploads_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,7 +143,7 @@ class UpdateProjection:
         found = []
         for name, challenge in task.challenges.items():
             if not _missing(view, name, module):
-                uploads = [_upload(view, *pair) for pair in _pairs(view, name)[: self.config.uploads]]
+                uploads = [_upload(view, *pair) for pair in uploads_of(view, name)[: self.config.uploads]]
                 scores = self._scores(uploads, module, challenge, generator)
                 found.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
         return tuple(found)
@@ -193,38 +194,19 @@ class _Upload:
         return total / len(self.models), sent if looked_at is None else sent[looked_at]
 
 
-def _pairs(view: View, target: str) -> list[tuple[Message, Message]]:
-    """A client's uploads, each with the model that it received last before."""
-    received = [
-        m for m in view.select(kind="model_parameters") if target in m.receivers and m.payload is not None
-    ]
-    found = []
-    for kind in KINDS:
-        sent = [m for m in view.select(kind=kind, sender=target) if m.payload is not None]
-        for message in sent:
-            before = [m for m in received if m.seq < message.seq]
-            if before:
-                found.append((message, before[-1]))
-        if found:  # of two kinds the one that says more
-            break
-    return found
-
-
 def _upload(view: View, message: Message, origin: Message) -> _Upload:
-    start, sent = view.tensors(origin), view.tensors(message)
+    start = view.tensors(origin)
     if message.kind == "gradient":
-        return _Upload(descent=sent, models=(start,))
-    if message.kind == "model_update":
-        weight = float(message.fields.get("weight", 1.0))  # of an update that was weighted before it was sent
-        sent = {name: start[name] + value / weight for name, value in sent.items()}
-    descent = {name: start[name] - value for name, value in sent.items()}
+        return _Upload(descent=view.tensors(message), models=(start,))
+    end = after(view, message, start)
     one_step = view.hyperparameters.get("local_steps") == 1
-    return _Upload(descent=descent, models=(start,) if one_step else (start, {**start, **sent}))
+    descent = {name: start[name] - value for name, value in end.items()}
+    return _Upload(descent=descent, models=(start,) if one_step else (start, end))
 
 
 def _missing(view: View, target: str, module: nn.Module) -> str:
     """Why there is no upload of a client to explain; empty where there is one."""
-    found = _pairs(view, target)
+    found = uploads_of(view, target)
     if not found:
         return f"no {', '.join(KINDS[:-1])} or {KINDS[-1]} of {target} in view, with the model that it started from"
     shapes = {name: tuple(info.shape) for name, info in found[0][1].tensors.items()}

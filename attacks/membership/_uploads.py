@@ -1,0 +1,42 @@
+"""A client's uploads of gradients, updates and models, each with the model that it started from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fdaudit.messages import Message
+
+from ..gradient_inversion.uploads import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fdaudit.training import Parameters
+    from fdaudit.view import View
+
+__all__ = ["after", "uploads_of"]
+
+
+def uploads_of(view: View, target: str, kinds: Sequence[str] = KINDS) -> list[tuple[Message, Message]]:
+    """A client's uploads of the first of these kinds that it sent, each with the model that it received last before."""
+    received = [
+        m for m in view.select(kind="model_parameters") if target in m.receivers and m.payload is not None
+    ]
+    for kind in kinds:
+        found = [
+            (message, before[-1])
+            for message in view.select(kind=kind, sender=target)
+            if message.payload is not None and (before := [m for m in received if m.seq < message.seq])
+        ]
+        if found:
+            return found
+    return []
+
+
+def after(view: View, message: Message, start: Parameters) -> Parameters:
+    """The model that a client had when it sent an update, or the model itself."""
+    sent = view.tensors(message)
+    if message.kind == "model_update":
+        weight = float(message.fields.get("weight", 1.0))  # of an update that was weighted before it was sent
+        sent = {name: start[name] + value / weight for name, value in sent.items()}
+    return {**start, **sent}
