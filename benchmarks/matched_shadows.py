@@ -1,0 +1,57 @@
+"""Seconds for 200 matched shadow models of a client like the quickstart's FedKD ones, together and one by one.
+
+31 pairs of candidates, 34 records, 40 epochs in batches of 8, the strided CNN on images of 8x8. One thread.
+Target: 200 together in at most 12 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from _pairs import HEADS, compare
+from fdaudit.attacks._shadows import Recipe, shadow_models
+from fdaudit.attacks.membership._matched import _core
+
+from fdaudit.execution import Execution
+from fdaudit.knowledge import Knowledge
+from fdaudit.models import architecture
+from fdaudit.spec import ModelSpec
+from fdaudit.training import Fit, Trainer
+
+PAIRS, OTHERS, AUXILIARY, FEW = 31, 3, 100, 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shadows", type=int, default=200)
+    parser.add_argument("--pairs", type=int, default=5)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    network = architecture(ModelSpec(name="cnn-strided"), (1, 8, 8), 10)
+    execution = Execution(device="cpu", threads=1, strategy="loop", memory_format="channels_last")
+    knowledge = Knowledge(architecture=network, train=Trainer(network, execution), classes=10)
+    draws = torch.Generator().manual_seed(0)
+    x = torch.rand(2 * PAIRS + AUXILIARY, 1, 8, 8, generator=draws)
+    y = torch.randint(10, (len(x),), generator=draws)
+    recipe = Recipe(fit=Fit(lr=0.1), batch_size=8, epochs=40)
+    seeds = iter(range(10_000))
+
+    def fitted(count: int, core: Trainer | None) -> float:
+        first = torch.rand(count, PAIRS, 1, generator=draws) < 0.5
+        others = torch.arange(AUXILIARY).expand(count, -1) < OTHERS
+        inside = torch.cat([torch.cat([first, ~first], 2).flatten(1), others], 1)
+        began = time.perf_counter()
+        shadow_models(knowledge, x, y, inside, recipe=recipe, seed=next(seeds), train=core)
+        return time.perf_counter() - began
+
+    together = _core(knowledge)
+    print(f"{asked.shadows} shadows together: {fitted(asked.shadows, together):.1f} s (target: 12 s)")
+    pairs = compare(lambda: fitted(FEW, together), lambda: fitted(FEW, None), pairs=asked.pairs, warm_up=1)
+    for row in (HEADS, pairs.row(f"{FEW} shadows together / one by one")):
+        print(" | ".join(row))
+
+
+if __name__ == "__main__":
+    main()
