@@ -10,12 +10,11 @@ import pytest
 import torch
 from fdaudit.attacks.membership._answers import recorded
 from fdaudit.attacks.membership._ensemble import ensemble_of
-from fdaudit.attacks.membership._matched import matched
+from fdaudit.attacks.membership._matched import before_answers, matched
 from fdaudit.attacks.membership._ridge import regressed, regressed_sum
 from fdaudit.attacks.membership.coin_regression import (
     CoinRegression,
     CoinRegressionConfig,
-    _before_answers,
 )
 
 from fdaudit import protocols
@@ -197,7 +196,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 def test_shadows_are_like_the_victim(case: Case) -> None:
     made = matched(
         case.view, case.knowledge, case.challenge, 20,
-        training=_before_answers(case.view.hyperparameters), paired=True, most_steps=1, seed=0,
+        training=before_answers(case.view.hyperparameters), paired=True, most_steps=1, seed=0,
     )  # fmt: skip
     pairs = made.inside.reshape(20, PAIRS, 2)
     assert bool((pairs.sum(2) == 1).all())
@@ -295,9 +294,9 @@ def test_it_says_why_it_does_not_apply(case: Case) -> None:
 
 
 def test_one_round_of_training_lies_before_the_first_answers() -> None:
-    assert _before_answers({"rounds": 9, "local_epochs": 5}) == {"rounds": 1, "local_epochs": 5}
+    assert before_answers({"rounds": 9, "local_epochs": 5}) == {"rounds": 1, "local_epochs": 5}
     waiting = {"rounds": 9, "local_steps": 3, "warm_up_steps": 50, "order": "predict-first"}
-    assert _before_answers(waiting) == {**waiting, "rounds": 1, "local_steps": 0}
+    assert before_answers(waiting) == {**waiting, "rounds": 1, "local_steps": 0}
 
 
 def test_the_first_answers_are_those_of_the_first_round(tmp_path: Path) -> None:

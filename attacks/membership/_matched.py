@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fdaudit.types import Challenge
     from fdaudit.view import View
 
-__all__ = ["Matched", "matched", "strangers", "told_counts"]
+__all__ = ["Matched", "before_answers", "matched", "strangers", "told_counts"]
 
 _STACKED_WORK = 1_500_000
 """Floating-point operations of a forward pass below which many models at once are quicker than one by one."""
@@ -35,12 +35,29 @@ class Matched:
     Attributes:
         models: m of them.
         inside: (m, n) which candidates each was trained on.
+        others: (m, a) which auxiliary records.
         coins: (m, k) ±1: of each pair, whether the first one is in; without pairs, whether each candidate is.
     """
 
     models: list[Parameters]
     inside: Tensor
+    others: Tensor
     coins: Tensor
+
+
+def before_answers(public: Mapping[str, Any], from_upload: bool = False) -> dict[str, Any]:
+    """Return the configuration of what a client trains before its first answers, or for one upload.
+
+    Args:
+        public: the public configuration, `View.hyperparameters`.
+        from_upload: whether the client starts from a broadcast model, and so without a warm-up.
+    """
+    found = {**public, "rounds": 1}
+    if from_upload:
+        found["warm_up_steps"] = 0
+    elif public.get("order") == "predict-first" and public.get("local_steps") is not None:
+        found["local_steps"] = 0
+    return found
 
 
 def matched(
@@ -82,7 +99,7 @@ def matched(
     found = shadow_models(
         knowledge, x, y, held, seed=seed, recipe=recipe, start=start, train=_core(knowledge)
     )
-    return Matched(models=found, inside=inside, coins=coins)
+    return Matched(models=found, inside=inside, others=others, coins=coins)
 
 
 def strangers(

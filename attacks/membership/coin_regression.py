@@ -12,17 +12,15 @@ from torch import Tensor
 from fdaudit.config import Config
 from fdaudit.types import Applicability, AttackTask, Membership
 
+from .._uploads import MODELS, after, uploads_of
 from ._answers import Recorded, recorded
 from ._coins import pairs_of
 from ._ensemble import Ensemble, answered_as, ensemble_of
-from ._matched import Matched, matched, strangers
+from ._matched import Matched, before_answers, matched, strangers
 from ._references import missing
 from ._ridge import Regressed, regressed, regressed_sum
-from ._uploads import after, uploads_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from fdaudit.knowledge import Knowledge
     from fdaudit.training import Parameters
     from fdaudit.types import Challenge
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CoinRegression", "CoinRegressionConfig"]
 
-_MODELS = ("model_update", "model_parameters")
 _MOST_PARAMETERS = 100_000
 _FLOOR = 1e-6
 """Smallest probability before a logarithm."""
@@ -113,7 +110,7 @@ class CoinRegression:
             return lacking
         if set(recorded(view, knowledge, 1)) & set(task.challenges):
             return Applicability(True)
-        if any(uploads_of(view, name, _MODELS) for name in task.challenges):
+        if any(uploads_of(view, name, MODELS) for name in task.challenges):
             return Applicability(True)
         ensemble = ensemble_of(view, knowledge, task)
         if ensemble is not None and set(ensemble.weights) & set(task.challenges):
@@ -144,7 +141,7 @@ class CoinRegression:
 
     def _uploaded(self, view: View, target: str) -> list[_Told]:
         """What a client's uploads changed in the models that it had received, spread over all that it sent."""
-        sent = uploads_of(view, target, _MODELS)
+        sent = uploads_of(view, target, MODELS)
         chosen = torch.linspace(0, len(sent) - 1, min(self.config.uploads, len(sent))).round().long().tolist()
         found = []
         for message, origin in (sent[k] for k in chosen):
@@ -174,7 +171,7 @@ class CoinRegression:
             raise ValueError("coin-regression: no public samples or no training core.")
         x, by_name = knowledge.public[ensemble.index], {c.target: c for c in challenges}
         records = max(len(c.y) for c in challenges) // 2
-        training = _before_answers(view.hyperparameters)
+        training = before_answers(view.hyperparameters)
         clients: list[tuple[Tensor, Tensor]] = []
         victims: list[Challenge] = []
         for name, weight in ensemble.weights.items():
@@ -203,7 +200,7 @@ class CoinRegression:
             knowledge,
             challenge,
             self.config.shadows,
-            training=_before_answers(view.hyperparameters, from_upload=start is not None),
+            training=before_answers(view.hyperparameters, from_upload=start is not None),
             start=start,
             paired=self.config.paired,
             most_steps=self.config.most_steps,
@@ -263,13 +260,3 @@ def _scores(coins: Tensor, challenge: Challenge, paired: bool) -> Tensor:
     scores = coins.new_zeros(len(challenge.y))
     scores[pairs[:, 0]], scores[pairs[:, 1]] = coins, -coins
     return scores
-
-
-def _before_answers(public: Mapping[str, Any], from_upload: bool = False) -> dict[str, Any]:
-    """The configuration of what a client trains before its first answers, or for an upload: one round at most."""
-    found = {**public, "rounds": 1}
-    if from_upload:
-        found["warm_up_steps"] = 0
-    elif public.get("order") == "predict-first" and public.get("local_steps") is not None:
-        found["local_steps"] = 0
-    return found

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fdaudit.config import Config
 from fdaudit.types import Applicability, AttackTask, Membership
 
+from .._uploads import after, broadcasts, uploads_of
 from ..gradient_inversion.gradients import GradientMap, flatten
 from ..gradient_inversion.uploads import KINDS, device_of, network
 from ._coins import against_its_pair
-from ._uploads import after, broadcasts, uploads_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

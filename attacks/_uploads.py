@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fdaudit.messages import Message, role
 
-from ..gradient_inversion.uploads import KINDS
+from .gradient_inversion.uploads import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from fdaudit.training import Parameters
     from fdaudit.view import View
 
-__all__ = ["after", "broadcasts", "uploads_of"]
+__all__ = ["MODELS", "after", "broadcasts", "uploads_of"]
+
+MODELS = ("model_update", "model_parameters")
+"""Kinds of uploads that tell a client's whole model."""
 
 
 def broadcasts(view: View) -> list[Message]:
