@@ -1,8 +1,8 @@
 """The rules by which a report calls something a leak, one a goal, each with the words the report prints.
 
 Guarantees:
-  * a signal is an interval above chance or above the prior, a single image that no prior guess comes near,
-    or an exact distance of at most half the prior's: never a bare mean;
+  * a signal is a test that holds after correction, an interval above chance or above the prior, a single image that
+    no prior guess comes near, or an exact distance of at most half the prior's: never a bare mean;
   * figures are found by the names that `fdaudit.metrics` gives them, a mean over clients included.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from fdaudit.types import Figure
 
 from .schema import Image
-from .text import amount, measure
+from .text import amount, measure, odds
 
 __all__ = [
     "AUC_STRONG",
@@ -31,7 +31,9 @@ __all__ = [
     "Evidence",
     "Rule",
     "by_name",
-    "tested",
+    "corrected",
+    "corrected_away",
+    "significant",
     "worth",
 ]
 
@@ -48,8 +50,8 @@ AUC_STRONG = 0.7
 """Area under the ROC curve from which membership counts as a leak, not a partial one."""
 
 TPR_MARGIN = 2.0
-"""Multiple of the false-positive rate that a true-positive rate's interval must lie above to count: the
-threshold's own false-positive rate is estimated from few non-members."""
+"""Multiple of the false-positive rate that a true-positive rate's interval must lie above to count where it has no
+p-value: the threshold's own false-positive rate is estimated from few non-members."""
 
 TPR_STRONG = 5.0
 """Multiple of the false-positive rate from which membership counts as a leak."""
@@ -58,7 +60,7 @@ TV_STRONG = 0.1
 """Total variation distance up to which a guessed label distribution counts as a leak."""
 
 FAMILY_LEVEL = 0.05
-"""Chance of calling anything a sign of membership in a run that leaks none, over all of its figures together."""
+"""Chance that any test of a run finds something where nothing leaks."""
 
 _TPR = re.compile(r"tpr_at_(\d+(?:\.\d+)?)fpr")
 
@@ -67,13 +69,15 @@ _TPR = re.compile(r"tpr_at_(\d+(?:\.\d+)?)fpr")
 class Evidence:
     """What a rule looks at: the figures of the mean or of one victim, and that victim's images.
 
-    `level` is the p-value up to which a figure counts: 5 % shared among all figures of the goal in the run.
+    `adjusted` holds p-values after correction for all `tests` of the run, by the figure's name. A figure that is not in
+    it stands for itself.
     """
 
     who: str
     figures: Sequence[Figure]
     images: Sequence[Image] = ()
-    level: float = FAMILY_LEVEL
+    adjusted: Mapping[str, float] = field(default_factory=dict)
+    tests: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +131,29 @@ def _above(figure: Figure | None, bound: float) -> bool:
 def _bounded(name: str) -> Callable[[Evidence], bool]:
     def telling(evidence: Evidence) -> bool:
         figure = by_name(evidence.figures, name)
-        return figure is not None and figure.low is not None
+        return figure is not None and (figure.low is not None or figure.p is not None)
 
     return telling
+
+
+def significant(figure: Figure, evidence: Evidence) -> bool:
+    """Whether a figure's p-value holds after correction for all tests of the run; False where it has none."""
+    return figure.p is not None and corrected(figure, evidence) <= FAMILY_LEVEL
+
+
+def corrected(figure: Figure, evidence: Evidence) -> float:
+    """A figure's p-value after correction, or its own where the run corrects none."""
+    return evidence.adjusted.get(figure.name, 1.0 if figure.p is None else figure.p)
+
+
+def corrected_away(evidence: Evidence) -> Figure | None:
+    """The figure that is significant by itself and no longer after correction, the nearest to it of several."""
+    found = [
+        f
+        for f in evidence.figures
+        if (f.p or 0.0) <= FAMILY_LEVEL < corrected(f, evidence) and f.p is not None
+    ]
+    return min(found, key=lambda f: corrected(f, evidence), default=None)
 
 
 def _lower_end(figure: Figure, bound: str) -> str:
@@ -168,43 +192,41 @@ def _reconstruction_strong(evidence: Evidence) -> bool:
 
 def _membership_signal(evidence: Evidence) -> str:
     auc = by_name(evidence.figures, "auc")
-    if auc is not None and _above(auc, 0.5) and _unlikely(auc, evidence):
-        return _lower_end(auc, "0.5") + _chance(auc, evidence)
+    if auc is not None and _beats(auc, 0.5, 0.5, evidence):
+        return _lower_end(auc, "0.5") if auc.p is None else _guessed(auc, "the AUC", "0.5", evidence)
     for figure, rate in _tprs(evidence.figures):
-        bound = TPR_MARGIN * rate
-        if _above(figure, bound) and _unlikely(figure, evidence):
-            low = amount(figure.low or 0.0, "fraction")
+        if _beats(figure, rate, TPR_MARGIN * rate, evidence):
+            if figure.p is not None:
+                return _guessed(figure, "the true-positive rate", amount(rate, "fraction"), evidence)
+            low, bound = amount(figure.low or 0.0, "fraction"), amount(TPR_MARGIN * rate, "fraction")
             return (
-                f"the lower end of the true-positive rate, {low}, lies above {amount(bound, 'fraction')}, "
-                f"{TPR_MARGIN:.0f} times the false-positive rate{_chance(figure, evidence)}"
+                f"the lower end of the true-positive rate, {low}, lies above {bound}, "
+                f"{TPR_MARGIN:.0f} times the false-positive rate"
             )
     return ""
 
 
-def _unlikely(figure: Figure, evidence: Evidence) -> bool:
-    """Whether chance alone would hardly do as well; a figure that does not say is taken by its interval."""
-    return figure.p is None or figure.p <= evidence.level
-
-
-def _chance(figure: Figure, evidence: Evidence) -> str:
+def _beats(figure: Figure, chance: float, bound: float, evidence: Evidence) -> bool:
+    """Whether a figure lies above chance by its p-value, or above `bound` by its interval where it has none."""
     if figure.p is None:
-        return ""
-    return f", and chance does as well with p = {figure.p:.1g}, not above {evidence.level:.1g}"
+        return _above(figure, bound)
+    return (figure.value or 0.0) > chance and significant(figure, evidence)
 
 
-def tested(figures: Sequence[Figure]) -> int:
-    """How many p-values a judgement of membership looks at in these figures."""
-    auc = by_name(figures, "auc")
-    return sum(f.p is not None for f in (*((auc,) if auc else ()), *(f for f, _ in _tprs(figures))))
+def _guessed(figure: Figure, name: str, chance: str, evidence: Evidence) -> str:
+    """That a figure lies above chance, and how often guessing would do as well."""
+    value = measure(figure, figure.value or 0.0)
+    where = f" in one of {evidence.tests:,} tests" if evidence.tests > 1 else ""
+    times = odds(corrected(figure, evidence), FAMILY_LEVEL)
+    return f"{name}, {value}, lies above {chance}. Guessing would score this well{where} {times}"
 
 
 def _membership_strong(evidence: Evidence) -> bool:
     auc = by_name(evidence.figures, "auc")
-    if auc is not None and (auc.value or 0.0) >= AUC_STRONG and _above(auc, 0.5) and _unlikely(auc, evidence):
+    if auc is not None and (auc.value or 0.0) >= AUC_STRONG and _beats(auc, 0.5, 0.5, evidence):
         return True
     return any(
-        (f.value or 0.0) >= TPR_STRONG * r and _above(f, r) and _unlikely(f, evidence)
-        for f, r in _tprs(evidence.figures)
+        (f.value or 0.0) >= TPR_STRONG * r and _beats(f, r, r, evidence) for f, r in _tprs(evidence.figures)
     )
 
 
@@ -257,9 +279,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             signal=_membership_signal,
             strong=_membership_strong,
             telling=_bounded("auc"),
-            text="The interval of the AUC lies above 0.5, or that of the true-positive rate at a stated "
-            f"false-positive rate lies above {TPR_MARGIN:.0f} times that rate; and chance alone does as well with a "
-            f"p-value of at most {FAMILY_LEVEL:g} divided by the number of all such figures in the run (Bonferroni). "
+            text="The AUC lies above 0.5, or the true-positive rate at a stated false-positive rate lies above that "
+            "rate, and this holds after correction: in a run that leaks nothing, any figure of any attack does so with "
+            f"a chance of at most {FAMILY_LEVEL:.0%}. Scores without a p-value count by their interval instead. "
             "It is a leak where such an AUC reaches "
             f"{AUC_STRONG:.2f} or such a rate {TPR_STRONG:.0f} times the false-positive rate, "
             "else a partial leak.",

@@ -21,6 +21,7 @@ __all__ = [
     "kilobytes",
     "label",
     "measure",
+    "odds",
     "party",
     "sentence",
     "spans",
@@ -139,6 +140,18 @@ def with_interval(figure: Figure) -> str:
 def measure(figure: Figure, value: float) -> str:
     """A value of a figure (its own, or an end of its interval) as that figure's readers expect it."""
     return amount(value, "" if figure.name.removesuffix("_mean") in _PURE else figure.unit)
+
+
+def odds(p: float, limit: float) -> str:
+    """A p-value beside its limit as counts: "3 times in 1,000; our limit is 50".
+
+    The counts are of the fewest trials, 100 at least, in which they are not zero and do not hide which one is larger.
+    """
+    among = 100
+    while among < 10**9 and (p * among < 1 or (round(p * among) == round(limit * among) and p != limit)):
+        among *= 10
+    times = round(p * among)
+    return f"{times:,} time{'' if times == 1 else 's'} in {among:,}; our limit is {limit * among:,.0f}"
 
 
 def label(name: str) -> str:

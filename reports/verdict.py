@@ -4,23 +4,25 @@ Guarantees:
   * a leak is claimed only from a signal as `fdaudit.reports.rules` defines it, never from a bare mean;
   * a failed negative control makes a cell inconclusive, whatever it found;
   * an attack that found nothing counts as "no leak measured" only where its positive control passed;
+  * a test that holds alone but not after correction reads "not significant after correction", never "nothing above
+    chance";
   * no rule yields "safe".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
 from fdaudit.types import Figure
 
-from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, tested, worth
-from .schema import Cell, Result, Target
-from .text import clip, measure, with_interval
+from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, corrected, corrected_away, worth
+from .schema import Adjusted, Cell, Family, Result, Target
+from .text import amount, clip, joined, measure, odds, with_interval
 
-__all__ = ["LEVELS", "Finding", "Level", "judge", "judge_all", "strongest"]
+__all__ = ["LEVELS", "Correction", "Finding", "Level", "judge", "judge_all", "strongest"]
 
 Level = Literal["leak", "partial", "none-seen", "inconclusive", "failed", "not-applicable", "not-requested"]
 
@@ -53,6 +55,9 @@ class Finding:
         worst: the victim whose deciding figure shows most, or None.
         key: the deciding figure of all victims together, or None.
         worst_key: the deciding figure of the worst victim, or None.
+        affected: the victims for each of whom alone a leak was found.
+        together: whether a leak was found for all victims together.
+        corrected_away: whether a test holds alone that does not hold after correction, where no leak was found.
     """
 
     number: int
@@ -64,16 +69,82 @@ class Finding:
     worst: Target | None = None
     key: Figure | None = None
     worst_key: Figure | None = None
+    affected: tuple[str, ...] = ()
+    together: bool = False
+    corrected_away: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """What a run's family of tests says of one cell.
+
+    Attributes:
+        adjusted: p-values after correction by victim (None: all together) and by the figure's name.
+        tests: how many figures of the run are tested.
+        floor: the least AUC of all victims together that would have been significant, or None.
+        floor_one_victim: the least AUC that would have been significant for any victim alone, or None.
+    """
+
+    adjusted: Mapping[str | None, Mapping[str, float]] = field(default_factory=dict)
+    tests: int = 1
+    floor: float | None = None
+    floor_one_victim: float | None = None
 
 
 def judge_all(result: Result) -> tuple[Finding, ...]:
-    """Every cell's finding, in the result's order.
+    """Every cell's finding, in the result's order, by p-values that are corrected for all tests of the run.
 
-    Figures of membership share one level: the more of them a run has, the less one that stands out by chance counts.
+    A result without a family of tests, which no re-flip was made for, has each p-value multiplied by their number.
     """
-    told = [c for c in result.cells if c.status == "run" and c.goal == "membership"]
-    tests = sum(tested(f) for c in told for f in (c.figures, *(t.figures for t in c.targets)))
-    return tuple(judge(cell, i, FAMILY_LEVEL / max(tests, 1)) for i, cell in enumerate(result.cells, start=1))
+    if result.family is not None:
+        known = _corrections(result.family)
+        found = [known.get(cell.id, Correction()) for cell in result.cells]
+    else:
+        tests = sum(len(own) for cell in result.cells for own in _p_values(cell).values())
+        found = [_bonferroni(cell, max(tests, 1)) for cell in result.cells]
+    return tuple(
+        judge(cell, i, how) for i, (cell, how) in enumerate(zip(result.cells, found, strict=True), start=1)
+    )
+
+
+def _p_values(cell: Cell) -> dict[str | None, dict[str, float]]:
+    """The p-values of a cell that ran, by victim and figure; the worst victim's figures are its own twice."""
+    groups = (
+        ((None, cell.figures), *((t.target, t.figures) for t in cell.targets)) if cell.status == "run" else ()
+    )
+    return {
+        target: {f.name: f.p for f in figures if f.p is not None and not f.name.endswith("_worst")}
+        for target, figures in groups
+    }
+
+
+def _bonferroni(cell: Cell, tests: int) -> Correction:
+    adjusted = {
+        target: {name: min(1.0, p * tests) for name, p in own.items()}
+        for target, own in _p_values(cell).items()
+    }
+    return Correction(adjusted=adjusted, tests=tests)
+
+
+def _corrections(family: Family) -> dict[str, Correction]:
+    """What a family says of each cell that is in it."""
+    rows: dict[str, list[Adjusted]] = {}
+    for row in family.adjusted:
+        rows.setdefault(row.cell, []).append(row)
+    found = {}
+    for cell, own in rows.items():
+        adjusted: dict[str | None, dict[str, float]] = {}
+        for row in own:
+            adjusted.setdefault(row.target, {})[row.figure] = row.p
+        aucs = [row for row in own if row.figure == "auc"]
+        alone = [row.floor for row in aucs if row.target is not None and row.floor is not None]
+        found[cell] = Correction(
+            adjusted=adjusted,
+            tests=family.tests,
+            floor=next((row.floor for row in aucs if row.target is None), None),
+            floor_one_victim=max(alone, default=None),
+        )
+    return found
 
 
 def strongest(findings: Sequence[Finding]) -> Finding | None:
@@ -87,13 +158,13 @@ def strongest(findings: Sequence[Finding]) -> Finding | None:
     return min(findings, key=rank, default=None)
 
 
-def judge(cell: Cell, number: int = 1, level: float = FAMILY_LEVEL) -> Finding:
+def judge(cell: Cell, number: int = 1, correction: Correction | None = None) -> Finding:
     """What may be said of one cell, by the rule of its goal and the state of its controls.
 
     Args:
         cell: the cell.
         number: its place in the result, from 1.
-        level: the p-value up to which a figure counts.
+        correction: what the run's family of tests says of it; left out, each of its tests is the only one.
     """
     rule = RULES.get(cell.goal)
     if rule is None:
@@ -104,59 +175,101 @@ def judge(cell: Cell, number: int = 1, level: float = FAMILY_LEVEL) -> Finding:
     worst = max(with_key, key=lambda t: worth(rule, by_name(t.figures, rule.figure)), default=None)
     key = by_name(cell.figures, rule.figure)
     worst_key = by_name(worst.figures, rule.figure) if worst else None
-    found: Level
-    if cell.status == "run":
-        found, because, cautions = _decide(cell, rule, level)
-        measured = _measured(rule, key, worst, worst_key)
-    else:
-        found, because, cautions, measured = cell.status, cell.reason, (), ""
-    return Finding(
+    finding = Finding(
         number=number,
         cell=cell,
-        level=found,
-        measured=measured,
-        because=because,
-        cautions=cautions,
+        level="inconclusive",
+        measured="",
+        because=cell.reason,
         worst=worst,
         key=key,
         worst_key=worst_key,
     )
+    if cell.status != "run":
+        return replace(finding, level=cell.status)
+    measured = _measured(rule, key, worst, worst_key)
+    return _decided(replace(finding, measured=measured), rule, correction or Correction())
 
 
-def _decide(cell: Cell, rule: Rule, at: float) -> tuple[Level, str, tuple[str, ...]]:
+def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
+    """The finding of a cell that ran, with its level, why, and cautions."""
+    cell = finding.cell
     positive = cell.controls.positive if cell.controls else None
     negative = cell.controls.negative if cell.controls else None
     if negative is not None and not negative.passed:
         why = (
             "Its negative control failed: it finds a leak where there is none, so its figures prove nothing."
         )
-        return "inconclusive", why, ()
-    evidence = list(_evidence(cell, at))
+        return replace(finding, because=why)
+    evidence = list(_evidence(cell, correction))
     signals = [(e, sign) for e in evidence if (sign := rule.signal(e))]
     if signals:
         grave = [(e, sign) for e, sign in signals if rule.strong(e)]
         shown, sign = (grave or signals)[0]
-        because = f"For {shown.who}, {sign}."
-        cautions = tuple(_cautions(cell, [e.who for e, _ in signals]))
-        return ("leak" if grave else "partial"), because, cautions
+        who = [e.who for e, _ in signals]
+        return replace(
+            finding,
+            level="leak" if grave else "partial",
+            because=f"For {shown.who}, {sign}.",
+            cautions=tuple(_cautions(cell, who)),
+            affected=tuple(name for name in who if name != _MEAN),
+            together=_MEAN in who,
+        )
     if not any(rule.telling(e) for e in evidence):
-        return "inconclusive", "Its deciding figure has no interval, or nothing to compare it with.", ()
+        return replace(finding, because="Its deciding figure has no interval, or nothing to compare it with.")
+    away = _corrected_away(evidence)
+    finding = replace(finding, corrected_away=bool(away))
     if positive is None or not positive.passed:
         why = "failed" if positive else "was not run"
-        return "inconclusive", f"It found nothing, and its positive control {why}: it has shown nothing.", ()
-    return (
-        "none-seen",
-        "Nothing lies above chance or the prior, and the attack's positive control passed.",
-        ("This attack, with this budget, found nothing. A stronger one may.",),
+        told = away or "It found nothing."
+        return replace(finding, because=f"{told} Its positive control {why}: it has shown nothing.")
+    nothing = "Nothing lies above chance or the prior, and the attack's positive control passed."
+    return replace(
+        finding,
+        level="none-seen",
+        because=away or nothing,
+        cautions=(
+            *_detectable(correction),
+            "This attack, with this budget, found nothing. A stronger one may.",
+        ),
     )
 
 
-def _evidence(cell: Cell, level: float) -> Iterator[Evidence]:
+def _evidence(cell: Cell, correction: Correction) -> Iterator[Evidence]:
+    adjusted, tests = correction.adjusted, correction.tests
     if cell.figures:
-        yield Evidence(who=_MEAN, figures=cell.figures, level=level)
+        yield Evidence(who=_MEAN, figures=cell.figures, adjusted=adjusted.get(None, {}), tests=tests)
     for target in cell.targets:
-        who = clip(target.target, 60)
-        yield Evidence(who=who, figures=target.figures, images=target.images or (), level=level)
+        yield Evidence(
+            who=clip(target.target, 60),
+            figures=target.figures,
+            images=target.images or (),
+            adjusted=adjusted.get(target.target, {}),
+            tests=tests,
+        )
+
+
+def _corrected_away(evidence: Sequence[Evidence]) -> str:
+    """That a figure is significant by itself but not after correction; empty where none is."""
+    found = [(e, figure) for e in evidence if (figure := corrected_away(e)) is not None]
+    if not found:
+        return ""
+    who, figure = min(found, key=lambda pair: corrected(pair[1], pair[0]))
+    alone = odds(figure.p or 0.0, FAMILY_LEVEL).partition(";")[0]
+    return (
+        f"Not significant after correction. For {who.who}, guessing would score this well {alone} in this test "
+        f"alone, but in one of {who.tests:,} tests {odds(corrected(figure, who), FAMILY_LEVEL)}."
+    )
+
+
+def _detectable(correction: Correction) -> Iterator[str]:
+    """The least AUC that this cell could have shown."""
+    if correction.floor is None:
+        return
+    alone = correction.floor_one_victim
+    yield f"This run could have detected AUC {amount(correction.floor)} or more" + (
+        "." if alone is None else f", and {amount(alone)} or more for one victim alone."
+    )
 
 
 def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:
@@ -168,16 +281,18 @@ def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:
     elif not controls.positive.passed:
         yield "Its positive control failed, so the attack is weak here; the leak may be larger."
     if _MEAN not in signs and len(cell.targets) > 1:
-        corrected = all(f.p is not None for t in cell.targets for f in t.figures if f.name == "auc")
-        yield (
-            f"{'Only ' if len(signs) < len(cell.targets) else ''}{len(signs)} of {len(cell.targets)} victims show it "
-            "and all together do not"
-            + (
-                "."
-                if corrected
-                else "; intervals are not corrected for their number: one may stand out by chance."
-            )
-        )
+        yield f"{_affected(cell, signs)}; the pooled result is not significant."
+        if any(f.p is None for t in cell.targets for f in t.figures if f.name == "auc"):
+            yield "Intervals are not corrected for the number of victims: one may stand out by chance."
+
+
+def _affected(cell: Cell, victims: Sequence[str]) -> str:
+    """Which victims of a cell are affected, as a clause."""
+    if len(victims) == len(cell.targets):
+        return "Each victim is affected"
+    if len(victims) == 1:
+        return f"Only {victims[0]} is affected"
+    return f"Only {joined(victims)} of {len(cell.targets)} victims are affected"
 
 
 def _measured(rule: Rule, key: Figure | None, worst: Target | None, worst_key: Figure | None) -> str:
