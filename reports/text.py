@@ -8,6 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -16,6 +17,7 @@ from fdaudit.types import Figure
 __all__ = [
     "amount",
     "clip",
+    "detectable",
     "duration",
     "joined",
     "kilobytes",
@@ -148,10 +150,20 @@ def odds(p: float, limit: float) -> str:
     The counts are of the fewest trials, 100 at least, in which they are not zero and do not hide which one is larger.
     """
     among = 100
-    while among < 10**9 and (p * among < 1 or (round(p * among) == round(limit * among) and p != limit)):
+    while among < 10**9 and (p * among < 0.95 or (round(p * among) == round(limit * among) and p != limit)):
         among *= 10
     times = round(p * among)
     return f"{times:,} time{'' if times == 1 else 's'} in {among:,}; our limit is {limit * among:,.0f}"
+
+
+def detectable(floor: float, one_victim: float | None) -> str:
+    """From which AUC on a leak would have been significant, in a clause; rounded up."""
+    said = f"could have detected AUC {_up(floor)} or more"
+    return said if one_victim is None else f"{said}, and {_up(one_victim)} or more for one victim alone"
+
+
+def _up(value: float) -> str:
+    return f"{math.ceil(100 * value - 1e-9) / 100:.2f}"
 
 
 def label(name: str) -> str:

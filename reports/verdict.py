@@ -20,7 +20,7 @@ from fdaudit.types import Figure
 
 from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, corrected, corrected_away, worth
 from .schema import Adjusted, Cell, Family, Result, Target
-from .text import amount, clip, joined, measure, odds, with_interval
+from .text import clip, detectable, joined, label, measure, odds, with_interval
 
 __all__ = ["LEVELS", "Correction", "Finding", "Level", "judge", "judge_all", "strongest"]
 
@@ -257,8 +257,8 @@ def _corrected_away(evidence: Sequence[Evidence]) -> str:
     who, figure = min(found, key=lambda pair: corrected(pair[1], pair[0]))
     alone = odds(figure.p or 0.0, FAMILY_LEVEL).partition(";")[0]
     return (
-        f"Not significant after correction. For {who.who}, guessing would score this well {alone} in this test "
-        f"alone, but in one of {who.tests:,} tests {odds(corrected(figure, who), FAMILY_LEVEL)}."
+        f"Not significant after correction ({label(figure.name)}, {who.who}). Guessing would score this well {alone} "
+        f"in this test alone, but in one of {who.tests:,} tests {odds(corrected(figure, who), FAMILY_LEVEL)}."
     )
 
 
@@ -266,10 +266,7 @@ def _detectable(correction: Correction) -> Iterator[str]:
     """The least AUC that this cell could have shown."""
     if correction.floor is None:
         return
-    alone = correction.floor_one_victim
-    yield f"This run could have detected AUC {amount(correction.floor)} or more" + (
-        "." if alone is None else f", and {amount(alone)} or more for one victim alone."
-    )
+    yield f"In this run it {detectable(correction.floor, correction.floor_one_victim)}."
 
 
 def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:

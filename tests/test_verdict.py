@@ -178,7 +178,9 @@ def _summary(raw: dict[str, Any]) -> Any:
 def test_the_summary_of_the_fixture_names_who_and_what() -> None:
     summary = _summary(load())
     assert summary.level == "leak"
-    assert summary.headline.startswith("The server could reconstruct private training inputs.")
+    assert summary.headline.startswith(
+        "The server could reconstruct private training inputs (all 2 victims)."
+    )
     assert len(summary.reasons) == 3
     assert summary.reasons[0].number == 1
     by_adversary = {
