@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fdaudit.metrics import Pairs, Reflipped, Tested, holm, reflip
+from fdaudit.metrics import FigureKey, Pairs, Reflipped, holm, reflip
 from fdaudit.rng import child_numpy
 from fdaudit.scoring import kept_scores
 from fdaudit.truth import Truth
@@ -100,7 +100,7 @@ def _paired(truth: Truth, client: str, scores: Any) -> Pairs:
 
 def _own_tests(
     cells: Sequence[Mapping[str, Any]], by_coins: Mapping[str, Any]
-) -> Iterator[tuple[Tested, float]]:
+) -> Iterator[tuple[FigureKey, float]]:
     """Figures that carry a p-value, of cells that are not tested by coins; the worst victim's is its own twice."""
     for cell in cells:
         if cell["id"] in by_coins:
@@ -109,7 +109,7 @@ def _own_tests(
             for figure in (target or cell)["figures"]:
                 if figure["p"] is not None and not figure["name"].endswith("_worst"):
                     name = None if target is None else target["target"]
-                    yield Tested(cell["id"], name, figure["name"]), figure["p"]
+                    yield FigureKey(cell["id"], name, figure["name"]), figure["p"]
 
 
 def _floor(found: Reflipped, *, one_victim: bool) -> float | None:

@@ -10,7 +10,7 @@ from fdaudit.metrics.bystanders import OWN_IMAGES, Bystanders
 from fdaudit.metrics.chance import auc_p_value, tpr_p_value
 from fdaudit.metrics.class_reconstruction import nearest_records, score_class_reconstruction
 from fdaudit.metrics.clients import mean_and_worst
-from fdaudit.metrics.family import REFLIPS, Pairs, Reflipped, Tested, holm, reflip
+from fdaudit.metrics.family import REFLIPS, FigureKey, Pairs, Reflipped, holm, reflip
 from fdaudit.metrics.frechet import frechet_distance, frechet_figure, task_encoder_distance
 from fdaudit.metrics.generated import score_generated
 from fdaudit.metrics.images import match, mse, psnr, ssim, ssim_window
@@ -82,6 +82,7 @@ __all__ = [
     "AuxiliaryPool",
     "Bystanders",
     "Design",
+    "FigureKey",
     "ImageScore",
     "Interval",
     "MeanAuc",
@@ -92,7 +93,6 @@ __all__ = [
     "ReconstructionScore",
     "Reflipped",
     "RocCurve",
-    "Tested",
     "WeightsUnavailableError",
     "WireBytes",
     "accuracy",

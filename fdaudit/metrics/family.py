@@ -26,7 +26,7 @@ from scipy import stats
 from fdaudit.metrics._arrays import Floats, Integers
 from fdaudit.metrics.membership import FPRS, fpr_name
 
-__all__ = ["REFLIPS", "Pairs", "Reflipped", "Tested", "holm", "reflip"]
+__all__ = ["REFLIPS", "FigureKey", "Pairs", "Reflipped", "holm", "reflip"]
 
 REFLIPS = 20_000
 """Re-flips of all coins. A probability of 5 % is then known to 0.15 percentage points."""
@@ -45,7 +45,7 @@ class Pairs(NamedTuple):
     outside: Floats
 
 
-class Tested(NamedTuple):
+class FigureKey(NamedTuple):
     """A figure that is tested: of all victims of a cell together (`target` None), or of one."""
 
     cell: str
@@ -65,8 +65,8 @@ class Reflipped:
         reflips: how often.
     """
 
-    p: Mapping[Tested, float]
-    floors: Mapping[Tested, float]
+    p: Mapping[FigureKey, float]
+    floors: Mapping[FigureKey, float]
     coins: int
     reflips: int
 
@@ -107,6 +107,7 @@ def reflip(
     def statistics(flips: NDArray[np.int8]) -> Floats:
         """(b, figures) of flips (b, coins): 1 where a coin lies as in the run, else -1."""
         linear = (flips @ weights) / np.where(norms > 0, norms, 1.0)  # sums of whole numbers: exact
+        linear[:, norms == 0] = -np.inf  # no coin changes it
         return np.column_stack([linear, *(rate(flips) for rate in rates)])
 
     seen = statistics(np.ones((1, coins), dtype=np.int8))[0]
@@ -151,7 +152,7 @@ def holm(p: Sequence[float]) -> list[float]:
 class _Auc:
     """How far each member's rank lies above its other half's, doubled (n,), and the coins (n,)."""
 
-    tested: Tested
+    tested: FigureKey
     coins: Integers
     ahead: Integers
 
@@ -168,7 +169,7 @@ class _Rate:
         quantiles: (k + 1, allowed + 1) by members and non-members detected.
     """
 
-    tested: Tested
+    tested: FigureKey
     coins: Integers
     as_is: NDArray[np.int8]
     above: Integers
@@ -214,14 +215,14 @@ def _columns(cell: str, scores: Mapping[str, Pairs], start: Mapping[str, int]) -
         n = len(coins)
         values = np.concatenate(pairs)
         doubled = np.round(2 * stats.rankdata(values)).astype(np.int64)
-        yield _Auc(tested=Tested(cell, target, "auc"), coins=coins, ahead=doubled[:n] - doubled[n:])
+        yield _Auc(tested=FigureKey(cell, target, "auc"), coins=coins, ahead=doubled[:n] - doubled[n:])
         for fpr in FPRS:
             allowed = int(np.floor(fpr * n + 1e-9))
             if 1 <= allowed < n:
-                yield _rate(Tested(cell, target, fpr_name(fpr)), coins, values, allowed)
+                yield _rate(FigureKey(cell, target, fpr_name(fpr)), coins, values, allowed)
 
 
-def _rate(tested: Tested, coins: Integers, values: Floats, allowed: int) -> _Rate:
+def _rate(tested: FigureKey, coins: Integers, values: Floats, allowed: int) -> _Rate:
     """A true-positive rate; candidates below those that a threshold at chance could reach are left out.
 
     A rate that goes beyond them counts as one that reaches them, in the run and in re-flips alike.
