@@ -20,7 +20,7 @@ from fdaudit.vault import Vault
 if TYPE_CHECKING:
     from fdaudit.plan import Plan
 
-__all__ = ["LEVEL", "family_of"]
+__all__ = ["BY_COINS", "LEVEL", "candidate_scores", "family_of"]
 
 LEVEL = 0.05
 """Chance of calling anything a leak by a test in a run that leaks nothing."""
@@ -44,9 +44,8 @@ def family_of(plan: Plan, run: Path, cells: Sequence[Mapping[str, Any]]) -> dict
     Raises:
         IntegrityError: a membership attack has run, and its scores are gone from the vault.
     """
-    judged = [cell for cell in cells if _is_judged(cell)]
-    scores = _scores(plan, run, judged)
-    own = list(_own_tests(judged, scores))
+    scores = candidate_scores(plan, run, cells)
+    own = list(_own_tests(cells, scores))
     share = BY_COINS if scores and own else 1.0
     coins = reflip(scores, child_numpy(plan.seed, "family"), level=LEVEL * share)
     adjusted = {key: p / share for key, p in coins.p.items()}
@@ -72,22 +71,28 @@ def family_of(plan: Plan, run: Path, cells: Sequence[Mapping[str, Any]]) -> dict
     }
 
 
-def _is_judged(cell: Mapping[str, Any]) -> bool:
-    """Whether a verdict may rest on a cell's figures: not where it did not run, or finds leaks where there are none."""
-    negative = (cell["controls"] or {}).get("negative")
-    return cell["status"] == "run" and (negative is None or bool(negative["passed"]))
+def candidate_scores(
+    plan: Plan, run: Path, cells: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, Pairs]]:
+    """Return the scores behind the membership cells that a verdict may rest on, by cell and victim, pair by pair.
 
-
-def _scores(plan: Plan, run: Path, cells: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Pairs]]:
-    """The scores behind membership cells, by cell and victim, pair by pair."""
+    Raises:
+        IntegrityError: a membership attack has run, and its scores are gone from the vault.
+    """
     truth, found = Truth(plan, Vault(run / "vault")), dict[str, dict[str, Pairs]]()
-    for cell in cells:
+    for cell in filter(_is_judged, cells):
         kept = kept_scores(run, cell["id"], "candidates")
         if kept:
             found[cell["id"]] = {
                 client: _paired(truth, client, kept[client].numpy()) for client in sorted(kept)
             }
     return found
+
+
+def _is_judged(cell: Mapping[str, Any]) -> bool:
+    """Whether a verdict may rest on a cell's figures: not where it did not run, or finds leaks where there are none."""
+    negative = (cell["controls"] or {}).get("negative")
+    return cell["status"] == "run" and (negative is None or bool(negative["passed"]))
 
 
 def _paired(truth: Truth, client: str, scores: Any) -> Pairs:
@@ -102,7 +107,7 @@ def _own_tests(
     cells: Sequence[Mapping[str, Any]], by_coins: Mapping[str, Any]
 ) -> Iterator[tuple[FigureKey, float]]:
     """Figures that carry a p-value, of cells that are not tested by coins; the worst victim's is its own twice."""
-    for cell in cells:
+    for cell in filter(_is_judged, cells):
         if cell["id"] in by_coins:
             continue
         for target in (None, *cell["targets"]):

@@ -245,6 +245,6 @@ def test_an_auc_that_stands_out_among_many_counts_only_where_chance_would_hardly
     assert found[0].level == level
     assert all(f.level == "none-seen" for f in found[1 : 1 + others])
     assert ("lies above 0.5. Guessing would score this well" in found[0].because) == (level == "partial")
-    assert found[0].because.startswith("Not significant after correction.") == (level == "none-seen")
+    assert found[0].because.startswith("Not significant after correction") == (level == "none-seen")
     assert found[0].corrected_away == (level == "none-seen")
     assert not any(f.corrected_away for f in found[1:])
