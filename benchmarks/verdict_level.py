@@ -1,8 +1,8 @@
-"""How often a run's membership verdicts find a leak where nothing leaks: coins re-flipped, and verdicts reached anew.
+"""Measure how often a run's membership verdicts find a leak if nothing leaks.
 
-The scores of a finished run stay as they are. Its coins are tossed anew, so that the scores know nothing of them; each
-figure is computed from these coins, the family of tests from re-flips of its own, and the verdict of each cell by the
-report's own rules. Target: in 2 to 5.5 % of the tosses any membership cell reads "leak" or "partial leak".
+The scores of a finished run stay as they are. Its coins are tossed again, so that the scores know nothing of them.
+Each figure is computed from these coins. The family of tests has re-flips of its own, and the report's rules judge.
+Target: in 2 to 5.5 % of the tosses any membership cell reads "leak" or "partial leak".
 
 Without RUN a small federation is run first.
 """
@@ -31,7 +31,7 @@ Scores = Mapping[str, Mapping[str, Pairs]]
 
 
 def tossed(scores: Scores, generator: np.random.Generator) -> dict[str, dict[str, Pairs]]:
-    """The scores of every cell under coins tossed anew, one for each pair of each client."""
+    """Return the scores of every cell under fresh coins, one for each pair of each client."""
     sizes = {client: len(pairs.inside) for of in scores.values() for client, pairs in of.items()}
     kept = {client: generator.random(n) < 0.5 for client, n in sorted(sizes.items())}
     return {
@@ -73,7 +73,7 @@ def anew(result: Result, scores: Scores, generator: np.random.Generator, reflips
 
 
 def flagged(run: fdaudit.Run, tosses: int, reflips: int, seed: int) -> int:
-    """How many tosses have a membership cell with a leak."""
+    """Return the number of tosses that have a membership cell with a leak."""
     raw: dict[str, Any] = run.result
     scores = family.candidate_scores(run.plan, run.directory, raw["cells"])
     result, generator, found = read(raw), np.random.default_rng(seed), 0

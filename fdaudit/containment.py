@@ -1,7 +1,8 @@
-"""Which views contain which: whatever one adversary can find out, another who sees as much can find out too.
+"""Find which views contain which others. A larger view can find out all that a smaller one can.
 
 Guarantee:
-  * a view contains another only if its holder sees every message of it, holds its records, and may ask what it may ask.
+  * a view contains another only if it has every message of the other, its records, and the means to ask
+    what it may ask.
 """
 
 from __future__ import annotations
@@ -50,6 +51,6 @@ def _may_ask(view: View, oracle: Access, transport: str) -> bool:
 
 
 def _may_answer(view: View, oracle: Access, transport: str) -> bool:
-    """Whether an adversary may ask, or holds the published model that would answer."""
+    """Return whether an adversary may ask, or holds the published model that would answer."""
     holds = oracle.kind is None and published(view.messages) is not None
     return holds or _may_ask(view, oracle, transport)

@@ -1,8 +1,7 @@
-"""The family of a run's tests: every p-value that its verdicts look at, corrected for all of them together.
+"""Correct every p-value that a run's verdicts look at for all of them together.
 
 Guarantee:
-  * in a run that leaks nothing, the chance that any verdict rests on a figure that stands out by chance is at most
-    `LEVEL`, over all cells, victims and goals.
+  * in a run that leaks nothing, the chance that any test of any cell, victim or goal is significant is at most `LEVEL`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["BY_COINS", "LEVEL", "candidate_scores", "family_of"]
 
 LEVEL = 0.05
-"""Chance of calling anything a leak by a test in a run that leaks nothing."""
+"""Chance that any test is significant in a run that leaks nothing."""
 
 BY_COINS = 0.6
 """Share of the level for membership tests by re-flipped coins, where a run has other tests beside them."""
@@ -90,7 +89,7 @@ def candidate_scores(
 
 
 def _is_judged(cell: Mapping[str, Any]) -> bool:
-    """Whether a verdict may rest on a cell's figures: not where it did not run, or finds leaks where there are none."""
+    """Return whether a cell ran and its negative control did not fail: a verdict rests on no other cell."""
     negative = (cell["controls"] or {}).get("negative")
     return cell["status"] == "run" and (negative is None or bool(negative["passed"]))
 
@@ -106,7 +105,7 @@ def _paired(truth: Truth, client: str, scores: Any) -> Pairs:
 def _own_tests(
     cells: Sequence[Mapping[str, Any]], by_coins: Mapping[str, Any]
 ) -> Iterator[tuple[FigureKey, float]]:
-    """Figures that carry a p-value, of cells that are not tested by coins; the worst victim's is its own twice."""
+    """Yield figures with a p-value of cells that coins do not test. The worst victim's figure would count twice."""
     for cell in filter(_is_judged, cells):
         if cell["id"] in by_coins:
             continue
@@ -118,7 +117,7 @@ def _own_tests(
 
 
 def _floor(found: Reflipped, *, one_victim: bool) -> float | None:
-    """The AUC from which every cell's would have been significant; None where even a perfect one would not in some."""
+    """Return the AUC that would have been significant in every cell; None if in some cell not even 1 would be."""
     floors = [v for key, v in found.floors.items() if (key.target is not None) == one_victim]
     return _reachable(max(floors, default=None))
 

@@ -178,7 +178,7 @@ def _release(result: Result) -> Release:
 
 
 def _detectable(result: Result) -> str:
-    """The least AUC that would have been significant in every cell, in a sentence."""
+    """Return a sentence with the least AUC that would have been significant in every cell."""
     found = result.family.by_coins if result.family else None
     if found is None:
         return "No membership figure was tested."

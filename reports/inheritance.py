@@ -1,9 +1,8 @@
-"""What each adversary can learn of each goal: by its own attacks, or because it sees all that another one sees.
+"""Judge each adversary by its own attacks and by those of every adversary whose view it contains.
 
 Guarantees:
-  * no adversary reads weaker than one whose view it contains: its level is at least that one's leak or partial leak,
-    whatever its own cells say, and where it has none;
-  * only leaks are inherited: an attack on a smaller view that found nothing says nothing of a larger view.
+  * no adversary reads weaker than one whose view it contains. Its own cells may be inconclusive, failed or absent;
+  * only leaks are inherited. An attack on a smaller view that found nothing says nothing of a larger view.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _LEAKS: Sequence[Level] = ("leak", "partial")
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What one adversary can learn of one goal.
+    """The level of one adversary for one goal.
 
     Attributes:
         adversary: its name.
@@ -41,7 +40,7 @@ class Standing:
 
     @property
     def inherited(self) -> str:
-        """Whose finding it is and why, in a sentence or two; empty where it is the adversary's own."""
+        """A sentence that says whose finding it is and why; empty if it is the adversary's own."""
         if self.finding is None or self.source == self.adversary:
             return ""
         said = f"Inherits the finding of {self.source}: it sees everything that {self.source} sees."

@@ -137,17 +137,17 @@ def _bounded(name: str) -> Callable[[Evidence], bool]:
 
 
 def significant(figure: Figure, evidence: Evidence) -> bool:
-    """Whether a figure's p-value holds after correction for all tests of the run; False where it has none."""
+    """Return whether a figure's p-value holds after correction for all tests of the run; False if it has none."""
     return figure.p is not None and corrected(figure, evidence) <= FAMILY_LEVEL
 
 
 def corrected(figure: Figure, evidence: Evidence) -> float:
-    """A figure's p-value after correction, or its own where the run corrects none."""
+    """Return a figure's p-value after correction, or its own if the run does not correct it."""
     return evidence.adjusted.get(figure.name, 1.0 if figure.p is None else figure.p)
 
 
 def corrected_away(evidence: Evidence) -> Figure | None:
-    """The figure that is significant by itself and no longer after correction, the nearest to it of several."""
+    """Return the figure that is significant by itself but not after correction; of several, the most nearly so."""
     found = [
         f
         for f in evidence.figures
@@ -207,14 +207,14 @@ def _membership_signal(evidence: Evidence) -> str:
 
 
 def _beats(figure: Figure, chance: float, bound: float, evidence: Evidence) -> bool:
-    """Whether a figure lies above chance by its p-value, or above `bound` by its interval where it has none."""
+    """Return whether a figure is significantly above chance, or without a p-value its interval above `bound`."""
     if figure.p is None:
         return _above(figure, bound)
     return (figure.value or 0.0) > chance and significant(figure, evidence)
 
 
 def _guessed(figure: Figure, name: str, chance: str, evidence: Evidence) -> str:
-    """That a figure lies above chance, and how often guessing would do as well."""
+    """Say that a figure lies above chance, and how often guessing would do as well."""
     value = measure(figure, figure.value or 0.0)
     where = f" in one of {evidence.tests:,} tests" if evidence.tests > 1 else ""
     times = odds(corrected(figure, evidence), FAMILY_LEVEL)

@@ -128,7 +128,7 @@ def _clauses(held: Sequence[Standing], level: Level) -> list[str]:
 
 
 def _victims(findings: Sequence[Finding]) -> str:
-    """Who is affected, of how many; empty where findings name nobody."""
+    """Return the affected victims and the number attacked, in brackets; empty if findings name nobody."""
     affected = list(dict.fromkeys(name for f in findings for name in f.affected))
     attacked = len({t.target for f in findings for t in f.cell.targets})
     if len(affected) == attacked > 1:

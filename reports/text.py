@@ -145,9 +145,9 @@ def measure(figure: Figure, value: float) -> str:
 
 
 def odds(p: float, limit: float) -> str:
-    """A p-value beside its limit as counts: "3 times in 1,000; our limit is 50".
+    """Return a p-value and its limit as counts: "3 times in 1,000; our limit is 50".
 
-    The counts are of the fewest trials, 100 at least, in which they are not zero and do not hide which one is larger.
+    The number of trials is the least power of ten from 100 on that shows the count and which of the two is larger.
     """
     among = 100
     while among < 10**9 and (p * among < 0.95 or (round(p * among) == round(limit * among) and p != limit)):
@@ -157,7 +157,7 @@ def odds(p: float, limit: float) -> str:
 
 
 def detectable(floor: float, one_victim: float | None) -> str:
-    """From which AUC on a leak would have been significant, in a clause; rounded up."""
+    """Return a clause with the least AUC that would have been significant, rounded up."""
     said = f"could have detected AUC {_up(floor)} or more"
     return said if one_victim is None else f"{said}, and {_up(one_victim)} or more for one victim alone"
 

@@ -76,7 +76,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """What a run's family of tests says of one cell.
+    """The correction of one cell's p-values for all tests of the run.
 
     Attributes:
         adjusted: p-values after correction by victim (None: all together) and by the figure's name.
@@ -127,7 +127,7 @@ def _bonferroni(cell: Cell, tests: int) -> Correction:
 
 
 def _corrections(family: Family) -> dict[str, Correction]:
-    """What a family says of each cell that is in it."""
+    """Return the correction of each cell of a family."""
     rows: dict[str, list[Adjusted]] = {}
     for row in family.adjusted:
         rows.setdefault(row.cell, []).append(row)
@@ -159,12 +159,12 @@ def strongest(findings: Sequence[Finding]) -> Finding | None:
 
 
 def judge(cell: Cell, number: int = 1, correction: Correction | None = None) -> Finding:
-    """What may be said of one cell, by the rule of its goal and the state of its controls.
+    """Judge one cell by the rule of its goal and the state of its controls.
 
     Args:
         cell: the cell.
         number: its place in the result, from 1.
-        correction: what the run's family of tests says of it; left out, each of its tests is the only one.
+        correction: of its p-values. Without one, each test stands alone.
     """
     rule = RULES.get(cell.goal)
     if rule is None:
@@ -250,7 +250,7 @@ def _evidence(cell: Cell, correction: Correction) -> Iterator[Evidence]:
 
 
 def _corrected_away(evidence: Sequence[Evidence]) -> str:
-    """That a figure is significant by itself but not after correction; empty where none is."""
+    """Say that a figure is significant by itself but not after correction; empty if none is."""
     found = [(e, figure) for e in evidence if (figure := corrected_away(e)) is not None]
     if not found:
         return ""
@@ -263,7 +263,7 @@ def _corrected_away(evidence: Sequence[Evidence]) -> str:
 
 
 def _detectable(correction: Correction) -> Iterator[str]:
-    """The least AUC that this cell could have shown."""
+    """Yield the least AUC that would have been significant in this cell."""
     if correction.floor is None:
         return
     yield f"In this run it {detectable(correction.floor, correction.floor_one_victim)}."

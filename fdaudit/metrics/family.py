@@ -1,13 +1,13 @@
-"""One family of tests a run: p-values that are corrected for all figures together, by joint re-flips of the coins.
+"""Correct the p-values of all membership figures of a run together, by joint re-flips of its coins (max-T).
 
-One fair coin a matched pair decided which half was trained on. Scores that know nothing of the coins would be the same
-had the coins fallen otherwise. So the coins are flipped again, all of them at once and for every cell alike, and each
-figure is compared with the largest statistic of each re-flip (max-T; Westfall and Young, "Resampling-Based Multiple
-Testing", 1993, algorithm 4.1). Cells that repeat each other then cost nothing, where Bonferroni pays for each.
+One fair coin decided which half of a matched pair was trained on. Scores that know nothing of the coins would be the
+same if the coins had fallen otherwise. So all coins are flipped again together. The same flips serve every cell. Each
+figure is compared with the largest statistic of each re-flip (Westfall and Young, "Resampling-Based Multiple Testing",
+1993, algorithm 4.1). Cells that repeat each other then cost nothing. Bonferroni would pay for each.
 
 Guarantees:
-  * of scores that know nothing, any figure at all has an adjusted p-value of at most α with a probability of at most α,
-    whatever the cells have in common;
+  * if the scores know nothing, the chance that any adjusted p-value is at most α is itself at most α. This holds for
+    every dependence between cells;
   * scores that leak do not spend the level of others (step-down);
   * increasing maps of a cell's scores change nothing.
 """
@@ -55,7 +55,7 @@ class FigureKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Reflipped:
-    """What re-flips say of a run's membership figures.
+    """The tests of a run's membership figures by re-flips.
 
     Attributes:
         p: adjusted p-value of each figure; of figures that no coin can change it is 1.
@@ -105,7 +105,7 @@ def reflip(
     norms = np.linalg.norm(weights, axis=0)
 
     def statistics(flips: NDArray[np.int8]) -> Floats:
-        """(b, figures) of flips (b, coins): 1 where a coin lies as in the run, else -1."""
+        """Return (b, figures) for flips (b, coins), which are 1 where a coin is as in the run, else -1."""
         linear = (flips @ weights) / np.where(norms > 0, norms, 1.0)  # sums of whole numbers: exact
         linear[:, norms == 0] = -np.inf  # no coin changes it
         return np.column_stack([linear, *(rate(flips) for rate in rates)])
@@ -150,7 +150,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Auc:
-    """How far each member's rank lies above its other half's, doubled (n,), and the coins (n,)."""
+    """An AUC as rank differences between members and their other halves, doubled (n,), and the coins (n,)."""
 
     tested: FigureKey
     coins: Integers
@@ -177,7 +177,7 @@ class _Rate:
     quantiles: Floats
 
     def __call__(self, flips: NDArray[np.int8]) -> Floats:
-        """The quantiles (b,) of flips (b, coins)."""
+        """Return the quantiles (b,) for flips (b, coins)."""
         wrong = np.zeros((len(flips), len(self.coins) + 1), dtype=np.int32)
         np.cumsum(flips[:, self.coins] != self.as_is, axis=1, dtype=np.int32, out=wrong[:, 1:])
         place = (wrong[:, 1:] <= self.allowed).sum(1)
@@ -188,7 +188,7 @@ class _Rate:
 
 
 def _places(cells: Mapping[str, Mapping[str, Pairs]]) -> tuple[dict[str, int], int]:
-    """Where each client's coins begin, and how many there are in all."""
+    """Return the number of each client's first coin, and the number of coins."""
     sizes = {client: len(pairs.inside) for scores in cells.values() for client, pairs in scores.items()}
     start, coins = {}, 0
     for client, size in sorted(sizes.items()):
@@ -198,7 +198,7 @@ def _places(cells: Mapping[str, Mapping[str, Pairs]]) -> tuple[dict[str, int], i
 
 
 def _columns(cell: str, scores: Mapping[str, Pairs], start: Mapping[str, int]) -> Iterator[_Auc | _Rate]:
-    """The statistics of one cell: of all victims together, and of each."""
+    """Yield the statistics of one cell: of all victims together, and of each."""
     own = {
         k: (start[k] + np.arange(len(pairs.inside)), pairs)
         for k, pairs in scores.items()
@@ -223,9 +223,9 @@ def _columns(cell: str, scores: Mapping[str, Pairs], start: Mapping[str, int]) -
 
 
 def _rate(tested: FigureKey, coins: Integers, values: Floats, allowed: int) -> _Rate:
-    """A true-positive rate; candidates below those that a threshold at chance could reach are left out.
+    """Return a true-positive rate over the candidates with the highest scores, four times as many as chance needs.
 
-    A rate that goes beyond them counts as one that reaches them, in the run and in re-flips alike.
+    A rate that goes beyond them counts as one that reaches them. This holds for the run and for re-flips.
     """
     n = len(coins)
     order = np.argsort(-values, kind="stable")
@@ -251,6 +251,6 @@ def _quantiles(n: int, allowed: int, kept: int) -> Floats:
 
 
 def _critical(largest: Floats, level: float) -> float:
-    """The value that a statistic must exceed for an adjusted p-value of at most `level`; inf where none would do."""
+    """Return the value above which an adjusted p-value is at most `level`; inf if re-flips are too few."""
     allowed = int(np.floor(level * (1 + len(largest)) + 1e-9)) - 1
     return float(np.sort(largest)[::-1][allowed]) if allowed >= 0 else float("inf")

@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 
 def dependent_cells(rng: np.random.Generator, cells: int, victims: int, pairs: int) -> dict[str, Floats]:
-    """Scores (cells, pairs, 2) by victim that know no coin: cells share most of what they say, and some have ties."""
+    """Return scores (cells, pairs, 2) by victim that know no coin. Cells are correlated, and one has ties."""
     shared = rng.standard_normal((victims, 1, pairs, 2))
     own = rng.standard_normal((victims, cells, pairs, 2))
     mixed = np.sqrt(0.7) * shared + np.sqrt(0.3) * own
@@ -41,7 +41,7 @@ def tossed(rng: np.random.Generator, scores: dict[str, Floats]) -> dict[str, Flo
 
 
 def test_null_runs_are_flagged_at_the_level_of_the_family() -> None:
-    """Of 600 runs with 6 dependent cells 5 % are flagged: between 2.8 and 7.5 %, which chance leaves once in 100."""
+    """Six dependent cells a run. Of 600 runs 2.8 to 7.5 % may be flagged, which a level of 5 % misses once in 100."""
     rng, runs = np.random.default_rng(1), 600
     flagged = 0
     for _ in range(runs):
@@ -103,7 +103,7 @@ def test_one_figure_alone_has_the_exact_p_value_of_its_auc() -> None:
 
 
 def test_a_rate_that_leaks_is_found_where_the_auc_does_not_move() -> None:
-    """A tenth of the members stand above everybody: the AUC moves by 0.05, the rate at 1 % from 1 to 10 %."""
+    """A tenth of the members have the highest scores: the AUC moves by 0.05, the rate at 1 % from 1 to 10 %."""
     rng = np.random.default_rng(6)
     inside, outside = rng.standard_normal(200), rng.standard_normal(200)
     inside[:20] = 10 + rng.random(20)
@@ -160,7 +160,7 @@ def test_a_leak_does_not_spend_the_level_of_other_cells() -> None:
 
 
 def test_an_auc_is_significant_exactly_above_its_floor() -> None:
-    """Of the AUCs that coins can make of one set of scores, those above the floor are significant."""
+    """Coins make many AUCs of one set of scores. Those above the floor are significant, and no others."""
     rng = np.random.default_rng(12)
     values = rng.standard_normal((2, 25))
     seen = []
