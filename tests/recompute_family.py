@@ -135,14 +135,14 @@ def _ahead(column: _Column) -> Array:
 
 def _statistics(columns: Sequence[_Column], kept: Array) -> Array:
     """(flips, figures): a standardised sum of ranks, or the normal quantile of the chance of a rate."""
-    return np.stack([_rates(c, kept) if c.rate else _sums(c, kept) for c in columns], 1)
+    return np.stack([_rates(c, kept) if c.rate else _sums(c, kept) for c in columns], 1).round(9)
 
 
 def _sums(column: _Column, kept: Array) -> Array:
     ahead = _ahead(column)
     sums = np.where(kept[:, column.coins], ahead, -ahead).sum(1)
     scale = float(np.sqrt((ahead**2).sum()))
-    return np.asarray(np.round(sums, 6) / scale if scale else np.full(len(kept), -np.inf))
+    return np.asarray(sums / scale if scale else np.full(len(kept), -np.inf))
 
 
 def _rates(column: _Column, kept: Array) -> Array:
@@ -163,7 +163,7 @@ def _quantile(found: int, wrong: int, n: int) -> float:
 def _stepped_down(drawn: Array, seen: Array, at: int) -> float:
     """The largest p-value of a figure and of those above it, each against the largest of those not above it."""
     least = 0.0
-    for value in seen[seen >= seen[at] - 1e-9]:
-        among = drawn[:, seen <= value + 1e-9].max(1)
-        least = max(least, (1 + int((among >= value - 1e-9).sum())) / (1 + REFLIPS))
+    for value in seen[seen >= seen[at]]:
+        among = drawn[:, seen <= value].max(1)
+        least = max(least, (1 + int((among >= value).sum())) / (1 + REFLIPS))
     return least

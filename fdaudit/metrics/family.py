@@ -34,6 +34,9 @@ REFLIPS = 20_000
 _CHUNK = 1000
 """Re-flips held in memory at once."""
 
+_DECIMALS = 9
+"""Of statistics, so that equal ones of two figures stay equal under rounding."""
+
 _LEAST = 1e-300
 """The least p-value of a true-positive rate that is told from zero."""
 
@@ -94,11 +97,12 @@ def reflip(
         Adjusted p-values (1 + c) / (1 + `reflips`), where c counts re-flips that do as well.
     """
     start, coins = _places(cells)
-    columns = [c for name, scores in cells.items() for c in _columns(name, scores, start)]
+    columns: list[_Auc | _Rate] = [c for name, of in cells.items() for c in _columns(name, of, start)]
     if not columns:
         return Reflipped(p={}, floors={}, coins=coins, reflips=reflips)
     aucs = [c for c in columns if isinstance(c, _Auc)]
     rates = [c for c in columns if isinstance(c, _Rate)]
+    tested = [*(c.tested for c in aucs), *(c.tested for c in rates)]
     weights = np.zeros((coins, len(aucs)))
     for k, auc in enumerate(aucs):
         weights[auc.coins, k] = auc.ahead
@@ -108,7 +112,7 @@ def reflip(
         """Return (b, figures) for flips (b, coins), which are 1 where a coin is as in the run, else -1."""
         linear = (flips @ weights) / np.where(norms > 0, norms, 1.0)  # sums of whole numbers: exact
         linear[:, norms == 0] = -np.inf  # no coin changes it
-        return np.column_stack([linear, *(rate(flips) for rate in rates)])
+        return np.round(np.column_stack([linear, *(rate(flips) for rate in rates)]), _DECIMALS)
 
     seen = statistics(np.ones((1, coins), dtype=np.int8))[0]
     order = np.argsort(seen, kind="stable")
@@ -126,7 +130,7 @@ def reflip(
     adjusted[order] = p
     critical = _critical(largest, level)
     return Reflipped(
-        p={c.tested: float(v) for c, v in zip((*aucs, *rates), adjusted, strict=True)},
+        p={key: float(v) for key, v in zip(tested, adjusted, strict=True)},
         floors={
             a.tested: 0.5 + critical * float(n) / (4 * len(a.ahead) ** 2)
             for a, n in zip(aucs, norms, strict=True)
