@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from fdaudit.types import Figure
@@ -31,9 +31,6 @@ __all__ = [
     "Evidence",
     "Rule",
     "by_name",
-    "corrected",
-    "corrected_away",
-    "significant",
     "worth",
 ]
 
@@ -69,14 +66,13 @@ _TPR = re.compile(r"tpr_at_(\d+(?:\.\d+)?)fpr")
 class Evidence:
     """What a rule looks at: the figures of the mean or of one victim, and that victim's images.
 
-    `adjusted` holds p-values after correction for all `tests` of the run, by the figure's name. A figure that is not in
-    it stands for itself.
+    The figures carry p-values after correction for all `tests` of the run, so that each is held against `level` itself.
     """
 
     who: str
     figures: Sequence[Figure]
     images: Sequence[Image] = ()
-    adjusted: Mapping[str, float] = field(default_factory=dict)
+    level: float = FAMILY_LEVEL
     tests: int = 1
 
 
@@ -136,26 +132,6 @@ def _bounded(name: str) -> Callable[[Evidence], bool]:
     return telling
 
 
-def significant(figure: Figure, evidence: Evidence) -> bool:
-    """Return whether a figure's p-value holds after correction for all tests of the run; False if it has none."""
-    return figure.p is not None and corrected(figure, evidence) <= FAMILY_LEVEL
-
-
-def corrected(figure: Figure, evidence: Evidence) -> float:
-    """Return a figure's p-value after correction, or its own if the run does not correct it."""
-    return evidence.adjusted.get(figure.name, 1.0 if figure.p is None else figure.p)
-
-
-def corrected_away(evidence: Evidence) -> Figure | None:
-    """Return the figure that is significant by itself but not after correction; of several, the most nearly so."""
-    found = [
-        f
-        for f in evidence.figures
-        if (f.p or 0.0) <= FAMILY_LEVEL < corrected(f, evidence) and f.p is not None
-    ]
-    return min(found, key=lambda f: corrected(f, evidence), default=None)
-
-
 def _lower_end(figure: Figure, bound: str) -> str:
     low = measure(figure, figure.low or 0.0)
     return f"the lower end of the interval, {low}, lies above {bound}"
@@ -193,16 +169,20 @@ def _reconstruction_strong(evidence: Evidence) -> bool:
 def _membership_signal(evidence: Evidence) -> str:
     auc = by_name(evidence.figures, "auc")
     if auc is not None and _beats(auc, 0.5, 0.5, evidence):
-        return _lower_end(auc, "0.5") if auc.p is None else _guessed(auc, "the AUC", "0.5", evidence)
+        if auc.p is None:
+            return _lower_end(auc, "0.5")
+        return f"the AUC, {measure(auc, auc.value or 0.0)}, lies above 0.5{_chance(auc, evidence)}"
     for figure, rate in _tprs(evidence.figures):
-        if _beats(figure, rate, TPR_MARGIN * rate, evidence):
-            if figure.p is not None:
-                return _guessed(figure, "the true-positive rate", amount(rate, "fraction"), evidence)
-            low, bound = amount(figure.low or 0.0, "fraction"), amount(TPR_MARGIN * rate, "fraction")
-            return (
-                f"the lower end of the true-positive rate, {low}, lies above {bound}, "
-                f"{TPR_MARGIN:.0f} times the false-positive rate"
-            )
+        bound = TPR_MARGIN * rate
+        if _beats(figure, rate, bound, evidence):
+            if figure.p is None:
+                low = amount(figure.low or 0.0, "fraction")
+                return (
+                    f"the lower end of the true-positive rate, {low}, lies above {amount(bound, 'fraction')}, "
+                    f"{TPR_MARGIN:.0f} times the false-positive rate"
+                )
+            value, chance = amount(figure.value or 0.0, "fraction"), amount(rate, "fraction")
+            return f"the true-positive rate, {value}, lies above {chance}{_chance(figure, evidence)}"
     return ""
 
 
@@ -210,15 +190,20 @@ def _beats(figure: Figure, chance: float, bound: float, evidence: Evidence) -> b
     """Return whether a figure is significantly above chance, or without a p-value its interval above `bound`."""
     if figure.p is None:
         return _above(figure, bound)
-    return (figure.value or 0.0) > chance and significant(figure, evidence)
+    return (figure.value or 0.0) > chance and _unlikely(figure, evidence)
 
 
-def _guessed(figure: Figure, name: str, chance: str, evidence: Evidence) -> str:
-    """Say that a figure lies above chance, and how often guessing would do as well."""
-    value = measure(figure, figure.value or 0.0)
+def _unlikely(figure: Figure, evidence: Evidence) -> bool:
+    """Whether chance alone would hardly do as well; a figure that does not say is taken by its interval."""
+    return figure.p is None or figure.p <= evidence.level
+
+
+def _chance(figure: Figure, evidence: Evidence) -> str:
+    """Say how often guessing would do as well, as a sentence without its stop; empty if nothing says so."""
+    if figure.p is None:
+        return ""
     where = f" in one of {evidence.tests:,} tests" if evidence.tests > 1 else ""
-    times = odds(corrected(figure, evidence), FAMILY_LEVEL)
-    return f"{name}, {value}, lies above {chance}. Guessing would score this well{where} {times}"
+    return f". Guessing would score this well{where} {odds(figure.p, evidence.level)}"
 
 
 def _membership_strong(evidence: Evidence) -> bool:

@@ -12,17 +12,18 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
 from fdaudit.types import Figure
 
-from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, corrected, corrected_away, worth
-from .schema import Adjusted, Cell, Family, Result, Target
+from .correction import Correction, corrections, groups
+from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, worth
+from .schema import Cell, Result, Target
 from .text import clip, detectable, joined, label, measure, odds, with_interval
 
-__all__ = ["LEVELS", "Correction", "Finding", "Level", "judge", "judge_all", "strongest"]
+__all__ = ["LEVELS", "Finding", "Level", "judge", "judge_all", "strongest"]
 
 Level = Literal["leak", "partial", "none-seen", "inconclusive", "failed", "not-applicable", "not-requested"]
 
@@ -74,77 +75,10 @@ class Finding:
     corrected_away: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Correction:
-    """The correction of one cell's p-values for all tests of the run.
-
-    Attributes:
-        adjusted: p-values after correction by victim (None: all together) and by the figure's name.
-        tests: how many figures of the run are tested.
-        floor: the least AUC of all victims together that would have been significant, or None.
-        floor_one_victim: the least AUC that would have been significant for any victim alone, or None.
-    """
-
-    adjusted: Mapping[str | None, Mapping[str, float]] = field(default_factory=dict)
-    tests: int = 1
-    floor: float | None = None
-    floor_one_victim: float | None = None
-
-
 def judge_all(result: Result) -> tuple[Finding, ...]:
-    """Every cell's finding, in the result's order, by p-values that are corrected for all tests of the run.
-
-    A result without a family of tests, which no re-flip was made for, has each p-value multiplied by their number.
-    """
-    if result.family is not None:
-        known = _corrections(result.family)
-        found = [known.get(cell.id, Correction()) for cell in result.cells]
-    else:
-        tests = sum(len(own) for cell in result.cells for own in _p_values(cell).values())
-        found = [_bonferroni(cell, max(tests, 1)) for cell in result.cells]
-    return tuple(
-        judge(cell, i, how) for i, (cell, how) in enumerate(zip(result.cells, found, strict=True), start=1)
-    )
-
-
-def _p_values(cell: Cell) -> dict[str | None, dict[str, float]]:
-    """The p-values of a cell that ran, by victim and figure; the worst victim's figures are its own twice."""
-    groups = (
-        ((None, cell.figures), *((t.target, t.figures) for t in cell.targets)) if cell.status == "run" else ()
-    )
-    return {
-        target: {f.name: f.p for f in figures if f.p is not None and not f.name.endswith("_worst")}
-        for target, figures in groups
-    }
-
-
-def _bonferroni(cell: Cell, tests: int) -> Correction:
-    adjusted = {
-        target: {name: min(1.0, p * tests) for name, p in own.items()}
-        for target, own in _p_values(cell).items()
-    }
-    return Correction(adjusted=adjusted, tests=tests)
-
-
-def _corrections(family: Family) -> dict[str, Correction]:
-    """Return the correction of each cell of a family."""
-    rows: dict[str, list[Adjusted]] = {}
-    for row in family.adjusted:
-        rows.setdefault(row.cell, []).append(row)
-    found = {}
-    for cell, own in rows.items():
-        adjusted: dict[str | None, dict[str, float]] = {}
-        for row in own:
-            adjusted.setdefault(row.target, {})[row.figure] = row.p
-        aucs = [row for row in own if row.figure == "auc"]
-        alone = [row.floor for row in aucs if row.target is not None and row.floor is not None]
-        found[cell] = Correction(
-            adjusted=adjusted,
-            tests=family.tests,
-            floor=next((row.floor for row in aucs if row.target is None), None),
-            floor_one_victim=max(alone, default=None),
-        )
-    return found
+    """Every cell's finding, in the result's order, by p-values that are corrected for all tests of the run."""
+    judged = zip(result.cells, corrections(result), strict=True)
+    return tuple(judge(cell, i, correction) for i, (cell, correction) in enumerate(judged, start=1))
 
 
 def strongest(findings: Sequence[Finding]) -> Finding | None:
@@ -217,7 +151,7 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
         )
     if not any(rule.telling(e) for e in evidence):
         return replace(finding, because="Its deciding figure has no interval, or nothing to compare it with.")
-    away = _corrected_away(evidence)
+    away = _corrected_away(cell, correction)
     finding = replace(finding, corrected_away=bool(away))
     if positive is None or not positive.passed:
         why = "failed" if positive else "was not run"
@@ -236,29 +170,34 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
 
 
 def _evidence(cell: Cell, correction: Correction) -> Iterator[Evidence]:
-    adjusted, tests = correction.adjusted, correction.tests
-    if cell.figures:
-        yield Evidence(who=_MEAN, figures=cell.figures, adjusted=adjusted.get(None, {}), tests=tests)
-    for target in cell.targets:
+    """Yield the figures of all victims and of each, with their p-values after correction."""
+    for target, figures, images in groups(cell):
         yield Evidence(
-            who=clip(target.target, 60),
-            figures=target.figures,
-            images=target.images or (),
-            adjusted=adjusted.get(target.target, {}),
-            tests=tests,
+            who=_MEAN if target is None else clip(target, 60),
+            figures=[replace(f, p=correction.of(target, f)) for f in figures],
+            images=images,
+            tests=correction.tests,
         )
 
 
-def _corrected_away(evidence: Sequence[Evidence]) -> str:
+def _corrected_away(cell: Cell, correction: Correction) -> str:
     """Say that a figure is significant by itself but not after correction; empty if none is."""
-    found = [(e, figure) for e in evidence if (figure := corrected_away(e)) is not None]
+    found = [
+        (after, figure.p, figure.name, _MEAN if target is None else clip(target, 60))
+        for target, figures, _ in groups(cell)
+        for figure in figures
+        if (after := correction.of(target, figure)) is not None
+        and figure.p is not None
+        and figure.p <= FAMILY_LEVEL < after
+        and not figure.name.endswith("_worst")
+    ]
     if not found:
         return ""
-    who, figure = min(found, key=lambda pair: corrected(pair[1], pair[0]))
-    alone = odds(figure.p or 0.0, FAMILY_LEVEL).partition(";")[0]
+    after, p, name, who = min(found)
     return (
-        f"Not significant after correction ({label(figure.name)}, {who.who}). Guessing would score this well {alone} "
-        f"in this test alone, but in one of {who.tests:,} tests {odds(corrected(figure, who), FAMILY_LEVEL)}."
+        f"Not significant after correction ({label(name)}, {who}). Guessing would score this well "
+        f"{odds(p, FAMILY_LEVEL).partition(';')[0]} in this test alone, but in one of {correction.tests:,} tests "
+        f"{odds(after, FAMILY_LEVEL)}."
     )
 
 
