@@ -10,6 +10,7 @@ from fdaudit.metrics.bystanders import OWN_IMAGES, Bystanders
 from fdaudit.metrics.chance import auc_p_value, tpr_p_value
 from fdaudit.metrics.class_reconstruction import nearest_records, score_class_reconstruction
 from fdaudit.metrics.clients import mean_and_worst
+from fdaudit.metrics.family import REFLIPS, FigureKey, Pairs, Reflipped, holm, reflip
 from fdaudit.metrics.frechet import frechet_distance, frechet_figure, task_encoder_distance
 from fdaudit.metrics.generated import score_generated
 from fdaudit.metrics.images import match, mse, psnr, ssim, ssim_window
@@ -76,17 +77,21 @@ __all__ = [
     "OWN_IMAGES",
     "PINS",
     "PSNR_CEILING",
+    "REFLIPS",
     "SMOOTHING",
     "AuxiliaryPool",
     "Bystanders",
     "Design",
+    "FigureKey",
     "ImageScore",
     "Interval",
     "MeanAuc",
     "Measure",
     "MembershipScore",
+    "Pairs",
     "Pin",
     "ReconstructionScore",
+    "Reflipped",
     "RocCurve",
     "WeightsUnavailableError",
     "WireBytes",
@@ -108,6 +113,7 @@ __all__ = [
     "frechet_distance",
     "frechet_figure",
     "guesses_needed",
+    "holm",
     "inception_features",
     "kl_divergence",
     "label_overlap",
@@ -132,6 +138,7 @@ __all__ = [
     "pair_accuracy",
     "pair_accuracy_figure",
     "psnr",
+    "reflip",
     "roc_curve",
     "score_class_reconstruction",
     "score_generated",
