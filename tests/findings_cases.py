@@ -1,4 +1,4 @@
-"""What the tests of a red team's findings share: a small run, the command line in a process, an installed attack.
+"""A small run, the command line and an installed attack, for the tests of a red team's findings.
 
 They use nothing that came with the remedies, so that the same tests fail where the remedies are absent.
 """
@@ -28,7 +28,7 @@ from .run_cases import cli, tiny
 
 Commanded = Callable[..., tuple[int, str, str]]
 SEED = 1234
-"""A seed that anybody tries."""
+"""A small seed, which an attacker tries."""
 SPEC: Mapping[str, Any] = {
     "seed": SEED,
     "profile": "quick",
@@ -74,7 +74,7 @@ def command(
 
 
 def error_of(work: Callable[[], object]) -> BaseException | None:
-    """What a piece of work raises."""
+    """Return what a piece of work raises."""
     try:
         work()
     except BaseException as error:
@@ -83,12 +83,12 @@ def error_of(work: Callable[[], object]) -> BaseException | None:
 
 
 def is_one_line(error: BaseException | None) -> bool:
-    """Whether an error is one of fdaudit's own, in one line."""
+    """Return whether an error is one of fdaudit's own, in one line."""
     return isinstance(error, FdauditError) and "\n" not in str(error)
 
 
 def digits() -> torch.Tensor:
-    """All images of the public dataset (1797, 1, 8, 8), as anybody has them."""
+    """Return all images (1797, 1, 8, 8) of the public dataset."""
     return torch.from_numpy(load_digits().images / 16).float()[:, None]
 
 

@@ -1,4 +1,4 @@
-"""An attack that takes what it was not given. A test writes this file to disk as somebody's package and installs it."""
+"""An attack that takes what it was not given. A test installs this file as a package."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fdaudit.types import Applicability, Membership
 
 
 class FoundError(Exception):
-    """What was found."""
+    """Carry what the attack found."""
 
 
 class Settings(Config):
-    """What to do, and the place of a file."""
+    """Settings: what to do, and the path of a file."""
 
     mode: str = "vandalise"
     place: str = ""

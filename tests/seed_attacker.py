@@ -20,7 +20,7 @@ PATHS: tuple[tuple[str, ...], ...] = (
 
 
 def seeds_of(seed: int) -> Iterable[int]:
-    """What a seed gives by every former path, and itself."""
+    """Return a seed and the seeds that it gives by every former path."""
     return (seed, *(child_seed(seed, *path) for path in PATHS))
 
 
@@ -36,7 +36,7 @@ def near_seeds(seed: int, bits: int, path: tuple[str, ...] = PATHS[0]) -> Iterab
 
 
 def members(pair: torch.Tensor, rows: list[int], seeds: Iterable[int]) -> torch.Tensor | None:
-    """Who is a member, by a seed that gives the handout's numbers of pairs or its order; None where none does.
+    """Return the members (n,) by a seed that explains the handout's numbers of pairs or its order, or None.
 
     Of the order the attacker knows that it shuffles members, then non-members, each in the order of the public dataset.
     """
@@ -81,6 +81,6 @@ def seed_of_sets(
 
 
 def rows_of(x: torch.Tensor, dataset: torch.Tensor) -> list[int]:
-    """Where images stand in a dataset."""
+    """Return the rows of a dataset that hold the images."""
     found = {row.numpy().tobytes(): i for i, row in enumerate(dataset)}
     return [found[row.numpy().tobytes()] for row in x]

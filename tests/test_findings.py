@@ -93,7 +93,7 @@ def test_no_seed_explains_who_holds_which_record(made: Path) -> None:
 
 
 def test_a_public_report_gives_no_coin_to_the_author_of_the_scores(home: Path) -> None:
-    """2. Who knows the scores of an attack must not read from a public report which candidates are members."""
+    """2. The author of an attack's scores must not read from a public report which candidates are members."""
     issued = candidates(home / "with")
     half = len(issued["y"]) // 2
     order = torch.randperm(2 * half, generator=torch.Generator().manual_seed(0)).double()
@@ -212,7 +212,7 @@ def test_other_users_reach_nothing_of_a_run(tmp_path: Path) -> None:
 
 
 def test_the_classes_of_candidates_are_no_guess_of_class_shares(home: Path, commanded: Commanded) -> None:
-    """7. Who was handed candidates must not be praised for reading a victim's class shares off them."""
+    """7. Class shares that were counted from handed-out candidates must not be scored."""
     handed = candidates(home / "with"), candidates(home / "with", "client/1")
     shares = [torch.bincount(c["y"], minlength=10).double() / len(c["y"]) for c in handed]
     named = [{"target": f"client/{k}", "distribution": s.tolist()} for k, s in enumerate(shares)]
@@ -227,7 +227,7 @@ def test_the_classes_of_candidates_are_no_guess_of_class_shares(home: Path, comm
 
 
 def test_a_whole_public_dataset_is_no_reconstruction(home: Path, commanded: Commanded) -> None:
-    """8. Nobody may submit more images than there are records behind the message."""
+    """8. A guess must not hold more images than there are records behind the message."""
     run = fdaudit.load(home / "fresh")
     path = guesses(home, home / "without", reconstruction=reconstruction(home, run, digits()))
     code, said, errors = commanded("score", home / "fresh", path, "--json")

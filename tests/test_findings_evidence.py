@@ -109,7 +109,7 @@ def test_a_name_given_twice_in_guesses_is_refused(home: Path, commanded: Command
 
 
 def test_a_manifest_that_is_a_link_is_found(home: Path) -> None:
-    """14. A manifest that lies elsewhere must not count as the run's."""
+    """14. A link must not count as the manifest of a run."""
     (home / "run" / "manifest.json").rename(home / "elsewhere")
     (home / "run" / "manifest.json").symlink_to(home / "elsewhere")
     assert fdaudit.load(home / "run").verify(), "a link is verified as the manifest"

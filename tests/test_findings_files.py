@@ -44,7 +44,7 @@ __all__ = ["home", "recorded"]
 
 
 class _Killed(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 def test_an_attack_that_dies_when_it_is_run_again_takes_no_evidence_with_it(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def _forge(folder: Path) -> None:
 def test_a_result_that_was_planted_in_the_cache_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """10. Whoever writes to the cache must not decide a result."""
+    """10. A file that another user put into the cache must not decide a result."""
     monkeypatch.setenv("FDAUDIT_CACHE", str(tmp_path / "cache"))
     cache.remembered("d", _ones)
     _forge(tmp_path / "cache")
@@ -300,7 +300,7 @@ def test_a_number_of_sixty_thousand_bits_is_one_error(tmp_path: Path) -> None:
 
 
 def _lines_read(out: Path, clients: int, monkeypatch: pytest.MonkeyPatch) -> float:
-    """How often each line of a record is parsed when the run is concluded anew."""
+    """Return how often each line of a record is parsed when the run is concluded again."""
     spec = tiny(clients=clients, splits__candidates=0, protocol__params__rounds=1)
     spec["dataset"]["limit"] = 400
     fdaudit.run(spec, out)
