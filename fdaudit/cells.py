@@ -25,6 +25,7 @@ from fdaudit.isolation.attacker import AttackFailedError, attack, home
 from fdaudit.isolation.rehearsal import Rehearsal
 from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
+from fdaudit.limits import JSON_BYTES, read_file
 from fdaudit.locks import writing
 from fdaudit.manifest import read_manifest
 from fdaudit.messages import canonical
@@ -333,7 +334,7 @@ def take_controls(source: Path, run: Path) -> None:
         target = controls_directory(run) / path.name
         if not target.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(target, path.read_bytes())
+            write_atomically(target, read_file(path, JSON_BYTES))
 
 
 @contextmanager

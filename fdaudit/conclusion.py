@@ -14,7 +14,7 @@ from fdaudit.checks import check_claims
 from fdaudit.containment import contained
 from fdaudit.errors import IntegrityError
 from fdaudit.family import family_of
-from fdaudit.limits import TABLE_BYTES, read_file
+from fdaudit.limits import TABLE_BYTES, open_file, read_file
 from fdaudit.log import read_log
 from fdaudit.manifest import read_manifest
 from fdaudit.messages import role
@@ -159,7 +159,11 @@ def _model_hashes(run: Path) -> list[dict[str, str]]:
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    try:
+        with open_file(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise IntegrityError([f"vault/models/{path.name} cannot be read: {error.strerror}"]) from None
 
 
 def _ledgers(plan: Plan, run: Path) -> list[Ledger]:

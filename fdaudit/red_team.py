@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fdaudit.cells import Stage
 from fdaudit.conclusion import conclude
 from fdaudit.errors import RunError, UsageError, nearest
-from fdaudit.guesses import Guesses, LabelGuess, ReconstructionGuess, read_guesses, schema, to_guesses
+from fdaudit.guesses import Guesses, LabelGuess, ReconstructionGuess, guesses_and_digest, schema, to_guesses
 from fdaudit.locks import writing
 from fdaudit.manifest import refuse_changed
 from fdaudit.plan import Plan
@@ -104,7 +104,7 @@ def score(run: Run, guesses: Path | str) -> Cell:
 
 
 def _score(run: Run, path: Path) -> Cell:
-    given, plan = read_guesses(path), run.plan
+    (given, digest), plan = guesses_and_digest(path), run.plan
     stage = Stage(plan, run.directory)
     _refuse_other_view(given, stage)
     _refuse_other_candidates(given, stage)
@@ -125,7 +125,7 @@ def _score(run: Run, path: Path) -> Cell:
         source=given.source or "guesses from outside",
         status="run",
         assumes=given.assumes,
-        params={"guesses_sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "submission": earlier + 1},
+        params={"guesses_sha256": digest, "submission": earlier + 1},
         figures=figures,
         targets=targets,
     )
