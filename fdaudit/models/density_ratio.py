@@ -33,8 +33,8 @@ _MOST_COMPARED = 1000
 """Records of which a bandwidth is taken: a median needs no more."""
 _BLOCK = 1 << 22
 """Entries of a kernel matrix that are held at a time: 16 MB in float32."""
-_NO_DIGIT = 1e-9
-"""Share of a number that nobody notices."""
+_NO_DIGIT = 1e-6
+"""Share of a ratio that changes no digit of float32."""
 
 Array = TypeVar("Array", Tensor, NDArray[Any])
 
@@ -130,13 +130,15 @@ class KuLSIF:
             ValueError: as in `fit`.
         """
         x, u = _pair(records, auxiliary)
-        n_u, beta = len(u), self.beta
-        direct, near, reach = (
+        n_u, beta, points = len(u), self.beta, _samples("at", at).to(x)
+        direct, near, reach, own = (
             torch.cat([kernel.double() for _, kernel in _kernel_blocks(a, b, self.bandwidth)])
-            for a, b in ((x, _samples("at", at).to(x)), (u, x), (u, _samples("at", at).to(x)))
+            for a, b in ((x, points), (u, x), (u, points), (x, x))
         )
-        # The matrix's inverse is at most 1/β: far from every auxiliary sample the second term changes no digit.
-        if bool((near.amax(0)[:, None] * reach.amax(0) <= _NO_DIGIT * beta * direct).all()):
+        # The inverse is at most 1/β. Far from all auxiliary samples the second term is lost beside what records add to
+        # each other, and so beside any threshold.
+        bound = near.amax(0)[:, None] * reach.amax(0) / beta
+        if bool((bound <= _NO_DIGIT * direct.clamp_min(float(own.min()))).all()):
             return direct / beta
         system = torch.cat([kernel.double() for _, kernel in _kernel_blocks(u, u, self.bandwidth)]) / n_u
         system.diagonal().add_(beta)
