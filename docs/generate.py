@@ -254,6 +254,7 @@ def _tried_on(found: Mapping[str, Any]) -> str:
         "gradients": "the gradients of {images} single images, on an untrained `{model}`",
         "labels": "the run's own protocol, undefended, with auxiliary records spread unevenly over its clients",
         "model": "auxiliary records learnt by heart under labels drawn at random",
+        "selector": "a client of the run's own protocol, undefended, whose selector is fitted to auxiliary records",
         "uploads": "gradients of FedAvg, of the run's network, from a client that trained on auxiliary records",
     }[control["on"]].format(**control)
 

@@ -22,6 +22,7 @@ from fdaudit.controls.generated import generated_samples, overfit_discriminator
 from fdaudit.controls.gradients import bare_gradients
 from fdaudit.controls.labels import skewed_clients
 from fdaudit.controls.models import overfit_model
+from fdaudit.controls.selectors import rehearsed_selector
 from fdaudit.controls.uploads import recorded_uploads
 from fdaudit.messages import canonical
 from fdaudit.result import Control
@@ -40,6 +41,7 @@ CONTROLS: Mapping[str, Callable[[AttackPlan, Plan], dict[str, Control]]] = Mappi
         "gradients": bare_gradients,
         "labels": skewed_clients,
         "model": overfit_model,
+        "selector": rehearsed_selector,
         "uploads": recorded_uploads,
     }
 )
@@ -62,7 +64,7 @@ def depends_on(attack: AttackPlan, plan: Plan) -> bytes:
         "seed": plan.seed,
         "version": version("fdaudit"),
     }
-    if attack.card.get("control", {}).get("on") == "labels":
+    if attack.card.get("control", {}).get("on") in ("labels", "selector"):
         stated["protocol"] = [plan.protocol.name, plan.protocol_config.model_dump(mode="json")]
         stated["clients"] = [plan.spec.clients, [m.model_dump(mode="json") for m in plan.spec.client_models]]
     digest = hashlib.sha256(canonical(stated))
