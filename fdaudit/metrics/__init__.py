@@ -11,7 +11,9 @@ from fdaudit.metrics.chance import auc_p_value, tpr_p_value
 from fdaudit.metrics.class_reconstruction import nearest_records, score_class_reconstruction
 from fdaudit.metrics.clients import mean_and_worst
 from fdaudit.metrics.frechet import frechet_distance, frechet_figure, task_encoder_distance
+from fdaudit.metrics.gallery import Gallery, Probe
 from fdaudit.metrics.generated import score_generated
+from fdaudit.metrics.identification import Identification, Rank, identify
 from fdaudit.metrics.images import match, mse, psnr, ssim, ssim_window
 from fdaudit.metrics.intervals import Interval, bootstrap, clopper_pearson, mean_figure
 from fdaudit.metrics.labels import (
@@ -80,12 +82,16 @@ __all__ = [
     "AuxiliaryPool",
     "Bystanders",
     "Design",
+    "Gallery",
+    "Identification",
     "ImageScore",
     "Interval",
     "MeanAuc",
     "Measure",
     "MembershipScore",
     "Pin",
+    "Probe",
+    "Rank",
     "ReconstructionScore",
     "RocCurve",
     "WeightsUnavailableError",
@@ -108,6 +114,7 @@ __all__ = [
     "frechet_distance",
     "frechet_figure",
     "guesses_needed",
+    "identify",
     "inception_features",
     "kl_divergence",
     "label_overlap",
