@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from fdaudit.types import Figure
 
+from .identification import RULE, identified, identifies, rates
 from .schema import Image
 from .text import amount, measure
 
@@ -158,11 +159,13 @@ def _reconstruction_signal(evidence: Evidence) -> str:
             f"{clear} of {len(evidence.images)} images reach {PSNR_STRONG:.0f} dB and stand "
             f"{IMAGE_GAIN:.0f} dB or more above the prior"
         )
-    return ""
+    return identified(evidence.figures, evidence.level)
 
 
 def _reconstruction_strong(evidence: Evidence) -> bool:
     psnr = _value(evidence.figures, "psnr")
+    if identifies(evidence.figures, evidence.level):
+        return True
     return _clear_images(evidence) > 0 or (psnr is not None and psnr >= PSNR_STRONG)
 
 
@@ -193,9 +196,10 @@ def _chance(figure: Figure, evidence: Evidence) -> str:
 
 
 def tested(figures: Sequence[Figure]) -> int:
-    """How many p-values a judgement of membership looks at in these figures."""
+    """How many p-values a judgement looks at in these figures."""
     auc = by_name(figures, "auc")
-    return sum(f.p is not None for f in (*((auc,) if auc else ()), *(f for f, _ in _tprs(figures))))
+    looked_at = (*((auc,) if auc else ()), *(f for f, _ in _tprs(figures)), *rates(figures))
+    return sum(f.p is not None for f in looked_at)
 
 
 def _membership_strong(evidence: Evidence) -> bool:
@@ -246,7 +250,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             f"{GAIN_LEAST:.0f} dB, or single images reach "
             f"{PSNR_STRONG:.0f} dB and stand {IMAGE_GAIN:.0f} dB or more above the prior. It is a leak where "
             f"PSNR reaches {PSNR_STRONG:.0f} dB (pixels off by a tenth of their range, root mean square), "
-            "else a partial leak.",
+            f"else a partial leak. {RULE}",
         ),
         "membership": Rule(
             figure="auc",

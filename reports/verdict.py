@@ -16,6 +16,7 @@ from typing import Literal
 
 from fdaudit.types import Figure
 
+from .identification import LOOK
 from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, tested, worth
 from .schema import Cell, Result, Target
 from .text import clip, measure, with_interval
@@ -69,9 +70,9 @@ class Finding:
 def judge_all(result: Result) -> tuple[Finding, ...]:
     """Every cell's finding, in the result's order.
 
-    Figures of membership share one level: the more of them a run has, the less one that stands out by chance counts.
+    Figures with p-values share one level: the more of them a run has, the less one that stands out by chance counts.
     """
-    told = [c for c in result.cells if c.status == "run" and c.goal == "membership"]
+    told = [c for c in result.cells if c.status == "run" and c.goal in ("membership", "reconstruction")]
     tests = sum(tested(f) for c in told for f in (c.figures, *(t.figures for t in c.targets)))
     return tuple(judge(cell, i, FAMILY_LEVEL / max(tests, 1)) for i, cell in enumerate(result.cells, start=1))
 
@@ -116,7 +117,7 @@ def judge(cell: Cell, number: int = 1, level: float = FAMILY_LEVEL) -> Finding:
         level=found,
         measured=measured,
         because=because,
-        cautions=cautions,
+        cautions=(*cautions, *_look(cell, found)),
         worst=worst,
         key=key,
         worst_key=worst_key,
@@ -149,6 +150,11 @@ def _decide(cell: Cell, rule: Rule, at: float) -> tuple[Level, str, tuple[str, .
         "Nothing lies above chance or the prior, and the attack's positive control passed.",
         ("This attack, with this budget, found nothing. A stronger one may.",),
     )
+
+
+def _look(cell: Cell, found: Level) -> tuple[str, ...]:
+    """The caution beside pictures that no test told from chance."""
+    return (LOOK,) if found in ("none-seen", "inconclusive") and any(t.images for t in cell.targets) else ()
 
 
 def _evidence(cell: Cell, level: float) -> Iterator[Evidence]:

@@ -7,7 +7,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,6 +18,9 @@ from fdaudit.metrics._arrays import Floats, Integers
 from fdaudit.metrics.resemblance import resemblances
 
 __all__ = ["Gallery", "Probe", "Scores", "score_identities", "score_records"]
+
+_AVERAGE = 4
+"""True records of one class from which a guess that is their average counts as showing none of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +68,12 @@ class Probe:
 class Scores:
     """Scores of every record by every probe's guesses; NaN where a record takes no part.
 
-    `best` and `margin` are (probes, distances, N), `groups` and `kinds` (N,). Records of one kind count as one.
+    Attributes:
+        distances: their names.
+        best: (probes, distances, N) how much the guess that resembles a record most does so.
+        margin: (probes, distances, N) how much more it does so than an average over guesses.
+        groups: (N,) the records' classes.
+        kinds: (N,) records of one kind count as one.
     """
 
     distances: tuple[str, ...]
@@ -75,13 +83,18 @@ class Scores:
     kinds: Integers
 
 
-def score_records(gallery: Gallery, probes: Sequence[Probe]) -> Scores:
-    """Score records by the guesses; a probe's guesses of one class say nothing of other classes."""
+def score_records(gallery: Gallery, probes: Sequence[Probe], counts: Sequence[Mapping[int, int]]) -> Scores:
+    """Score records by the guesses; a probe's guesses of one class say nothing of other classes.
+
+    Args:
+        gallery: the records.
+        probes: the guesses.
+        counts: for each probe, how many true records it has of each class.
+    """
     guesses, N = torch.cat([p.guess for p in probes]).float(), len(gallery.groups)
     owner = np.repeat(np.arange(len(probes)), [len(p.guess) for p in probes])
     best: Floats = np.empty((len(probes), 0, N))
-    margin = best
-    distances: tuple[str, ...] = ()
+    margin, distances = best, tuple[str, ...]()
     for group in np.unique(gallery.groups).tolist():
         rows = np.flatnonzero(gallery.groups == group)
         alike = resemblances(guesses, gallery.images[torch.from_numpy(rows)])
@@ -93,18 +106,29 @@ def score_records(gallery: Gallery, probes: Sequence[Probe]) -> Scores:
             own = values[:, owner == k]
             own = own if probe.labels is None else own[:, probe.labels == group]
             if own.shape[1]:
-                ordered = np.sort(own, axis=1)
-                best[k][:, rows] = ordered[:, -1]
-                margin[k][:, rows] = ordered[:, -1] - (ordered[:, -2] if own.shape[1] > 1 else 0.0)
+                best[k][:, rows], margin[k][:, rows] = _best_and_margin(own, counts[k].get(group, 0))
     return Scores(distances, best, margin, gallery.groups, gallery.pictures)
 
 
-def score_identities(gallery: Gallery, probes: Sequence[Probe]) -> Scores | None:
+def _best_and_margin(alike: Floats, count: int) -> tuple[Floats, Floats]:
+    """The largest resemblance (d, N) of (d, m, N), and its margin over the mean of the largest ones.
+
+    The mean is over all guesses. Of a class with many true records it is over half as many guesses as there are such
+    records: were all of these the class's average, there would be no margin.
+    """
+    ordered = -np.sort(-alike, axis=1)
+    among = ordered.shape[1] if count < _AVERAGE else (count + 1) // 2
+    return ordered[:, 0], ordered[:, 0] - ordered[:, :among].mean(1)
+
+
+def score_identities(
+    gallery: Gallery, probes: Sequence[Probe], counts: Sequence[Mapping[int, int]]
+) -> Scores | None:
     """Score each record by the best of the held records of its identity and class; NaN where none are held."""
     held, identities, N = gallery.held, gallery.identities, len(gallery.groups)
     if held is None or held.identities is None or identities is None:
         return None
-    scores, known = score_records(held, probes), held.identities
+    scores, known = score_records(held, probes, counts), held.identities
     best, margin = (np.full((*scores.best.shape[:2], N), np.nan) for _ in range(2))
     for group, identity in np.unique(np.stack([gallery.groups, identities]), axis=1).T.tolist():
         rows = np.flatnonzero((gallery.groups == group) & (identities == identity))

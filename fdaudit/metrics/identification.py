@@ -13,8 +13,8 @@ drawn. The largest standardised statistic over several distances counts (max-T; 
 corrects for their number. Draws end early where the p-value is large (Besag and Clifford, Biometrika 78 (1991)).
 
 Two statistics are looked at by each distance, neither of which an average of the true records raises:
-  * the *margin* between the two guesses that resemble a record most (as in Lowe's ratio test, IJCV 60 (2004)), summed
-    over the true records. A mean image in place of every guess has no margin;
+  * the *margin* by which the guess that resembles a record most does so more than guesses do on average, summed over
+    the true records. A mean image in place of every guess has no margin;
   * how far the best of several true records stands out from their mean, for guesses that are of a class, that are
     alone, or that show one record more than once. A mean image resembles all of them alike.
 
@@ -90,11 +90,9 @@ def identify(
         same person? There the gallery is of identities, and each is scored by the records that the adversary holds
         of it. The true record is never among these. Without a gallery figures are unavailable, with the reason.
     """
-    tests = [("identification", _Test(score_records(gallery, probes), probes))]
-    if (
-        all(p.labels is None for p in probes)
-        and (of_persons := score_identities(gallery, probes)) is not None
-    ):
+    counts = [dict(zip(*np.unique(gallery.groups[p.rows], return_counts=True), strict=True)) for p in probes]
+    tests = [("identification", _Test(score_records(gallery, probes, counts), probes))]
+    if all(p.labels is None for p in probes) and (of_persons := score_identities(gallery, probes, counts)):
         tests.append(("identity_identification", _Test(of_persons, probes)))
     figures, targets = list[Figure](), {p.target: list[Figure]() for p in probes}
     ranks: Mapping[str, Mapping[int, Rank]] = {}
