@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Identified", "bystanders_of", "gallery_tests"]
 
-_MOST = 200
+_MOST = 100
 """Records of one class, besides the true ones, at most."""
 
 _LEAST = 20

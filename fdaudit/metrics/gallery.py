@@ -93,21 +93,17 @@ def score_records(gallery: Gallery, probes: Sequence[Probe], counts: Sequence[Ma
     """
     guesses, N = torch.cat([p.guess for p in probes]).float(), len(gallery.groups)
     owner = np.repeat(np.arange(len(probes)), [len(p.guess) for p in probes])
-    best: Floats = np.empty((len(probes), 0, N))
-    margin, distances = best, tuple[str, ...]()
+    alike = resemblances(guesses, gallery.images) if N else {}
+    best, margin = (np.full((len(probes), len(alike), N), np.nan) for _ in range(2))
     for group in np.unique(gallery.groups).tolist():
         rows = np.flatnonzero(gallery.groups == group)
-        alike = resemblances(guesses, gallery.images[torch.from_numpy(rows)])
-        values = np.stack(list(alike.values()))
-        if not distances:
-            distances = tuple(alike)
-            best, margin = (np.full((len(probes), len(distances), N), np.nan) for _ in range(2))
+        values = np.stack([of[:, rows] for of in alike.values()])
         for k, probe in enumerate(probes):
             own = values[:, owner == k]
             own = own if probe.labels is None else own[:, probe.labels == group]
             if own.shape[1]:
                 best[k][:, rows], margin[k][:, rows] = _best_and_margin(own, counts[k].get(group, 0))
-    return Scores(distances, best, margin, gallery.groups, gallery.pictures)
+    return Scores(tuple(alike), best, margin, gallery.groups, gallery.pictures)
 
 
 def _best_and_margin(alike: Floats, count: int) -> tuple[Floats, Floats]:

@@ -85,10 +85,11 @@ def identify(
 
     Returns:
         Figures `identification` (rank-1 rate with its p-value), `identification_chance` (the rate of drawn records) and
-        `identification_rank` (median rank). Where the adversary holds records of known identities, also
-        `identity_identification` and its chance: is a person recognised by somebody who holds other records of the
-        same person? There the gallery is of identities, and each is scored by the records that the adversary holds
-        of it. The true record is never among these. Without a gallery figures are unavailable, with the reason.
+        `identification_rank` (median rank), each by the distance that picks out most; so is chance. Where the adversary
+        holds records of known identities, also `identity_identification` and its chance: is a person recognised by
+        somebody who holds other records of the same person? There the gallery is of identities, and each is scored by
+        the records that the adversary holds of it. The true record is never among these. Without a gallery figures are
+        unavailable, with the reason.
     """
     counts = [dict(zip(*np.unique(gallery.groups[p.rows], return_counts=True), strict=True)) for p in probes]
     tests = [("identification", _Test(score_records(gallery, probes, counts), probes))]
@@ -166,18 +167,21 @@ class _Test:
         truth = {k: [s.places[None] for s in self.sets[k]] for k in parties}
         drawn = self._draw(_CALIBRATION, generator)
         scale = [_Scale.of(self._statistic(w, drawn)) for w in several]
-        observed = [s.largest(self._statistic(w, truth)) for s, w in zip(scale, several, strict=True)]
-        p = self._p_values(several, scale, [float(o[0][0]) for o in observed], generator)
+        observed = [
+            float(s.largest(self._statistic(w, truth))[0]) for s, w in zip(scale, several, strict=True)
+        ]
+        p = self._p_values(several, scale, observed, generator)
+        luck = {k: self._hits(k, drawn[k]) for k in parties}
+        right = {k: self._hits(k, truth[k])[0] for k in parties}
         made, ranks = [], dict[str, dict[int, Rank]]()
-        for who, of, found, value in zip(several, scale, observed, p, strict=True):
-            choice = of.largest(self._statistic(who, drawn))[1]
-            luck = self._hits(who, drawn, choice % len(self.distances))
-            best = int(found[1][0]) % len(self.distances)
-            own = {k: self._ranks(k, best) for k in who}
+        for who, value in zip(several, p, strict=True):
+            by = _best_distance(np.sum([right[k] for k in who], axis=0)[:, 0])
+            own = {k: self._ranks(k, by) for k in who}
             ranks |= {self.probes[k].target: r for k, r in own.items()}
-            chance = float(luck[0].sum() / max(luck[1].sum(), 1))
+            most = np.sum([luck[k][0] for k in who], axis=0).max(0)
+            chance = float(most.sum() / max(sum(luck[k][1].sum() for k in who), 1))
             together = [r for o in own.values() for r in o.values()]
-            made.append(self._figures(name, together, value, chance, best, confidence))
+            made.append(self._figures(name, together, value, chance, by, confidence))
         each = dict.fromkeys((p.target for p in self.probes), _unavailable(name))
         each |= {self.probes[w[0]].target: f for w, f in zip(several, made, strict=True) if len(w) == 1}
         return made[0], each, ranks
@@ -228,9 +232,7 @@ class _Test:
             for i, who in enumerate(several):
                 if stopped[i]:
                     continue
-                as_good = np.flatnonzero(
-                    scale[i].largest(self._statistic(who, drawn))[0] >= observed[i] - 1e-9
-                )
+                as_good = np.flatnonzero(scale[i].largest(self._statistic(who, drawn)) >= observed[i] - 1e-9)
                 missing = _EXCEEDANCES - reached[i]
                 if len(as_good) >= missing:
                     stopped[i] = done + int(as_good[missing - 1]) + 1
@@ -241,22 +243,19 @@ class _Test:
             for r, s in zip(reached, stopped, strict=True)
         ]
 
-    def _hits(
-        self, who: Sequence[int], drawn: Mapping[int, Sequence[Integers]], choice: Integers
-    ) -> tuple[Integers, Integers]:
-        """How many items are identified (n,) by the distances chosen (n,), and how many have a gallery (n,)."""
-        hits = np.zeros(len(choice), dtype=np.int64)
-        counted = np.zeros_like(hits)
-        for k in who:
-            for one, places in zip(self.sets[k], drawn[k], strict=True):
-                values = self._values[k][one.group][0][choice]
-                out = self._same_kind(one.group, places)
-                most = np.where(out, -np.inf, values).max(1, keepdims=True)
-                mine = np.take_along_axis(values, places, 1)
-                mine = mine if self.probes[k].labels is None else mine.max(1, keepdims=True)
-                there: Flags = ~np.asarray(out.all(1))
-                hits += ((mine > most) & there[:, None]).sum(1)
-                counted += mine.shape[1] * there
+    def _hits(self, k: int, drawn: Sequence[Integers]) -> tuple[Integers, Integers]:
+        """How many items of a target are identified by each distance (d, n), and how many have a gallery (n,)."""
+        hits = np.zeros((len(self.distances), len(drawn[0])), dtype=np.int64)
+        counted = np.zeros(len(drawn[0]), dtype=np.int64)
+        for one, places in zip(self.sets[k], drawn, strict=True):
+            values = self._values[k][one.group][0]
+            out = self._same_kind(one.group, places)
+            most = np.where(out, -np.inf, values[:, None]).max(-1, keepdims=True)
+            mine = values[:, places]
+            mine = mine if self.probes[k].labels is None else mine.max(-1, keepdims=True)
+            there: Flags = ~np.asarray(out.all(1))
+            hits += ((mine > most) & there[:, None]).sum(-1)
+            counted += mine.shape[-1] * there
         return hits, counted
 
     def _same_kind(self, group: int, places: Integers) -> Flags:
@@ -291,8 +290,8 @@ class _Test:
         size = int(np.median([r.of for r in ranks]))
         of_class = any(p.labels is not None for p in self.probes)
         what = "identities" if name.startswith("identity") else "classes" if of_class else "records"
-        note = f"{hits} of {n} {what} picked out of galleries of {size} (median), where chance picks {chance:.2g}"
-        note += f"; by {self.distances[best]}, the most telling of {len(self.distances)} distances"
+        note = f"{hits} of {n} {what} picked out of galleries of {size} (median), where chance picks out {chance:.2g}"
+        note += f"; by {self.distances[best]}, which picks out most of {len(self.distances)} distances"
         if self.left_out:
             note += f"; {self.left_out} records without a gallery left out"
         rate = Figure(
@@ -330,12 +329,16 @@ class _Scale:
     def of(cls, drawn: Floats) -> _Scale:
         return cls(drawn.mean(1, keepdims=True), drawn.std(1, keepdims=True))
 
-    def largest(self, statistics: Floats) -> tuple[Floats, Integers]:
-        """The largest standardised statistic (n,) of (s, n), and which it is (n,)."""
+    def largest(self, statistics: Floats) -> Floats:
+        """The largest standardised statistic (n,) of (s, n)."""
         told = self.spread > 1e-9
         z = np.where(told, (statistics - self.mean) / np.where(told, self.spread, 1.0), -np.inf)
-        at = z.argmax(0)
-        return np.take_along_axis(z, at[None], 0)[0], at
+        return np.asarray(z.max(0))
+
+
+def _best_distance(hits: Integers) -> int:
+    """The distance that identifies most, of hits (d,) of each; of several the last, which is the mean of all."""
+    return len(hits) - 1 - int(hits[::-1].argmax())
 
 
 def _unavailable(name: str) -> tuple[Figure, ...]:

@@ -7,7 +7,7 @@ frequency, which leave out the noise of the other bands. Faces, for one, are rec
 
 Guarantees:
   * a correlation does not change when a guess is scaled, or shifted by a constant;
-  * what all records of a class share tells none of them apart: their mean is removed before a correlation;
+  * what all records share tells none of them apart: their mean is removed before a correlation;
   * an image without contrast resembles no record more than another.
 """
 
@@ -42,12 +42,13 @@ def resemblances(guess: torch.Tensor, records: torch.Tensor) -> dict[str, Floats
 
     Args:
         guess: (m, c, h, w) in [0, 1].
-        records: (N, c, h, w) in [0, 1], of one class.
+        records: (N, c, h, w) in [0, 1].
 
     Returns:
         By distance (m, N) float64: `pixels`, minus the mean squared error; `correlation`, of pixels; `gradients`, the
         correlation of gradient magnitudes; `whitened`, the correlation of principal components with their spread
-        partly evened out; and correlations in the bands that the image size resolves.
+        partly evened out; correlations in the bands that the image size resolves; and `all`, the mean of all
+        correlations.
     """
     both = torch.cat([guess, records]).double()
     m = len(guess)
@@ -63,6 +64,7 @@ def resemblances(guess: torch.Tensor, records: torch.Tensor) -> dict[str, Floats
     for (low, high), band in _bands(*both.shape[-2:]).items():
         within = _without_mean(spectrum[:, :, band].flatten(1), m)
         found[f"{low:g} to {high:g} cycles"] = _correlation(within, m)
+    found["all"] = np.mean([values for name, values in found.items() if name != "pixels"], axis=0)
     return {name: np.round(values, _DIGITS) for name, values in found.items()}
 
 
@@ -100,9 +102,13 @@ def _without_mean(features: torch.Tensor, m: int) -> torch.Tensor:
 
 def _whitened(features: torch.Tensor, m: int) -> torch.Tensor:
     """Project on the principal components of the last `N` rows, the records, and even out their spread."""
-    _, spread, components = torch.linalg.svd(features[m:], full_matrices=False)
-    kept = spread > _FLAT * spread[0]
-    evened: torch.Tensor = features @ components[kept].T / spread[kept] ** _EVEN
+    records = features[m:]
+    wide = records.shape[0] < records.shape[1]
+    variance, vectors = torch.linalg.eigh(records @ records.T if wide else records.T @ records)
+    kept = variance > _FLAT * variance[-1]
+    power = _EVEN / 2 + (0.5 if wide else 0.0)
+    through = features @ records.T if wide else features
+    evened: torch.Tensor = through @ vectors[:, kept] / variance[kept] ** power
     return evened
 
 
