@@ -19,6 +19,7 @@ from fdaudit.errors import IntegrityError
 from fdaudit.messages import canonical
 from fdaudit.metrics import (
     MembershipScore,
+    Rank,
     ReconstructionScore,
     fid_figure,
     mean_and_worst,
@@ -124,7 +125,7 @@ class Scorer:
     def _score_reconstruction(
         self, cell: str, guesses: Sequence[Reconstruction]
     ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
-        whole = self._truth.reconstruction(guesses, cell)
+        whole, found = self._truth.reconstruction(guesses, cell), self._truth.identification(guesses, cell)
         targets = []
         for guess in guesses:
             score = self._truth.reconstruction([guess], f"{cell}/{guess.target}")
@@ -132,11 +133,11 @@ class Scorer:
                 TargetResult(
                     target=guess.target,
                     messages=guess.messages,
-                    figures=tuple(score.figures.values()),
-                    images=self._pictures(cell, guess, score),
+                    figures=(*score.figures.values(), *found.targets[guess.target]),
+                    images=self._pictures(cell, guess, score, found.ranks[guess.target]),
                 )
             )
-        return (*whole.figures.values(), *self._distances(guesses)), tuple(targets)
+        return (*whole.figures.values(), *self._distances(guesses), *found.figures), tuple(targets)
 
     def _distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:
         """How far all guesses lie from all true images as sets: FID, and the task encoder's distance beside it."""
@@ -151,7 +152,7 @@ class Scorer:
         )
 
     def _pictures(
-        self, cell: str, guess: Reconstruction, score: ReconstructionScore
+        self, cell: str, guess: Reconstruction, score: ReconstructionScore, ranks: Mapping[int, Rank]
     ) -> tuple[Mapping[str, Any], ...]:
         """Writes true images and guesses as PNG; returns one entry an image, most alike first."""
         x, y = self._truth.records(guess)
@@ -176,10 +177,18 @@ class Scorer:
                     "prior_psnr": row.psnr_prior,
                     "ssim": row.ssim,
                     "true_label": int(y[row.truth]) if y.ndim == 1 else None,
-                    "guessed_label": None if guess.labels is None else int(guess.labels[row.guess]),
+                    "guessed_label": (
+                        label := None if guess.labels is None else int(guess.labels[row.guess])
+                    ),
+                    **_ranked(ranks.get(label if guess.by_class and label is not None else row.truth)),
                 }
             )
         return tuple(entries)
+
+
+def _ranked(rank: Rank | None) -> dict[str, int]:
+    """A record's rank in its gallery, for its picture; nothing where it has no gallery."""
+    return {} if rank is None else {"rank": rank.rank, "gallery": rank.of}
 
 
 def _noted(figure: Figure, note: str) -> Figure:

@@ -72,6 +72,11 @@ class Victim:
     pictures: tuple[Picture, ...]
     left_out: int
 
+    @property
+    def ranked(self) -> bool:
+        """Whether a picture has a rank in a gallery."""
+        return any(p.image.rank is not None for p in self.pictures)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SharesView:

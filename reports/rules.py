@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from fdaudit.types import Figure
 
+from .identification import RULE, identified, identifies
 from .schema import Image
 from .text import amount, measure, odds
 
@@ -158,11 +159,13 @@ def _reconstruction_signal(evidence: Evidence) -> str:
             f"{clear} of {len(evidence.images)} images reach {PSNR_STRONG:.0f} dB and stand "
             f"{IMAGE_GAIN:.0f} dB or more above the prior"
         )
-    return ""
+    return identified(evidence.figures, evidence.level)
 
 
 def _reconstruction_strong(evidence: Evidence) -> bool:
     psnr = _value(evidence.figures, "psnr")
+    if identifies(evidence.figures, evidence.level):
+        return True
     return _clear_images(evidence) > 0 or (psnr is not None and psnr >= PSNR_STRONG)
 
 
@@ -253,7 +256,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             f"{GAIN_LEAST:.0f} dB, or single images reach "
             f"{PSNR_STRONG:.0f} dB and stand {IMAGE_GAIN:.0f} dB or more above the prior. It is a leak where "
             f"PSNR reaches {PSNR_STRONG:.0f} dB (pixels off by a tenth of their range, root mean square), "
-            "else a partial leak.",
+            f"else a partial leak. {RULE}",
         ),
         "membership": Rule(
             figure="auc",

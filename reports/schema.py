@@ -201,6 +201,8 @@ class Image(_Part):
     ssim: float | None = None
     true_label: int | None = None
     guessed_label: int | None = None
+    rank: int | None = None
+    gallery: int | None = None
 
 
 class Roc(_Part):

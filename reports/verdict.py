@@ -19,6 +19,7 @@ from typing import Literal
 from fdaudit.types import Figure
 
 from .correction import Correction, corrections, groups
+from .identification import LOOK
 from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, worth
 from .schema import Cell, Result, Target
 from .text import clip, detectable, joined, label, measure, odds, with_interval
@@ -120,9 +121,10 @@ def judge(cell: Cell, number: int = 1, correction: Correction | None = None) -> 
         worst_key=worst_key,
     )
     if cell.status != "run":
-        return replace(finding, level=cell.status)
+        return replace(finding, level=cell.status, cautions=_look(cell, cell.status))
     measured = _measured(rule, key, worst, worst_key)
-    return _decided(replace(finding, measured=measured), rule, correction or Correction())
+    decided = _decided(replace(finding, measured=measured), rule, correction or Correction())
+    return replace(decided, cautions=(*decided.cautions, *_look(cell, decided.level)))
 
 
 def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
@@ -167,6 +169,11 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
             "This attack, with this budget, found nothing. A stronger one may.",
         ),
     )
+
+
+def _look(cell: Cell, found: Level) -> tuple[str, ...]:
+    """The caution beside pictures that no test told from chance."""
+    return (LOOK,) if found in ("none-seen", "inconclusive") and any(t.images for t in cell.targets) else ()
 
 
 def _evidence(cell: Cell, correction: Correction) -> Iterator[Evidence]:

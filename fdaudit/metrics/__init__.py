@@ -12,7 +12,9 @@ from fdaudit.metrics.class_reconstruction import nearest_records, score_class_re
 from fdaudit.metrics.clients import mean_and_worst
 from fdaudit.metrics.family import REFLIPS, FigureKey, Pairs, Reflipped, holm, reflip
 from fdaudit.metrics.frechet import frechet_distance, frechet_figure, task_encoder_distance
+from fdaudit.metrics.gallery import Gallery, Probe
 from fdaudit.metrics.generated import score_generated
+from fdaudit.metrics.identification import Identification, Rank, identify
 from fdaudit.metrics.images import match, mse, psnr, ssim, ssim_window
 from fdaudit.metrics.intervals import Interval, bootstrap, clopper_pearson, mean_figure
 from fdaudit.metrics.labels import (
@@ -83,6 +85,8 @@ __all__ = [
     "Bystanders",
     "Design",
     "FigureKey",
+    "Gallery",
+    "Identification",
     "ImageScore",
     "Interval",
     "MeanAuc",
@@ -90,6 +94,8 @@ __all__ = [
     "MembershipScore",
     "Pairs",
     "Pin",
+    "Probe",
+    "Rank",
     "ReconstructionScore",
     "Reflipped",
     "RocCurve",
@@ -114,6 +120,7 @@ __all__ = [
     "frechet_figure",
     "guesses_needed",
     "holm",
+    "identify",
     "inception_features",
     "kl_divergence",
     "label_overlap",
