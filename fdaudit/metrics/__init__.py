@@ -11,6 +11,7 @@ from fdaudit.metrics.chance import auc_p_value, tpr_p_value
 from fdaudit.metrics.class_reconstruction import nearest_records, score_class_reconstruction
 from fdaudit.metrics.clients import mean_and_worst
 from fdaudit.metrics.frechet import frechet_distance, frechet_figure, task_encoder_distance
+from fdaudit.metrics.gaussian_bounds import gdp_epsilon, mu_lower_bound, one_run_mu
 from fdaudit.metrics.generated import score_generated
 from fdaudit.metrics.images import match, mse, psnr, ssim, ssim_window
 from fdaudit.metrics.intervals import Interval, bootstrap, clopper_pearson, mean_figure
@@ -107,6 +108,7 @@ __all__ = [
     "fid_figure",
     "frechet_distance",
     "frechet_figure",
+    "gdp_epsilon",
     "guesses_needed",
     "inception_features",
     "kl_divergence",
@@ -126,9 +128,11 @@ __all__ = [
     "mean_figure",
     "most_contradictable",
     "mse",
+    "mu_lower_bound",
     "multilabel_macro_f1",
     "nearest_records",
     "one_run_epsilon",
+    "one_run_mu",
     "pair_accuracy",
     "pair_accuracy_figure",
     "psnr",
