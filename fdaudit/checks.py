@@ -2,7 +2,10 @@
 
 Guarantees:
   * where every claim of a run holds, any of them is contradicted with a probability of at most 1 - `CONFIDENCE`: the
-    level is shared (Bonferroni) by all attacks on all designs in all views, as the spec had them before the run;
+    level is shared (Bonferroni) by all attacks on all designs in all views, as the spec had them before the run, and
+    by the two tests of each: of (ε, δ), and of Gaussian DP;
+  * the two tests claim different things: the first bounds ε at δ of the mechanism, the second the least μ of a
+    Gaussian mechanism that explains the guesses. A claim of ε falls by the first alone, a claim of μ by the second;
   * only coins that were tossed count: each canary's own, or one of each matched pair; what pairs show of replaced
     records is converted to the relation of the claim, and a claim that no coin tests is not judged;
   * a claim that a perfect attack could not have contradicted is `inconclusive`, never `consistent`.
@@ -13,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import torch
 
-from fdaudit.metrics import epsilon_lower_bound, guesses_needed
+from fdaudit.events import Relation
+from fdaudit.metrics import epsilon_lower_bound, gdp_epsilon, guesses_needed, mu_lower_bound
 from fdaudit.scoring import kept_scores
 from fdaudit.truth import Truth
 from fdaudit.vault import Vault
@@ -34,8 +38,20 @@ __all__ = ["CONFIDENCE", "Check", "Evidence", "check_claims", "judge"]
 CONFIDENCE = 0.95
 """That no claim of a run that holds is contradicted."""
 
+_TESTS = 2
+"""Tests of each attack on each kind of coins: of (ε, δ), and of Gaussian DP."""
+
 Verdict = Literal["contradicted", "consistent", "inconclusive", "nothing-claimed", "not-checked"]
 Part = Literal["candidates", "canaries"]
+
+
+class _Coins(TypedDict):
+    """What both tests are told of the coins."""
+
+    design: Literal["matched-pairs", "coin-flips"]
+    relation: Relation
+    pair: Tensor | None
+    guesses: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +65,9 @@ class Evidence:
         coins: fair coins that were tossed.
         bound: what ε is at least, in the terms of the claim.
         power: the bound that a perfect attack, which knows every coin, would have shown.
+        mu: the view is not μ'-GDP for any μ' below this, in the terms of the claim.
+        mu_power: the same, of a perfect attack.
+        gaussian: ε at the claim's δ of a mechanism that is `mu`-GDP and no more.
     """
 
     attack: str
@@ -57,6 +76,9 @@ class Evidence:
     coins: int
     bound: float
     power: float
+    mu: float = 0.0
+    mu_power: float = 0.0
+    gaussian: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +96,9 @@ class Check:
         bound: the largest of the attacks' bounds; None where none gave scores.
         power: the largest bound that a perfect attack could have shown.
         needed: how many guesses, all right, would contradict the claim; None where no number would, or none is claimed.
+        gdp: μ that the ledger claims; None where it states ε alone.
+        mu: the largest of the attacks' bounds of μ; None where none gave scores.
+        gaussian: ε at δ of a mechanism that is `mu`-GDP and no more.
         reason: the verdict in one sentence.
         evidence: by attack and kind of coins.
     """
@@ -88,6 +113,9 @@ class Check:
     bound: float | None = None
     power: float | None = None
     needed: int | None = None
+    gdp: float | None = None
+    mu: float | None = None
+    gaussian: float | None = None
     reason: str
     evidence: tuple[Evidence, ...] = ()
 
@@ -100,7 +128,7 @@ def check_claims(plan: Plan, run: Path, ledgers: Sequence[Ledger]) -> tuple[Chec
     """Checks every ledger's claim by the scores that the run's membership attacks left in the vault."""
     truth = Truth(plan, Vault(run / "vault"))
     planned = {entry.view: list(_planned(plan, truth, entry)) for entry in ledgers}
-    confidence = 1 - (1 - CONFIDENCE) / max(1, sum(map(len, planned.values())))
+    confidence = 1 - (1 - CONFIDENCE) / max(1, _TESTS * sum(map(len, planned.values())))
     return tuple(
         judge(entry, _evidence(plan, truth, run, entry, planned[entry.view], confidence), confidence)
         for entry in ledgers
@@ -112,6 +140,7 @@ def judge(entry: Ledger, evidence: Sequence[Evidence], confidence: float) -> Che
     blank = Check(
         adversary=entry.view,
         claimed=float(entry.epsilon) if entry.finite else None,
+        gdp=entry.gdp if entry.finite else None,
         delta=entry.delta,
         unit=entry.unit,
         relation=entry.relation,
@@ -125,48 +154,55 @@ def judge(entry: Ledger, evidence: Sequence[Evidence], confidence: float) -> Che
         return replace(blank, reason="No client is left whom the claim could protect.")
     if entry.unit != "record":
         return replace(blank, reason="The claim is for whole clients; attacks tell single records.")
-    bound = max((e.bound for e in evidence), default=None)
-    power = max((e.power for e in evidence), default=None)
     needed = guesses_needed(blank.claimed, entry.delta, confidence)
-    coins = max((e.coins for e in evidence), default=0)
-    verdict, reason = _verdict(blank.claimed, bound, power, needed, coins)
-    return replace(
-        blank,
-        verdict=verdict,
-        confidence=confidence,
-        bound=bound,
-        power=power,
-        needed=needed,
-        reason=reason,
-        evidence=tuple(evidence),
-    )
+    found = replace(blank, confidence=confidence, needed=needed, evidence=tuple(evidence))
+    if evidence:
+        mu = max(e.mu for e in evidence)
+        found = replace(
+            found,
+            bound=max(e.bound for e in evidence),
+            power=max(e.power for e in evidence),
+            mu=mu,
+            gaussian=gdp_epsilon(mu, entry.delta),
+        )
+    verdict, reason = _verdict(found)
+    return replace(found, verdict=verdict, reason=reason)
 
 
-def _verdict(
-    claimed: float, bound: float | None, power: float | None, needed: int | None, coins: int
-) -> tuple[Verdict, str]:
+def _verdict(check: Check) -> tuple[Verdict, str]:
+    """The verdict on a finite claim, and the sentence for it."""
+    claimed, needed = check.claimed or 0.0, check.needed
     more = (
         f"some {needed:,} perfect guesses would be needed"
         if needed
         else "no number of guesses would do at this δ"
     )
-    if bound is None or power is None:
+    if check.bound is None or check.power is None or check.mu is None:
         return (
             "inconclusive",
             f"No membership attack gave scores that its coins support; {more} to contradict it.",
         )
-    if bound > claimed:
+    if check.bound > claimed:
         return (
             "contradicted",
-            f"The attacks show ε of at least {bound:.3g}, more than the {claimed:.4g} claimed.",
+            f"The attacks show ε of at least {check.bound:.3g}, more than the {claimed:.4g} claimed.",
         )
-    if power <= claimed:
-        could = f"With {coins:,} coins even a perfect attack could have shown ε of at most {power:.3g}"
+    if check.gdp is not None and check.mu > check.gdp:
+        return (
+            "contradicted",
+            f"The attacks show μ of Gaussian DP of at least {check.mu:.3g}, more than the {check.gdp:.4g} claimed.",
+        )
+    mu_power = max(e.mu_power for e in check.evidence)
+    could = f"a perfect attack could have shown up to {check.power:.3g}"
+    if check.power <= claimed and (check.gdp is None or mu_power <= check.gdp):
+        coins = max(e.coins for e in check.evidence)
+        could = f"With {coins:,} coins even a perfect attack could have shown ε of at most {check.power:.3g}"
         return "inconclusive", f"{could}; {more} to contradict {claimed:.4g}."
-    could = f"a perfect attack could have shown up to {power:.3g}"
+    if check.power <= claimed:
+        could = f"a perfect attack could have shown μ of up to {mu_power:.3g}, and {check.gdp:.4g} is claimed"
     return (
         "consistent",
-        f"The attacks show ε of at least {bound:.3g}, no more than the {claimed:.4g} claimed; {could}.",
+        f"The attacks show ε of at least {check.bound:.3g}, no more than the {claimed:.4g} claimed; {could}.",
     )
 
 
@@ -213,21 +249,27 @@ def _evidence(
             coins += len(challenge.y) // (2 if design == "matched-pairs" else 1)
         member = torch.cat([m for _, m in issued.values()])
         asked = plan.spec.canaries.guesses if plan.spec.canaries and part == "canaries" else None
-        bounds = [
-            epsilon_lower_bound(
-                values,
-                member,
-                entry.delta,
-                confidence,
-                design,
-                entry.relation,
-                pair=torch.cat(pairs) if design == "matched-pairs" else None,
-                guesses=None if asked is None else min(asked, coins),
-            )
-            for values in (_told_apart([scores[k] for k in issued], design), member.double().numpy())
-        ]
+        coin: _Coins = {
+            "design": design,
+            "relation": entry.relation,
+            "pair": torch.cat(pairs) if design == "matched-pairs" else None,
+            "guesses": None if asked is None else min(asked, coins),
+        }
+        tells = (_told_apart([scores[k] for k in issued], design), member.double().numpy())
+        bound, power = (epsilon_lower_bound(t, member, entry.delta, confidence, **coin) for t in tells)
+        mu, mu_power = (mu_lower_bound(t, member, confidence, **coin) for t in tells)
         found.append(
-            Evidence(attack=attack, on=part, design=design, coins=coins, bound=bounds[0], power=bounds[1])
+            Evidence(
+                attack=attack,
+                on=part,
+                design=design,
+                coins=coins,
+                bound=bound,
+                power=power,
+                mu=mu,
+                mu_power=mu_power,
+                gaussian=gdp_epsilon(mu, entry.delta),
+            )
         )
     return found
 

@@ -167,7 +167,7 @@ def _gate(gate: Gate) -> Gate:
 
 
 def _check(check: Check) -> Check:
-    hidden = {"bound": None, "power": None, "needed": None, "evidence": ()}
+    hidden = {"bound": None, "power": None, "needed": None, "mu": None, "gaussian": None, "evidence": ()}
     return check.model_copy(update={"reason": _CHECKED[check.verdict], **hidden})
 
 

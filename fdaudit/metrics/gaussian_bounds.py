@@ -1,4 +1,4 @@
-"""The one-run audit of f-DP: the least μ for which the guesses of one run do not refute that a mechanism is μ-GDP.
+"""A lower bound of μ of Gaussian DP from the guesses of one run: the audit of f-DP.
 
 A mechanism is f-DP where no test of one neighbour against the other has a type II error below f of its type I error.
 It is μ-GDP where f is the trade-off function of N(0, 1) against N(μ, 1) (Dong, Roth & Su 2019). The audit tests one
@@ -67,7 +67,7 @@ def mu_lower_bound(
         relation: which the bound is stated for. What matched pairs show of replaced records is halved: a mechanism
             that is μ-GDP for records added or removed is 2μ-GDP for records replaced.
         pair: (n,) number of each candidate's pair; of `matched-pairs` only.
-        guesses: how many guesses are made, fixed before anybody saw a score; left out, a family is tried.
+        guesses: how many guesses are made, fixed before the scores were seen; left out, a family is tried.
 
     Raises:
         UsageError: shapes do not match, a number is out of range, or the design does not support the relation.
@@ -141,7 +141,7 @@ def _weighted(coins: int, design: OneRunDesign) -> list[Asked]:
 
 
 def _refuted(correct: int, guesses: int, canaries: int, mu: float, level: float) -> bool:
-    """Whether `correct` or more right guesses have a probability below `level` under every μ-GDP mechanism.
+    """Return whether `correct` or more right guesses have a probability below `level` under every μ-GDP mechanism.
 
     Let P_j be the probability of j or more right guesses. In such a run a coin picked at random is guessed right with
     probability r_j and wrong with probability h_j: m r_j = j P_j + Σ_{i>j} P_i and m h_j = c' P_j - m r_j. Flipping
