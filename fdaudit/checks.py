@@ -22,7 +22,14 @@ import numpy as np
 import torch
 
 from fdaudit.events import Relation
-from fdaudit.metrics import epsilon_lower_bound, gdp_epsilon, guesses_needed, mu_lower_bound
+from fdaudit.metrics import (
+    epsilon_lower_bound,
+    epsilon_p_value,
+    gdp_epsilon,
+    guesses_needed,
+    mu_lower_bound,
+    mu_p_value,
+)
 from fdaudit.scoring import kept_scores
 from fdaudit.truth import Truth
 from fdaudit.vault import Vault
@@ -68,6 +75,7 @@ class Evidence:
         mu: the view is not μ'-GDP for any μ' below this, in the terms of the claim.
         mu_power: the same, of a perfect attack.
         gaussian: ε at the claim's δ of a mechanism that is `mu`-GDP and no more.
+        p: how likely a mechanism that keeps the claim lets either test show as much, at most; for one test.
     """
 
     attack: str
@@ -79,6 +87,7 @@ class Evidence:
     mu: float = 0.0
     mu_power: float = 0.0
     gaussian: float = 0.0
+    p: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +108,8 @@ class Check:
         gdp: μ that the ledger claims; None where it states ε alone.
         mu: the largest of the attacks' bounds of μ; None where none gave scores.
         gaussian: ε at δ of a mechanism that is `mu`-GDP and no more.
+        p: how likely the attacks show as much in any test of the run, at most, where all its claims hold; None where
+            none gave scores.
         reason: the verdict in one sentence.
         evidence: by attack and kind of coins.
     """
@@ -116,6 +127,7 @@ class Check:
     gdp: float | None = None
     mu: float | None = None
     gaussian: float | None = None
+    p: float | None = None
     reason: str
     evidence: tuple[Evidence, ...] = ()
 
@@ -164,6 +176,7 @@ def judge(entry: Ledger, evidence: Sequence[Evidence], confidence: float) -> Che
             power=max(e.power for e in evidence),
             mu=mu,
             gaussian=gdp_epsilon(mu, entry.delta),
+            p=min(1.0, min(e.p for e in evidence) * (1 - CONFIDENCE) / (1 - confidence)),
         )
     verdict, reason = _verdict(found)
     return replace(found, verdict=verdict, reason=reason)
@@ -269,9 +282,16 @@ def _evidence(
                 mu=mu,
                 mu_power=mu_power,
                 gaussian=gdp_epsilon(mu, entry.delta),
+                p=_p_value(entry, tells[0], member, coin),
             )
         )
     return found
+
+
+def _p_value(entry: Ledger, scores: Any, member: Tensor, coin: _Coins) -> float:
+    """The smaller p-value of both tests of a finite claim."""
+    found = epsilon_p_value(scores, member, float(entry.epsilon), entry.delta, **coin)
+    return found if entry.gdp is None else min(found, mu_p_value(scores, member, entry.gdp, **coin))
 
 
 def _told_apart(scores: Sequence[Tensor], design: str) -> np.ndarray[Any, Any]:

@@ -321,6 +321,7 @@ class Evidence(_Part):
     mu: float = 0.0
     mu_power: float = 0.0
     gaussian: float = 0.0
+    p: float = 1.0
 
 
 class Check(_Part):
@@ -337,6 +338,7 @@ class Check(_Part):
     gdp: float | None = None
     mu: float | None = None
     gaussian: float | None = None
+    p: float | None = None
     evidence: tuple[Evidence, ...] = ()
 
 

@@ -68,6 +68,7 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "presets",
     "plan",
     "simulation",
+    "extraction",
     "truth",
     "scoring",
     "oracle_access",

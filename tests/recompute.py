@@ -204,15 +204,15 @@ def _checks(claims: Claims, evidence: Evidence, result: Any) -> None:
         # Of the claim as it stands there, which is held to its own recomputation above.
         needed = statistics.guesses_needed(result["ledger"][k]["epsilon"], spec["privacy"]["delta"], alpha)
         claims.equal((*where, "needed"), needed)
-        shown = _evidence_of(
-            claims, evidence, (*where, "evidence"), view, asked, parts, alpha, result["checks"][k]["evidence"]
-        )
+        shown = _evidence_of(claims, evidence, (*where, "evidence"), view, asked, parts, alpha, result, k)
         if shown:
             largest = [max(values) for values in zip(*shown, strict=True)]
             mu = result["checks"][k]["mu"]
             claims.equal((*where, "bound"), largest[0], absolute=1e-6)
             claims.equal((*where, "power"), largest[1], absolute=1e-6)
             claims.equal((*where, "mu"), largest[2], absolute=1e-5)
+            least = min(values[4] for values in shown)
+            claims.equal((*where, "p"), min(1.0, TESTS * tests * least), relative=1e-6)
             claims.equal(
                 (*where, "gaussian"), statistics.gaussian_epsilon(mu, evidence.spec["privacy"]["delta"]), 1e-6
             )
@@ -226,22 +226,25 @@ def _evidence_of(
     attacks: Sequence[str],
     parts: Sequence[str],
     alpha: float,
-    stated: Any,
+    result: Any,
+    number: int,
 ) -> list[tuple[float, ...]]:
     """The bounds of ε and μ of every attack on each kind of coins, each with that of a perfect attack, in order."""
     found: list[tuple[float, ...]] = []
+    stated, claimed = result["checks"][number]["evidence"], result["ledger"][number]["epsilon"]
     for attack in attacks:
         for part in parts:
             scores = evidence.scores(f"{view}/{attack}", part)
             if not scores:
                 continue
             at = (*where, len(found))
-            coins, bounds = _bounds(evidence, scores, part, alpha)
+            coins, bounds = _bounds(evidence, scores, part, alpha, claimed)
             claims.equal((*at, "coins"), coins)
             claims.equal((*at, "bound"), bounds[0], absolute=1e-6)
             claims.equal((*at, "power"), bounds[1], absolute=1e-6)
             claims.equal((*at, "mu"), bounds[2], absolute=1e-5)
             claims.equal((*at, "mu_power"), bounds[3], absolute=1e-5)
+            claims.equal((*at, "p"), bounds[4], relative=1e-6)
             # Of μ as it stands there, which is held to its own recomputation above.
             mu, delta = stated[len(found)]["mu"], evidence.spec["privacy"]["delta"]
             claims.equal((*at, "gaussian"), statistics.gaussian_epsilon(mu, delta), 1e-6)
@@ -250,7 +253,7 @@ def _evidence_of(
 
 
 def _bounds(
-    evidence: Evidence, scores: Mapping[str, Array], part: str, alpha: float
+    evidence: Evidence, scores: Mapping[str, Array], part: str, alpha: float, claimed: float
 ) -> tuple[int, tuple[float, ...]]:
     delta = evidence.spec["privacy"]["delta"]
     held = {client: evidence.coins(client, part) for client in sorted(scores)}
@@ -277,7 +280,8 @@ def _bounds(
         of_mu = [[(statistics.right_pairs(*pair, r), r, w) for r, w in parts.items()] for pair in both]
     epsilons = (max(_bound(v, r, coins, delta, alpha / len(of), pairs) for v, r in of) for of in tried)
     mus = (max(_mu(v, r, coins, alpha * w) for v, r, w in of) / (2 if pairs else 1) for of in of_mu)
-    return coins, (*epsilons, *mus)
+    p = min(statistics.chance_of(v, r, coins, claimed, delta, pairs) * len(tried[0]) for v, r in tried[0])
+    return coins, (*epsilons, *mus, min(1.0, p))
 
 
 @lru_cache(maxsize=4096)

@@ -166,6 +166,13 @@ def least_epsilon(right: int, r: int, coins: int, delta: float, alpha: float, pa
     return float(optimize.bisect(excess, 0.0, 40.0, xtol=1e-10))
 
 
+def chance_of(right: int, r: int, coins: int, epsilon: float, delta: float, pairs: bool) -> float:
+    """The probability of so many right guesses under a claim; of `pairs`, of what it implies for records replaced."""
+    if pairs:
+        return _chance_of(right, r, coins, 2 * epsilon, (1 + math.exp(epsilon)) * delta) if right else 1.0
+    return _chance_of(right, r, coins, epsilon, delta) if right else 1.0
+
+
 def least_mu(right: int, r: int, coins: int, alpha: float) -> float:
     """The μ at which so many right guesses can have probability α (Mahloujifar et al. 2025); 0 if chance does.
 

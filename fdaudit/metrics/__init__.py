@@ -10,8 +10,9 @@ from fdaudit.metrics.bystanders import OWN_IMAGES, Bystanders
 from fdaudit.metrics.chance import auc_p_value, tpr_p_value
 from fdaudit.metrics.class_reconstruction import nearest_records, score_class_reconstruction
 from fdaudit.metrics.clients import mean_and_worst
+from fdaudit.metrics.extraction import score_extraction
 from fdaudit.metrics.frechet import frechet_distance, frechet_figure, task_encoder_distance
-from fdaudit.metrics.gaussian_bounds import gdp_epsilon, mu_lower_bound, one_run_mu
+from fdaudit.metrics.gaussian_bounds import gdp_epsilon, mu_lower_bound, mu_p_value, one_run_mu
 from fdaudit.metrics.generated import score_generated
 from fdaudit.metrics.images import match, mse, psnr, ssim, ssim_window
 from fdaudit.metrics.intervals import Interval, bootstrap, clopper_pearson, mean_figure
@@ -27,6 +28,7 @@ from fdaudit.metrics.labels import (
 from fdaudit.metrics.lower_bounds import (
     Design,
     epsilon_lower_bound,
+    epsilon_p_value,
     guesses_needed,
     most_contradictable,
     one_run_epsilon,
@@ -105,6 +107,7 @@ __all__ = [
     "choose_strategies",
     "clopper_pearson",
     "epsilon_lower_bound",
+    "epsilon_p_value",
     "fid_figure",
     "frechet_distance",
     "frechet_figure",
@@ -129,6 +132,7 @@ __all__ = [
     "most_contradictable",
     "mse",
     "mu_lower_bound",
+    "mu_p_value",
     "multilabel_macro_f1",
     "nearest_records",
     "one_run_epsilon",
@@ -138,6 +142,7 @@ __all__ = [
     "psnr",
     "roc_curve",
     "score_class_reconstruction",
+    "score_extraction",
     "score_generated",
     "score_label_distribution",
     "score_membership",

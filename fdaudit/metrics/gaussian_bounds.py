@@ -17,7 +17,7 @@ Source: Mahloujifar, Melis & Chaudhuri 2025, "Auditing f-Differential Privacy in
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from fdaudit.errors import UsageError
@@ -25,7 +25,7 @@ from fdaudit.events import Relation
 from fdaudit.metrics._arrays import probability
 from fdaudit.metrics._guessed import Asked, OneRunDesign, counted, evenly, fixed, tried
 
-__all__ = ["gdp_epsilon", "mu_lower_bound", "one_run_mu"]
+__all__ = ["gdp_epsilon", "mu_lower_bound", "mu_p_value", "one_run_mu"]
 
 _OF_CANDIDATES = (
     (1 / 16, False, 0.1),
@@ -44,7 +44,9 @@ _OF_PAIRS = ((1 / 8, False, 0.2), (1 / 2, False, 0.4), (1, False, 0.4))
 _MOST = 64.0
 """The largest μ that is tried; Φ(-64) is below every double."""
 _STEP = 1e-6
-"""How finely μ is found; it is rounded down."""
+"""How finely μ is found, which is rounded down, and the logarithm of a p-value, which is rounded up."""
+_LEAST = 1e-250
+"""The smallest p-value that is told."""
 
 
 def mu_lower_bound(
@@ -73,15 +75,32 @@ def mu_lower_bound(
         UsageError: shapes do not match, a number is out of range, or the design does not support the relation.
     """
     alpha = 1 - probability(confidence, "confidence")
-
-    def asked(coins: int) -> list[Asked]:
-        if guesses is not None:
-            return evenly([fixed(guesses, coins)], design)
-        return _weighted(coins, design)
-
-    found = tried(scores, member, design, relation, pair, asked)
+    found = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
     mu = max(_inverted(c, r, found.coins, alpha * w) for c, r, w in found.counts)
     return mu / 2 if found.halved else mu
+
+
+def mu_p_value(
+    scores: Any,
+    member: Any,
+    mu: float,
+    design: OneRunDesign = "coin-flips",
+    relation: Relation = "add-or-remove",
+    *,
+    pair: Any = None,
+    guesses: int | None = None,
+) -> float:
+    """Return how likely a mechanism that is μ-GDP lets so many guesses be right, at most.
+
+    The number of guesses that are tried is corrected for; the other arguments are those of `mu_lower_bound`.
+
+    Raises:
+        UsageError: as `mu_lower_bound`; or a negative or infinite μ.
+    """
+    _refuse(mu)
+    found = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
+    claim = 2 * mu if found.halved else mu
+    return min(1.0, *(_p_value(c, r, found.coins, claim) / w for c, r, w in found.counts))
 
 
 def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float = 0.95) -> float:
@@ -111,8 +130,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     from scipy.optimize import brentq
     from scipy.special import log_ndtr
 
-    if not 0 <= mu < math.inf:
-        raise UsageError("mu", mu, "is no finite noise-to-signal figure", "Give a number of at least 0.")
+    _refuse(mu)
     if not 0 <= delta < 1:
         raise UsageError("delta", delta, "is no probability", "Give a δ of at least 0 and below 1.")
     if mu == 0:
@@ -130,8 +148,15 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     return float(brentq(excess, 0.0, high, xtol=1e-12, rtol=1e-12))
 
 
-def _weighted(coins: int, design: OneRunDesign) -> list[Asked]:
-    """The numbers of guesses that are tried of so many coins."""
+def _refuse(mu: float) -> None:
+    if not 0 <= mu < math.inf:
+        raise UsageError("mu", mu, "is no finite claim", "Give a number of at least 0.")
+
+
+def _asked(design: OneRunDesign, guesses: int | None, coins: int) -> list[Asked]:
+    """The numbers of guesses that are tried of so many coins, with their parts of the level."""
+    if guesses is not None:
+        return evenly([fixed(guesses, coins)], design)
     parts = dict[tuple[int, bool], float]()
     for share, both, part in _OF_CANDIDATES if design == "coin-flips" else _OF_PAIRS:
         r = max(1, round(share * coins))
@@ -162,6 +187,20 @@ def _refuted(correct: int, guesses: int, canaries: int, mu: float, level: float)
         right += j / (guesses - j) * (least - wrong)
         wrong = least
     return right + wrong > guesses / canaries
+
+
+def _p_value(correct: int, guesses: int, canaries: int, mu: float) -> float:
+    """The largest probability of so many right guesses, or more, under μ-GDP; rounded up."""
+    if correct == 0:
+        return 1.0
+    low, high = math.log(_LEAST), 0.0
+    while high - low > _STEP:
+        middle = (low + high) / 2
+        if _refuted(correct, guesses, canaries, mu, math.exp(middle)):
+            high = middle
+        else:
+            low = middle
+    return math.exp(high)
 
 
 @lru_cache(maxsize=65536)

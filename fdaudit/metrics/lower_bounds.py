@@ -19,7 +19,7 @@ Guarantees:
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -30,7 +30,14 @@ from fdaudit.metrics._arrays import Flags, Floats, flags, probability, vector
 from fdaudit.metrics._guessed import Asked, OneRunDesign, counted, evenly, fixed, known, tried
 from fdaudit.refutation import choose, lower_bound
 
-__all__ = ["Design", "epsilon_lower_bound", "guesses_needed", "most_contradictable", "one_run_epsilon"]
+__all__ = [
+    "Design",
+    "epsilon_lower_bound",
+    "epsilon_p_value",
+    "guesses_needed",
+    "most_contradictable",
+    "one_run_epsilon",
+]
 
 Design = OneRunDesign | Literal["independent-runs"]
 """How it was decided who is a member."""
@@ -88,17 +95,35 @@ def epsilon_lower_bound(
             problem = f"has no meaning under {design}"
             raise UsageError("pair", pair, problem, "Give it with design 'matched-pairs', and there only.")
         return _of_runs(values, truth, delta, alpha, guesses)
-
-    def asked(coins: int) -> list[Asked]:
-        numbers = (
-            sorted({max(1, round(share * coins)) for share in _SHARES})
-            if guesses is None
-            else [fixed(guesses, coins)]
-        )
-        return evenly(numbers, design)
-
-    found = tried(values, truth, design, relation, pair, asked)
+    found = tried(values, truth, design, relation, pair, partial(_asked, design, guesses))
     return max(_inverted(v, r, found.coins, delta, alpha * w, found.halved) for v, r, w in found.counts)
+
+
+def epsilon_p_value(
+    scores: Any,
+    member: Any,
+    epsilon: float,
+    delta: float,
+    design: OneRunDesign = "coin-flips",
+    relation: Relation = "add-or-remove",
+    *,
+    pair: Any = None,
+    guesses: int | None = None,
+) -> float:
+    """Return how likely a mechanism that is (ε, δ)-private lets so many guesses be right, at most.
+
+    The claim is contradicted at every confidence below 1 minus this, as `epsilon_lower_bound` says, which has the same
+    arguments. The number of guesses that are tried is corrected for.
+
+    Raises:
+        UsageError: as `epsilon_lower_bound`; or a negative or infinite ε.
+    """
+    if not 0 <= epsilon < math.inf:
+        raise UsageError("epsilon", epsilon, "is no finite claim", "Give a number of at least 0.")
+    delta = _delta(delta)
+    found = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
+    claim = _replaced(epsilon, delta) if found.halved else (epsilon, delta)
+    return min(1.0, *(_p_value(v, r, found.coins, *claim) / w for v, r, w in found.counts))
 
 
 def one_run_epsilon(
@@ -175,6 +200,18 @@ def guesses_needed(epsilon: float, delta: float, confidence: float = 0.95) -> in
 # -- independent runs ---------------------------------------------------------------------------------------------
 
 
+def _asked(design: OneRunDesign, guesses: int | None, coins: int) -> list[Asked]:
+    """The numbers of guesses that are tried of so many coins, with equal parts of the level."""
+    if guesses is not None:
+        return evenly([fixed(guesses, coins)], design)
+    return evenly(sorted({max(1, round(share * coins)) for share in _SHARES}), design)
+
+
+def _replaced(epsilon: float, delta: float) -> tuple[float, float]:
+    """What (ε, δ) for records added or removed implies for records replaced."""
+    return 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
+
+
 def _of_runs(scores: Floats, member: Flags, delta: float, alpha: float, guesses: int | None) -> float:
     """The larger of both directions' bounds for a threshold chosen on every other run, on the remaining ones."""
     if guesses is not None:
@@ -225,8 +262,7 @@ def _inverted(correct: int, guesses: int, canaries: int, delta: float, alpha: fl
     def excess(epsilon: float) -> float:
         if not halved:
             return _p_value(correct, guesses, canaries, epsilon, delta) - alpha
-        wider = min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
-        return _p_value(correct, guesses, canaries, 2 * epsilon, wider) - alpha
+        return _p_value(correct, guesses, canaries, *_replaced(epsilon, delta)) - alpha
 
     if correct == 0 or excess(0.0) > 0:
         return 0.0

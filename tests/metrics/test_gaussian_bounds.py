@@ -11,7 +11,14 @@ from scipy.optimize import linprog
 from scipy.stats import binom, norm
 
 from fdaudit.errors import UsageError
-from fdaudit.metrics import epsilon_lower_bound, gdp_epsilon, mu_lower_bound, one_run_mu
+from fdaudit.metrics import (
+    epsilon_lower_bound,
+    epsilon_p_value,
+    gdp_epsilon,
+    mu_lower_bound,
+    mu_p_value,
+    one_run_mu,
+)
 from fdaudit.metrics.gaussian_bounds import _refuted
 
 RUNS = 1000
@@ -178,6 +185,53 @@ def test_equal_scores_show_nothing_and_the_order_of_candidates_does_not_matter()
     assert mu_lower_bound([0.3, 0.1], [True, False]) == 0.0
 
 
+# -- p-values -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("design", ["coin-flips", "matched-pairs"])
+def test_a_claim_has_a_p_value_below_the_level_exactly_where_the_bound_lies_above_it(design):
+    """Both tests, on scores of all strengths: p <= 1 - confidence if and only if the bound exceeds the claim."""
+    checked = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        member = rng.random(150) < 0.5
+        scores = rng.normal(size=150) + (seed / 4) * member
+        coin = {"design": design}
+        if design == "matched-pairs":
+            scores, member = np.concatenate([scores, -scores]), np.concatenate([member, ~member])
+            coin["pair"] = np.tile(np.arange(150), 2)
+        for claim in (0.1, 0.4, 1.0, 2.5):
+            for level in (0.05, 1e-3):
+                bound = epsilon_lower_bound(scores, member, DELTA, 1 - level, **coin)
+                p = epsilon_p_value(scores, member, claim, DELTA, **coin)
+                assert (p <= level) == (bound > claim)
+                mu = mu_lower_bound(scores, member, 1 - level, **coin)
+                if abs(mu - claim) > 1e-4:
+                    p_mu = mu_p_value(scores, member, claim, **coin)
+                    assert (p_mu <= level) == (mu > claim)
+                    checked += p_mu <= level
+    assert checked > 5
+
+
+def test_the_p_value_of_mu_is_the_largest_probability_of_the_linear_programme():
+    member = np.ones(9, dtype=bool)
+    scores = np.arange(9.0)
+    found = mu_p_value(scores, member, 0.4, guesses=1)
+    assert found == pytest.approx(min(1.0, most_likely_success(1, 1, 9, 0.4)), abs=2e-3)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.8])
+def test_p_values_of_claims_that_hold_are_seldom_small(mu):
+    rng = np.random.default_rng(8)
+    small = [0, 0]
+    for _ in range(500):
+        member = rng.random(100) < 0.5
+        scores = rng.normal(size=100) + mu * member
+        small[0] += mu_p_value(scores, member, mu) <= 0.05
+        small[1] += epsilon_p_value(scores, member, gdp_epsilon(mu, DELTA), DELTA) <= 0.05
+    assert max(small) <= binom.ppf(0.999, 500, 0.05)
+
+
 # -- bad input ------------------------------------------------------------------------------------------------------
 
 
@@ -189,6 +243,9 @@ def test_equal_scores_show_nothing_and_the_order_of_candidates_does_not_matter()
         (lambda: gdp_epsilon(-1.0, DELTA), "mu"),
         (lambda: gdp_epsilon(math.inf, DELTA), "mu"),
         (lambda: gdp_epsilon(1.0, 1.0), "delta"),
+        (lambda: mu_p_value([0.1, 0.2], [True, False], -1.0), "mu"),
+        (lambda: epsilon_p_value([0.1, 0.2], [True, False], math.inf, DELTA), "epsilon"),
+        (lambda: epsilon_p_value([0.1, 0.2], [True, False], 1.0, 2.0), "delta"),
         (lambda: mu_lower_bound([0.1, math.nan], [True, False]), "scores"),
         (lambda: mu_lower_bound([0.1, 0.2], [True, False], design="independent-runs"), "design"),
         (lambda: mu_lower_bound([0.1, 0.2], [True, False], relation="replace-one"), "relation"),
