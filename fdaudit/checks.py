@@ -6,14 +6,14 @@ Guarantees:
     by the two tests of each: of (ε, δ), and of Gaussian DP;
   * the two tests claim different things: the first bounds ε at δ of the mechanism, the second the least μ of a
     Gaussian mechanism that explains the guesses. A claim of ε falls by the first alone, a claim of μ by the second;
-  * only coins that were tossed count: each canary's own, or one of each matched pair; what pairs show of replaced
-    records is converted to the relation of the claim, and a claim that no coin tests is not judged;
+  * only coins that were tossed count: each canary's own, one of each matched pair, or one of a client, which decides
+    what it holds; what pairs show of replaced records or clients is converted to the relation of the claim;
   * a claim that a perfect attack could not have contradicted is `inconclusive`, never `consistent`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import numpy as np
 import torch
 
+from fdaudit.client_coins import by_client
 from fdaudit.events import Relation
 from fdaudit.metrics import (
     epsilon_lower_bound,
@@ -30,8 +31,10 @@ from fdaudit.metrics import (
     mu_lower_bound,
     mu_p_value,
 )
+from fdaudit.privacy import CanarySpec
 from fdaudit.scoring import kept_scores
 from fdaudit.truth import Truth
+from fdaudit.types import Challenge
 from fdaudit.vault import Vault
 
 if TYPE_CHECKING:
@@ -164,8 +167,6 @@ def judge(entry: Ledger, evidence: Sequence[Evidence], confidence: float) -> Che
         return replace(blank, verdict="nothing-claimed", reason=why)
     if not entry.victim:
         return replace(blank, reason="No client is left whom the claim could protect.")
-    if entry.unit != "record":
-        return replace(blank, reason="The claim is for whole clients; attacks tell single records.")
     needed = guesses_needed(blank.claimed, entry.delta, confidence)
     found = replace(blank, confidence=confidence, needed=needed, evidence=tuple(evidence))
     if evidence:
@@ -224,21 +225,31 @@ def _verdict(check: Check) -> tuple[Verdict, str]:
 
 def _planned(plan: Plan, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Part]]:
     """The attacks that the spec asks for in this view, on each kind of coins that tests its claim."""
-    if not entry.finite or not entry.victim or entry.unit != "record":
+    if not entry.finite or not entry.victim:
         return
     members = entry.view.split("+")
     parts: list[Part] = []
     victims = [k for k in plan.clients if k not in members][: plan.spec.victims]
     if any(len(truth.challenge(k)[1]) for k in victims):
         parts.append("candidates")
-    asked = plan.spec.canaries
-    tested = asked is not None and (asked.design == "matched-pairs" or entry.relation == "add-or-remove")
+    tested = plan.spec.canaries is not None and _tests(plan.spec.canaries, entry)
     if tested and any(k not in members for k in truth.with_canaries):
         parts.append("canaries")
     for attack in plan.attacks:
         wanted = attack.params is not None and entry.view in attack.adversaries
         if wanted and attack.card["goal"] == "membership":
             yield from ((attack.name, part) for part in parts)
+
+
+def _tests(asked: CanarySpec, entry: Ledger) -> bool:
+    """Whether the coins of canaries test a claim.
+
+    A record that is replaced is a change of what its client holds, so that pairs of either unit test a claim for whole
+    clients. A record that is added is no client that is added.
+    """
+    if asked.design == "matched-pairs":
+        return entry.unit == "client" or asked.unit == "record"
+    return entry.unit == "record" and entry.relation == "add-or-remove"
 
 
 def _evidence(
@@ -255,37 +266,58 @@ def _evidence(
         if not scores:
             continue
         issued = {k: truth.canaries(k) if part == "canaries" else truth.challenge(k) for k in sorted(scores)}
-        design = next(iter(issued.values()))[0].design
-        pairs, coins = [], 0
-        for challenge, _ in issued.values():
-            pairs.append(challenge.pair + coins)
-            coins += len(challenge.y) // (2 if design == "matched-pairs" else 1)
-        member = torch.cat([m for _, m in issued.values()])
-        asked = plan.spec.canaries.guesses if plan.spec.canaries and part == "canaries" else None
+        canaries = plan.spec.canaries if part == "canaries" else None
+        whole = canaries is not None and canaries.unit == "client"
+        told, member, pair = (_of_clients if whole else _of_records)(scores, issued)
+        coins = len(told) if pair is None else len(told) // 2
+        asked = None if canaries is None else canaries.guesses
         coin: _Coins = {
-            "design": design,
+            "design": "coin-flips" if pair is None else "matched-pairs",
             "relation": entry.relation,
-            "pair": torch.cat(pairs) if design == "matched-pairs" else None,
+            "pair": pair,
             "guesses": None if asked is None else min(asked, coins),
         }
-        tells = (_told_apart([scores[k] for k in issued], design), member.double().numpy())
+        tells = (told, member.double().numpy())
         bound, power = (epsilon_lower_bound(t, member, entry.delta, confidence, **coin) for t in tells)
         mu, mu_power = (mu_lower_bound(t, member, confidence, **coin) for t in tells)
         found.append(
             Evidence(
                 attack=attack,
                 on=part,
-                design=design,
+                design=coin["design"],
                 coins=coins,
                 bound=bound,
                 power=power,
                 mu=mu,
                 mu_power=mu_power,
                 gaussian=gdp_epsilon(mu, entry.delta),
-                p=_p_value(entry, tells[0], member, coin),
+                p=_p_value(entry, told, member, coin),
             )
         )
     return found
+
+
+_Issued = Mapping[str, tuple[Challenge, torch.Tensor]]
+_Told = tuple[np.ndarray[Any, Any], torch.Tensor, torch.Tensor | None]
+"""Scores (n,), who is a member (n,), and the number of each pair (n,), where coins decide about pairs."""
+
+
+def _of_clients(scores: Mapping[str, Tensor], issued: _Issued) -> _Told:
+    told, member, pair = by_client({k: scores[k] for k in issued}, {k: m for k, (_, m) in issued.items()})
+    return told.numpy(), member, pair
+
+
+def _of_records(scores: Mapping[str, Tensor], issued: _Issued) -> _Told:
+    design = next(iter(issued.values()))[0].design
+    member = torch.cat([m for _, m in issued.values()])
+    told = _told_apart([scores[k] for k in issued], design)
+    if design == "coin-flips":
+        return told, member, None
+    pairs, coins = [], 0
+    for challenge, _ in issued.values():
+        pairs.append(challenge.pair + coins)
+        coins += len(challenge.y) // 2
+    return told, member, torch.cat(pairs)
 
 
 def _p_value(entry: Ledger, scores: Any, member: Tensor, coin: _Coins) -> float:

@@ -80,6 +80,7 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "attack_pool",
     "attack_stage",
     "bookkeeping",
+    "client_coins",
     "checks",
     "audit",
     "attack_worker",

@@ -98,10 +98,10 @@ def test_a_claim_that_one_of_the_two_tests_could_have_contradicted_is_no_longer_
     assert judge(ledger(4.0), [seen(1.2)], 0.95).verdict == "inconclusive"
 
 
-def test_where_nothing_is_claimed_or_it_is_not_about_records_nothing_is_judged() -> None:
+def test_where_nothing_is_claimed_or_no_client_is_left_nothing_is_judged() -> None:
     nothing = judge(ledger(float("inf")), [shown(3.0)], 0.95)
     assert (nothing.verdict, nothing.claimed) == ("nothing-claimed", None)
-    assert judge(ledger(2.0, unit="client"), [shown(3.0)], 0.95).verdict == "not-checked"
+    assert judge(ledger(2.0, unit="client"), [shown(3.0)], 0.95).verdict == "contradicted"
     assert judge(ledger(2.0, victim=""), [shown(3.0)], 0.95).verdict == "not-checked"
 
 
