@@ -16,6 +16,8 @@ REGISTRY: Registry = Registry(
         "coin-regression": "fdaudit.attacks.membership.coin_regression:CoinRegression",
         "distillation-lira": "fdaudit.attacks.membership.distilled:DistillationLiRA",
         "dlg": "fdaudit.attacks.gradient_inversion.dlg:DLG",
+        "extraction-hard": "fdaudit.attacks.model_extraction.surrogate:ExtractionHard",
+        "extraction-soft": "fdaudit.attacks.model_extraction.surrogate:ExtractionSoft",
         "gap": "fdaudit.attacks.label_only.gap:Gap",
         "generator-leakage": "fdaudit.attacks.membership.generator:GeneratorLeakage",
         "gmi": "fdaudit.attacks.model_inversion.gmi:GMI",

@@ -247,6 +247,7 @@ def _attack(found: Mapping[str, Any]) -> list[str]:
 def _tried_on(found: Mapping[str, Any]) -> str:
     control = found.get("control", {"on": "model"})
     return {
+        "answers": "answers of a model that learnt auxiliary records under shifted labels",
         "classes": "classes that a model has seen and the adversary's auxiliary data lack, through its {through}",
         "discriminator": "a discriminator that knows auxiliary records by heart",
         "federation": "logits on public samples of a client that knows auxiliary records by heart",

@@ -21,6 +21,7 @@ from torch import Tensor
 from fdaudit.answering import Answering
 from fdaudit.controls import controls, depends_on
 from fdaudit.errors import IntegrityError
+from fdaudit.extraction import RELEASED, Copies
 from fdaudit.isolation.attacker import AttackFailedError, attack, home
 from fdaudit.isolation.rehearsal import Rehearsal
 from fdaudit.isolation.schema import Case
@@ -41,6 +42,7 @@ from fdaudit.types import (
     ONLY_SINGLE_LABEL,
     AttackTask,
     Challenge,
+    Extraction,
     Figure,
     Goal,
     Guess,
@@ -80,7 +82,7 @@ class Stage:
         self._vault = Vault(run / "vault")
         self._truth = Truth(plan, self._vault)
         self._answering = Answering(plan, self._vault)
-        self._scorer = Scorer(self._truth, run, plan.seed, plan.encoder)
+        self._scorer = Scorer(self._truth, run, plan.seed, plan.encoder, Copies(plan, self._vault))
 
     # -- what an attack is given ----------------------------------------------------------------------------
 
@@ -216,7 +218,8 @@ class Stage:
         if isinstance(guesses, str):
             return (), None, guesses
         if guesses:
-            check_guesses(guesses, task.targets, candidates, adversary.view, self.plan.dataset.classes)
+            targets = (*task.targets, *((RELEASED,) if isinstance(guesses[0], Extraction) else ()))
+            check_guesses(guesses, targets, candidates, adversary.view, self.plan.dataset.classes)
             _refuse_another_goal(guesses, base.attack.card["goal"])
             self._truth.refuse_too_many(guesses, adversary.view)
         return guesses, queries, "" if guesses else "no victim has a message that the attack can use"
@@ -308,6 +311,7 @@ def _refuse_another_goal(guesses: Sequence[Guess], goal: Goal) -> None:
     kinds = {
         "membership": Membership,
         "label-distribution": LabelDistribution,
+        "model-extraction": Extraction,
         "reconstruction": Reconstruction,
     }
     for guess in guesses:

@@ -40,7 +40,6 @@ OUT_OF_SCOPE: tuple[Mapping[str, str], ...] = (
         "what": "properties of a client's records other than their class shares (Ateniese 2015)",
     },
     {"name": "attribute inference", "what": "a missing attribute of a known record (Fredrikson 2014)"},
-    {"name": "model extraction", "what": "a copy of a model's function by queries (Tramèr 2016)"},
     {
         "name": "linkage of clients over rounds",
         "what": "which anonymous messages come from one client, or one client's device or site",

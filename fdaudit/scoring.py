@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fdaudit.encoder import TaskEncoder
 from fdaudit.errors import IntegrityError
+from fdaudit.extraction import Copies
 from fdaudit.messages import canonical
 from fdaudit.metrics import (
     MembershipScore,
@@ -29,7 +30,7 @@ from fdaudit.result import TargetResult
 from fdaudit.rng import child_numpy
 from fdaudit.storage import load_json, write_atomically
 from fdaudit.truth import Truth
-from fdaudit.types import Figure, Guess, LabelDistribution, Membership, Reconstruction
+from fdaudit.types import Extraction, Figure, Guess, LabelDistribution, Membership, Reconstruction
 from fdaudit.vault import Vault
 
 if TYPE_CHECKING:
@@ -54,10 +55,14 @@ class Scorer:
         run: the run directory, where pictures go.
         seed: the run's seed, for bootstrap draws.
         encode: the task encoder, for distances between sets of images.
+        copies: what scores copies of models.
     """
 
-    def __init__(self, truth: Truth, run: Path, seed: int, encode: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, truth: Truth, run: Path, seed: int, encode: Callable[[Tensor], Tensor], copies: Copies
+    ) -> None:
         self._truth, self._run, self._seed, self._encode = truth, run, seed, encode
+        self._copies = copies
 
     def score(
         self, cell: str, guesses: Sequence[Guess]
@@ -72,6 +77,8 @@ class Scorer:
             return self._score_membership(cell, [g for g in guesses if isinstance(g, Membership)])
         if isinstance(guesses[0], LabelDistribution):
             return self._score_labels(cell, [g for g in guesses if isinstance(g, LabelDistribution)])
+        if isinstance(guesses[0], Extraction):
+            return self._copies.score([g for g in guesses if isinstance(g, Extraction)], cell)
         return self._score_reconstruction(cell, [g for g in guesses if isinstance(g, Reconstruction)])
 
     def _score_membership(

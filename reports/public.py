@@ -168,7 +168,15 @@ def _gate(gate: Gate) -> Gate:
 
 
 def _check(check: Check) -> Check:
-    hidden = {"bound": None, "power": None, "needed": None, "evidence": ()}
+    hidden = {
+        "bound": None,
+        "power": None,
+        "needed": None,
+        "mu": None,
+        "gaussian": None,
+        "p": None,
+        "evidence": (),
+    }
     return check.model_copy(update={"reason": _CHECKED[check.verdict], **hidden})
 
 

@@ -20,6 +20,8 @@ from .schema import Image
 from .text import amount, measure, odds
 
 __all__ = [
+    "AGREEMENT_LEVEL",
+    "AGREEMENT_STRONG",
     "AUC_STRONG",
     "FAMILY_LEVEL",
     "GAIN_LEAST",
@@ -56,6 +58,12 @@ TPR_STRONG = 5.0
 
 TV_STRONG = 0.1
 """Total variation distance up to which a guessed label distribution counts as a leak."""
+
+AGREEMENT_STRONG = 0.9
+"""Share of records that a copy and the model answer alike, from which a model counts as copied."""
+
+AGREEMENT_LEVEL = 0.001
+"""p-value up to which a copy counts as better than one made without the model's answers."""
 
 FAMILY_LEVEL = 0.05
 """Chance that any test of a run finds something where nothing leaks."""
@@ -241,6 +249,18 @@ def _labels_telling(evidence: Evidence) -> bool:
     return None not in (_value(evidence.figures, "label_tv"), _value(evidence.figures, "label_tv_prior"))
 
 
+def _extraction_signal(evidence: Evidence) -> str:
+    gain = by_name(evidence.figures, "agreement_gain")
+    if gain is None or gain.value is None or gain.value <= 0 or gain.p is None or gain.p > AGREEMENT_LEVEL:
+        return ""
+    return f"a copy made without the answers would do as well with p = {gain.p:.1g}, not above {AGREEMENT_LEVEL:g}"
+
+
+def _extraction_strong(evidence: Evidence) -> bool:
+    agreement = by_name(evidence.figures, "agreement")
+    return agreement is not None and (agreement.value or 0.0) >= AGREEMENT_STRONG
+
+
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "reconstruction": Rule(
@@ -286,6 +306,20 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             text="The total variation distance to the true class shares is at most half the prior's; it is "
             "exact for a client, so it has no interval. It is a leak where the distance is at most "
             f"{TV_STRONG:.1f}, else a partial leak.",
+        ),
+        "model-extraction": Rule(
+            figure="agreement_gain",
+            chance=0.0,
+            higher=True,
+            leaked="could copy a model that it was not given",
+            frame="agreement with the model {} above the baseline",
+            signal=_extraction_signal,
+            strong=_extraction_strong,
+            telling=_bounded("agreement_gain"),
+            text="A copy agrees with the model on more test records than the baseline does (a model fitted to "
+            "auxiliary records, or the most frequent class), by McNemar's exact test with a p-value of at most "
+            f"{AGREEMENT_LEVEL:g}. It is a leak where the two agree on {AGREEMENT_STRONG:.0%} of the records or more, "
+            "else a partial leak.",
         ),
     }
 )

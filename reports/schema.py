@@ -367,7 +367,7 @@ class LedgerEntry(_Part):
 
 
 class Evidence(_Part):
-    """What one attack shows on one kind of coins: a lower bound of ε, and that of a perfect attack."""
+    """What one attack shows on one kind of coins: lower bounds of ε and of μ, and those of a perfect attack."""
 
     attack: str
     on: str
@@ -375,6 +375,10 @@ class Evidence(_Part):
     coins: int
     bound: float
     power: float
+    mu: float = 0.0
+    mu_power: float = 0.0
+    gaussian: float = 0.0
+    p: float = 1.0
 
 
 class Check(_Part):
@@ -388,6 +392,10 @@ class Check(_Part):
     bound: float | None = None
     power: float | None = None
     needed: int | None = None
+    gdp: float | None = None
+    mu: float | None = None
+    gaussian: float | None = None
+    p: float | None = None
     evidence: tuple[Evidence, ...] = ()
 
 

@@ -36,6 +36,10 @@ MINUS = "\N{MINUS SIGN}"
 
 _NAMES = {
     "accuracy": "Accuracy",
+    "accuracy_model": "Accuracy of the model that was copied",
+    "agreement": "Agreement of a copy with the model",
+    "agreement_baseline": "Agreement without any answer",
+    "agreement_gain": "Agreement gained by the answers",
     "auc": "Area under the ROC curve",
     "balanced_accuracy": "Balanced accuracy",
     "bytes_on_wire": "Bytes on the wire",

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from fdaudit.controls.answers import model_that_answers
 from fdaudit.controls.classes import withheld_classes
 from fdaudit.controls.federation import recorded_answers
 from fdaudit.controls.generated import generated_samples, overfit_discriminator
@@ -34,6 +35,7 @@ __all__ = ["CONTROLS", "controls", "depends_on"]
 
 CONTROLS: Mapping[str, Callable[[AttackPlan, Plan], dict[str, Control]]] = MappingProxyType(
     {
+        "answers": model_that_answers,
         "classes": withheld_classes,
         "discriminator": overfit_discriminator,
         "federation": recorded_answers,

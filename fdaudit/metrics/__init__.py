@@ -10,9 +10,11 @@ from fdaudit.metrics.bystanders import OWN_IMAGES, Bystanders
 from fdaudit.metrics.chance import auc_p_value, tpr_p_value
 from fdaudit.metrics.class_reconstruction import nearest_records, score_class_reconstruction
 from fdaudit.metrics.clients import mean_and_worst
+from fdaudit.metrics.extraction import score_extraction
 from fdaudit.metrics.family import REFLIPS, FigureKey, Pairs, Reflipped, holm, reflip
 from fdaudit.metrics.frechet import frechet_distance, frechet_figure, task_encoder_distance
 from fdaudit.metrics.gallery import Gallery, Probe
+from fdaudit.metrics.gaussian_bounds import gdp_epsilon, mu_lower_bound, mu_p_value, one_run_mu
 from fdaudit.metrics.generated import score_generated
 from fdaudit.metrics.identification import Identification, Rank, identify
 from fdaudit.metrics.images import match, mse, psnr, ssim, ssim_window
@@ -29,6 +31,7 @@ from fdaudit.metrics.labels import (
 from fdaudit.metrics.lower_bounds import (
     Design,
     epsilon_lower_bound,
+    epsilon_p_value,
     guesses_needed,
     most_contradictable,
     one_run_epsilon,
@@ -115,9 +118,11 @@ __all__ = [
     "choose_strategies",
     "clopper_pearson",
     "epsilon_lower_bound",
+    "epsilon_p_value",
     "fid_figure",
     "frechet_distance",
     "frechet_figure",
+    "gdp_epsilon",
     "guesses_needed",
     "holm",
     "identify",
@@ -139,15 +144,19 @@ __all__ = [
     "mean_figure",
     "most_contradictable",
     "mse",
+    "mu_lower_bound",
+    "mu_p_value",
     "multilabel_macro_f1",
     "nearest_records",
     "one_run_epsilon",
+    "one_run_mu",
     "pair_accuracy",
     "pair_accuracy_figure",
     "psnr",
     "reflip",
     "roc_curve",
     "score_class_reconstruction",
+    "score_extraction",
     "score_generated",
     "score_label_distribution",
     "score_membership",
