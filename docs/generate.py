@@ -59,6 +59,7 @@ _TITLES = {
     "DatasetSpec": "dataset",
     "PartitionSpec": "partition",
     "SplitSpec": "splits",
+    "AuxiliarySpec": "auxiliary",
     "CanarySpec": "canaries",
     "ModelSpec": "model",
     "ProtocolSpec": "protocol",

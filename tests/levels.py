@@ -58,6 +58,7 @@ CORE = (  # level 1, lower ones first: the vocabulary, and what stands further u
     "checkpoints",
     "manifest",
     "encoder",
+    "evaluator",
     "refutation",
 )
 MEASURES = ("metrics", "result")  # level 4
@@ -67,7 +68,9 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "isolation",
     "presets",
     "plan",
+    "auxiliary",
     "simulation",
+    "class_truth",
     "truth",
     "scoring",
     "oracle_access",
