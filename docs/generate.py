@@ -248,7 +248,7 @@ def _attack(found: Mapping[str, Any]) -> list[str]:
 def _tried_on(found: Mapping[str, Any]) -> str:
     control = found.get("control", {"on": "model"})
     return {
-        "classes": "classes that a model has seen and the adversary's auxiliary data lack, through its {through}",
+        "classes": "the run's network, trained on as many auxiliary records as a client has, through its {through}",
         "discriminator": "a discriminator that knows auxiliary records by heart",
         "federation": "logits on public samples of a client that knows auxiliary records by heart",
         "generated": "generated samples that repeat auxiliary records under noise",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ from fdaudit.answering import Answering
 from fdaudit.auxiliary import Assumption, assumptions, known, merged, others, shared
 from fdaudit.controls import controls, depends_on, setting_of
 from fdaudit.errors import IntegrityError
-from fdaudit.isolation.attacker import AttackFailedError, attack, home
+from fdaudit.handed import Adversary, handed_folder, without_records
+from fdaudit.isolation.attacker import AttackFailedError, attack
 from fdaudit.isolation.rehearsal import Rehearsal
 from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
@@ -55,15 +55,6 @@ __all__ = ["Adversary", "Stage", "controls_directory", "handed_folder", "not_ask
 
 _MOST_LOGGED = 4 << 20
 """Bytes of questions and answers that an oracle's log keeps whole, cell by cell; digests of what comes after."""
-
-
-@dataclass(frozen=True, eq=False)
-class Adversary:
-    """An adversary with its exported view, and a directory for its rehearsals, while they lie on disk."""
-
-    name: str
-    view: View
-    scratch: Path
 
 
 class Stage:
@@ -223,7 +214,9 @@ class Stage:
             )
             for held in assumed
         ]
-        found, queries = self._ask("/".join((base.id, *purpose)), base.attack, adversary, cases)
+        withheld = any(held.lacks for held in assumed)
+        view = without_records(adversary, self.view(adversary.name)) if withheld else adversary.view
+        found, queries = self._ask("/".join((base.id, *purpose)), base.attack, view, cases)
         if isinstance(found, str):
             return (), None, found
         for guesses in filter(None, found):
@@ -246,7 +239,7 @@ class Stage:
         return {"queries": queries, "reason": reason}, found
 
     def _ask(
-        self, name: str, asked_for: AttackPlan, adversary: Adversary, cases: Sequence[Case]
+        self, name: str, asked_for: AttackPlan, view: View, cases: Sequence[Case]
     ) -> tuple[list[tuple[Guess, ...]] | str, dict[str, Any] | None]:
         """Runs the attack on each case, serving its oracle; every question and answer is chained from the run's head.
 
@@ -255,9 +248,9 @@ class Stage:
             were asked (counted where they were answered) and of whom, and the log's own length and head, without which
             its end could be cut off.
         """
-        oracle, asker = cases[0].task.oracle, adversary.name
+        oracle, asker = cases[0].task.oracle, view.name
         if not isinstance(oracle, Oracle):
-            return _on_each(attack(asked_for, adversary.view, case) for case in cases), None
+            return _on_each(attack(asked_for, view, case) for case in cases), None
         kind, secret = oracle.answers, self._vault.secrets.for_run(self.plan.identity)
         start = Position(head=str(read_manifest(self.run)["head"]))
         asked, whose = list[int](), set[str]()
@@ -283,7 +276,7 @@ class Stage:
                 log.record(answerer, asker, "oracle_answer", {"values": values})
                 return values
 
-            found = _on_each(attack(asked_for, adversary.view, case, serve_one) for case in cases)
+            found = _on_each(attack(asked_for, view, case, serve_one) for case in cases)
             end = log.sync()
         if isinstance(found, str):
             shutil.rmtree(cell_directory(self.run, name), ignore_errors=True)
@@ -358,13 +351,6 @@ def take_controls(source: Path, run: Path) -> None:
         if not target.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(target, path.read_bytes())
-
-
-@contextmanager
-def handed_folder() -> Iterator[Path]:
-    """A directory that fdaudit's own attacks may read, gone when the block ends."""
-    with tempfile.TemporaryDirectory(dir=home()) as folder:
-        yield Path(folder)
 
 
 @dataclass(frozen=True)

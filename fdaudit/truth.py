@@ -308,7 +308,7 @@ class Truth:
     ) -> ReconstructionScore:
         """Scores reconstructions, one batch a guess, next to the prior baseline from what the adversaries hold.
 
-        Of the multi-label task the baseline knows no labels: its strategies by class need one class a record.
+        Of the multi-label task the baseline knows no labels.
 
         Raises:
             FdauditError: no record stands behind a victim's messages, which Poisson sampling may bring about.
@@ -341,7 +341,7 @@ class Truth:
     def evaluation(
         self, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption] = ()
     ) -> tuple[Figure, ...]:
-        """Figures of guesses of classes by the auditor's evaluator; none of other guesses."""
+        """Figures of guesses of classes by the auditor's evaluator."""
         return evaluate_classes(self._plan, guesses, cell, assumed) if guesses[0].by_class else ()
 
     def _bystanders(self, targets: Sequence[str]) -> Bystanders | None:
@@ -381,7 +381,10 @@ class Truth:
         generator = child_numpy(self._plan.seed, "prior-images", cell, guess.target)
         rows = [r.truth for r in score.images]
         if guess.by_class:
-            priors, of = class_priors(self._plan, assumed), y[rows].numpy()  # of the nearest record, and so the guess
+            priors, of = (
+                class_priors(self._plan, assumed),
+                y[rows].numpy(),
+            )  # of the nearest record, and so the guess
             return None if priors is None else priors.guess(played[0], of, generator).float()
         auxiliary, labels = others(self._plan).prior
         labelled = task_of(y) == "single-label"

@@ -69,11 +69,17 @@ class Finding:
 def judge_all(result: Result) -> tuple[Finding, ...]:
     """Every cell's finding, in the result's order.
 
-    Figures of membership share one level: the more of them a run has, the less one that stands out by chance counts.
+    Figures with p-values share one level: the more of them a run has, the less one that stands out by chance counts.
+    Those of membership share it among themselves, and so do those of reconstruction.
     """
-    told = [c for c in result.cells if c.status == "run" and c.goal == "membership"]
-    tests = sum(tested(f) for c in told for f in (c.figures, *(t.figures for t in c.targets)))
-    return tuple(judge(cell, i, FAMILY_LEVEL / max(tests, 1)) for i, cell in enumerate(result.cells, start=1))
+    shares = {goal: FAMILY_LEVEL / max(_tests(result, goal), 1) for goal in RULES}
+    return tuple(judge(c, i, shares.get(c.goal, FAMILY_LEVEL)) for i, c in enumerate(result.cells, start=1))
+
+
+def _tests(result: Result, goal: str) -> int:
+    """How many p-values the cells of a goal have."""
+    told = [c for c in result.cells if c.status == "run" and c.goal == goal]
+    return sum(tested(f) for c in told for f in (c.figures, *(t.figures for t in c.targets)))
 
 
 def strongest(findings: Sequence[Finding]) -> Finding | None:

@@ -77,6 +77,7 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "message_sizes",
     "answering",
     "controls",
+    "handed",
     "cells",
     "elsewhere",
     "attack_pool",

@@ -27,7 +27,7 @@ from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Case
 from fdaudit.metrics import Bystanders, score_class_evaluation, score_class_reconstruction
 from fdaudit.oracle import Oracle, answer
-from fdaudit.oracle_access import answered_by
+from fdaudit.oracle_access import answered_by, defended_answers
 from fdaudit.result import Control
 from fdaudit.rng import SecretStream, child, child_numpy
 from fdaudit.scratch import scratch
@@ -242,8 +242,10 @@ class _Design:
         public = held.public if held.public is not None else composites(x, _PUBLIC, 0.15, noise)
         few = self.own[torch.isin(y[self.own], torch.unique(y[self.own])[::2])]
         logits = _drowned(trainer.predict(self.weights, public), scale, noise)
-        own = self._answered("soft", logits)
-        others = self._answered("soft", trainer.predict(_trained(self.plan, x[few], y[few]), public))
+        own = self._answered("soft", logits, sent=True)
+        others = self._answered(
+            "soft", trainer.predict(_trained(self.plan, x[few], y[few]), public), sent=True
+        )
         if own.ndim == 1:
             return "clients answer with classes alone"
         answers = {"index": torch.arange(len(public)), "values": own}
@@ -251,13 +253,18 @@ class _Design:
         sent = [(_VICTIM, "server", "soft_labels", answers), ("server", _VICTIM, "ensemble_labels", mean)]
         return self._run(_view(folder, sent), held, AttackTask(targets=(_VICTIM,)), public=public)
 
-    def _answered(self, wanted: str, logits: Tensor) -> Tensor:
-        """A client's answers with these logits, through the run's defences on the messages in which clients answer."""
+    def _answered(self, wanted: str, logits: Tensor, sent: bool = False) -> Tensor:
+        """A client's answers with these logits, through the run's defences on the messages in which clients answer.
+
+        Of answers that are sent in messages the clients have agreed on a range.
+        """
         heard = answered_by(self.plan)
         if heard is None:
             return answer(wanted, logits)
         stream = SecretStream(bytes(32), "control", self.attack.name, "answers")
-        return answers_of(self.plan, wanted, heard[0], logits, stream)
+        if not sent:
+            return answers_of(self.plan, wanted, heard[0], logits, stream)
+        return defended_answers(self.plan, heard[0], logits, stream, logits.abs().max())[0]
 
     def _run(
         self,
