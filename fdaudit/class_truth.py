@@ -73,7 +73,7 @@ def score_classes(
 
 
 def evaluate_classes(
-    plan: Plan, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption]
+    plan: Plan, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption], together: bool
 ) -> tuple[Figure, ...]:
     """Figures of guesses of classes by the auditor's evaluator; none of the multi-label task.
 
@@ -82,6 +82,7 @@ def evaluate_classes(
         guesses: one a victim.
         cell: names the draws.
         assumed: the adversaries that guessed; by default one that holds what the spec says of others.
+        together: whether these are all victims.
     """
     if plan.dataset.task != "single-label":
         return ()
@@ -92,6 +93,7 @@ def evaluate_classes(
         priors=class_priors(plan, assumed),
         withheld=withheld_of(assumed),
         bystanders=_strangers(plan),
+        together=together,
     )
 
 

@@ -132,17 +132,16 @@ class Scorer:
         for guess in guesses:
             own = f"{cell}/{guess.target}"
             score = self._truth.reconstruction([guess], own, assumed)
-            shown = self._truth.evaluation([guess], own, assumed)
+            shown = self._truth.evaluation([guess], own, assumed, False)
             targets.append(
                 TargetResult(
                     target=guess.target,
                     messages=guess.messages,
-                    # The p-value is of all victims together: one test a cell.
-                    figures=(*score.figures.values(), *(replace(f, p=None) for f in shown)),
+                    figures=(*score.figures.values(), *shown),
                     images=self._pictures(cell, guess, score, assumed),
                 )
             )
-        evaluated = self._truth.evaluation(guesses, cell, assumed)
+        evaluated = self._truth.evaluation(guesses, cell, assumed, True)
         return (*whole.figures.values(), *evaluated, *self._distances(guesses)), tuple(targets)
 
     def _distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:

@@ -339,10 +339,11 @@ class Truth:
         )
 
     def evaluation(
-        self, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption] = ()
+        self, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption], together: bool
     ) -> tuple[Figure, ...]:
-        """Figures of guesses of classes by the auditor's evaluator."""
-        return evaluate_classes(self._plan, guesses, cell, assumed) if guesses[0].by_class else ()
+        """Figures of guesses of classes by the auditor's evaluator, of all victims or of one alone."""
+        by_class = guesses[0].by_class
+        return evaluate_classes(self._plan, guesses, cell, assumed, together) if by_class else ()
 
     def _bystanders(self, targets: Sequence[str]) -> Bystanders | None:
         """The records that no target trains on and that adversaries are not assumed to hold."""
@@ -381,10 +382,8 @@ class Truth:
         generator = child_numpy(self._plan.seed, "prior-images", cell, guess.target)
         rows = [r.truth for r in score.images]
         if guess.by_class:
-            priors, of = (
-                class_priors(self._plan, assumed),
-                y[rows].numpy(),
-            )  # of the nearest record, and so the guess
+            of = y[rows].numpy()  # a guess is of the class of its nearest record
+            priors = class_priors(self._plan, assumed)
             return None if priors is None else priors.guess(played[0], of, generator).float()
         auxiliary, labels = others(self._plan).prior
         labelled = task_of(y) == "single-label"

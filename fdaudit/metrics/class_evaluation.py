@@ -17,8 +17,8 @@ Guarantees:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import permutations
 from typing import Any
@@ -36,7 +36,7 @@ from fdaudit.types import Figure
 
 __all__ = ["Judge", "relabelled_p_value", "score_class_evaluation"]
 
-_DRAWS = 16
+_DRAWS = 8
 """Draws of random strategies and of bystanders."""
 _MOST_EXACT = 5_040
 """Assignments of one set of withheld names that are all tried; of more, `_SAMPLED` are drawn."""
@@ -83,6 +83,7 @@ def score_class_evaluation(
     priors: ClassPriors | None = None,
     withheld: Sequence[Sequence[int]] = (),
     bystanders: Bystanders | None = None,
+    together: bool = True,
     confidence: float = 0.95,
 ) -> tuple[Figure, ...]:
     """Score guesses of classes, one list entry a target.
@@ -96,7 +97,9 @@ def score_class_evaluation(
         generator: for draws and bootstraps.
         priors: what can be guessed without the view, or None.
         withheld: sets of classes, each withheld from an adversary of its own; without any there is no p-value.
-        bystanders: records of nobody, which the evaluator was not trained on either; or None.
+        bystanders: records that no party and no evaluator was trained on, or None.
+        together: whether these are all targets of an attack. Of some alone there is no p-value, so that an attack is
+            one test, and no distance between sets.
         confidence: level of every interval.
 
     Returns:
@@ -111,11 +114,13 @@ def score_class_evaluation(
     targets = [t for t in (_target(*one) for one in given) if len(t.labels)]
     if not targets:
         return ()
-    return (
+    found = (
         *_accuracy(targets, judge, priors, withheld, generator, confidence),
         *_nearest(targets, judge, bystanders, generator, confidence),
-        *_frechet(targets, judge, priors, generator),
     )
+    if not together:
+        return tuple(replace(figure, p=None) for figure in found)
+    return (*found, *_frechet(targets, judge, priors, generator))
 
 
 def _target(guess: Any, claimed: Any, truth: Any, labels: Any) -> _Target:
@@ -256,11 +261,8 @@ def _nearest(
 ) -> Iterator[Figure]:
     """Distances to the nearest record, and to the nearest of as many bystanders, of each guess's class."""
     names = [f"evaluator_nearest{end}" for end in ("", "_bystanders", "_gap")]
-    pairs = (
-        []
-        if bystanders is None
-        else [p for t in targets for p in _distances(t, judge, bystanders, generator)]
-    )
+    strange = {} if bystanders is None else _strange(bystanders, targets, judge)
+    pairs = [pair for t in targets for pair in _distances(t, judge, strange, generator)]
     if not pairs:
         why = "no record of these classes is left that nobody trained on"
         yield from (Figure(name=n, value=None, unavailable=why) for n in names)
@@ -271,20 +273,26 @@ def _nearest(
         yield mean_figure(name, values, generator, groups=groups, note=note, confidence=confidence)
 
 
+def _strange(bystanders: Bystanders, targets: Sequence[_Target], judge: Judge) -> dict[int, torch.Tensor]:
+    """Features (k, d) of the bystanders of each class guessed at that has any."""
+    found = {c: bystanders.of_class(c) for c in sorted({int(c) for t in targets for c in t.labels})}
+    shown = {c: bystanders.images[torch.from_numpy(rows)] for c, rows in found.items() if len(rows)}
+    return {c: judge.features(x.float()) for c, x in shown.items()}
+
+
 def _distances(
-    target: _Target, judge: Judge, bystanders: Bystanders, generator: np.random.Generator
+    target: _Target, judge: Judge, strange: Mapping[int, torch.Tensor], generator: np.random.Generator
 ) -> Iterator[tuple[float, float, int]]:
     """By guess: distance to the target's records, to bystanders, and its class; left out where its class has none."""
     seen, own = judge.features(target.guess), judge.features(target.records)
     for row, label in enumerate(target.labels.tolist()):
-        records, others = own[target.place(label)], bystanders.of_class(label)
-        if not len(others):
+        if label not in strange:
             continue
-        strange = judge.features(bystanders.images[torch.from_numpy(others)].float())
-        size = min(len(records), len(strange))
+        parts = own[target.place(label)], strange[label]
+        size = min(map(len, parts))
         near = [
             float(np.mean([_least(seen[row], _some(part, size, generator)) for _ in range(_DRAWS)]))
-            for part in (records, strange)
+            for part in parts
         ]
         yield near[0], near[1], label
 
