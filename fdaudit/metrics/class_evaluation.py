@@ -160,7 +160,7 @@ def relabelled_p_value(
     if all(math.factorial(len(t)) <= _MOST_EXACT for t in tables):
         chances = [_distribution(t) for t in tables]
         return float(reduce(np.convolve, chances)[reached:].sum()), expected
-    drawn = sum(_drawn(t, generator) for t in tables)
+    drawn = np.sum([_drawn(t, generator) for t in tables], axis=0)
     return (1 + int((drawn >= reached).sum())) / (1 + _SAMPLED), expected
 
 
