@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from fdaudit.bookkeeping import books_of, views_of
 from fdaudit.cells import Stage
 from fdaudit.checks import check_claims
+from fdaudit.containment import contained
 from fdaudit.errors import IntegrityError
+from fdaudit.family import family_of
 from fdaudit.limits import TABLE_BYTES, read_file
 from fdaudit.log import read_log
 from fdaudit.manifest import read_manifest
@@ -72,13 +74,15 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
     ledgers = _ledgers(plan, run)
     costs = [entry.to_json() for entry in ledgers]
     private = derived_from_data(read_log(run / "transcript").messages)
+    views, oracles = {p: stage.view(p) for p in seen}, accesses(plan)
     value = {
         "schema": SCHEMA,
         "auditor_only": True,
         "run": _run_card(plan, run, manifest, silences),
         "class_table": plan.splits.class_table.tolist(),
         "utility": _utility(run, plan.dataset.task, plan.dataset.classes),
-        "exposure": [row for p in seen for row in exposure(stage.view(p).messages, p, private)],
+        "exposure": [row for p in seen for row in exposure(views[p].messages, p, private)],
+        "views": contained(views.values(), oracles, spec.transport),
         "wire": [
             {"kind": w.kind, "sender_role": w.sender, "messages": w.messages, "bytes": w.bytes}
             for w in bytes_on_wire(read_log(run / "transcript").messages)
@@ -86,11 +90,12 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
         "assumptions": list(card.trust),
         "oracles": [
             {"name": a.name, "available_to": list(a.available_to), "answers": ", ".join(a.answers)}
-            for a in accesses(plan)
+            for a in oracles
         ],
         "ledger": costs,
         "checks": [check.to_json() for check in check_claims(plan, run, ledgers)],
         "cells": cells,
+        "family": family_of(plan, run, cells),
         "gates": gates(spec.gates.model_dump(), cells, costs),
         "out_of_scope": [dict(attack) for attack in OUT_OF_SCOPE],
         "limits": [*_limits(plan), *_went_silent(silences), *_stopped(plan, run)],

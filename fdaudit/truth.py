@@ -142,10 +142,13 @@ class Truth:
 
     def challenge(self, client: str) -> tuple[Challenge, Tensor]:
         """A client's candidates in random order, and beside them, for the auditor, who is a member (n,)."""
+        return self.challenge_on(client, self._plan.splits.clients[int(client.partition("/")[2])].train)
+
+    def challenge_on(self, client: str, train: Tensor) -> tuple[Challenge, Tensor]:
+        """Return the same candidates, and which of them (n,) are among other training records than the client's."""
         split = self._plan.splits.clients[int(client.partition("/")[2])]
-        pairs = len(split.members)
         index = torch.cat([split.members, split.non_members])
-        member = torch.arange(2 * pairs) < pairs
+        member = torch.isin(index, train)
         return self._shuffled(client, index, member, "matched-pairs", "challenge")
 
     def canaries(self, client: str) -> tuple[Challenge, Tensor]:

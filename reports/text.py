@@ -8,6 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -16,11 +17,13 @@ from fdaudit.types import Figure
 __all__ = [
     "amount",
     "clip",
+    "detectable",
     "duration",
     "joined",
     "kilobytes",
     "label",
     "measure",
+    "odds",
     "party",
     "sentence",
     "spans",
@@ -146,6 +149,28 @@ def with_interval(figure: Figure) -> str:
 def measure(figure: Figure, value: float) -> str:
     """A value of a figure (its own, or an end of its interval) as that figure's readers expect it."""
     return amount(value, "" if figure.name.removesuffix("_mean") in _PURE else figure.unit)
+
+
+def odds(p: float, limit: float) -> str:
+    """Return a p-value and its limit as counts: "3 times in 1,000; our limit is 50".
+
+    The number of trials is the least power of ten from 100 on that shows the count and which of the two is larger.
+    """
+    among = 100
+    while among < 10**9 and (p * among < 0.95 or (round(p * among) == round(limit * among) and p != limit)):
+        among *= 10
+    times = round(p * among)
+    return f"{times:,} time{'' if times == 1 else 's'} in {among:,}; our limit is {limit * among:,.0f}"
+
+
+def detectable(floor: float, one_victim: float | None) -> str:
+    """Return a clause with the least AUC that would have been significant, rounded up."""
+    said = f"could have detected AUC {_up(floor)} or more"
+    return said if one_victim is None else f"{said}, and {_up(one_victim)} or more for one victim alone"
+
+
+def _up(value: float) -> str:
+    return f"{math.ceil(100 * value - 1e-9) / 100:.2f}"
 
 
 def label(name: str) -> str:

@@ -84,6 +84,8 @@ JOINTS = (  # level 6: joins the stages, may import everything
     "attack_stage",
     "bookkeeping",
     "checks",
+    "family",
+    "containment",
     "audit",
     "attack_worker",
     "conclusion",

@@ -140,7 +140,8 @@ def test_one_victim_out_of_many_is_reported_with_the_caution_it_needs() -> None:
     assert found.level == "partial"
     assert found.worst is not None
     assert found.worst.target == "client/1"
-    assert any("1 of 3 victims" in caution for caution in found.cautions)
+    assert "Only client/1 is affected; the pooled result is not significant." in found.cautions
+    assert found.affected == ("client/1",)
     assert "client/1" in found.measured
 
 
@@ -194,7 +195,9 @@ def _summary(raw: dict[str, Any]) -> Any:
 def test_the_summary_of_the_fixture_names_who_and_what() -> None:
     summary = _summary(load())
     assert summary.level == "leak"
-    assert summary.headline.startswith("The server could reconstruct private training inputs.")
+    assert summary.headline.startswith(
+        "The server could reconstruct private training inputs (all 2 victims)."
+    )
     assert len(summary.reasons) == 3
     assert summary.reasons[0].number == 1
     by_adversary = {
@@ -258,7 +261,10 @@ def test_an_auc_that_stands_out_among_many_counts_only_where_chance_would_hardly
     found = judge_all(result)
     assert found[0].level == level
     assert all(f.level == "none-seen" for f in found[1 : 1 + others])
-    assert ("p = " in found[0].because) == (level == "partial")
+    assert ("lies above 0.5. Guessing would score this well" in found[0].because) == (level == "partial")
+    assert found[0].because.startswith("Not significant after correction") == (level == "none-seen")
+    assert found[0].corrected_away == (level == "none-seen")
+    assert not any(f.corrected_away for f in found[1:])
 
 
 def test_recognised_classes_share_the_level_among_their_cells() -> None:

@@ -11,6 +11,7 @@ from fdaudit.metrics.chance import auc_p_value, tpr_p_value
 from fdaudit.metrics.class_evaluation import Judge, relabelled_p_value, score_class_evaluation
 from fdaudit.metrics.class_reconstruction import nearest_records, score_class_reconstruction
 from fdaudit.metrics.clients import mean_and_worst
+from fdaudit.metrics.family import REFLIPS, FigureKey, Pairs, Reflipped, holm, reflip
 from fdaudit.metrics.frechet import frechet_distance, frechet_figure, task_encoder_distance
 from fdaudit.metrics.generated import score_generated
 from fdaudit.metrics.images import match, mse, psnr, ssim, ssim_window
@@ -77,19 +78,23 @@ __all__ = [
     "OWN_IMAGES",
     "PINS",
     "PSNR_CEILING",
+    "REFLIPS",
     "SMOOTHING",
     "AuxiliaryPool",
     "Bystanders",
     "ClassPriors",
     "Design",
+    "FigureKey",
     "ImageScore",
     "Interval",
     "Judge",
     "MeanAuc",
     "Measure",
     "MembershipScore",
+    "Pairs",
     "Pin",
     "ReconstructionScore",
+    "Reflipped",
     "RocCurve",
     "WeightsUnavailableError",
     "WireBytes",
@@ -111,6 +116,7 @@ __all__ = [
     "frechet_distance",
     "frechet_figure",
     "guesses_needed",
+    "holm",
     "inception_features",
     "kl_divergence",
     "label_overlap",
@@ -135,6 +141,7 @@ __all__ = [
     "pair_accuracy",
     "pair_accuracy_figure",
     "psnr",
+    "reflip",
     "relabelled_p_value",
     "roc_curve",
     "score_class_evaluation",
