@@ -59,6 +59,7 @@ _TITLES = {
     "DatasetSpec": "dataset",
     "PartitionSpec": "partition",
     "SplitSpec": "splits",
+    "AuxiliarySpec": "auxiliary",
     "CanarySpec": "canaries",
     "ModelSpec": "model",
     "ProtocolSpec": "protocol",
@@ -248,7 +249,7 @@ def _tried_on(found: Mapping[str, Any]) -> str:
     control = found.get("control", {"on": "model"})
     return {
         "answers": "answers of a model that learnt auxiliary records under shifted labels",
-        "classes": "classes that a model has seen and the adversary's auxiliary data lack, through its {through}",
+        "classes": "the run's network, trained on as many auxiliary records as a client has, through its {through}",
         "discriminator": "a discriminator that knows auxiliary records by heart",
         "federation": "logits on public samples of a client that knows auxiliary records by heart",
         "generated": "generated samples that repeat auxiliary records under noise",

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fdaudit.auxiliary import others
 from fdaudit.cells import Stage
 from fdaudit.conclusion import conclude
 from fdaudit.errors import RunError, UsageError, nearest
@@ -143,8 +144,11 @@ def _fill(folder: Path, stage: Stage, adversary: str, challenges: bool) -> Mappi
     plan, view = stage.plan, stage.view(adversary)
     digest = write_view(view, folder / "view")
     (folder / "knowledge").mkdir()
-    x, y = plan.auxiliary
-    write_atomically(folder / "knowledge" / "auxiliary.safetensors", encode({"x": x, "y": y}))
+    held = others(plan).records
+    if held is not None:
+        write_atomically(
+            folder / "knowledge" / "auxiliary.safetensors", encode(dict(zip("xy", held, strict=True)))
+        )
     if len(plan.public):
         write_atomically(folder / "knowledge" / "public.safetensors", encode({"x": plan.public}))
     issued = stage.challenges(adversary) if challenges else {}

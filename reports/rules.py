@@ -158,6 +158,8 @@ def _clear_images(evidence: Evidence) -> int:
 
 
 def _reconstruction_signal(evidence: Evidence) -> str:
+    if shown := _classes_signal(evidence):
+        return shown
     gain = by_name(evidence.figures, "psnr_gain")
     if gain is not None and _above(gain, 0.0) and (gain.value or 0.0) >= GAIN_LEAST:
         return _lower_end(gain, f"0 {gain.unit}".strip())
@@ -168,6 +170,27 @@ def _reconstruction_signal(evidence: Evidence) -> str:
             f"{IMAGE_GAIN:.0f} dB or more above the prior"
         )
     return identified(evidence.figures, evidence.level)
+
+
+def _classes_signal(evidence: Evidence) -> str:
+    """That withheld classes were shown, which no guess without the view can do better than chance."""
+    found = {n: by_name(evidence.figures, f"evaluator_{n}") for n in ("accuracy", "chance", "prior")}
+    accuracy, chance = found["accuracy"], found["chance"]
+    if accuracy is None or accuracy.p is None or chance is None or not _unlikely(accuracy, evidence):
+        return ""
+    bound = max(f.value or 0.0 for f in found.values() if f is not None and f is not accuracy)
+    if (accuracy.value or 0.0) <= bound:
+        return ""
+    share, by_chance = (amount(f.value or 0.0, "fraction") for f in (accuracy, chance))
+    return (
+        "the attack shows what classes look like of which it was given no record: an independent network recognises "
+        f"{share} of its guesses, and {by_chance} by chance{_chance(accuracy, evidence)}"
+    )
+
+
+def _reconstruction_telling(evidence: Evidence) -> bool:
+    accuracy = by_name(evidence.figures, "evaluator_accuracy")
+    return _bounded("psnr_gain")(evidence) or (accuracy is not None and accuracy.p is not None)
 
 
 def _reconstruction_strong(evidence: Evidence) -> bool:
@@ -271,12 +294,13 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             frame="{} closer to the truth than the prior",
             signal=_reconstruction_signal,
             strong=_reconstruction_strong,
-            telling=_bounded("psnr_gain"),
+            telling=_reconstruction_telling,
             text="The interval of the PSNR gain over the prior lies above 0 dB and the gain reaches "
             f"{GAIN_LEAST:.0f} dB, or single images reach "
-            f"{PSNR_STRONG:.0f} dB and stand {IMAGE_GAIN:.0f} dB or more above the prior. It is a leak where "
-            f"PSNR reaches {PSNR_STRONG:.0f} dB (pixels off by a tenth of their range, root mean square), "
-            f"else a partial leak. {RULE}",
+            f"{PSNR_STRONG:.0f} dB and stand {IMAGE_GAIN:.0f} dB or more above the prior. Or, of classes that were "
+            "withheld from the adversary, an independent network recognises more guesses than chance and the prior "
+            f"explain. It is a leak where PSNR reaches {PSNR_STRONG:.0f} dB (pixels off by a tenth of their range, "
+            f"root mean square), else a partial leak. {RULE}",
         ),
         "membership": Rule(
             figure="auc",

@@ -8,6 +8,7 @@ the libraries that pretrained networks or image measures need; the functions tha
 
 from fdaudit.metrics.bystanders import OWN_IMAGES, Bystanders
 from fdaudit.metrics.chance import auc_p_value, tpr_p_value
+from fdaudit.metrics.class_evaluation import Judge, relabelled_p_value, score_class_evaluation
 from fdaudit.metrics.class_reconstruction import nearest_records, score_class_reconstruction
 from fdaudit.metrics.clients import mean_and_worst
 from fdaudit.metrics.extraction import score_extraction
@@ -61,7 +62,7 @@ from fdaudit.metrics.perceptual import (
     lpips_distance,
     lpips_figure,
 )
-from fdaudit.metrics.prior import AuxiliaryPool, Measure, choose_strategies
+from fdaudit.metrics.prior import AuxiliaryPool, ClassPriors, Measure, choose_strategies
 from fdaudit.metrics.ranking import RocCurve, auc, balanced_accuracy, pair_accuracy, roc_curve, tpr_at_fpr
 from fdaudit.metrics.reconstruction import PSNR_CEILING, ImageScore, ReconstructionScore, score_reconstruction
 from fdaudit.metrics.utility import (
@@ -86,12 +87,14 @@ __all__ = [
     "SMOOTHING",
     "AuxiliaryPool",
     "Bystanders",
+    "ClassPriors",
     "Design",
     "FigureKey",
     "Gallery",
     "Identification",
     "ImageScore",
     "Interval",
+    "Judge",
     "MeanAuc",
     "Measure",
     "MembershipScore",
@@ -154,7 +157,9 @@ __all__ = [
     "pair_accuracy_figure",
     "psnr",
     "reflip",
+    "relabelled_p_value",
     "roc_curve",
+    "score_class_evaluation",
     "score_class_reconstruction",
     "score_extraction",
     "score_generated",
