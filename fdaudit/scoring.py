@@ -132,11 +132,13 @@ class Scorer:
                 TargetResult(
                     target=guess.target,
                     messages=guess.messages,
-                    figures=tuple(score.figures.values()),
+                    figures=tuple(_noted(f, guess.note, "psnr") for f in score.figures.values()),
                     images=self._pictures(cell, guess, score),
                 )
             )
-        return (*whole.figures.values(), *self._distances(guesses)), tuple(targets)
+        note = "; ".join(dict.fromkeys(filter(None, (g.note for g in guesses))))
+        figures = (_noted(f, note, "psnr") for f in whole.figures.values())
+        return (*figures, *self._distances(guesses)), tuple(targets)
 
     def _distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:
         """How far all guesses lie from all true images as sets: FID, and the task encoder's distance beside it."""
@@ -182,9 +184,9 @@ class Scorer:
         return tuple(entries)
 
 
-def _noted(figure: Figure, note: str) -> Figure:
-    """The AUC with what its attack had to say about its scores; every other figure as it is."""
-    if figure.name != "auc" or not note:
+def _noted(figure: Figure, note: str, name: str = "auc") -> Figure:
+    """The figure of this name with what its attack had to say about its guess; every other figure as it is."""
+    if figure.name != name or not note:
         return figure
     return replace(figure, note="; ".join(filter(None, [figure.note, note])))
 
