@@ -251,7 +251,8 @@ def _tried_on(found: Mapping[str, Any]) -> str:
         "discriminator": "a discriminator that knows auxiliary records by heart",
         "federation": "logits on public samples of a client that knows auxiliary records by heart",
         "generated": "generated samples that repeat auxiliary records under noise",
-        "gradients": "the gradients of {images} single images, on an untrained `{model}`",
+        "gradients": "undefended uploads of {clients} clients with auxiliary records, of the run's network, batch size "
+        "and local steps",
         "labels": "the run's own protocol, undefended, with auxiliary records spread unevenly over its clients",
         "model": "auxiliary records learnt by heart under labels drawn at random",
         "uploads": "gradients of FedAvg, of the run's network, from a client that trained on auxiliary records",

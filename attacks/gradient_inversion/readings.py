@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["COUNTS", "auxiliary_distance", "find_readings", "likeliest", "relative_distance"]
 
-COUNTS = (8, 16, 24, 32, 48, 64)
+COUNTS = (8, 16, 32, 64)
 """Numbers of records that are tried where the sample count is not in view."""
 
-_DRAWS = 4
+_DRAWS = 2
 """Auxiliary clients that stand for a victim with one number of records."""
 _CLOSE = 1.15
 """A second reading is tried too where its distance is at most this many times that of the best."""

@@ -62,9 +62,10 @@ def depends_on(attack: AttackPlan, plan: Plan) -> bytes:
         "seed": plan.seed,
         "version": version("fdaudit"),
     }
-    if attack.card.get("control", {}).get("on") == "labels":
+    if attack.card.get("control", {}).get("on") in ("gradients", "labels"):
         stated["protocol"] = [plan.protocol.name, plan.protocol_config.model_dump(mode="json")]
         stated["clients"] = [plan.spec.clients, [m.model_dump(mode="json") for m in plan.spec.client_models]]
+        stated["records"] = [len(plan.records(k)[1]) for k in plan.clients]
     digest = hashlib.sha256(canonical(stated))
     for tensor in (*plan.auxiliary, plan.public):
         digest.update(str(tuple(tensor.shape)).encode() + tensor.contiguous().numpy().tobytes())
