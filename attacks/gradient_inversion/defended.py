@@ -71,7 +71,8 @@ def _shortened(values: Tensor, clip: Any) -> Tensor:
     """Rows scaled down to an ℓ2 norm of `clip`; as they are without one."""
     if clip is None:
         return values
-    return values * (float(clip) / values.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1)
+    norms: Tensor = values.norm(dim=1, keepdim=True)
+    return values * (float(clip) / norms.clamp_min(1e-30)).clamp_max(1)
 
 
 def _clamped(values: Tensor, clip: Any) -> Tensor:

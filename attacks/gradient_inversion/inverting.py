@@ -161,9 +161,8 @@ class Inversion:
             return {"distances": torch.tensor(values)}
 
         card = {"readings": [asdict(u.training) for u in readings], **described(self.knowledge)}
-        first = readings[0]
-        tensors = [*auxiliary, first.start, first.sent]
-        return likeliest(readings, computed_once(card, tensors, make)["distances"].tolist())
+        sent: list[Tensor | Mapping[str, Tensor]] = [*auxiliary, readings[0].start, readings[0].sent]
+        return likeliest(readings, computed_once(card, sent, make)["distances"].tolist())
 
     def _settings(self, upload: Upload) -> tuple[Settings, int]:
         """The settings for an upload, and how many auxiliary records they were chosen on."""

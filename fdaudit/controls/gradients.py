@@ -34,6 +34,8 @@ __all__ = ["bare_gradients"]
 
 _LEAST_GAIN_DB = 1.0
 """A reconstruction control counts as working from this mean gain over the prior baseline on, as a run's images do."""
+_CLIENTS = 2
+"""Clients of a control whose attack does not say how many it wants."""
 _DROWNING = 100.0
 """Noise of the negative control, in standard deviations of the gradient's entries."""
 
@@ -41,11 +43,11 @@ _DROWNING = 100.0
 def bare_gradients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     """Both controls of an attack on gradients, at the run's own network, batch size and local steps, undefended.
 
-    The card says how many `clients` there are, and under `drowned` which settings the negative control replaces.
+    The card may say how many `clients` there are, and under `drowned` which settings the negative control replaces.
     """
     x, y = plan.auxiliary
     fedavg, records = _as_in_the_run(plan, len(y) // 2)
-    clients = max(1, min(int(attack.card["control"]["clients"]), len(y) // (2 * records)))
+    clients = max(1, min(int(attack.card["control"].get("clients", _CLIENTS)), len(y) // (2 * records)))
     order = torch.randperm(len(y), generator=child(plan.seed, "control", attack.name, "victims"))
     victims, known = order[: clients * records], order[clients * records :]
     case = _Case(attack, plan, fedavg, clients, (x[known], y[known]))
@@ -116,7 +118,7 @@ class _Case:
         noise = defenses.REGISTRY.load("gaussian-noise")
         defense = noise(noise.Config(sigma=_DROWNING * spread))
         with scratch("control") as noisy:
-            attached = {(self.fedavg.upload, "client"): [defense]}
+            attached: dict[tuple[str, str], Any] = {(self.fedavg.upload, "client"): [defense]}
             replaced = dict(self.attack.card["control"].get("drowned", {}))
             return self._attacked(self._rehearsed(noisy, x, y, attached), x, y, replaced)
 
