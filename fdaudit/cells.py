@@ -20,6 +20,7 @@ from torch import Tensor
 from fdaudit.answering import Answering
 from fdaudit.auxiliary import Assumption, assumptions, known, merged, others, shared
 from fdaudit.controls import controls, depends_on, setting_of
+from fdaudit.controls.rehearsed import Rehearsed
 from fdaudit.errors import IntegrityError
 from fdaudit.extraction import RELEASED, Copies
 from fdaudit.handed import Adversary, handed_folder, without_records
@@ -74,6 +75,7 @@ class Stage:
         self._vault = Vault(run / "vault")
         self._truth = Truth(plan, self._vault)
         self._answering = Answering(plan, self._vault)
+        self._rehearsed = Rehearsed(plan, run / "vault" / "rehearsal", self._truth)
         self._scorer = Scorer(self._truth, run, plan.seed, plan.encoder, Copies(plan, self._vault))
 
     # -- what an attack is given ----------------------------------------------------------------------------
@@ -174,7 +176,7 @@ class Stage:
                 return base.cell("not-applicable", reason=reason)
             figures, targets = self._scorer.score(base.id, guesses, assumed)
             on_canaries, others = self._on_canaries(base, adversary)
-            tried = self._controls(attack, adversary.name)
+            tried = self._controls(attack, adversary.name) | self._power(attack, adversary, task, assumed)
             failed = [name for name, control in tried.items() if not control.passed]
             reason = "" if not failed else f"its {' and '.join(failed)} control failed"
             made = base.cell(
@@ -287,6 +289,15 @@ class Stage:
             return found, None
         spent = {"budget": self.plan.spec.query_budget, "spent": sum(asked), "asked": sorted(whose)}
         return found, {**spent, "messages": end.seq, "head": end.head}
+
+    def _power(
+        self, attack: AttackPlan, adversary: Adversary, task: AttackTask, assumed: Sequence[Assumption]
+    ) -> dict[str, Control]:
+        """The power control of a membership attack; nothing where the spec asks for none."""
+        if attack.card["goal"] != "membership" or not self.plan.spec.rehearses:
+            return {}
+        knowledge = self.knowledge(adversary, attack.card, assumed[0])
+        return {"power": self._rehearsed.control(attack, adversary.name, knowledge, task)}
 
     def _controls(self, attack: AttackPlan, adversary: str) -> dict[str, Control]:
         """Both controls of an attack; run once for all adversaries in the same setting, and kept.

@@ -289,6 +289,8 @@ def _forest(finding: Finding, name: str, title: str) -> tuple[str, Markup]:
     groups += [
         (f"{t.target}{' (worst)' if t is finding.worst else ''}", "victim", t.figures) for t in cell.targets
     ]
+    if controls and controls.power:
+        groups.append(("Expected (rehearsal)", "control", controls.power.figures))
     if controls and controls.positive:
         groups.append(("Positive control", "control", controls.positive.figures))
     if controls and controls.negative:

@@ -155,6 +155,7 @@ def _controls(controls: Controls) -> Controls:
     return Controls(
         positive=_control(controls.positive, "The same attack where it must succeed"),
         negative=_control(controls.negative, "The same attack where it must find nothing"),
+        power=_control(controls.power, "The same attack in a rehearsal of the run"),
     )
 
 

@@ -254,10 +254,11 @@ class Control(_Part):
 
 
 class Controls(_Part):
-    """Where the attack must work, and where it must fail."""
+    """Where the attack must work, where it must fail, and a rehearsal of the run, which says what it should reach."""
 
     positive: Control | None = None
     negative: Control | None = None
+    power: Control | None = None
 
 
 class Cell(_Part):

@@ -120,7 +120,8 @@ def judge(cell: Cell, number: int = 1, correction: Correction | None = None) -> 
         key=key,
         worst_key=worst_key,
     )
-    if cell.status != "run":
+    # A cell whose positive control failed may have found a leak all the same.
+    if cell.status != "run" and not (cell.status == "inconclusive" and cell.controls):
         return replace(finding, level=cell.status, cautions=_look(cell, cell.status))
     measured = _measured(rule, key, worst, worst_key)
     decided = _decided(replace(finding, measured=measured), rule, correction or Correction())
@@ -159,6 +160,11 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
         why = "failed" if positive else "was not run"
         told = away or "It found nothing."
         return replace(finding, because=f"{told} Its positive control {why}: it has shown nothing.")
+    power = cell.controls.power if cell.controls else None
+    if power is not None and not power.passed:
+        told = away or "It found nothing."
+        blind = "In a rehearsal of this run with known coins it finds nothing either: it has no power here."
+        return replace(finding, because=f"{told} {blind}")
     nothing = "Nothing lies above chance or the prior, and the attack's positive control passed."
     return replace(
         finding,
