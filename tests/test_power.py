@@ -12,7 +12,8 @@ from fdaudit.reports.verdict import judge
 import fdaudit
 from fdaudit.controls.rehearsed import tossed_anew
 from fdaudit.rng import SecretStream
-from tests.test_verdict import cell
+
+from .test_verdict import cell, figure
 
 SPEC = {
     "fdaudit": 1,
@@ -21,7 +22,10 @@ SPEC = {
     "dataset": {"name": "digits", "limit": 300},
     "splits": {"test": 0.2, "proxy": 0.3, "auxiliary": 0.2},
     "model": {"name": "mlp", "params": {"widths": [16]}},
-    "protocol": {"name": "fedavg", "params": {"rounds": 15, "upload": "gradient", "batch_size": 8, "lr": 0.2}},
+    "protocol": {
+        "name": "fedavg",
+        "params": {"rounds": 15, "upload": "gradient", "batch_size": 8, "lr": 0.2},
+    },
     "references": [],
     "evaluate_every": 15,
     "adversaries": ["server"],
@@ -61,7 +65,9 @@ def test_what_is_expected_stands_beside_what_was_found(run: fdaudit.Run) -> None
     assert strong["controls"]["power"]["passed"]
     assert expected["value"] > 0.9
     assert abs(expected["value"] - found["value"]) < 0.1
-    (asked,) = cells["server/loss-threshold"]["controls"]["power"]["figures"]  # through the released model's oracle
+    (asked,) = cells["server/loss-threshold"]["controls"]["power"][
+        "figures"
+    ]  # through the released model's oracle
     assert asked["value"] is not None
 
 
@@ -94,7 +100,7 @@ def test_quick_audits_do_without() -> None:
 
 
 def test_an_attack_without_power_shows_nothing() -> None:
-    quiet = cell("membership", auc=(0.5, 0.4, 0.6))
+    quiet = cell("membership", figure("auc", 0.5, 0.4, 0.6))
     assert judge(quiet).level == "none-seen"
     assert quiet.controls is not None
     blind = Control(what="a rehearsal", passed=False)
