@@ -274,7 +274,7 @@ def test_nothing_here_is_the_report_s_own_code() -> None:
                     "importlib",
                     "tests",
                 ), file
-    assert len(files) == 8
+    assert len(files) == 9
 
 
 def test_the_bootstrap_here_is_scipy_s() -> None:
