@@ -365,7 +365,7 @@ def datasets_page() -> str:
         lines.append(f"| `{name}` | {source.classes} | `{source.place}` | {source.provenance} |")
     lines.append(
         "| `npz:FILE` | from its labels | FILE | Your own: `train_images`, `train_labels`, and `test_images`, "
-        "`test_labels` if there are any (MedMNIST's layout). |"
+        "`test_labels`, `train_identities` if there are any (MedMNIST's layout). |"
     )
     lines.append(
         "| `npz:FILE` with labels (n, C) | C, several a record | FILE | ChestMNIST's layout: 1 where a class occurs, "

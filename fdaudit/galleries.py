@@ -1,4 +1,4 @@
-"""Galleries: which records a reconstruction is told apart from, and what the test of that finds.
+"""Galleries of records for the identification test, drawn from a run's dataset.
 
 Guarantees:
   * no auxiliary, public or own record of the adversary is in a gallery, and no canary;
@@ -46,7 +46,7 @@ def bystanders_of(plan: Plan, targets: Sequence[str]) -> Bystanders | None:
 
 @dataclass(frozen=True, eq=False)
 class Identified:
-    """What gallery tests found on the guesses of one cell.
+    """The result of gallery tests on the guesses of one cell.
 
     Attributes:
         figures: of all victims together.

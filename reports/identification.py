@@ -58,7 +58,7 @@ def identified(figures: Sequence[Figure], level: float) -> str:
 
 
 def identifies(figures: Sequence[Figure], level: float) -> bool:
-    """Whether figures show that many records are identified, far beyond chance."""
+    """Return whether figures show that many records are identified, far beyond chance."""
     return any(
         _significant(f, level)
         and (f.value or 0.0) >= RATE_STRONG
@@ -68,7 +68,7 @@ def identifies(figures: Sequence[Figure], level: float) -> bool:
 
 
 def _significant(figure: Figure, level: float) -> bool:
-    """Whether chance alone would hardly do as well."""
+    """Return whether chance alone would rarely do as well."""
     return figure.p is not None and figure.p <= level
 
 

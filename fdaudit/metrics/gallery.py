@@ -1,4 +1,4 @@
-"""Galleries of records, the guesses that are held against them, and how well each record is shown by a guess.
+"""Galleries of records, and scores that say how well guesses show each record.
 
 Guarantees:
   * a record's scores do not depend on whether it is a true one;
@@ -30,7 +30,7 @@ class Gallery:
     Attributes:
         images: (N, c, h, w) in [0, 1].
         groups: (N,) the class of each, or another number that adversaries may know of it.
-        identities: (N,) whose record each is; None where nobody says.
+        identities: (N,) whose record each is; None where that is unknown.
         held: records that adversaries hold, and know the identities of; none of them is in `images`.
     """
 

@@ -20,7 +20,7 @@ Two statistics are looked at by each distance, neither of which an average of th
 
 Guarantees:
   * P(p <= α) <= α for every α where guesses tell nothing but classes, whatever images they are;
-  * images that are equal count as one record, and equal scores never identify anybody.
+  * images that are equal count as one record, and equal scores identify none.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def identify(
         Figures `identification` (rank-1 rate with its p-value), `identification_chance` (the rate of drawn records) and
         `identification_rank` (median rank), each by the distance that picks out most; so is chance. Where the adversary
         holds records of known identities, also `identity_identification` and its chance: is a person recognised by
-        somebody who holds other records of the same person? There the gallery is of identities, and each is scored by
+        an adversary with other records of the same person? There the gallery is of identities, and each is scored by
         the records that the adversary holds of it. The true record is never among these. Without a gallery figures are
         unavailable, with the reason.
     """
@@ -244,7 +244,7 @@ class _Test:
         ]
 
     def _hits(self, k: int, drawn: Sequence[Integers]) -> tuple[Integers, Integers]:
-        """How many items of a target are identified by each distance (d, n), and how many have a gallery (n,)."""
+        """Count the items of a target that each distance identifies (d, n), and those that have a gallery (n,)."""
         hits = np.zeros((len(self.distances), len(drawn[0])), dtype=np.int64)
         counted = np.zeros(len(drawn[0]), dtype=np.int64)
         for one, places in zip(self.sets[k], drawn, strict=True):
@@ -314,13 +314,13 @@ class _Test:
 
 
 def _apart(values: Floats) -> Floats:
-    """How far the best of a set stands out from its mean, (d, n, size) -> (d, n); of one record, its value."""
+    """Return by how much the best of a set exceeds its mean, (d, n, size) -> (d, n); of one record, its value."""
     return np.asarray(values.max(-1) - (values.mean(-1) if values.shape[-1] > 1 else 0.0))
 
 
 @dataclass(frozen=True, eq=False)
 class _Scale:
-    """What statistics are by chance: mean and spread (s, 1)."""
+    """The mean and spread (s, 1) that statistics have by chance."""
 
     mean: Floats
     spread: Floats

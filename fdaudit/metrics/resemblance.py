@@ -1,4 +1,4 @@
-"""How alike guessed images and records are, by several distances at once.
+"""Measures of resemblance between guessed images and records, several at once.
 
 A blurred, noisy or low-contrast image may have a large squared error and still show one record and no other. So
 resemblance is also measured by correlations, which ignore brightness and contrast, and within bands of spatial
@@ -7,7 +7,7 @@ frequency, which leave out the noise of the other bands. Faces, for one, are rec
 
 Guarantees:
   * a correlation does not change when a guess is scaled, or shifted by a constant;
-  * what all records share tells none of them apart: their mean is removed before a correlation;
+  * what all records share distinguishes none of them: their mean is removed before a correlation;
   * an image without contrast resembles no record more than another.
 """
 
@@ -38,7 +38,7 @@ _DIGITS = 9
 
 
 def resemblances(guess: torch.Tensor, records: torch.Tensor) -> dict[str, Floats]:
-    """Measure how much each guess resembles each record of one class; higher is more alike.
+    """Measure how much each guess resembles each record of one class; higher is closer.
 
     Args:
         guess: (m, c, h, w) in [0, 1].
