@@ -96,7 +96,7 @@ def test_every_kind_of_guess_arrives_whole():
 GOOD = {"kind": "membership", "target": "client/0", "scores": "t0", "generated": None, "note": ""}
 REBUILT = {
     "kind": "reconstruction", "target": "client/0", "messages": [1], "images": "t0", "labels": None,
-    "objective": None, "evaluations": 1,
+    "objective": None, "evaluations": 1, "note": "",
 }  # fmt: skip
 
 

@@ -123,13 +123,13 @@ class InvertingGradients:
             readings = find_readings(view, target, self.config.round, self.config.max_images)
             if not isinstance(readings, str):
                 probes = adversary_probes(knowledge, generator)
-                case = Inversion(self.config, view, knowledge, module, probes, device_of(knowledge))
+                case = _Inversion(self.config, view, knowledge, module, probes, device_of(knowledge))
                 guesses.append(case.guess(readings))
         return tuple(guesses)
 
 
 @dataclass(frozen=True, eq=False)
-class Inversion:
+class _Inversion:
     """One attack on one victim: which reading of its upload, with which settings, and what comes of it."""
 
     config: InvertingGradientsConfig

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fdaudit.knowledge import Knowledge
     from fdaudit.view import View
 
-__all__ = ["auxiliary_trial", "compositions", "peers", "tuned"]
+__all__ = ["auxiliary_trial", "compositions", "peers", "trained_alike", "tuned"]
 
 
 def tuned(
