@@ -175,9 +175,9 @@ def _joined(parts: Sequence[Reconstruction]) -> Reconstruction:
     )
 
 
-def shared(task: AttackTask, adversaries: int) -> AttackTask:
-    """Return the task of one of several adversaries, who share the oracle's budget evenly."""
-    oracle = task.oracle
+def shared(task: AttackTask, held: Assumption, adversaries: int) -> AttackTask:
+    """Return the task of one of several adversaries: to show what it lacks, on its share of the oracle's budget."""
+    task, oracle = replace(task, classes=held.lacks), task.oracle
     if adversaries == 1 or not isinstance(oracle, Oracle):
         return task
     return replace(task, oracle=Oracle(oracle.answers, oracle.budget // adversaries, oracle.models))

@@ -214,7 +214,7 @@ class Stage:
         cases = [
             Case(
                 knowledge=self.knowledge(adversary, base.attack.card, held),
-                task=shared(task, len(assumed)),
+                task=shared(task, held, len(assumed)),
                 seed=seed,
             )
             for held in assumed

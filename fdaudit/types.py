@@ -195,11 +195,13 @@ class AttackTask:
         targets: victims fixed beforehand.
         challenges: by target, for membership attacks.
         oracle: an oracle handle, where the protocol has one for this adversary.
+        classes: of an attack that shows classes, those that it is to show; empty: all. Others it shows do not count.
     """
 
     targets: tuple[str, ...]
     challenges: Mapping[str, Challenge] = field(default_factory=dict)
     oracle: OracleHandle | None = None
+    classes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

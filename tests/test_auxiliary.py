@@ -119,9 +119,11 @@ def test_a_guess_of_another_kind_is_refused() -> None:
         merged([(Membership(target="a", scores=torch.zeros(2)),)], [SimpleNamespace(lacks=(0,))])
 
 
-def test_adversaries_share_the_budget() -> None:
+def test_adversaries_share_the_budget_and_are_asked_for_what_they_lack() -> None:
     task = AttackTask(targets=("client/0",), oracle=Oracle("soft", 101, ("client/0",)))
-    assert shared(task, 1) is task
-    half = shared(task, 2).oracle
-    assert (half.answers, half.budget, half.models) == ("soft", 50, ("client/0",))
-    assert shared(AttackTask(targets=()), 2).oracle is None
+    held, lacking = SimpleNamespace(lacks=()), SimpleNamespace(lacks=(2, 5))
+    assert shared(task, held, 1).oracle is task.oracle
+    half = shared(task, lacking, 2)
+    assert half.classes == (2, 5)
+    assert (half.oracle.answers, half.oracle.budget, half.oracle.models) == ("soft", 50, ("client/0",))
+    assert shared(AttackTask(targets=()), held, 2).oracle is None

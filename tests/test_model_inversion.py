@@ -180,6 +180,15 @@ def test_attacks_that_learn_from_auxiliary_images_need_some() -> None:
     assert ATTACKS["ideal-soft"].applicable(seen, bare, task)  # data-free
 
 
+@pytest.mark.parametrize("name", ["ideal-soft", "ideal-hard", "gmi"])
+def test_only_the_classes_that_are_asked_for_are_shown(name: str) -> None:
+    attack = {**ATTACKS, "gmi": SEARCH}[name]
+    seen = view(("server", ("client/0",), "model_parameters", weights()))
+    (guess,) = attack.run(seen, known(), AttackTask(targets=("client/0",), classes=(2, 0)), g())
+    assert guess.labels.tolist() == [2, 0]
+    assert guess.images.shape == (2, *SHAPE)
+
+
 # -- paired logits --------------------------------------------------------------------------------------------------
 
 PAIRED = PairedLogits(PairedLogitsConfig(least_samples=5, steps=3, width=8))

@@ -19,7 +19,7 @@ from fdaudit.types import Applicability, AttackTask, Reconstruction
 from .._asked import shared_model
 from .gan import GanConfig, GanPrior, gan_prior
 from .priors import centres
-from .victims import card_of, of_classes
+from .victims import card_of, of_classes, wanted
 
 if TYPE_CHECKING:
     from fdaudit.knowledge import Knowledge
@@ -101,7 +101,8 @@ class GMI:
             raise ValueError(f"gmi: run on a view to which it does not apply: {applicable.reason}.")
         prior = gan_prior(knowledge.auxiliary[0], self.config, knowledge.train.device)
         shape = tuple(knowledge.auxiliary[0].shape[1:])
-        expected = centres(knowledge.auxiliary, knowledge.classes, shape).to(knowledge.train.device)
+        shown = wanted(knowledge, task)
+        expected = centres(knowledge.auxiliary, knowledge.classes, shape)[shown].to(knowledge.train.device)
         groups: dict[int, tuple[Mapping[str, Tensor], list[str]]] = {}
         for target in task.targets:
             seq, parameters = _model_of(view, target)
@@ -111,24 +112,29 @@ class GMI:
             model = knowledge.train.network(parameters).eval().requires_grad_(False)
             found = computed_once(
                 card_of("gmi", self.config, knowledge),
-                [parameters, knowledge.auxiliary[0], expected],
-                partial(self._search, model, prior, expected),
+                [parameters, knowledge.auxiliary[0], expected, shown],
+                partial(self._search, model, prior, expected, shown),
             )
             guesses += of_classes(
                 targets,
                 found["images"],
-                torch.arange(knowledge.classes),
+                shown,
                 objective=float(found["objective"]),
                 evaluations=self.config.restarts * self.config.iterations,
             )
         return tuple(guesses)
 
     def _search(
-        self, model: nn.Module, prior: GanPrior, centre: Tensor, generator: torch.Generator
+        self,
+        model: nn.Module,
+        prior: GanPrior,
+        centre: Tensor,
+        shown: Tensor,
+        generator: torch.Generator,
     ) -> dict[str, Tensor]:
-        """Mean `images` (C, c, h, w) of each class's latent vectors after the search; `objective`, their mean loss."""
+        """Mean `images` (k, c, h, w) of each class's latent vectors after the search; `objective`, their mean loss."""
         config, device, classes = self.config, centre.device, len(centre)
-        labels = torch.arange(classes, device=device).repeat_interleave(config.restarts)
+        labels = shown.to(device).repeat_interleave(config.restarts)
         expected = centre.repeat_interleave(config.restarts, 0)
         z = torch.randn(len(labels), prior.latent, generator=generator).to(device).requires_grad_()
         optimizer = adam([z], config.lr)

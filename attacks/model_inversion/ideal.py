@@ -13,7 +13,7 @@ from fdaudit.types import Applicability, AttackTask, Reconstruction
 from .inversion import InversionConfig, invert_classes
 from .priors import centres
 from .surrogate import SurrogateConfig, fit_surrogate
-from .victims import Askable, as_probabilities, askable, of_classes
+from .victims import Askable, as_probabilities, askable, of_classes, wanted
 
 if TYPE_CHECKING:
     from fdaudit.knowledge import Knowledge
@@ -78,7 +78,8 @@ class _Ideal:
         models, why = self._askable(view, knowledge, task)
         if not models:
             raise ValueError(f"ideal-{self.oracle}: run on a view to which it does not apply: {why.reason}.")
-        return tuple(guess for model in models for guess in self._invert(model, knowledge, generator))
+        shown = wanted(knowledge, task)
+        return tuple(guess for model in models for guess in self._invert(model, knowledge, shown, generator))
 
     def _askable(
         self, view: View, knowledge: Knowledge, task: AttackTask
@@ -87,7 +88,7 @@ class _Ideal:
         return askable(str(self.oracle), view, knowledge, task, least=least, most=max(least, most))
 
     def _invert(
-        self, model: Askable, knowledge: Knowledge, generator: torch.Generator
+        self, model: Askable, knowledge: Knowledge, shown: Tensor, generator: torch.Generator
     ) -> list[Reconstruction]:
         if knowledge.architecture is None:
             raise ValueError("ideal: the images' shape is not known. Ask `applicable` first.")
@@ -98,18 +99,18 @@ class _Ideal:
             return as_probabilities(model.model(x), classes)
 
         known = knowledge.auxiliary if self.config.prior == "auxiliary" else None
-        centre = centres(known, classes, shape).to(device)
+        centre = centres(known, classes, shape)[shown].to(device)
 
         def invert(draws: torch.Generator) -> dict[str, Tensor]:
             surrogate = fit_surrogate(ask, model.queries, shape, classes, self.config, draws, device)
-            found = invert_classes(surrogate, centre, self.config, draws)
+            found = invert_classes(surrogate, centre, shown, self.config, draws)
             return {"images": found.images, "objective": found.objective}
 
-        found = model.once("ideal", self.config, knowledge, [centre], generator, invert)
+        found = model.once("ideal", self.config, knowledge, [centre, shown], generator, invert)
         return of_classes(
             model.targets,
             found["images"],
-            torch.arange(classes),
+            shown,
             objective=float(found["objective"].mean()),
             evaluations=self.config.restarts * self.config.copies * self.config.iterations,
         )

@@ -39,7 +39,7 @@ class InversionConfig(Config):
 
 @dataclass(frozen=True, eq=False)
 class Inverted:
-    """One image a class (C, c, h, w) in [0, 1], its objective (C,), and gradients spent on each."""
+    """One image a class (k, c, h, w) in [0, 1], its objective (k,), and gradients spent on each."""
 
     images: Tensor
     objective: Tensor
@@ -47,7 +47,11 @@ class Inverted:
 
 
 def invert_classes(
-    model: Callable[[Tensor], Tensor], centre: Tensor, config: InversionConfig, generator: torch.Generator
+    model: Callable[[Tensor], Tensor],
+    centre: Tensor,
+    classes: Tensor,
+    config: InversionConfig,
+    generator: torch.Generator,
 ) -> Inverted:
     """For each class c, argmin over x in [0, 1] of E[CE(model(x + σ e), c)] + tv TV(x) + l2 mean (x - centre_c)².
 
@@ -57,12 +61,13 @@ def invert_classes(
 
     Args:
         model: images (n, c, h, w) to logits (n, C), differentiable.
-        centre: (C, c, h, w) images expected of each class.
+        centre: (k, c, h, w) images expected of each class.
+        classes: (k,) these classes.
         config: settings.
         generator: draws starts and noise.
     """
     R, K, C = config.restarts, config.copies, len(centre)
-    labels = torch.arange(C, device=centre.device).repeat_interleave(R)
+    labels = classes.to(centre.device).repeat_interleave(R)
     expected = centre.repeat_interleave(R, 0)
     start = 0.1 * torch.randn(expected.shape, generator=generator)
     x = (expected + start.to(expected)).clamp(0, 1).requires_grad_()

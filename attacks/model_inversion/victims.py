@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fdaudit.knowledge import Knowledge
     from fdaudit.view import View
 
-__all__ = ["Askable", "as_probabilities", "askable", "card_of", "of_classes"]
+__all__ = ["Askable", "as_probabilities", "askable", "card_of", "of_classes", "wanted"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +106,11 @@ def askable(
         return [], Applicability(False, f"{need}, the budget allows {allowed}")
     share = min(allowed, most)
     return [Askable(m, tuple(t), share) for m, t in found.values()], Applicability(True)
+
+
+def wanted(knowledge: Knowledge, task: AttackTask) -> Tensor:
+    """The classes (k,) that an attack is to show: those that its task names, or all."""
+    return torch.tensor(task.classes or range(knowledge.classes))
 
 
 def as_probabilities(answer: Tensor, classes: int) -> Tensor:

@@ -43,8 +43,8 @@ __all__ = ["unseen_classes"]
 
 _LEAST_GAIN_DB = 1.0
 """Mean gain over the prior baseline from which the report calls something a sign of a leak."""
-_LEVEL = 0.002
-"""p up to which the evaluator's accuracy counts: of 0.05 for a run, the part of one of 25 cells."""
+_LEVEL = 0.001
+"""p up to which the evaluator's accuracy counts: what is left for one of 20 such tests of a run."""
 _DROWNING = 100.0
 """Noise of the negative control, in standard deviations of what it is added to."""
 _STEPS, _BATCH, _RATE = 300, 128, 0.003
@@ -218,7 +218,7 @@ class _Design:
         plan, kind = self.plan, str(self.attack.card.get("oracle") or "soft")
         models = plan.spec.victims if self.setting else 1
         oracle = Oracle(kind, plan.spec.query_budget // len(self.assumed) // models)
-        task, answering = AttackTask(targets=(_VICTIM,), oracle=oracle), plan.trainer()
+        task, answering = AttackTask(targets=(_VICTIM,), oracle=oracle, classes=held.lacks), plan.trainer()
 
         def reply(x: Tensor, _: str | None) -> Tensor:
             logits = _drowned(answering.predict(self.weights, x), scale, noise)
@@ -232,7 +232,7 @@ class _Design:
         """The model's parameters in view."""
         weights = {n: _drowned(t, scale, noise) for n, t in self.weights.items()}
         view = _view(folder, [("server", _VICTIM, "model_parameters", weights)])
-        return self._run(view, held, AttackTask(targets=(_VICTIM,)))
+        return self._run(view, held, AttackTask(targets=(_VICTIM,), classes=held.lacks))
 
     def _overheard(
         self, folder: Path, held: Assumption, scale: float, noise: torch.Generator
@@ -251,7 +251,9 @@ class _Design:
         answers = {"index": torch.arange(len(public)), "values": own}
         mean = {"index": torch.arange(len(public)), "values": (own + others) / 2}
         sent = [(_VICTIM, "server", "soft_labels", answers), ("server", _VICTIM, "ensemble_labels", mean)]
-        return self._run(_view(folder, sent), held, AttackTask(targets=(_VICTIM,)), public=public)
+        return self._run(
+            _view(folder, sent), held, AttackTask(targets=(_VICTIM,), classes=held.lacks), public=public
+        )
 
     def _answered(self, wanted: str, logits: Tensor, sent: bool = False) -> Tensor:
         """A client's answers with these logits, through the run's defences on the messages in which clients answer.

@@ -173,6 +173,7 @@ def _packed_task(task: AttackTask, tensors: Tensors) -> dict[str, Any]:
     oracle = task.oracle
     return {
         "targets": list(task.targets),
+        "classes": list(task.classes),
         "challenges": [
             {
                 "target": target,
@@ -193,6 +194,7 @@ def _task_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> AttackT
     terms = value["oracle"]
     return AttackTask(
         targets=tuple(value["targets"]),
+        classes=tuple(value["classes"]),
         challenges={
             c["target"]: Challenge(
                 target=c["target"],
