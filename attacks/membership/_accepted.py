@@ -68,7 +68,7 @@ class Selector:
         )
 
     def known_of(self, records: int) -> int:
-        """How many of a class's records are known ones; 0 where the class is too small for an estimate."""
+        """Return the number of known records among a class's; 0 where the class is too small for an estimate."""
         return known_records(records, validation=self.validation, most=self.known) if records > 1 else 0
 
 
@@ -168,13 +168,12 @@ class SelectedClass:
         """(b,) logarithm of how likely guesses are by coins and roles alone, up to a constant; -inf: impossible."""
         held = (guesses.role != OUT).sum(1)
         possible = (guesses.role == KNOWN).sum(1) == self._known[held]
-        # A class with a single record has no estimate, and its roles mean nothing: one of the two is kept.
         return -self._ways[held].masked_fill(~possible, torch.inf)
 
     # -- bits ---------------------------------------------------------------------------------------------------
 
     def declined(self, guesses: Guesses, softness: float) -> Tensor:
-        """How likely the class declines each of the samples that are near: (b, q).
+        """Return the probability (b, q) that the class declines each near sample.
 
         Args:
             guesses: b of them.
@@ -186,7 +185,7 @@ class SelectedClass:
         if others:
             more = (guesses.role[:, -others:] == KNOWN).sum(1)
             some = more.nonzero().squeeze(1)
-            if len(some):
+            if found.numel() and len(some):
                 # Where such a record lies is unknown: it accepts as often as one of the library does.
                 at = level[some]
                 reach = (self._mean[at] - threshold[some, None]) / self._scale[at]
@@ -227,7 +226,7 @@ class SelectedClass:
             logs = found[len(self.records.candidates) :].clamp_min(_LEAST).log()
             at_public.append(found.float())
             among.append(influence[:, len(public) :].float())
-            if len(logs) > 1:
+            if logs.numel() and len(logs) > 1:
                 mean.append(logs.mean(0).float())
                 scale.append(logs.std(0).float().clamp_min(1e-3) * (math.sqrt(3) / math.pi))
         self._at_public, self._among = torch.cat(at_public), torch.cat(among)

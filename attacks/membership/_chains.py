@@ -19,7 +19,7 @@ _WRONG = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Annealing:
-    """How chains run.
+    """Settings of the chains.
 
     Attributes:
         chains: of one client, side by side.
@@ -37,10 +37,11 @@ class Annealing:
 def coins(
     classes: list[SelectedClass], accepted: Tensor, annealing: Annealing, generator: torch.Generator
 ) -> list[Tensor]:
-    """How likely each candidate of each class is a member, by the accept bits of one client.
+    """Return the probability that each candidate of each class is a member, by one client's accept bits.
 
-    A sample is accepted where any class accepts it. Each step draws the state of two sites of a class anew, given all
-    other sites and classes (Geman & Geman 1984), while the noise on log ratios is lowered.
+    A sample is accepted where any class accepts it. Each step draws two sites of a class, given all other sites and
+    classes (Geman & Geman 1984). The noise on log ratios is lowered step by step. Chains are weighted by how well they
+    agree with the bits at the new noise.
 
     Args:
         classes: of the client.
@@ -56,28 +57,45 @@ def coins(
     cooling = max(round(annealing.cooling * annealing.sweeps), 1)
     counted = max(annealing.sweeps - cooling, 1)
     declined = torch.ones(len(classes), annealing.chains, len(accepted))
+    weight = torch.zeros(annealing.chains)
     for sweep in range(cooling + counted):
         done = min(sweep / cooling, 1.0)
         softness = _HOT ** (1 - done) * annealing.softness**done
-        for k, c in enumerate(classes):
-            if sweep <= cooling:
+        if sweep <= cooling:
+            before = _bits(declined.prod(0), accepted) if sweep else torch.zeros(annealing.chains)
+            for k, c in enumerate(classes):
                 declined[k][:, c.near] = c.declined(states[k], softness)
+            weight += _bits(declined.prod(0), accepted) - before
+            kept, weight = _resampled(weight, generator)
+            states = [Guesses(record=s.record[kept], role=s.role[kept]) for s in states]
+            declined = declined[:, kept]
         for k, c in enumerate(classes):
             others = torch.cat([declined[:k], declined[k + 1 :]])[:, :, c.near].prod(0)
             states[k], now = _step(c, states[k], others, accepted[c.near], softness, sweep, generator)
             declined[k][:, c.near] = now
             if sweep >= cooling:
-                held[k] += _held(c, states[k])
+                held[k] += _held(c, states[k], weight.softmax(0))
     return [h / counted for h in held]
 
 
-def _held(c: SelectedClass, state: Guesses) -> Tensor:
-    """Share of the guesses that hold each candidate (n,)."""
-    n = len(c.records.candidates)
+def _resampled(weight: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Numbers of the chains that go on, and their log weights (b,): drawn anew once half of them count for little.
+
+    Source: Del Moral, Doucet & Jasra 2006, "Sequential Monte Carlo samplers", section 3.1.2; systematic draws.
+    """
+    b, share = len(weight), weight.double().softmax(0)
+    if 1 / float(share.square().sum()) > b / 2:
+        return torch.arange(b), weight
+    places = (torch.arange(b) + torch.rand(1, generator=generator).double()) / b
+    return torch.searchsorted(share.cumsum(0), places).clamp_max(b - 1), torch.zeros(b)
+
+
+def _held(c: SelectedClass, state: Guesses, share: Tensor) -> Tensor:
+    """Weighted share (n,) of the guesses that hold each candidate; `share` (b,) are the weights."""
     sites = len(c.records.sites)
-    record, role = state.record[:, :sites], state.role[:, :sites]
-    found = torch.zeros(n).index_add_(0, record.flatten(), (role != OUT).float().flatten())
-    return found / len(record)
+    held = (state.role[:, :sites] != OUT) * share[:, None]
+    found = torch.zeros(len(c.records.candidates))
+    return found.index_add_(0, state.record[:, :sites].flatten(), held.flatten())
 
 
 def _step(
@@ -89,7 +107,7 @@ def _step(
     sweep: int,
     generator: torch.Generator,
 ) -> tuple[Guesses, Tensor]:
-    """Draws two sites anew; the new state, and how likely the class then declines (b, q)."""
+    """Draw two sites; return the new state, and the probability (b, q) that the class then declines."""
     b, size = state.role.shape
     a_site, b_site, hidden = _sites(c, b, sweep, generator)
     first = _options(c, state, a_site, hidden, generator)
@@ -138,7 +156,7 @@ def _sites(
 def _options(
     c: SelectedClass, state: Guesses, site: Tensor, hidden: bool, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """What may stand at a site (b,): records (b, o) and roles (b, o)."""
+    """Return the options of a site (b,) of each chain: records (b, o) and roles (b, o)."""
     if hidden:
         library = len(c.records.library)
         now = state.record.gather(1, site[:, None])

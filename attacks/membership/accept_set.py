@@ -134,8 +134,8 @@ class AcceptSet:
             records = Records(
                 candidates=points[rows],
                 sites=local.reshape(of.shape),
-                library=library,
-                others=self.config.others if len(library) > 1 else 0,
+                library=library if len(library) > 1 else points[rows],
+                others=self.config.others if len(rows) > 1 else 0,
             )
             found.append((rows, records))
         return found
