@@ -7,6 +7,7 @@ __all__ = ["REGISTRY"]
 REGISTRY: Registry = Registry(
     "fdaudit.attacks",
     {
+        "accept-set": "fdaudit.attacks.membership.accept_set:AcceptSet",
         "analytic": "fdaudit.attacks.gradient_inversion.analytic:AnalyticRecovery",
         "augmentation": "fdaudit.attacks.label_only.augmentation:Augmentation",
         "boundary-distance": "fdaudit.attacks.label_only.boundary:BoundaryDistance",

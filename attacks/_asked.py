@@ -1,7 +1,9 @@
-"""The model that an adversary can ask: through an oracle, or because its parameters are in its view.
+"""The model that an adversary asks about a victim: the most revealing one that it can.
 
 Guarantees:
-  * an oracle is preferred, since what it answers is the target itself; parameters in view are asked without a limit;
+  * a victim's own model comes first: through an oracle, or as the victim sent it; then the released or shared model;
+  * of the shared model an oracle is preferred, since what it answers is the target itself; parameters in view are asked
+    without a limit;
   * the answers are those that the attack declared (`soft` or `hard`), whatever more could be had.
 """
 
@@ -15,12 +17,14 @@ from torch import Tensor
 
 from fdaudit.types import Applicability, AttackTask, OracleHandle, task_of
 
+from ._uploads import MODELS, after, uploads_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fdaudit.knowledge import Knowledge
     from fdaudit.messages import Message
-    from fdaudit.training import Trainer
+    from fdaudit.training import Parameters, Trainer
     from fdaudit.view import View
 
 __all__ = ["Asked", "answerable", "asked", "log_likelihood", "shared_model"]
@@ -33,8 +37,9 @@ class Asked:
     Attributes:
         answers: `soft` or `hard`.
         oracle: the handle, or None where parameters in view are evaluated.
-        of: whose model the handle is asked for; None: the released one.
+        of: whose own model it is; None: the released or shared one.
         parameters: the model in view, where there is no oracle.
+        start: of a model that the victim sent, the model that it was trained from.
         train: the adversary's own training core, to evaluate them.
         multi_label: whether each class has an answer of its own.
     """
@@ -43,6 +48,7 @@ class Asked:
     oracle: OracleHandle | None = None
     of: str | None = None
     parameters: Mapping[str, Tensor] | None = None
+    start: Mapping[str, Tensor] | None = None
     train: Trainer | None = None
     multi_label: bool = False
 
@@ -68,7 +74,7 @@ class Asked:
 
 
 def asked(
-    answers: str, view: View, knowledge: Knowledge, task: AttackTask, target: str
+    answers: str, view: View, knowledge: Knowledge, task: AttackTask, target: str, *, own: bool = True
 ) -> tuple[Asked | None, Applicability]:
     """What an adversary can ask about one victim, or None and the reason why there is nothing.
 
@@ -78,12 +84,26 @@ def asked(
         knowledge: what it knows besides.
         task: with an oracle handle, where it has one.
         target: the victim.
+        own: whether a model that the victim sent may be asked.
     """
     several = knowledge.task == "multi-label"
     oracle = task.oracle
-    if oracle is not None and oracle.answers == answers and (not oracle.models or target in oracle.models):
-        of = target if oracle.models else None
-        return Asked(answers=answers, oracle=oracle, of=of, multi_label=several), Applicability(True)
+    if oracle is not None and (oracle.answers != answers or (oracle.models and target not in oracle.models)):
+        oracle = None
+    if oracle is not None and oracle.models:
+        return Asked(answers=answers, oracle=oracle, of=target, multi_label=several), Applicability(True)
+    if own and (sent := _sent_model(view, knowledge, target)) is not None:
+        parameters, start = sent
+        return Asked(
+            answers=answers,
+            of=target,
+            parameters=parameters,
+            start=start,
+            train=knowledge.train,
+            multi_label=several,
+        ), Applicability(True)
+    if oracle is not None:
+        return Asked(answers=answers, oracle=oracle, multi_label=several), Applicability(True)
     if not view.select(kind="model_parameters"):
         return None, Applicability(
             False, f"neither a {answers}-label oracle nor any model parameters in view"
@@ -113,6 +133,22 @@ def answerable(
     if needed > allowed:
         return Applicability(False, f"needs {needed} queries, the budget allows {allowed}")
     return Applicability(True)
+
+
+def _sent_model(view: View, knowledge: Knowledge, target: str) -> tuple[Parameters, Parameters] | None:
+    """Return the last model of the federation's network that a victim sent, and the one that it was trained from."""
+    if knowledge.architecture is None or knowledge.train is None:
+        return None
+    uploads = uploads_of(view, target, MODELS)
+    if not uploads:
+        return None
+    message, origin = uploads[-1]
+    start = view.tensors(origin)
+    network = knowledge.architecture.build(torch.Generator().manual_seed(0))
+    shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    if any(name not in start or tuple(start[name].shape) != shape for name, shape in shapes.items()):
+        return None
+    return after(view, message, start), start
 
 
 def shared_model(view: View) -> Message | None:

@@ -27,7 +27,7 @@ class LossThresholdConfig(Config):
 
 
 class LossThreshold:
-    """Scores a candidate by minus its (binary) cross-entropy loss under the released model.
+    """Scores a candidate by minus its (binary) cross-entropy loss under the most revealing model.
 
     Asks a soft-label oracle where the adversary has one, one query a candidate: each victim's own model where
     clients answer, else the released one. Otherwise it evaluates the last model in its view itself. Thresholding the
@@ -37,7 +37,7 @@ class LossThreshold:
 
     name: ClassVar[str] = "loss-threshold"
     goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters")
+    needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters", "model_update")
     assumes: ClassVar[tuple[str, ...]] = ("architecture",)
     oracle: ClassVar[str | None] = "soft"
     source: ClassVar[str] = "Yeom, Giacomelli, Fredrikson & Jha 2018; Sablayrolles et al. 2019"

@@ -147,7 +147,7 @@ def of_federations() -> Iterator[Growth]:
 
 
 def of_attacks() -> Iterator[Growth]:
-    fdaudit.cells.controls = lambda attack, plan: {}  # they do not grow with a cell
+    fdaudit.cells.controls = lambda attack, plan, setting: {}  # they do not grow with a cell
     more = {
         "gradients": ("fedavg", {"rounds": 2, "upload": "gradient", "batch_size": 4, "lr": 0.1}, {}),
         "perceptron": (

@@ -59,6 +59,7 @@ _TITLES = {
     "DatasetSpec": "dataset",
     "PartitionSpec": "partition",
     "SplitSpec": "splits",
+    "AuxiliarySpec": "auxiliary",
     "CanarySpec": "canaries",
     "ModelSpec": "model",
     "ProtocolSpec": "protocol",
@@ -248,13 +249,14 @@ def _tried_on(found: Mapping[str, Any]) -> str:
     control = found.get("control", {"on": "model"})
     return {
         "answers": "answers of a model that learnt auxiliary records under shifted labels",
-        "classes": "classes that a model has seen and the adversary's auxiliary data lack, through its {through}",
+        "classes": "the run's network, trained on as many auxiliary records as a client has, through its {through}",
         "discriminator": "a discriminator that knows auxiliary records by heart",
         "federation": "logits on public samples of a client that knows auxiliary records by heart",
         "generated": "generated samples that repeat auxiliary records under noise",
         "gradients": "the gradients of {images} single images, on an untrained `{model}`",
         "labels": "the run's own protocol, undefended, with auxiliary records spread unevenly over its clients",
         "model": "auxiliary records learnt by heart under labels drawn at random",
+        "selector": "a client of the run's own protocol, undefended, whose selector is fitted to auxiliary records",
         "uploads": "gradients of FedAvg, of the run's network, from a client that trained on auxiliary records",
     }[control["on"]].format(**control)
 

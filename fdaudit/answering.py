@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fdaudit.training import Parameters
     from fdaudit.vault import Vault
 
-__all__ = ["Answering"]
+__all__ = ["Answering", "answers_of"]
 
 
 class Answering:
@@ -89,10 +89,7 @@ class Answering:
         if heard is None:
             raise FdauditError(f"oracle: {of} answers no samples with these settings.")
         logits = self._trainers[of].predict(self._vault.load(_where(of)), x)
-        values, _ = defended_answers(self._plan, heard[0], logits, noise)
-        if wanted == "soft" or values.ndim == 1:
-            return values
-        return values.argmax(1)
+        return answers_of(self._plan, wanted, heard[0], logits, noise)
 
     def predictions(self, of: str, x: Tensor) -> Tensor:
         """Return the logits (n, C) of a party's final model on samples, before any defence; for the auditor alone.
@@ -132,6 +129,20 @@ class Answering:
         protocol.state = self._vault.load(checkpoint["state"])
         released: Parameters | None = protocol.released()
         return released
+
+
+def answers_of(plan: Plan, wanted: str, kind: str, logits: Tensor, noise: SecretStream) -> Tensor:
+    """Return what a client answers an oracle: probabilities (n, C), or classes (n,).
+
+    Args:
+        plan: the run's plan.
+        wanted: `soft` or `hard`.
+        kind: the kind of message in which clients answer.
+        logits: (n, C) of the client's model.
+        noise: for the defences on its messages.
+    """
+    values, _ = defended_answers(plan, kind, logits, noise)
+    return values if wanted == "soft" or values.ndim == 1 else values.argmax(1)
 
 
 def _where(party: str) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,16 @@ from typing import Any
 from torch import Tensor
 
 from fdaudit.answering import Answering
-from fdaudit.controls import controls, depends_on
+from fdaudit.auxiliary import Assumption, assumptions, known, merged, others, shared
+from fdaudit.controls import controls, depends_on, setting_of
 from fdaudit.errors import IntegrityError
 from fdaudit.extraction import RELEASED, Copies
-from fdaudit.isolation.attacker import AttackFailedError, attack, home
+from fdaudit.handed import Adversary, handed_folder, without_records
+from fdaudit.isolation.attacker import AttackFailedError, attack
 from fdaudit.isolation.rehearsal import Rehearsal
 from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
+from fdaudit.limits import JSON_BYTES, read_file
 from fdaudit.locks import writing
 from fdaudit.manifest import read_manifest
 from fdaudit.messages import canonical
@@ -56,15 +58,6 @@ __all__ = ["Adversary", "Stage", "controls_directory", "handed_folder", "not_ask
 
 _MOST_LOGGED = 4 << 20
 """Bytes of questions and answers that an oracle's log keeps whole, cell by cell; digests of what comes after."""
-
-
-@dataclass(frozen=True, eq=False)
-class Adversary:
-    """An adversary with its exported view, and a directory for its rehearsals, while they lie on disk."""
-
-    name: str
-    view: View
-    scratch: Path
 
 
 class Stage:
@@ -108,18 +101,15 @@ class Stage:
             own_data=own,
         )
 
-    def knowledge(self, adversary: Adversary) -> Knowledge:
-        """What adversaries are assumed to know; none of it holds a weight of any party."""
-        return Knowledge(
-            architecture=self.plan.architecture,
-            auxiliary=self.plan.auxiliary,
-            train=self.plan.trainer(),
-            encode=self.plan.encoder,
-            public=self.plan.public if len(self.plan.public) else None,
-            initial=self.plan.networks.initial_seed(self.plan.seed),
-            classes=self.plan.dataset.classes,
-            rehearse=Rehearsal.of(self.plan, adversary.name, own=adversary.scratch, everybody=self._common),
-            task=self.plan.dataset.task,
+    def knowledge(
+        self, adversary: Adversary, card: Mapping[str, Any] | None = None, held: Assumption | None = None
+    ) -> Knowledge:
+        """What an adversary is assumed to know, by an attack's card; none of it holds a weight of any party."""
+        return known(
+            self.plan,
+            held or others(self.plan),
+            card or {},
+            Rehearsal.of(self.plan, adversary.name, own=adversary.scratch, everybody=self._common),
         )
 
     def victims(self, adversary: str) -> tuple[str, ...]:
@@ -177,12 +167,14 @@ class Stage:
                 "not-applicable", reason="the attack needs records of one class each, not multi-label"
             )
         try:
-            guesses, queries, reason = self._tried(base, adversary, self.task(adversary.name, attack))
+            assumed = assumptions(self.plan, attack.card)
+            task = self.task(adversary.name, attack)
+            guesses, queries, reason = self._tried(base, adversary, task, assumed)
             if not guesses:
                 return base.cell("not-applicable", reason=reason)
-            figures, targets = self._scorer.score(base.id, guesses)
+            figures, targets = self._scorer.score(base.id, guesses, assumed)
             on_canaries, others = self._on_canaries(base, adversary)
-            tried = self._controls(attack)
+            tried = self._controls(attack, adversary.name)
             failed = [name for name, control in tried.items() if not control.passed]
             reason = "" if not failed else f"its {' and '.join(failed)} control failed"
             made = base.cell(
@@ -207,21 +199,36 @@ class Stage:
         return _Base(self.plan, adversary, attack).cell("failed", reason=reason)
 
     def _tried(
-        self, base: _Base, adversary: Adversary, task: AttackTask, *purpose: str
+        self,
+        base: _Base,
+        adversary: Adversary,
+        task: AttackTask,
+        assumed: Sequence[Assumption],
+        *purpose: str,
     ) -> tuple[tuple[Guess, ...], dict[str, Any] | None, str]:
         """The attack's checked guesses on one task and what it asked of whom; or none, and why there are none."""
         candidates = {k: len(c.y) for k, c in task.challenges.items()}
         seed = child_seed(self.plan.seed, "attack", base.id, *purpose)
-        case = Case(knowledge=self.knowledge(adversary), task=task, seed=seed)
-        guesses, queries = self._ask("/".join((base.id, *purpose)), base.attack, adversary, case)
-        if isinstance(guesses, str):
-            return (), None, guesses
-        if guesses:
+        cases = [
+            Case(
+                knowledge=self.knowledge(adversary, base.attack.card, held),
+                task=shared(task, len(assumed)),
+                seed=seed,
+            )
+            for held in assumed
+        ]
+        withheld = any(held.lacks for held in assumed)
+        view = without_records(adversary, self.view(adversary.name)) if withheld else adversary.view
+        found, queries = self._ask("/".join((base.id, *purpose)), base.attack, view, cases)
+        if isinstance(found, str):
+            return (), None, found
+        for guesses in filter(None, found):
             targets = (*task.targets, *((RELEASED,) if isinstance(guesses[0], Extraction) else ()))
             check_guesses(guesses, targets, candidates, adversary.view, self.plan.dataset.classes)
             _refuse_another_goal(guesses, base.attack.card["goal"])
             self._truth.refuse_too_many(guesses, adversary.view)
-        return guesses, queries, "" if guesses else "no victim has a message that the attack can use"
+        made = merged(found, assumed)
+        return made, queries, "" if made else "no victim has a message that the attack can use"
 
     def _on_canaries(
         self, base: _Base, adversary: Adversary
@@ -232,22 +239,22 @@ class Stage:
         task = self.task(adversary.name, base.attack, canaries=True)
         if not task.challenges:
             return None, ()
-        found, queries, reason = self._tried(base, adversary, task, "canaries")
+        found, queries, reason = self._tried(base, adversary, task, (others(self.plan),), "canaries")
         return {"queries": queries, "reason": reason}, found
 
     def _ask(
-        self, name: str, asked_for: AttackPlan, adversary: Adversary, case: Case
-    ) -> tuple[tuple[Guess, ...] | str, dict[str, Any] | None]:
-        """Runs the attack, serving its oracle; every question and answer is chained from the run's head.
+        self, name: str, asked_for: AttackPlan, view: View, cases: Sequence[Case]
+    ) -> tuple[list[tuple[Guess, ...]] | str, dict[str, Any] | None]:
+        """Runs the attack on each case, serving its oracle; every question and answer is chained from the run's head.
 
         Returns:
-            The guesses, or why there are none; and, where there is an oracle, the budget, how many samples were asked
-            (counted where they were answered) and of whom, and the log's own length and head, without which its end
-            could be cut off.
+            The guesses on each case, or why there are none; and, where there is an oracle, the budget, how many samples
+            were asked (counted where they were answered) and of whom, and the log's own length and head, without which
+            its end could be cut off.
         """
-        oracle, asker = case.task.oracle, adversary.name
+        oracle, asker = cases[0].task.oracle, view.name
         if not isinstance(oracle, Oracle):
-            return attack(asked_for, adversary.view, case), None
+            return _on_each(attack(asked_for, view, case) for case in cases), None
         kind, secret = oracle.answers, self._vault.secrets.for_run(self.plan.identity)
         start = Position(head=str(read_manifest(self.run)["head"]))
         asked, whose = list[int](), set[str]()
@@ -273,21 +280,22 @@ class Stage:
                 log.record(answerer, asker, "oracle_answer", {"values": values})
                 return values
 
-            guesses = attack(asked_for, adversary.view, case, serve_one)
+            found = _on_each(attack(asked_for, view, case, serve_one) for case in cases)
             end = log.sync()
-        if isinstance(guesses, str):
+        if isinstance(found, str):
             shutil.rmtree(cell_directory(self.run, name), ignore_errors=True)
-            return guesses, None
-        spent = {"budget": oracle.budget, "spent": sum(asked), "asked": sorted(whose)}
-        return guesses, {**spent, "messages": end.seq, "head": end.head}
+            return found, None
+        spent = {"budget": self.plan.spec.query_budget, "spent": sum(asked), "asked": sorted(whose)}
+        return found, {**spent, "messages": end.seq, "head": end.head}
 
-    def _controls(self, attack: AttackPlan) -> dict[str, Control]:
-        """Both controls of an attack; run once and kept, since they depend on no adversary.
+    def _controls(self, attack: AttackPlan, adversary: str) -> dict[str, Control]:
+        """Both controls of an attack; run once for all adversaries in the same setting, and kept.
 
         What was kept counts only if the secret seals it, with all that it depends on: the file may come from anywhere.
         """
-        path = controls_directory(self.run) / f"{attack.name}.json"
-        upon = depends_on(attack, self.plan)
+        setting = setting_of(attack, self.plan, adversary)
+        path = controls_directory(self.run) / f"{'-'.join(filter(None, (attack.name, setting)))}.json"
+        upon = depends_on(attack, self.plan, setting)
 
         def seal(outcomes: Any) -> str:
             return self._vault.secrets.commit("controls", upon, canonical(outcomes))
@@ -297,12 +305,22 @@ class Stage:
             kept = load_json(path) if path.is_file() else None
         if isinstance(kept, dict) and kept.get("sealed") == seal(kept.get("controls")):
             return {name: Control.from_json(value) for name, value in kept["controls"].items()}
-        tried = controls(attack, self.plan)
+        tried = controls(attack, self.plan, setting)
         path.parent.mkdir(parents=True, exist_ok=True)
         outcomes = {n: c.to_json() for n, c in tried.items()}
         with writing(path.parent, wait=True):  # a process with another adversary's cell writes the same file
             save_json(path, {"sealed": seal(outcomes), "controls": outcomes}, indent=1)
         return tried
+
+
+def _on_each(found: Iterable[tuple[Guess, ...] | str]) -> list[tuple[Guess, ...]] | str:
+    """The guesses on each case; or why there are none on one of them, and no more cases are tried."""
+    made = list[tuple[Guess, ...]]()
+    for guesses in found:
+        if isinstance(guesses, str):
+            return guesses
+        made.append(guesses)
+    return made
 
 
 def _refuse_another_goal(guesses: Sequence[Guess], goal: Goal) -> None:
@@ -337,14 +355,7 @@ def take_controls(source: Path, run: Path) -> None:
         target = controls_directory(run) / path.name
         if not target.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(target, path.read_bytes())
-
-
-@contextmanager
-def handed_folder() -> Iterator[Path]:
-    """A directory that fdaudit's own attacks may read, gone when the block ends."""
-    with tempfile.TemporaryDirectory(dir=home()) as folder:
-        yield Path(folder)
+            write_atomically(target, read_file(path, JSON_BYTES))
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from fdaudit.bookkeeping import books_of, views_of
 from fdaudit.cells import Stage
 from fdaudit.checks import check_claims
+from fdaudit.containment import contained
 from fdaudit.errors import IntegrityError
-from fdaudit.limits import TABLE_BYTES, read_file
+from fdaudit.family import family_of
+from fdaudit.limits import TABLE_BYTES, open_file, read_file
 from fdaudit.log import read_log
 from fdaudit.manifest import read_manifest
 from fdaudit.messages import role
@@ -71,13 +73,15 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
     ledgers = _ledgers(plan, run)
     costs = [entry.to_json() for entry in ledgers]
     private = derived_from_data(read_log(run / "transcript").messages)
+    views, oracles = {p: stage.view(p) for p in seen}, accesses(plan)
     value = {
         "schema": SCHEMA,
         "auditor_only": True,
         "run": _run_card(plan, run, manifest, silences),
         "class_table": plan.splits.class_table.tolist(),
         "utility": _utility(run, plan.dataset.task, plan.dataset.classes),
-        "exposure": [row for p in seen for row in exposure(stage.view(p).messages, p, private)],
+        "exposure": [row for p in seen for row in exposure(views[p].messages, p, private)],
+        "views": contained(views.values(), oracles, spec.transport),
         "wire": [
             {"kind": w.kind, "sender_role": w.sender, "messages": w.messages, "bytes": w.bytes}
             for w in bytes_on_wire(read_log(run / "transcript").messages)
@@ -85,11 +89,12 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
         "assumptions": list(card.trust),
         "oracles": [
             {"name": a.name, "available_to": list(a.available_to), "answers": ", ".join(a.answers)}
-            for a in accesses(plan)
+            for a in oracles
         ],
         "ledger": costs,
         "checks": [check.to_json() for check in check_claims(plan, run, ledgers)],
         "cells": cells,
+        "family": family_of(plan, run, cells),
         "gates": gates(spec.gates.model_dump(), cells, costs),
         "out_of_scope": [dict(attack) for attack in OUT_OF_SCOPE],
         "limits": [*_limits(plan), *_went_silent(silences), *_stopped(plan, run)],
@@ -153,7 +158,11 @@ def _model_hashes(run: Path) -> list[dict[str, str]]:
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    try:
+        with open_file(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise IntegrityError([f"vault/models/{path.name} cannot be read: {error.strerror}"]) from None
 
 
 def _ledgers(plan: Plan, run: Path) -> list[Ledger]:

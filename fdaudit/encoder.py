@@ -16,7 +16,7 @@ from fdaudit.spec import ModelSpec
 from fdaudit.training import Fit, Job, Parameters, Trainer, draw_batches, parameters_of
 from fdaudit.types import task_of
 
-__all__ = ["TaskEncoder"]
+__all__ = ["TaskEncoder", "fitted"]
 
 _MODEL = ModelSpec(name="cnn-strided")
 _STEPS, _BATCH, _RATE = 150, 64, 0.001
@@ -49,22 +49,43 @@ class TaskEncoder:
 
     @cached_property
     def _network(self) -> Network:
-        x, y = self.auxiliary
-        shape = (int(x.shape[1]), int(x.shape[2]), int(x.shape[3]))
-        made = architecture(_MODEL, shape, self.classes)
-        module = made.build(child(self.seed, "encoder", "initial"))
-        card = {"what": "encoder", "execution": self.execution.described, "seed": self.seed}
-        start = parameters_of(module)
-        fitted = computed_once(card, [start, x, y], lambda _: self._fitted(made, start))
-        module.load_state_dict(fitted, strict=False)
-        if not isinstance(module, Network):
-            raise TypeError(f"the encoder's model is a {type(module).__name__} without features")
-        return module.cpu().eval()
+        x, _ = self.auxiliary
+        made = architecture(_MODEL, (int(x.shape[1]), int(x.shape[2]), int(x.shape[3])), self.classes)
+        return fitted("encoder", made, self.auxiliary, _STEPS, self.execution, self.seed)
 
-    def _fitted(self, network: Architecture, start: Parameters) -> Parameters:
-        x, y = self.auxiliary
-        batches = draw_batches(len(y), _BATCH, steps=_STEPS, generator=child(self.seed, "encoder", "batches"))
-        job = Job(party="encoder", parameters=start, x=x, targets=y, batches=batches)
+
+def fitted(
+    what: str,
+    network: Architecture,
+    records: tuple[Tensor, Tensor],
+    steps: int,
+    execution: Execution,
+    seed: int,
+) -> Network:
+    """Fit a network to records by Adam, on the CPU and ready for use; once, however often it is asked for.
+
+    Args:
+        what: names it, and its draws.
+        network: a network of the zoo.
+        records: (x, y), y (n,) or (n, C).
+        steps: of 64 records each.
+        execution: how training runs.
+        seed: the seed of its initial weights and batches.
+    """
+    x, y = records
+    module = network.build(child(seed, what, "initial"))
+    start = parameters_of(module)
+
+    def made(_: torch.Generator) -> Parameters:
+        batches = draw_batches(len(y), _BATCH, steps=steps, generator=child(seed, what, "batches"))
+        job = Job(party=what, parameters=start, x=x, targets=y, batches=batches)
+        fit = Fit(lr=_RATE, optimizer="adam", objective=objective_of(task_of(y)))
         with torch.enable_grad():
-            fit = Fit(lr=_RATE, optimizer="adam", objective=objective_of(task_of(y)))
-            return Trainer(network, self.execution).fit([job], fit)[0].parameters
+            return Trainer(network, execution).fit([job], fit)[0].parameters
+
+    card = {"what": what, "network": network.described, "steps": steps, "seed": seed}
+    card["execution"] = execution.described
+    module.load_state_dict(computed_once(card, [start, x, y], made), strict=False)
+    if not isinstance(module, Network):
+        raise TypeError(f"the {what}'s model is a {type(module).__name__} without features")
+    return module.cpu().eval()

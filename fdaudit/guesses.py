@@ -8,6 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -26,6 +27,7 @@ __all__ = [
     "LabelGuess",
     "MembershipGuess",
     "ReconstructionGuess",
+    "guesses_and_digest",
     "read_guesses",
     "schema",
     "to_guesses",
@@ -118,14 +120,20 @@ def read_guesses(path: Path) -> Guesses:
     Raises:
         UsageError: the file cannot be read, is no JSON, or a field is wrong.
     """
+    return guesses_and_digest(path)[0]
+
+
+def guesses_and_digest(path: Path) -> tuple[Guesses, str]:
+    """Return the guesses of a file, as `read_guesses` does, and the SHA-256 of the bytes they were read from."""
     remedy = "Write it by docs/guesses.schema.json."
     try:
-        value = parse_json(read_file(path, JSON_BYTES))
+        data = read_file(path, JSON_BYTES)
+        value = parse_json(data)
     except OSError as error:
         raise UsageError("GUESSES", str(path), f"cannot be read ({error.strerror})", remedy) from None
     except ValueError as error:
         raise UsageError("GUESSES", str(path), f"is not JSON: {error}", remedy) from None
-    return validate(Guesses, value, "guesses")
+    return validate(Guesses, value, "guesses"), hashlib.sha256(data).hexdigest()
 
 
 def to_guesses(given: Guesses, folder: Path, shape: tuple[int, ...]) -> tuple[Guess, ...]:

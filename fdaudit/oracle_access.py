@@ -120,7 +120,7 @@ def published(messages: Sequence[Message]) -> Message | None:
 
 
 def defended_answers(
-    plan: Plan, kind: str, logits: Tensor, noise: SecretStream
+    plan: Plan, kind: str, logits: Tensor, noise: SecretStream, z_max: Tensor | None = None
 ) -> tuple[Tensor, Event | None]:
     """Return clients' answers as they leave the client, through the defences on their messages, with their event.
 
@@ -129,12 +129,14 @@ def defended_answers(
         kind: the kind of message in which clients answer.
         logits: (n, C) of a client's model.
         noise: for the defences.
+        z_max: () the range of logits that the parties agreed on, where they did.
 
     Returns:
         Probabilities (n, C) or classes (n,), and the first guarantee in the order in which the defences act.
     """
     values = {"logits": logits, "soft_labels": logits.softmax(1), "hard_labels": logits.argmax(1)}[kind]
     tensors: Mapping[str, Tensor] = {"index": torch.arange(len(logits)), "values": values}
+    tensors = tensors if z_max is None or kind != "logits" else {**tensors, "z_max": z_max}
     event: Event | None = None
     for defense in plan.defenses.get((kind, "client"), ()):
         released = defense.release(kind, tensors, noise)

@@ -16,6 +16,7 @@ from fdaudit.config import Config, validate
 from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_splits, test_xy
 from fdaudit.encoder import TaskEncoder
 from fdaudit.errors import DataError, SpecError, nearest
+from fdaudit.evaluator import Evaluator
 from fdaudit.execution import Execution
 from fdaudit.federation import Common, applies
 from fdaudit.isolation.attacker import settings_of
@@ -172,6 +173,17 @@ class Plan:
             classes=self.dataset.classes,
             execution=self.execution,
             seed=child_seed(self.seed, "encoder"),
+        )
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """The auditor's own classifier, for what reconstructions of classes show; of single-label records only."""
+        return Evaluator(
+            self.test,
+            classes=self.dataset.classes,
+            taken=frozenset(network.name for network in self.networks.distinct),
+            execution=self.execution,
+            seed=child_seed(self.seed, "evaluator"),
         )
 
     def trainer(self) -> Trainer:

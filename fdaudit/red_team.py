@@ -16,10 +16,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fdaudit.auxiliary import others
 from fdaudit.cells import Stage
 from fdaudit.conclusion import conclude
 from fdaudit.errors import RunError, UsageError, nearest
-from fdaudit.guesses import Guesses, LabelGuess, ReconstructionGuess, read_guesses, schema, to_guesses
+from fdaudit.guesses import Guesses, LabelGuess, ReconstructionGuess, guesses_and_digest, schema, to_guesses
 from fdaudit.locks import writing
 from fdaudit.manifest import refuse_changed
 from fdaudit.plan import Plan
@@ -104,7 +105,7 @@ def score(run: Run, guesses: Path | str) -> Cell:
 
 
 def _score(run: Run, path: Path) -> Cell:
-    given, plan = read_guesses(path), run.plan
+    (given, digest), plan = guesses_and_digest(path), run.plan
     stage = Stage(plan, run.directory)
     _refuse_other_view(given, stage)
     _refuse_other_candidates(given, stage)
@@ -125,7 +126,7 @@ def _score(run: Run, path: Path) -> Cell:
         source=given.source or "guesses from outside",
         status="run",
         assumes=given.assumes,
-        params={"guesses_sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "submission": earlier + 1},
+        params={"guesses_sha256": digest, "submission": earlier + 1},
         figures=figures,
         targets=targets,
     )
@@ -143,8 +144,11 @@ def _fill(folder: Path, stage: Stage, adversary: str, challenges: bool) -> Mappi
     plan, view = stage.plan, stage.view(adversary)
     digest = write_view(view, folder / "view")
     (folder / "knowledge").mkdir()
-    x, y = plan.auxiliary
-    write_atomically(folder / "knowledge" / "auxiliary.safetensors", encode({"x": x, "y": y}))
+    held = others(plan).records
+    if held is not None:
+        write_atomically(
+            folder / "knowledge" / "auxiliary.safetensors", encode(dict(zip("xy", held, strict=True)))
+        )
     if len(plan.public):
         write_atomically(folder / "knowledge" / "public.safetensors", encode({"x": plan.public}))
     issued = stage.challenges(adversary) if challenges else {}

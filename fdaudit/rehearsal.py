@@ -22,6 +22,7 @@ from fdaudit.wire import Delivery, Wire
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fdaudit.training import Parameters
     from fdaudit.types import GradientRule, Trained
 
 __all__ = ["NoWire", "kinds_of", "networks_of", "parties_of", "rehearse", "roles_of", "set_up", "setting_of"]
@@ -98,6 +99,7 @@ def rehearse(
     training: Mapping[Trained, GradientRule] | None = None,
     withheld: Sequence[str] = (),
     transport: str = "plain",
+    models: dict[str, Parameters] | None = None,
 ) -> View:
     """Runs a protocol from start to end and returns an adversary's view of it.
 
@@ -113,6 +115,7 @@ def rehearse(
         training: training defences, by what is trained.
         withheld: kinds that are not sent.
         transport: what an eavesdropper sees of it.
+        models: takes each party's last model, where the protocol runs.
     """
     secret = _secret_of(seed)
     parties = parties_of(protocol, config, len(data))
@@ -133,8 +136,9 @@ def rehearse(
                 withheld=withheld,
                 withholdable=protocol.withholdable,
             )
-            for _ in protocol(config, setting_of(protocol, common, records, wire, seed)).rounds(0):
-                pass
+            for done in protocol(config, setting_of(protocol, common, records, wire, seed)).rounds(0):
+                if models is not None:
+                    models.update(done.models)
     return view_of(
         folder,
         adversary,

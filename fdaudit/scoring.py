@@ -14,12 +14,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fdaudit.auxiliary import Assumption
 from fdaudit.encoder import TaskEncoder
 from fdaudit.errors import IntegrityError
 from fdaudit.extraction import Copies
 from fdaudit.messages import canonical
 from fdaudit.metrics import (
     MembershipScore,
+    Rank,
     ReconstructionScore,
     fid_figure,
     mean_and_worst,
@@ -64,13 +66,14 @@ class Scorer:
         self._copies = copies
 
     def score(
-        self, cell: str, guesses: Sequence[Guess]
+        self, cell: str, guesses: Sequence[Guess], assumed: Sequence[Assumption] = ()
     ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
         """The figures over all victims, and each victim's own with pictures or ROC.
 
         Args:
             cell: the cell's id; names its random draws and its directory.
             guesses: of one kind, one a victim.
+            assumed: the adversaries that guessed, of reconstructions.
         """
         if isinstance(guesses[0], Membership):
             return self._score_membership(cell, [g for g in guesses if isinstance(g, Membership)])
@@ -78,7 +81,8 @@ class Scorer:
             return self._score_labels(cell, [g for g in guesses if isinstance(g, LabelDistribution)])
         if isinstance(guesses[0], Extraction):
             return self._copies.score([g for g in guesses if isinstance(g, Extraction)], cell)
-        return self._score_reconstruction(cell, [g for g in guesses if isinstance(g, Reconstruction)])
+        images = [g for g in guesses if isinstance(g, Reconstruction)]
+        return self._score_reconstruction(cell, images, assumed)
 
     def _score_membership(
         self, cell: str, guesses: Sequence[Membership]
@@ -129,21 +133,26 @@ class Scorer:
         return tuple(figures), targets
 
     def _score_reconstruction(
-        self, cell: str, guesses: Sequence[Reconstruction]
+        self, cell: str, guesses: Sequence[Reconstruction], assumed: Sequence[Assumption]
     ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
-        whole = self._truth.reconstruction(guesses, cell)
+        whole = self._truth.reconstruction(guesses, cell, assumed)
+        found = self._truth.identification(guesses, cell)
         targets = []
         for guess in guesses:
-            score = self._truth.reconstruction([guess], f"{cell}/{guess.target}")
+            own = f"{cell}/{guess.target}"
+            score = self._truth.reconstruction([guess], own, assumed)
+            shown = self._truth.evaluation([guess], own, assumed, False)
             targets.append(
                 TargetResult(
                     target=guess.target,
                     messages=guess.messages,
-                    figures=tuple(score.figures.values()),
-                    images=self._pictures(cell, guess, score),
+                    figures=(*score.figures.values(), *shown, *found.targets[guess.target]),
+                    images=self._pictures(cell, guess, score, assumed, found.ranks[guess.target]),
                 )
             )
-        return (*whole.figures.values(), *self._distances(guesses)), tuple(targets)
+        evaluated = self._truth.evaluation(guesses, cell, assumed, True)
+        figures = (*whole.figures.values(), *evaluated, *self._distances(guesses), *found.figures)
+        return figures, tuple(targets)
 
     def _distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:
         """How far all guesses lie from all true images as sets: FID, and the task encoder's distance beside it."""
@@ -158,12 +167,17 @@ class Scorer:
         )
 
     def _pictures(
-        self, cell: str, guess: Reconstruction, score: ReconstructionScore
+        self,
+        cell: str,
+        guess: Reconstruction,
+        score: ReconstructionScore,
+        assumed: Sequence[Assumption],
+        ranks: Mapping[int, Rank],
     ) -> tuple[Mapping[str, Any], ...]:
         """Writes true images and guesses as PNG; returns one entry an image, most alike first."""
         x, y = self._truth.records(guess)
         folder = cell_directory(self._run, cell)
-        prior = self._truth.prior_images(guess, score, cell)
+        prior = self._truth.prior_images(guess, score, cell, assumed)
         entries = []
         for place, row in sorted(enumerate(score.images), key=lambda r: -r[1].psnr):
             # Guesses of classes may have a nearest record in common, so theirs are told apart by the guess.
@@ -183,10 +197,18 @@ class Scorer:
                     "prior_psnr": row.psnr_prior,
                     "ssim": row.ssim,
                     "true_label": int(y[row.truth]) if y.ndim == 1 else None,
-                    "guessed_label": None if guess.labels is None else int(guess.labels[row.guess]),
+                    "guessed_label": (
+                        label := None if guess.labels is None else int(guess.labels[row.guess])
+                    ),
+                    **_ranked(ranks.get(label if guess.by_class and label is not None else row.truth)),
                 }
             )
         return tuple(entries)
+
+
+def _ranked(rank: Rank | None) -> dict[str, int]:
+    """A record's rank in its gallery, for its picture; nothing where it has no gallery."""
+    return {} if rank is None else {"rank": rank.rank, "gallery": rank.of}
 
 
 def _noted(figure: Figure, note: str) -> Figure:

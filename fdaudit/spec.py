@@ -17,6 +17,7 @@ from fdaudit.privacy import CanarySpec, PresetSpec, PrivacySpec
 
 __all__ = [
     "AttackSpec",
+    "AuxiliarySpec",
     "DatasetSpec",
     "DefenseEntry",
     "GateSpec",
@@ -91,6 +92,16 @@ class SplitSpec(Config):
                 "splits", total, "leaves the clients nothing", "Let the three sum to less than 1."
             )
         return self
+
+
+class AuxiliarySpec(Config):
+    """Which records adversaries are assumed to hold, of those that `splits.auxiliary` sets aside."""
+
+    inversion: Literal["class-disjoint", "same", "shifted", "none"] = "class-disjoint"
+    """For attacks that show what classes look like. `class-disjoint`: an adversary lacks half of the classes, and only
+    what it shows of these counts; each half is withheld in turn."""
+    others: Literal["same", "shifted", "none"] = "same"
+    """For all other attacks. `same`: as they are; `shifted`: turned, blurred and paler; `none`: no records."""
 
 
 class ModelSpec(Config):
@@ -237,6 +248,8 @@ class Spec(Config):
     """How records are spread over clients."""
     splits: SplitSpec = SplitSpec()
     """What is set aside before the clients share the rest."""
+    auxiliary: AuxiliarySpec = AuxiliarySpec()
+    """Which records adversaries are assumed to hold."""
     canaries: CanarySpec | None = None
     """Records inserted by secret coins, on which a claimed ε is checked."""
     model: ModelSpec = ModelSpec()

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from fdaudit.auxiliary import Assumption, others
+from fdaudit.class_truth import class_priors, evaluate_classes, score_classes
 from fdaudit.data import class_counts
 from fdaudit.errors import FdauditError
+from fdaudit.galleries import Identified, bystanders_of, gallery_tests
 from fdaudit.messages import role
 from fdaudit.metrics import (
     OWN_IMAGES,
     AuxiliaryPool,
-    Bystanders,
     WeightsUnavailableError,
     kl_divergence,
     load_lpips,
     match,
-    score_class_reconstruction,
     score_generated,
     score_label_distribution,
     score_membership,
@@ -133,7 +134,7 @@ class Truth:
 
     def __init__(self, plan: Plan, vault: Vault) -> None:
         self._plan, self._vault = plan, vault
-        self._known_behind: dict[tuple[str, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
+        self._known_behind: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         try:
             self._lpips: torch.nn.Module | None = load_lpips()
         except WeightsUnavailableError:
@@ -141,10 +142,13 @@ class Truth:
 
     def challenge(self, client: str) -> tuple[Challenge, Tensor]:
         """A client's candidates in random order, and beside them, for the auditor, who is a member (n,)."""
+        return self.challenge_on(client, self._plan.splits.clients[int(client.partition("/")[2])].train)
+
+    def challenge_on(self, client: str, train: Tensor) -> tuple[Challenge, Tensor]:
+        """Return the same candidates, and which of them (n,) are among other training records than the client's."""
         split = self._plan.splits.clients[int(client.partition("/")[2])]
-        pairs = len(split.members)
         index = torch.cat([split.members, split.non_members])
-        member = torch.arange(2 * pairs) < pairs
+        member = torch.isin(index, train)
         return self._shuffled(client, index, member, "matched-pairs", "challenge")
 
     def canaries(self, client: str) -> tuple[Challenge, Tensor]:
@@ -216,8 +220,9 @@ class Truth:
         C = self._plan.dataset.classes
         uniform = torch.full((C,), 1 / C, dtype=torch.float64)
         priors = {"uniform prior": uniform}
-        y = self._plan.auxiliary[1]
-        if int(class_counts(y, C).sum()):
+        held = others(self._plan).records
+        y = None if held is None else held[1]
+        if y is not None and int(class_counts(y, C).sum()):
             priors["prior: class shares of auxiliary records"] = _shares(y, C, "auxiliary")
         truths = [self.label_shares(k) for k in clients]
         name = min(priors, key=lambda p: sum(kl_divergence(t, priors[p]) for t in truths))
@@ -261,9 +266,19 @@ class Truth:
 
     def behind(self, client: str, messages: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The records (x, y) that went into some messages of one client, each once, in order of first use."""
-        if (key := (client, tuple(messages))) not in self._known_behind:
+        rows = self._behind(client, tuple(messages))
+        return self._plan.dataset.x[rows], self._plan.dataset.y[rows]
+
+    def _behind(self, client: str, messages: tuple[int, ...]) -> Tensor:
+        if (key := (client, messages)) not in self._known_behind:
             self._known_behind[key] = self._find_behind(*key)
         return self._known_behind[key]
+
+    def _rows(self, guess: Reconstruction) -> Tensor:
+        """The numbers, in the dataset, of the records that a guess is about."""
+        if not guess.by_class:
+            return self._behind(guess.target, guess.messages)
+        return self._plan.splits.clients[int(guess.target.partition("/")[2])].train
 
     def refuse_too_many(self, guesses: Sequence[Guess], view: View) -> None:
         """Refuse more reconstructed images than records behind the messages that they are said to come from.
@@ -287,7 +302,7 @@ class Truth:
                     f"{shown} that its messages can come from. Give the {most} likeliest, or fewer"
                 )
 
-    def _find_behind(self, client: str, messages: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _find_behind(self, client: str, messages: Sequence[int]) -> Tensor:
         local: list[int] = []
         wanted = set(messages)
         for name in self._vault.names("truth"):
@@ -297,20 +312,22 @@ class Truth:
                 wanted.discard(seq)
             if not wanted:
                 break
-        rows = torch.tensor(list(dict.fromkeys(local)), dtype=torch.int64)
-        x, y = self._plan.records(client)
-        return x[rows], y[rows]
+        own = self._plan.splits.clients[int(client.partition("/")[2])].train
+        return own[torch.tensor(list(dict.fromkeys(local)), dtype=torch.int64)]
 
-    def reconstruction(self, guesses: Sequence[Reconstruction], cell: str) -> ReconstructionScore:
-        """Scores reconstructions, one batch a guess, next to the prior baseline from auxiliary data.
+    def reconstruction(
+        self, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption] = ()
+    ) -> ReconstructionScore:
+        """Scores reconstructions, one batch a guess, next to the prior baseline from what the adversaries hold.
 
-        Of the multi-label task the baseline knows no labels: its strategies by class need one class a record.
+        Of the multi-label task the baseline knows no labels.
 
         Raises:
             FdauditError: no record stands behind a victim's messages, which Poisson sampling may bring about.
         """
         if guesses[0].by_class:
-            return self._by_class(guesses, cell)
+            beside = bystanders_of(self._plan, [g.target for g in guesses])
+            return score_classes(self._plan, guesses, cell, assumed, beside, self._lpips)
         truths = [self.behind(g.target, g.messages) for g in guesses]
         for guess, (x, _) in zip(guesses, truths, strict=True):
             if not len(x):
@@ -318,8 +335,8 @@ class Truth:
                     f"{guess.target}: no record stands behind its messages {list(guess.messages)}: the steps of its "
                     "training drew nobody. There is nothing to be reconstructed; raise the defence's sample_rate."
                 )
-        auxiliary_x, auxiliary_y = self._plan.auxiliary
-        labelled = task_of(auxiliary_y) == "single-label"
+        auxiliary_x, auxiliary_y = others(self._plan).prior
+        labelled = self._plan.dataset.task == "single-label"
         return score_reconstruction(
             [g.images for g in guesses],
             [x for x, _ in truths],
@@ -328,47 +345,34 @@ class Truth:
             guess_labels=[g.labels for g in guesses] if all(g.labels is not None for g in guesses) else None,
             true_labels=[y for _, y in truths] if labelled else None,
             auxiliary_labels=auxiliary_y if labelled else None,
-            bystanders=self._bystanders([g.target for g in guesses]),
+            bystanders=bystanders_of(self._plan, [g.target for g in guesses]),
             targets=[g.target for g in guesses],
             lpips_network=self._lpips,
         )
 
-    def _by_class(self, guesses: Sequence[Reconstruction], cell: str) -> ReconstructionScore:
-        """Scores guesses of classes against the records of those classes that each victim trains on."""
-        auxiliary_x, auxiliary_y = self._plan.auxiliary
-        truths = [self._plan.records(g.target) for g in guesses]
-        return score_class_reconstruction(
-            [g.images for g in guesses],
-            [g.labels for g in guesses],
-            [x for x, _ in truths],
-            [y for _, y in truths],
-            auxiliary_x,
-            child_numpy(self._plan.seed, "score", cell),
-            auxiliary_labels=auxiliary_y,
-            bystanders=self._bystanders([g.target for g in guesses]),
-            targets=[g.target for g in guesses],
-            lpips_network=self._lpips,
-        )
+    def evaluation(
+        self, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption], together: bool
+    ) -> tuple[Figure, ...]:
+        """Figures of guesses of classes by the auditor's evaluator, of all victims or of one alone."""
+        by_class = guesses[0].by_class
+        return evaluate_classes(self._plan, guesses, cell, assumed, together) if by_class else ()
 
-    def _bystanders(self, targets: Sequence[str]) -> Bystanders | None:
-        """The records that no target trains on and that adversaries are not assumed to hold."""
-        plan, splits = self._plan, self._plan.splits
-        own = [splits.clients[int(k.partition("/")[2])].train for k in targets]
-        left = torch.ones(len(plan.dataset.y), dtype=torch.bool)
-        left[torch.cat([*own, *(c.canaries for c in splits.clients), splits.auxiliary, splits.proxy])] = False
-        rows = left.nonzero().flatten()
-        if not len(rows):
-            return None
-        labels = plan.dataset.y[rows].numpy() if plan.dataset.task == "single-label" else None
-        return Bystanders(plan.dataset.x, rows.numpy(), labels)
+    def identification(self, guesses: Sequence[Reconstruction], cell: str) -> Identified:
+        """Whether records can be told from others of their class by the guesses of a cell."""
+        return gallery_tests(self._plan, guesses, [self._rows(g) for g in guesses], cell)
 
     def records(self, guess: Reconstruction) -> tuple[Tensor, Tensor]:
         """The records (x, y) that a guess is about: behind its messages, or all of its target's."""
-        return (
-            self._plan.records(guess.target) if guess.by_class else self.behind(guess.target, guess.messages)
-        )
+        rows = self._rows(guess)
+        return self._plan.dataset.x[rows], self._plan.dataset.y[rows]
 
-    def prior_images(self, guess: Reconstruction, score: ReconstructionScore, cell: str) -> Tensor | None:
+    def prior_images(
+        self,
+        guess: Reconstruction,
+        score: ReconstructionScore,
+        cell: str,
+        assumed: Sequence[Assumption] = (),
+    ) -> Tensor | None:
         """What the prior baseline shows for the true images of a score, (rows, c, h, w) in the order of `score.images`.
 
         One draw of the strategy that the score's baseline played for PSNR: matched to the truth as guesses are, or of
@@ -378,14 +382,15 @@ class Truth:
         if not played or played[0] == OWN_IMAGES:
             return None
         x, y = self.records(guess)
-        auxiliary, labels = self._plan.auxiliary
-        labelled = task_of(y) == "single-label"
-        pool = AuxiliaryPool(auxiliary, labels if labelled else None)
         generator = child_numpy(self._plan.seed, "prior-images", cell, guess.target)
         rows = [r.truth for r in score.images]
         if guess.by_class:
             of = y[rows].numpy()  # a guess is of the class of its nearest record
-            return pool.guess(played[0], len(rows), of, generator).float()
+            priors = class_priors(self._plan, assumed)
+            return None if priors is None else priors.guess(played[0], of, generator).float()
+        auxiliary, labels = others(self._plan).prior
+        labelled = task_of(y) == "single-label"
+        pool = AuxiliaryPool(auxiliary, labels if labelled else None)
         shown = pool.guess(played[0], len(x), y.numpy() if labelled else None, generator)
         return shown[match(shown, x)].float()[rows]
 

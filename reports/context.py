@@ -21,7 +21,7 @@ from .matrix import attack_matrix
 from .rules import RULES, by_name
 from .schema import Exposure, Image, Result, Target
 from .summary import summarise
-from .text import amount, clip, joined, label
+from .text import amount, clip, detectable, joined, label
 from .verdict import LEVELS, Finding
 
 __all__ = [
@@ -71,6 +71,11 @@ class Victim:
     worst: bool
     pictures: tuple[Picture, ...]
     left_out: int
+
+    @property
+    def ranked(self) -> bool:
+        """Whether a picture has a rank in a gallery."""
+        return any(p.image.rank is not None for p in self.pictures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +154,8 @@ def build(
         "utility_chart": _utility(result),
         "utility_measure": _measured(result),
         "utility_words": _utility_words(result),
+        "tested": result.family,
+        "detectable": _detectable(result),
         "intervals": sum(1 for c in cells for f in _deciding(c) if f.low is not None),
         "timings": timings,
         "stages": {name: seconds for name, seconds in timings.items() if name not in ids},
@@ -173,6 +180,18 @@ def _release(result: Result) -> Release:
         "" if stated == "internal" or audited else "No attack ran on what such a release shows to the world."
     )
     return Release(stated=_RELEASES[stated], caution=caution)
+
+
+def _detectable(result: Result) -> str:
+    """Return a sentence with the least AUC that would have been significant in every cell."""
+    found = result.family.by_coins if result.family else None
+    if found is None:
+        return "No membership figure was tested."
+    if found.floor is None:
+        return (
+            "In some cells not even a perfect attack would have been significant: this run has too few coins."
+        )
+    return f"This run {detectable(found.floor, found.floor_one_victim)}."
 
 
 def _by_document(items: Sequence[Item]) -> dict[Document, list[Item]]:

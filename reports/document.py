@@ -16,6 +16,7 @@ from pydantic import Field
 from fdaudit.config import Config
 
 from .annex import annex
+from .inheritance import Standing, standings
 from .matrix import MatrixLine, attack_matrix
 from .schema import Result
 from .summary import summarise
@@ -28,6 +29,7 @@ __all__ = [
     "MatrixPart",
     "ReportDocument",
     "Said",
+    "StandingPart",
     "Verdict",
     "WorstRecordPart",
     "document",
@@ -55,6 +57,16 @@ class Verdict(Config):
     standing: str
     reasons: tuple[Said, ...]
     actions: tuple[Said, ...]
+
+
+class StandingPart(Config):
+    """What one adversary can learn of one goal; `inherited` says from whom, where it is not its own finding."""
+
+    adversary: str
+    goal: str
+    level: Level
+    cell: str | None = None
+    inherited: str = ""
 
 
 class FindingPart(Config):
@@ -103,6 +115,7 @@ class ReportDocument(Config):
 
     schema_name: Literal["fdaudit-report/1"] = Field(alias="schema")
     verdict: Verdict
+    adversaries: tuple[StandingPart, ...] = ()
     findings: tuple[FindingPart, ...]
     matrix: tuple[MatrixPart, ...]
     annex: tuple[AnnexPart, ...]
@@ -121,6 +134,7 @@ def document(result: Result, findings: tuple[Finding, ...], timings: Mapping[str
     return ReportDocument.model_construct(
         schema_name=SCHEMA,
         verdict=_verdict(result, findings),
+        adversaries=tuple(_standing(s) for s in standings(result, findings)),
         findings=tuple(_finding(f) for f in findings),
         matrix=tuple(_line(line) for line in attack_matrix(findings)),
         annex=tuple(
@@ -165,6 +179,16 @@ def _verdict(result: Result, findings: tuple[Finding, ...]) -> Verdict:
             for r in summary.reasons
         ),
         actions=tuple(Said(text=a.do, because=a.why) for a in summary.actions),
+    )
+
+
+def _standing(standing: Standing) -> StandingPart:
+    return StandingPart(
+        adversary=standing.adversary,
+        goal=standing.goal,
+        level=standing.level,
+        cell=None if standing.finding is None else standing.finding.cell.id,
+        inherited=standing.inherited,
     )
 
 

@@ -54,7 +54,7 @@ _REASONS: Mapping[str, str] = {
 _BECAUSE: Mapping[Level, str] = {
     "leak": "By the rule of its goal this is a leak.",
     "partial": "By the rule of its goal this is a partial leak.",
-    "none-seen": "Nothing lies above chance or the prior, and the attack's positive control passed.",
+    "none-seen": "No leak was found that holds after correction, and the attack's positive control passed.",
 }
 _CAUTION = "This attack, with this budget, found nothing. A stronger one may."
 _CHECKED: Mapping[str, str] = {
@@ -91,6 +91,7 @@ def public(result: Result) -> tuple[Result, tuple[Finding, ...]]:
             "exposure": tuple(e.model_copy(update={"bytes": two_digits(e.bytes)}) for e in result.exposure),
             "wire": tuple(w.model_copy(update={"bytes": two_digits(w.bytes)}) for w in result.wire),
             "cells": tuple(_cell(f.cell, f in told) for f in judged),
+            "family": None,
             "gates": tuple(_gate(g) for g in result.gates),
             "checks": tuple(_check(c) for c in result.checks),
             "limits": _LIMITS,

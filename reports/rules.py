@@ -1,8 +1,8 @@
 """The rules by which a report calls something a leak, one a goal, each with the words the report prints.
 
 Guarantees:
-  * a signal is an interval above chance or above the prior, a single image that no prior guess comes near,
-    or an exact distance of at most half the prior's: never a bare mean;
+  * a signal is a test that holds after correction, an interval above chance or above the prior, a single image that
+    no prior guess comes near, or an exact distance of at most half the prior's: never a bare mean;
   * figures are found by the names that `fdaudit.metrics` gives them, a mean over clients included.
 """
 
@@ -15,8 +15,9 @@ from types import MappingProxyType
 
 from fdaudit.types import Figure
 
+from .identification import RULE, identified, identifies
 from .schema import Image
-from .text import amount, measure
+from .text import amount, measure, odds
 
 __all__ = [
     "AGREEMENT_LEVEL",
@@ -33,7 +34,6 @@ __all__ = [
     "Evidence",
     "Rule",
     "by_name",
-    "tested",
     "worth",
 ]
 
@@ -50,8 +50,8 @@ AUC_STRONG = 0.7
 """Area under the ROC curve from which membership counts as a leak, not a partial one."""
 
 TPR_MARGIN = 2.0
-"""Multiple of the false-positive rate that a true-positive rate's interval must lie above to count: the
-threshold's own false-positive rate is estimated from few non-members."""
+"""Multiple of the false-positive rate that a true-positive rate's interval must lie above to count where it has no
+p-value: the threshold's own false-positive rate is estimated from few non-members."""
 
 TPR_STRONG = 5.0
 """Multiple of the false-positive rate from which membership counts as a leak."""
@@ -66,7 +66,7 @@ AGREEMENT_LEVEL = 0.001
 """p-value up to which a copy counts as better than one made without the model's answers."""
 
 FAMILY_LEVEL = 0.05
-"""Chance of calling anything a sign of membership in a run that leaks none, over all of its figures together."""
+"""Chance that any test of a run finds something where nothing leaks."""
 
 _TPR = re.compile(r"tpr_at_(\d+(?:\.\d+)?)fpr")
 
@@ -75,13 +75,14 @@ _TPR = re.compile(r"tpr_at_(\d+(?:\.\d+)?)fpr")
 class Evidence:
     """What a rule looks at: the figures of the mean or of one victim, and that victim's images.
 
-    `level` is the p-value up to which a figure counts: 5 % shared among all figures of the goal in the run.
+    The figures carry p-values after correction for all `tests` of the run, so that each is held against `level` itself.
     """
 
     who: str
     figures: Sequence[Figure]
     images: Sequence[Image] = ()
     level: float = FAMILY_LEVEL
+    tests: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,7 @@ def _above(figure: Figure | None, bound: float) -> bool:
 def _bounded(name: str) -> Callable[[Evidence], bool]:
     def telling(evidence: Evidence) -> bool:
         figure = by_name(evidence.figures, name)
-        return figure is not None and figure.low is not None
+        return figure is not None and (figure.low is not None or figure.p is not None)
 
     return telling
 
@@ -157,6 +158,8 @@ def _clear_images(evidence: Evidence) -> int:
 
 
 def _reconstruction_signal(evidence: Evidence) -> str:
+    if shown := _classes_signal(evidence):
+        return shown
     gain = by_name(evidence.figures, "psnr_gain")
     if gain is not None and _above(gain, 0.0) and (gain.value or 0.0) >= GAIN_LEAST:
         return _lower_end(gain, f"0 {gain.unit}".strip())
@@ -166,27 +169,62 @@ def _reconstruction_signal(evidence: Evidence) -> str:
             f"{clear} of {len(evidence.images)} images reach {PSNR_STRONG:.0f} dB and stand "
             f"{IMAGE_GAIN:.0f} dB or more above the prior"
         )
-    return ""
+    return identified(evidence.figures, evidence.level)
+
+
+def _classes_signal(evidence: Evidence) -> str:
+    """That withheld classes were shown, which no guess without the view can do better than chance."""
+    found = {n: by_name(evidence.figures, f"evaluator_{n}") for n in ("accuracy", "chance", "prior")}
+    accuracy, chance = found["accuracy"], found["chance"]
+    if accuracy is None or accuracy.p is None or chance is None or not _unlikely(accuracy, evidence):
+        return ""
+    bound = max(f.value or 0.0 for f in found.values() if f is not None and f is not accuracy)
+    if (accuracy.value or 0.0) <= bound:
+        return ""
+    share, by_chance = (amount(f.value or 0.0, "fraction") for f in (accuracy, chance))
+    return (
+        "the attack shows what classes look like of which it was given no record: an independent network recognises "
+        f"{share} of its guesses, and {by_chance} by chance{_chance(accuracy, evidence)}"
+    )
+
+
+def _reconstruction_telling(evidence: Evidence) -> bool:
+    accuracy = by_name(evidence.figures, "evaluator_accuracy")
+    return _bounded("psnr_gain")(evidence) or (accuracy is not None and accuracy.p is not None)
 
 
 def _reconstruction_strong(evidence: Evidence) -> bool:
     psnr = _value(evidence.figures, "psnr")
+    if identifies(evidence.figures, evidence.level):
+        return True
     return _clear_images(evidence) > 0 or (psnr is not None and psnr >= PSNR_STRONG)
 
 
 def _membership_signal(evidence: Evidence) -> str:
     auc = by_name(evidence.figures, "auc")
-    if auc is not None and _above(auc, 0.5) and _unlikely(auc, evidence):
-        return _lower_end(auc, "0.5") + _chance(auc, evidence)
+    if auc is not None and _beats(auc, 0.5, 0.5, evidence):
+        if auc.p is None:
+            return _lower_end(auc, "0.5")
+        return f"the AUC, {measure(auc, auc.value or 0.0)}, lies above 0.5{_chance(auc, evidence)}"
     for figure, rate in _tprs(evidence.figures):
         bound = TPR_MARGIN * rate
-        if _above(figure, bound) and _unlikely(figure, evidence):
-            low = amount(figure.low or 0.0, "fraction")
-            return (
-                f"the lower end of the true-positive rate, {low}, lies above {amount(bound, 'fraction')}, "
-                f"{TPR_MARGIN:.0f} times the false-positive rate{_chance(figure, evidence)}"
-            )
+        if _beats(figure, rate, bound, evidence):
+            if figure.p is None:
+                low = amount(figure.low or 0.0, "fraction")
+                return (
+                    f"the lower end of the true-positive rate, {low}, lies above {amount(bound, 'fraction')}, "
+                    f"{TPR_MARGIN:.0f} times the false-positive rate"
+                )
+            value, chance = amount(figure.value or 0.0, "fraction"), amount(rate, "fraction")
+            return f"the true-positive rate, {value}, lies above {chance}{_chance(figure, evidence)}"
     return ""
+
+
+def _beats(figure: Figure, chance: float, bound: float, evidence: Evidence) -> bool:
+    """Return whether a figure is significantly above chance, or without a p-value its interval above `bound`."""
+    if figure.p is None:
+        return _above(figure, bound)
+    return (figure.value or 0.0) > chance and _unlikely(figure, evidence)
 
 
 def _unlikely(figure: Figure, evidence: Evidence) -> bool:
@@ -195,24 +233,19 @@ def _unlikely(figure: Figure, evidence: Evidence) -> bool:
 
 
 def _chance(figure: Figure, evidence: Evidence) -> str:
+    """Say how often guessing would do as well, as a sentence without its stop; empty if nothing says so."""
     if figure.p is None:
         return ""
-    return f", and chance does as well with p = {figure.p:.1g}, not above {evidence.level:.1g}"
-
-
-def tested(figures: Sequence[Figure]) -> int:
-    """How many p-values a judgement of membership looks at in these figures."""
-    auc = by_name(figures, "auc")
-    return sum(f.p is not None for f in (*((auc,) if auc else ()), *(f for f, _ in _tprs(figures))))
+    where = f" in one of {evidence.tests:,} tests" if evidence.tests > 1 else ""
+    return f". Guessing would score this well{where} {odds(figure.p, evidence.level)}"
 
 
 def _membership_strong(evidence: Evidence) -> bool:
     auc = by_name(evidence.figures, "auc")
-    if auc is not None and (auc.value or 0.0) >= AUC_STRONG and _above(auc, 0.5) and _unlikely(auc, evidence):
+    if auc is not None and (auc.value or 0.0) >= AUC_STRONG and _beats(auc, 0.5, 0.5, evidence):
         return True
     return any(
-        (f.value or 0.0) >= TPR_STRONG * r and _above(f, r) and _unlikely(f, evidence)
-        for f, r in _tprs(evidence.figures)
+        (f.value or 0.0) >= TPR_STRONG * r and _beats(f, r, r, evidence) for f, r in _tprs(evidence.figures)
     )
 
 
@@ -261,12 +294,13 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             frame="{} closer to the truth than the prior",
             signal=_reconstruction_signal,
             strong=_reconstruction_strong,
-            telling=_bounded("psnr_gain"),
+            telling=_reconstruction_telling,
             text="The interval of the PSNR gain over the prior lies above 0 dB and the gain reaches "
             f"{GAIN_LEAST:.0f} dB, or single images reach "
-            f"{PSNR_STRONG:.0f} dB and stand {IMAGE_GAIN:.0f} dB or more above the prior. It is a leak where "
-            f"PSNR reaches {PSNR_STRONG:.0f} dB (pixels off by a tenth of their range, root mean square), "
-            "else a partial leak.",
+            f"{PSNR_STRONG:.0f} dB and stand {IMAGE_GAIN:.0f} dB or more above the prior. Or, of classes that were "
+            "withheld from the adversary, an independent network recognises more guesses than chance and the prior "
+            f"explain. It is a leak where PSNR reaches {PSNR_STRONG:.0f} dB (pixels off by a tenth of their range, "
+            f"root mean square), else a partial leak. {RULE}",
         ),
         "membership": Rule(
             figure="auc",
@@ -277,9 +311,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             signal=_membership_signal,
             strong=_membership_strong,
             telling=_bounded("auc"),
-            text="The interval of the AUC lies above 0.5, or that of the true-positive rate at a stated "
-            f"false-positive rate lies above {TPR_MARGIN:.0f} times that rate; and chance alone does as well with a "
-            f"p-value of at most {FAMILY_LEVEL:g} divided by the number of all such figures in the run (Bonferroni). "
+            text="The AUC lies above 0.5, or the true-positive rate at a stated false-positive rate lies above that "
+            "rate, and this holds after correction: in a run that leaks nothing, any figure of any attack does so with "
+            f"a chance of at most {FAMILY_LEVEL:.0%}. Scores without a p-value count by their interval instead. "
             "It is a leak where such an AUC reaches "
             f"{AUC_STRONG:.2f} or such a rate {TPR_STRONG:.0f} times the false-positive rate, "
             "else a partial leak.",

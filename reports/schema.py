@@ -17,6 +17,9 @@ from fdaudit.types import Figure, Task
 
 __all__ = [
     "SCHEMA",
+    "Adjusted",
+    "ByCoins",
+    "ByThemselves",
     "Cell",
     "Check",
     "Contribution",
@@ -25,6 +28,7 @@ __all__ = [
     "CurvePoint",
     "Evidence",
     "Exposure",
+    "Family",
     "FinalUtility",
     "Gate",
     "Image",
@@ -41,6 +45,7 @@ __all__ = [
     "Silence",
     "Target",
     "Utility",
+    "ViewRow",
     "WireRow",
     "read",
 ]
@@ -154,6 +159,13 @@ class Exposure(_Part):
     """Whether what it was computed from reaches anyone's raw data; left out, it does."""
 
 
+class ViewRow(_Part):
+    """An adversary, and the others whose whole view it has."""
+
+    adversary: str
+    contains: tuple[str, ...] = ()
+
+
 class WireRow(_Part):
     """Traffic of one kind from one role."""
 
@@ -189,6 +201,8 @@ class Image(_Part):
     ssim: float | None = None
     true_label: int | None = None
     guessed_label: int | None = None
+    rank: int | None = None
+    gallery: int | None = None
 
 
 class Roc(_Part):
@@ -269,6 +283,49 @@ class Cell(_Part):
         if self.status != "run" and not self.reason.strip():
             raise ValueError(f"cell {self.id[:80]!r} is {self.status} without a reason. Say why.")
         return self
+
+
+class Adjusted(_Part):
+    """A figure's p-value after correction for all tests of the run; of all victims where `target` is None."""
+
+    cell: str
+    target: str | None = None
+    figure: str
+    p: float
+    floor: float | None = None
+    """Of an AUC, the least value that would have been significant; None where even a perfect one would not."""
+
+
+class ByCoins(_Part):
+    """Membership figures, tested by joint re-flips of the known coins; each `floor` is the largest of all cells."""
+
+    level: float
+    coins: int
+    reflips: int
+    statistics: int
+    floor: float | None = None
+    floor_one_victim: float | None = None
+
+
+class ByThemselves(_Part):
+    """Figures that carry a p-value of their own, corrected by Holm's method."""
+
+    level: float
+    tests: int
+
+
+class Family(_Part):
+    """All tests of a run: the chance that any finds something where nothing leaks is at most `level`."""
+
+    level: float
+    by_coins: ByCoins | None = None
+    by_themselves: ByThemselves | None = None
+    adjusted: tuple[Adjusted, ...] = ()
+
+    @property
+    def tests(self) -> int:
+        """How many figures are tested."""
+        return len(self.adjusted)
 
 
 class Gate(_Part):
@@ -368,7 +425,9 @@ class Result(_Part):
     wire: tuple[WireRow, ...]
     assumptions: tuple[str, ...] = ()
     oracles: tuple[Oracle, ...] = ()
+    views: tuple[ViewRow, ...] = ()
     cells: tuple[Cell, ...]
+    family: Family | None = None
     gates: tuple[Gate, ...] = ()
     limits: tuple[str, ...] = ()
     out_of_scope: tuple[OutOfScope, ...] = ()

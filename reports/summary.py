@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from .inheritance import Standing, standings
 from .rules import RULES
 from .schema import Result
 from .text import amount, clip, joined, party, sentence
-from .verdict import LEVELS, Finding, Level, strongest
+from .verdict import Finding, Level, strongest
 
 __all__ = ["Action", "MatrixEntry", "MatrixRow", "Reason", "Summary", "private_kinds", "summarise"]
 
@@ -35,10 +36,11 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixEntry:
-    """What one adversary learnt of one goal: the gravest finding, and how many attacks stand behind it."""
+    """What one adversary learnt of one goal: its standing, and how many attacks of its own stand behind it."""
 
     goal: str
     finding: Finding | None
+    inherited: str = ""
     conclusive: int = 0
     tried: int = 0
 
@@ -64,7 +66,8 @@ class Summary:
     matrix: tuple[MatrixRow, ...]
 
 
-_ORDER: Sequence[Level] = tuple(LEVELS)
+_NAMED = 3
+"""Victims that a headline names at most; beyond that it gives their number."""
 
 _UNTRIED = ("not-applicable", "not-requested")
 """Levels of cells in which nothing was tried."""
@@ -76,10 +79,11 @@ def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
     level: Level = top.level if top else "inconclusive"
     if level in ("failed", *_UNTRIED):
         level = "inconclusive"
-    goals, matrix = _matrix(findings)
+    held = standings(result, findings)
+    goals, matrix = _matrix(held, findings)
     return Summary(
         level=level,
-        headline=_headline(level, findings),
+        headline=_headline(level, findings, held),
         standing=_standing(result, findings),
         reasons=tuple(_reasons(result, findings))[:3],
         actions=tuple(_actions(result, findings)),
@@ -98,29 +102,41 @@ def private_kinds(result: Result, adversary: str) -> tuple[tuple[str, bool], ...
     return tuple(seen.items())
 
 
-def _headline(level: Level, findings: Sequence[Finding]) -> str:
+def _headline(level: Level, findings: Sequence[Finding], held: Sequence[Standing]) -> str:
     if level == "none-seen":
-        return "No leak was measured. That is not evidence of safety."
+        what = "No leak was measured."
+        if any(f.corrected_away for f in findings):
+            what = "No leak is significant after correction."
+        return f"{what} That is not evidence of safety."
     if level not in ("leak", "partial"):
         return "Nothing can be concluded: no attack ran whose controls hold."
-    grave, partial = _clauses(findings, "leak"), _clauses(findings, "partial")
+    grave, partial = _clauses(held, "leak"), _clauses(held, "partial")
     first = f"{sentence(joined(grave, ', and'))}." if grave else ""
     second = f"In part, {joined(partial, ', and')}." if partial else ""
     return f"{first} {second}".strip()
 
 
-def _clauses(findings: Sequence[Finding], level: Level) -> list[str]:
-    """Who could do what, a clause a goal."""
+def _clauses(held: Sequence[Standing], level: Level) -> list[str]:
+    """Who could do what to whom, a clause a goal."""
     clauses = []
     for goal, rule in RULES.items():
-        worse = _ORDER[: _ORDER.index(level)]
-        said = {f.cell.adversary for f in findings if f.level in worse and f.cell.goal == goal}
-        who = _adversaries(
-            f for f in findings if f.level == level and f.cell.goal == goal and f.cell.adversary not in said
-        )
-        if who:
-            clauses.append(f"{joined(who)} {rule.leaked}")
+        same = [s for s in held if s.goal == goal and s.level == level]
+        if same:
+            victims = _victims([s.finding for s in same if s.finding is not None])
+            clauses.append(f"{joined(party(s.adversary) for s in same)} {rule.leaked}{victims}")
     return clauses
+
+
+def _victims(findings: Sequence[Finding]) -> str:
+    """Return the affected victims and the number attacked, in brackets; empty if findings name nobody."""
+    affected = list(dict.fromkeys(name for f in findings for name in f.affected))
+    attacked = len({t.target for f in findings for t in f.cell.targets})
+    if len(affected) == attacked > 1:
+        return f" (all {attacked} victims)"
+    if affected:
+        named = joined(affected) if len(affected) <= _NAMED else str(len(affected))
+        return f" ({named}{f' of {attacked} victims' if attacked > 1 else ''})"
+    return f" ({attacked} victims together)" if attacked > 1 and any(f.together for f in findings) else ""
 
 
 def _adversaries(findings: Iterator[Finding]) -> list[str]:
@@ -235,19 +251,24 @@ def _checked(result: Result, bounded: Collection[str]) -> str:
     return "No attack here could have contradicted it." if left else ""
 
 
-def _matrix(findings: Sequence[Finding]) -> tuple[tuple[str, ...], tuple[MatrixRow, ...]]:
-    goals = tuple(dict.fromkeys([*(g for g in RULES if any(f.cell.goal == g for f in findings))]))
-    goals += tuple(dict.fromkeys(f.cell.goal for f in findings if f.cell.goal not in RULES))
-    rows = []
-    for adversary in dict.fromkeys(f.cell.adversary for f in findings):
-        entries = []
-        for goal in goals:
-            cells = [f for f in findings if f.cell.adversary == adversary and f.cell.goal == goal]
-            settled = sum(f.level in ("leak", "partial", "none-seen") for f in cells)
-            tried = sum(f.level not in _UNTRIED for f in cells)
-            entries.append(MatrixEntry(goal=goal, finding=strongest(cells), conclusive=settled, tried=tried))
-        rows.append(MatrixRow(adversary=adversary, entries=tuple(entries)))
-    return goals, tuple(rows)
+def _matrix(
+    held: Sequence[Standing], findings: Sequence[Finding]
+) -> tuple[tuple[str, ...], tuple[MatrixRow, ...]]:
+    rows: dict[str, list[MatrixEntry]] = {}
+    for standing in held:
+        cells = [
+            f for f in findings if (f.cell.adversary, f.cell.goal) == (standing.adversary, standing.goal)
+        ]
+        entry = MatrixEntry(
+            goal=standing.goal,
+            finding=standing.finding,
+            inherited=standing.inherited,
+            conclusive=sum(f.level in ("leak", "partial", "none-seen") for f in cells),
+            tried=sum(f.level not in _UNTRIED for f in cells),
+        )
+        rows.setdefault(standing.adversary, []).append(entry)
+    goals = tuple(dict.fromkeys(standing.goal for standing in held))
+    return goals, tuple(MatrixRow(adversary=name, entries=tuple(entries)) for name, entries in rows.items())
 
 
 def _actions(result: Result, findings: Sequence[Finding]) -> Iterator[Action]:

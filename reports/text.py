@@ -8,6 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -16,11 +17,13 @@ from fdaudit.types import Figure
 __all__ = [
     "amount",
     "clip",
+    "detectable",
     "duration",
     "joined",
     "kilobytes",
     "label",
     "measure",
+    "odds",
     "party",
     "sentence",
     "spans",
@@ -41,10 +44,20 @@ _NAMES = {
     "balanced_accuracy": "Balanced accuracy",
     "bytes_on_wire": "Bytes on the wire",
     "epsilon_lower_bound": "ε from below",
+    "evaluator_accuracy": "Classes recognised by an evaluator",
+    "evaluator_chance": "Classes recognised by chance",
+    "evaluator_nearest": "Distance to the nearest record, in an evaluator's features",
+    "evaluator_nearest_bystanders": "Distance to the nearest bystander, in an evaluator's features",
+    "evaluator_nearest_gap": "How much nearer records are than bystanders, in an evaluator's features",
+    "evaluator_prior": "Classes recognised in the prior's guesses",
     "fid": "FID",
+    "identification": "Records picked out of their galleries",
+    "identification_rank": "Rank in the gallery",
+    "identity_identification": "Identities picked out of their galleries",
     "label_chebyshev": "Chebyshev distance of class shares",
     "label_kl": "KL divergence of class shares",
     "label_tv": "Total variation of class shares",
+    "labelled_frechet": "Fréchet distance by class, in an evaluator's features",
     "labels_right": "Labels recovered",
     "lpips": "LPIPS distance",
     "macro_f1": "Macro F1",
@@ -63,6 +76,7 @@ _SUFFIXES = {
     "_worst_target": ", worst target",
     "_gain": " gain over the prior",
     "_prior": " of the prior alone",
+    "_chance": ", by chance",
     "_max": ", most leaked image",
     "_mean": "",
     "_worst": ", worst client",
@@ -143,6 +157,28 @@ def with_interval(figure: Figure) -> str:
 def measure(figure: Figure, value: float) -> str:
     """A value of a figure (its own, or an end of its interval) as that figure's readers expect it."""
     return amount(value, "" if figure.name.removesuffix("_mean") in _PURE else figure.unit)
+
+
+def odds(p: float, limit: float) -> str:
+    """Return a p-value and its limit as counts: "3 times in 1,000; our limit is 50".
+
+    The number of trials is the least power of ten from 100 on that shows the count and which of the two is larger.
+    """
+    among = 100
+    while among < 10**9 and (p * among < 0.95 or (round(p * among) == round(limit * among) and p != limit)):
+        among *= 10
+    times = round(p * among)
+    return f"{times:,} time{'' if times == 1 else 's'} in {among:,}; our limit is {limit * among:,.0f}"
+
+
+def detectable(floor: float, one_victim: float | None) -> str:
+    """Return a clause with the least AUC that would have been significant, rounded up."""
+    said = f"could have detected AUC {_up(floor)} or more"
+    return said if one_victim is None else f"{said}, and {_up(one_victim)} or more for one victim alone"
+
+
+def _up(value: float) -> str:
+    return f"{math.ceil(100 * value - 1e-9) / 100:.2f}"
 
 
 def label(name: str) -> str:

@@ -4,21 +4,25 @@ Guarantees:
   * a leak is claimed only from a signal as `fdaudit.reports.rules` defines it, never from a bare mean;
   * a failed negative control makes a cell inconclusive, whatever it found;
   * an attack that found nothing counts as "no leak measured" only where its positive control passed;
+  * a test that holds alone but not after correction reads "not significant after correction", never "nothing above
+    chance";
   * no rule yields "safe".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
 from fdaudit.types import Figure
 
-from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, tested, worth
+from .correction import Correction, corrections, groups
+from .identification import LOOK
+from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, worth
 from .schema import Cell, Result, Target
-from .text import clip, measure, with_interval
+from .text import clip, detectable, joined, label, measure, odds, with_interval
 
 __all__ = ["LEVELS", "Finding", "Level", "judge", "judge_all", "strongest"]
 
@@ -53,6 +57,9 @@ class Finding:
         worst: the victim whose deciding figure shows most, or None.
         key: the deciding figure of all victims together, or None.
         worst_key: the deciding figure of the worst victim, or None.
+        affected: the victims for each of whom alone a leak was found.
+        together: whether a leak was found for all victims together.
+        corrected_away: whether a test holds alone that does not hold after correction, where no leak was found.
     """
 
     number: int
@@ -64,16 +71,15 @@ class Finding:
     worst: Target | None = None
     key: Figure | None = None
     worst_key: Figure | None = None
+    affected: tuple[str, ...] = ()
+    together: bool = False
+    corrected_away: bool = False
 
 
 def judge_all(result: Result) -> tuple[Finding, ...]:
-    """Every cell's finding, in the result's order.
-
-    Figures of membership share one level: the more of them a run has, the less one that stands out by chance counts.
-    """
-    told = [c for c in result.cells if c.status == "run" and c.goal == "membership"]
-    tests = sum(tested(f) for c in told for f in (c.figures, *(t.figures for t in c.targets)))
-    return tuple(judge(cell, i, FAMILY_LEVEL / max(tests, 1)) for i, cell in enumerate(result.cells, start=1))
+    """Every cell's finding, in the result's order, by p-values that are corrected for all tests of the run."""
+    judged = zip(result.cells, corrections(result), strict=True)
+    return tuple(judge(cell, i, correction) for i, (cell, correction) in enumerate(judged, start=1))
 
 
 def strongest(findings: Sequence[Finding]) -> Finding | None:
@@ -87,13 +93,13 @@ def strongest(findings: Sequence[Finding]) -> Finding | None:
     return min(findings, key=rank, default=None)
 
 
-def judge(cell: Cell, number: int = 1, level: float = FAMILY_LEVEL) -> Finding:
-    """What may be said of one cell, by the rule of its goal and the state of its controls.
+def judge(cell: Cell, number: int = 1, correction: Correction | None = None) -> Finding:
+    """Judge one cell by the rule of its goal and the state of its controls.
 
     Args:
         cell: the cell.
         number: its place in the result, from 1.
-        level: the p-value up to which a figure counts.
+        correction: of its p-values. Without one, each test stands alone.
     """
     rule = RULES.get(cell.goal)
     if rule is None:
@@ -104,59 +110,109 @@ def judge(cell: Cell, number: int = 1, level: float = FAMILY_LEVEL) -> Finding:
     worst = max(with_key, key=lambda t: worth(rule, by_name(t.figures, rule.figure)), default=None)
     key = by_name(cell.figures, rule.figure)
     worst_key = by_name(worst.figures, rule.figure) if worst else None
-    found: Level
-    if cell.status == "run":
-        found, because, cautions = _decide(cell, rule, level)
-        measured = _measured(rule, key, worst, worst_key)
-    else:
-        found, because, cautions, measured = cell.status, cell.reason, (), ""
-    return Finding(
+    finding = Finding(
         number=number,
         cell=cell,
-        level=found,
-        measured=measured,
-        because=because,
-        cautions=cautions,
+        level="inconclusive",
+        measured="",
+        because=cell.reason,
         worst=worst,
         key=key,
         worst_key=worst_key,
     )
+    if cell.status != "run":
+        return replace(finding, level=cell.status, cautions=_look(cell, cell.status))
+    measured = _measured(rule, key, worst, worst_key)
+    decided = _decided(replace(finding, measured=measured), rule, correction or Correction())
+    return replace(decided, cautions=(*decided.cautions, *_look(cell, decided.level)))
 
 
-def _decide(cell: Cell, rule: Rule, at: float) -> tuple[Level, str, tuple[str, ...]]:
+def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
+    """The finding of a cell that ran, with its level, why, and cautions."""
+    cell = finding.cell
     positive = cell.controls.positive if cell.controls else None
     negative = cell.controls.negative if cell.controls else None
     if negative is not None and not negative.passed:
         why = (
             "Its negative control failed: it finds a leak where there is none, so its figures prove nothing."
         )
-        return "inconclusive", why, ()
-    evidence = list(_evidence(cell, at))
+        return replace(finding, because=why)
+    evidence = list(_evidence(cell, correction))
     signals = [(e, sign) for e in evidence if (sign := rule.signal(e))]
     if signals:
         grave = [(e, sign) for e, sign in signals if rule.strong(e)]
         shown, sign = (grave or signals)[0]
-        because = f"For {shown.who}, {sign}."
-        cautions = tuple(_cautions(cell, [e.who for e, _ in signals]))
-        return ("leak" if grave else "partial"), because, cautions
+        who = [e.who for e, _ in signals]
+        return replace(
+            finding,
+            level="leak" if grave else "partial",
+            because=f"For {shown.who}, {sign}.",
+            cautions=tuple(_cautions(cell, who)),
+            affected=tuple(name for name in who if name != _MEAN),
+            together=_MEAN in who,
+        )
     if not any(rule.telling(e) for e in evidence):
-        return "inconclusive", "Its deciding figure has no interval, or nothing to compare it with.", ()
+        return replace(finding, because="Its deciding figure has no interval, or nothing to compare it with.")
+    away = _corrected_away(cell, correction)
+    finding = replace(finding, corrected_away=bool(away))
     if positive is None or not positive.passed:
         why = "failed" if positive else "was not run"
-        return "inconclusive", f"It found nothing, and its positive control {why}: it has shown nothing.", ()
-    return (
-        "none-seen",
-        "Nothing lies above chance or the prior, and the attack's positive control passed.",
-        ("This attack, with this budget, found nothing. A stronger one may.",),
+        told = away or "It found nothing."
+        return replace(finding, because=f"{told} Its positive control {why}: it has shown nothing.")
+    nothing = "Nothing lies above chance or the prior, and the attack's positive control passed."
+    return replace(
+        finding,
+        level="none-seen",
+        because=away or nothing,
+        cautions=(
+            *_detectable(correction),
+            "This attack, with this budget, found nothing. A stronger one may.",
+        ),
     )
 
 
-def _evidence(cell: Cell, level: float) -> Iterator[Evidence]:
-    if cell.figures:
-        yield Evidence(who=_MEAN, figures=cell.figures, level=level)
-    for target in cell.targets:
-        who = clip(target.target, 60)
-        yield Evidence(who=who, figures=target.figures, images=target.images or (), level=level)
+def _look(cell: Cell, found: Level) -> tuple[str, ...]:
+    """The caution beside pictures that no test told from chance."""
+    return (LOOK,) if found in ("none-seen", "inconclusive") and any(t.images for t in cell.targets) else ()
+
+
+def _evidence(cell: Cell, correction: Correction) -> Iterator[Evidence]:
+    """Yield the figures of all victims and of each, with their p-values after correction."""
+    for target, figures, images in groups(cell):
+        yield Evidence(
+            who=_MEAN if target is None else clip(target, 60),
+            figures=[replace(f, p=correction.of(target, f)) for f in figures],
+            images=images,
+            tests=correction.tests,
+        )
+
+
+def _corrected_away(cell: Cell, correction: Correction) -> str:
+    """Say that a figure is significant by itself but not after correction; empty if none is."""
+    found = [
+        (after, figure.p, figure.name, _MEAN if target is None else clip(target, 60))
+        for target, figures, _ in groups(cell)
+        for figure in figures
+        if (after := correction.of(target, figure)) is not None
+        and figure.p is not None
+        and figure.p <= FAMILY_LEVEL < after
+        and not figure.name.endswith("_worst")
+    ]
+    if not found:
+        return ""
+    after, p, name, who = min(found)
+    return (
+        f"Not significant after correction ({label(name)}, {who}). Guessing would score this well "
+        f"{odds(p, FAMILY_LEVEL).partition(';')[0]} in this test alone, but in one of {correction.tests:,} tests "
+        f"{odds(after, FAMILY_LEVEL)}."
+    )
+
+
+def _detectable(correction: Correction) -> Iterator[str]:
+    """Yield the least AUC that would have been significant in this cell."""
+    if correction.floor is None:
+        return
+    yield f"In this run it {detectable(correction.floor, correction.floor_one_victim)}."
 
 
 def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:
@@ -168,16 +224,18 @@ def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:
     elif not controls.positive.passed:
         yield "Its positive control failed, so the attack is weak here; the leak may be larger."
     if _MEAN not in signs and len(cell.targets) > 1:
-        corrected = all(f.p is not None for t in cell.targets for f in t.figures if f.name == "auc")
-        yield (
-            f"{'Only ' if len(signs) < len(cell.targets) else ''}{len(signs)} of {len(cell.targets)} victims show it "
-            "and all together do not"
-            + (
-                "."
-                if corrected
-                else "; intervals are not corrected for their number: one may stand out by chance."
-            )
-        )
+        yield f"{_affected(cell, signs)}; the pooled result is not significant."
+        if any(f.p is None for t in cell.targets for f in t.figures if f.name == "auc"):
+            yield "Intervals are not corrected for the number of victims: one may stand out by chance."
+
+
+def _affected(cell: Cell, victims: Sequence[str]) -> str:
+    """Which victims of a cell are affected, as a clause."""
+    if len(victims) == len(cell.targets):
+        return "Each victim is affected"
+    if len(victims) == 1:
+        return f"Only {victims[0]} is affected"
+    return f"Only {joined(victims)} of {len(cell.targets)} victims are affected"
 
 
 def _measured(rule: Rule, key: Figure | None, worst: Target | None, worst_key: Figure | None) -> str:

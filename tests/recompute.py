@@ -16,6 +16,7 @@ from . import recompute_statistics as statistics
 from .recompute_cells import claim_cell
 from .recompute_claims import Claims, Path, leaves
 from .recompute_evidence import Array, Evidence
+from .recompute_family import claim_family
 
 LEVEL = 0.05
 """Shared by all checks of a run (docs/ledger.md)."""
@@ -44,6 +45,7 @@ def recompute(evidence: Evidence, document: Any) -> Claims:
     _traffic(claims, evidence, result)
     for place, cell in enumerate(result["cells"]):
         claim_cell(claims, evidence, place, cell)
+    claim_family(claims, evidence, result)
     _ledger(claims, evidence, result)
     _checks(claims, evidence, result)
     _gates(claims, evidence, result)

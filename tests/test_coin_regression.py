@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fdaudit.attacks.membership._answers import recorded
-from fdaudit.attacks.membership._matched import matched
+from fdaudit.attacks.membership._ensemble import ensemble_of
+from fdaudit.attacks.membership._matched import before_answers, matched
+from fdaudit.attacks.membership._ridge import regressed, regressed_sum
 from fdaudit.attacks.membership.coin_regression import (
     CoinRegression,
     CoinRegressionConfig,
-    _before_answers,
-    regressed,
 )
 
 from fdaudit import protocols
@@ -78,13 +79,61 @@ def test_answers_that_know_nothing_promise_nothing() -> None:
     assert float(found.coins.abs().max()) < 0.6
 
 
+def planted(client: int, shadows: int, d: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
+    """Answers and coins of one client's shadows; answers are linear in the coins, with noise of the training."""
+    draws = stream(20 + client)
+    coins = (torch.rand(shadows, 6, generator=draws) < 0.5).double() * 2 - 1
+    moves = torch.randn(6, d, generator=stream(40 + client)).double()
+    return coins @ moves + 0.3 * torch.randn(shadows, d, generator=draws).double(), coins
+
+
+def test_coins_of_several_clients_are_read_off_the_sum_of_their_answers() -> None:
+    clients = [planted(k, 121) for k in range(3)]
+    seen = torch.stack([answers[120] for answers, _ in clients]).sum(0)
+    found = regressed_sum([(a[:120], c[:120]) for a, c in clients], seen)
+    for (_, coins), one in zip(clients, found, strict=True):
+        assert torch.equal(one.coins.sign(), coins[120])
+        assert one.right > 0.95
+
+
+def test_a_sum_of_one_client_is_that_client() -> None:
+    answers, coins = planted(0, 31)
+    (alone,) = regressed_sum([(answers[:30], coins[:30])], answers[30])
+    found = regressed(answers[:30], coins[:30], answers[30])
+    assert torch.equal(alone.coins, found.coins)
+    assert alone.error == found.error
+
+
+def test_noise_of_a_defence_is_expected_and_not_fitted() -> None:
+    clients = [planted(k, 401) for k in range(2)]
+    noise = 6.0
+    seen = torch.stack([answers[400] for answers, _ in clients]).sum(0)
+    seen = seen + noise * torch.randn(seen.shape, generator=stream(60)).double()
+    blind = regressed_sum([(a[:400], c[:400]) for a, c in clients], seen)
+    aware = regressed_sum([(a[:400], c[:400]) for a, c in clients], seen, noise**2)
+    truth = torch.cat([coins[400] for _, coins in clients])
+
+    def error(found: list[Any]) -> float:
+        return float((torch.cat([one.coins for one in found]) - truth).square().mean())
+
+    assert error(aware) < error(blind)
+    promised = sum(one.error for one in aware) / 2
+    assert abs(error(aware) - promised) < 0.35
+    assert all(one.right < 0.95 for one in aware)
+
+
+def test_clients_with_different_numbers_of_shadows_are_refused() -> None:
+    with pytest.raises(ValueError, match="same number of shadows"):
+        regressed_sum([planted(0, 30), planted(1, 31)], torch.zeros(60))
+
+
 # -- the federation ---------------------------------------------------------------------------------------------
 
 
 class Case:
     """FedKD among two clients; the first holds one of each of 16 pairs and four other records."""
 
-    def __init__(self, place: Path, holds: bool) -> None:
+    def __init__(self, place: Path, holds: bool, adversary: str = "aggregator", **params: Any) -> None:
         draws = stream(9)
         x = torch.rand(2 * PAIRS, 1, 6, 6, generator=draws)
         y = torch.randint(4, (PAIRS,), generator=draws).repeat_interleave(2)
@@ -104,11 +153,13 @@ class Case:
         self.view = rehearse(
             place / "transcript",
             protocol=fedkd,
-            config=fedkd.Config(local_epochs=20, batch_size=8, lr=0.2, distill_rounds=1, distill_steps=1),
+            config=fedkd.Config(
+                local_epochs=20, batch_size=8, lr=0.2, distill_rounds=1, distill_steps=1, **params
+            ),
             common=Common(networks=networks, execution=EXECUTION, public=public, task="single-label"),
             data=[self.held, others(20)],  # type: ignore[list-item]
             seed=SEED,
-            adversary="aggregator",
+            adversary=adversary,
         )
         self.knowledge = Knowledge(
             architecture=NETWORK,
@@ -145,7 +196,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 def test_shadows_are_like_the_victim(case: Case) -> None:
     made = matched(
         case.view, case.knowledge, case.challenge, 20,
-        training=_before_answers(case.view.hyperparameters), paired=True, most_steps=1, seed=0,
+        training=before_answers(case.view.hyperparameters), paired=True, most_steps=1, seed=0,
     )  # fmt: skip
     pairs = made.inside.reshape(20, PAIRS, 2)
     assert bool((pairs.sum(2) == 1).all())
@@ -190,6 +241,45 @@ def test_without_pairs_or_initial_weights_it_tells_less(case: Case) -> None:
     assert blind <= whole
 
 
+def test_the_server_reads_members_off_the_average_of_all_clients(tmp_path: Path) -> None:
+    found, p, note = Case(tmp_path, True, "server").auc(shadows=300)
+    assert found > 0.7
+    assert p < 0.01
+    assert "of coins right" in note
+
+
+@pytest.mark.parametrize("params", [{"ensemble": "votes"}, {"weights": "uniform", "gamma": None}])
+def test_averages_of_other_forms_are_read_too(tmp_path: Path, params: dict[str, Any]) -> None:
+    case = Case(tmp_path, True, "server", **params)
+    task = AttackTask(targets=("client/0",), challenges={"client/0": case.challenge})
+    ensemble = ensemble_of(case.view, case.knowledge, task)
+    assert ensemble is not None
+    assert ensemble.noise == 0
+    assert ensemble.form == ("hard_labels" if "ensemble" in params else "logits")
+    assert case.auc(shadows=60)[0] > 0.5
+
+
+def test_what_a_coalition_put_into_an_average_is_taken_off(tmp_path: Path) -> None:
+    case = Case(tmp_path, True, "server+client/1", gamma=None, levels=None)
+    task = AttackTask(targets=("client/0",), challenges={"client/0": case.challenge})
+    ensemble = ensemble_of(case.view, case.knowledge, task)
+    assert ensemble is not None
+    assert list(ensemble.weights) == ["client/0"]
+    (mine,) = case.view.select(kind="logits", sender="client/1")
+    (whole,) = case.view.select(kind="ensemble_labels")
+    rest = case.view.tensors(whole)["values"].double()
+    weight = 1 - ensemble.weights["client/0"]
+    rest = rest - weight * case.view.tensors(mine)["values"].double()
+    assert torch.allclose(ensemble.values, rest, atol=1e-5)
+
+
+def test_an_average_of_unknown_clients_is_not_read(tmp_path: Path) -> None:
+    case = Case(tmp_path, True, "server")
+    task = AttackTask(targets=("client/0",), challenges={"client/0": case.challenge})
+    selective = replace(case.view, hyperparameters={**case.view.hyperparameters, "selector": "energy"})
+    assert ensemble_of(selective, case.knowledge, task) is None
+
+
 def test_a_client_without_the_candidates_gives_nothing_away(tmp_path: Path) -> None:
     assert Case(tmp_path, False).auc(shadows=60)[1] > 0.01
 
@@ -204,9 +294,9 @@ def test_it_says_why_it_does_not_apply(case: Case) -> None:
 
 
 def test_one_round_of_training_lies_before_the_first_answers() -> None:
-    assert _before_answers({"rounds": 9, "local_epochs": 5}) == {"rounds": 1, "local_epochs": 5}
+    assert before_answers({"rounds": 9, "local_epochs": 5}) == {"rounds": 1, "local_epochs": 5}
     waiting = {"rounds": 9, "local_steps": 3, "warm_up_steps": 50, "order": "predict-first"}
-    assert _before_answers(waiting) == {**waiting, "rounds": 1, "local_steps": 0}
+    assert before_answers(waiting) == {**waiting, "rounds": 1, "local_steps": 0}
 
 
 def test_the_first_answers_are_those_of_the_first_round(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_controls_are_taken_over_where_all_that_they_depend_on_is_the_same(
     tried, tmp_path, monkeypatch, changes, again
 ):
     asked, real = [], fdaudit.cells.controls
-    monkeypatch.setattr(fdaudit.cells, "controls", lambda a, p: asked.append(a.name) or real(a, p))
+    monkeypatch.setattr(fdaudit.cells, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s))
     with registered("noise", "cheat"):
         wanted = load_spec(spec(attacks=[{"name": "noise"}], **changes))
         perform(wanted, tmp_path / "run", seed_from=tried)
@@ -105,7 +105,7 @@ def test_controls_are_taken_over_where_all_that_they_depend_on_is_the_same(
 @pytest.mark.parametrize("planted", ["passed", "of another attack", "no JSON", "a list"])
 def test_outcomes_of_controls_that_somebody_planted_are_not_believed(tried, tmp_path, monkeypatch, planted):
     asked, real = [], fdaudit.cells.controls
-    monkeypatch.setattr(fdaudit.cells, "controls", lambda a, p: asked.append(a.name) or real(a, p))
+    monkeypatch.setattr(fdaudit.cells, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s))
     source = tmp_path / "source"
     shutil.copytree(tried, source)
     place = source / "attacks" / "controls" / "noise.json"

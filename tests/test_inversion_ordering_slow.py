@@ -76,6 +76,7 @@ def psnr(case: str, seed: int, directory: Path) -> float:
         "protocol": protocol,
         "references": [],
         "adversaries": ["server"],
+        "auxiliary": {"inversion": "same"},  # of which `prior: none` makes no use
         "attacks": [attack],
     }
     result = fdaudit.run(spec, directory).result
@@ -93,7 +94,7 @@ def test_parameters_show_more_than_soft_labels_and_these_more_than_hard_ones(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Controls have tests of their own and would take three quarters of the time.
-    monkeypatch.setattr(cells, "controls", lambda attack, plan: {})
+    monkeypatch.setattr(cells, "controls", lambda attack, plan, setting: {})
     found = {case: psnr(case, seed, tmp_path / case) for case in CASES}
     print(f"\nseed {seed}: " + ", ".join(f"{case} {value:.2f} dB" for case, value in found.items()))
     assert found["white-box"] > found["soft"] > found["hard"]

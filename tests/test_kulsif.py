@@ -125,7 +125,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for estimator in (KuLSIF(SIGMA, BETA), NystromKuLSIF(SIGMA, BETA, landmarks=7, seed=1)):
         whole = estimator.fit(known, auxiliary).ratio(x)
         with monkeypatch.context() as patched:
-            patched.setattr("fdaudit.protocols.selective_fd.density_ratio._BLOCK", 20)
+            patched.setattr("fdaudit.models.density_ratio._BLOCK", 20)
             parts = estimator.fit(known, auxiliary).ratio(x)
         np.testing.assert_allclose(parts, whole, rtol=1e-11)
 

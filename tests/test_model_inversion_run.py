@@ -59,7 +59,7 @@ def test_classes_are_scored_against_the_victims_records_and_pictured(run: Run) -
     assert "class-level" in figures["psnr"]["note"]
     assert "guesses of classes that a target does not hold left out" in figures["psnr"]["note"]
     assert figures["psnr"]["n"] == 5
-    assert found["queries"]["spent"] == 60
+    assert found["queries"]["spent"] == 120  # by two adversaries, who lack half of the classes each
     (target,) = found["targets"]
     assert target["messages"] == []
     assert len(target["images"]) == 5
@@ -116,8 +116,9 @@ def test_the_positive_control_fails_for_an_attack_that_looks_at_nothing(
         found = tried.controls(attack, plan)
     assert not found["positive"].passed
     assert found["negative"].passed
-    assert [f.name for f in found["positive"].figures] == ["psnr", "psnr_prior", "psnr_gain"]
-    assert abs(found["positive"].figures[2].value) < 0.5
+    figures = {f.name: f for f in found["positive"].figures}
+    assert abs(figures["psnr_gain"].value) < 0.5
+    assert figures["evaluator_accuracy"].p > 0.05
 
 
 @pytest.mark.parametrize(

@@ -119,10 +119,20 @@ def case() -> tuple[Challenge, torch.Tensor]:
     return Challenge(target="client/0", x=x[order], y=y[order], pair=pair), member
 
 
-def seen(place: Path, held: tuple[torch.Tensor, torch.Tensor], noise: float = 0, **settings: Any) -> View:
-    """The server's view of FedAvg with a client that holds these records, and another."""
+def seen(
+    place: Path,
+    held: tuple[torch.Tensor, torch.Tensor],
+    noise: float = 0,
+    adversary: str = "server",
+    **settings: Any,
+) -> View:
+    """An adversary's view of FedAvg with a client that holds these records, and two others."""
     fedavg = protocols.REGISTRY.load("fedavg")
     draws = stream(9)
+
+    def other() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.rand(20, 1, 6, 6, generator=draws), torch.randint(4, (20,), generator=draws)
+
     config = fedavg.Config(**{"rounds": 20, "batch_size": 8, "lr": 0.1, "local_steps": 1, **settings})
     gaussian = DEFENSES.load("gaussian-noise")
     return rehearse(
@@ -135,8 +145,9 @@ def seen(place: Path, held: tuple[torch.Tensor, torch.Tensor], noise: float = 0,
             public=torch.zeros(0, 1, 6, 6),
             task="single-label",
         ),
-        data=[held, (torch.rand(20, 1, 6, 6, generator=draws), torch.randint(4, (20,), generator=draws))],
+        data=[held, other(), other()],
         seed=5,
+        adversary=adversary,
         defenses={(config.upload, "client"): [gaussian(gaussian.Config(sigma=noise))]} if noise else {},
     )
 
@@ -185,6 +196,42 @@ def test_a_client_with_none_of_the_candidates_gives_nothing_away(
     assert p > 0.01
 
 
+@pytest.mark.parametrize(
+    ("settings", "least"),
+    [
+        ({"upload": "gradient"}, 0.9),
+        ({"upload": "model_update", "local_epochs": 1, "local_steps": None}, 0.8),
+    ],
+    ids=["gradient", "local epochs"],
+)
+def test_another_client_tells_members_from_what_rounds_change_in_the_broadcast_model(
+    settings: dict[str, Any], least: float, case: tuple[Challenge, torch.Tensor], tmp_path: Path
+) -> None:
+    asked, member = case
+    view = seen(tmp_path, (asked.x[member], asked.y[member]), adversary="client/1", **settings)
+    assert not view.select(sender="client/0")
+    assert auc(view, asked, member, rounds=20)[0] >= least
+
+
+def test_broadcast_models_of_a_federation_without_the_candidates_give_nothing_away(
+    case: tuple[Challenge, torch.Tensor], tmp_path: Path
+) -> None:
+    asked, member = case
+    draws = stream(11)
+    others = torch.rand(24, 1, 6, 6, generator=draws), torch.randint(4, (24,), generator=draws)
+    assert auc(seen(tmp_path, others, adversary="client/1", upload="gradient"), asked, member)[1] > 0.01
+
+
+def test_a_model_that_no_round_changes_tells_nothing(
+    case: tuple[Challenge, torch.Tensor], tmp_path: Path
+) -> None:
+    asked, member = case
+    view = seen(
+        tmp_path, (asked.x[member], asked.y[member]), adversary="client/1", upload="gradient", lr=1e-30
+    )
+    assert auc(view, asked, member)[0] == 0.5
+
+
 def test_cosines_tell_less_but_something(case: tuple[Challenge, torch.Tensor], tmp_path: Path) -> None:
     asked, member = case
     view = seen(tmp_path, (asked.x[member], asked.y[member]), upload="gradient", batch_size=24)
@@ -202,12 +249,13 @@ def test_a_part_of_a_large_network_is_enough(
 
 def test_it_says_why_it_does_not_apply(case: tuple[Challenge, torch.Tensor], tmp_path: Path) -> None:
     asked, member = case
-    view = seen(tmp_path, (asked.x[member], asked.y[member]), upload="gradient", rounds=1)
+    view = seen(tmp_path, (asked.x[member], asked.y[member]), upload="gradient", rounds=1, adversary="world")
     attack, task = UpdateProjection(UpdateProjectionConfig()), AttackTask(targets=("client/0",))
     full = replace(task, challenges={"client/0": asked})
     assert "no challenge" in attack.applicable(view, KNOWLEDGE, task).reason
     assert "architecture" in attack.applicable(view, Knowledge(), full).reason
     other = Knowledge(architecture=architecture(ModelSpec(name="mlp", params={"widths": [8]}), (1, 6, 6), 4))
-    assert "another network" in attack.applicable(view, other, full).reason
+    server = seen(tmp_path / "server", (asked.x[member], asked.y[member]), upload="gradient", rounds=1)
+    assert "another network" in attack.applicable(server, other, full).reason
     nobody = replace(task, challenges={"client/7": replace(asked, target="client/7")})
     assert "client/7" in attack.applicable(view, KNOWLEDGE, nobody).reason

@@ -126,7 +126,7 @@ def swift(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hasten(monkeypatch)
     kept = json.loads((whole / "attacks" / "controls" / "loss-threshold.json").read_bytes())
     outcome = {name: fdaudit.cells.Control.from_json(value) for name, value in kept["controls"].items()}
-    monkeypatch.setattr(fdaudit.cells, "controls", lambda attack, plan: outcome)
+    monkeypatch.setattr(fdaudit.cells, "controls", lambda attack, plan, setting: outcome)
     monkeypatch.setattr(
         fdaudit.plan, "TaskEncoder", lambda *args, **kwargs: None
     )  # loss-threshold asks for none

@@ -47,6 +47,14 @@ def cell(goal: str, *figures: Figure, controls: Controls | None = PASSED, **rest
     )
 
 
+WITHHELD = (
+    figure("psnr_gain", 0.2, -0.3, 0.7),
+    figure("evaluator_prior", 0.3),
+    figure("evaluator_chance", 0.2),
+)
+"""Of classes that an adversary lacked: nothing by likeness, and what prior and chance give an evaluator."""
+
+
 @pytest.mark.parametrize(
     ("goal", "figures", "level"),
     [
@@ -57,6 +65,15 @@ def cell(goal: str, *figures: Figure, controls: Controls | None = PASSED, **rest
         ("reconstruction", [figure("psnr_gain", 1.0, 0.5, 1.5), figure("psnr", 15)], "partial"),
         ("reconstruction", [figure("psnr_gain", 9), figure("psnr", 25)], "inconclusive"),
         ("reconstruction", [figure("psnr_gain", None), figure("psnr", 25)], "inconclusive"),
+        ("reconstruction", [*WITHHELD, figure("evaluator_accuracy", 0.8, 0.4, 0.97, p=1e-4)], "partial"),
+        ("reconstruction", [*WITHHELD, figure("evaluator_accuracy", 0.8, 0.4, 0.97, p=0.2)], "none-seen"),
+        ("reconstruction", [*WITHHELD, figure("evaluator_accuracy", 0.25, 0.1, 0.97, p=1e-4)], "none-seen"),
+        ("reconstruction", [*WITHHELD, figure("evaluator_accuracy", 0.8, 0.4, 0.97)], "none-seen"),
+        (
+            "reconstruction",
+            [figure("psnr_gain", None), WITHHELD[2], figure("evaluator_accuracy", 0.1, 0.01, 0.4, p=0.9)],
+            "none-seen",
+        ),
         ("membership", [figure("auc", 0.8, 0.7, 0.9)], "leak"),
         ("membership", [figure("auc", 0.6, 0.51, 0.7)], "partial"),
         ("membership", [figure("auc_mean", 0.6, 0.51, 0.7)], "partial"),
@@ -123,7 +140,8 @@ def test_one_victim_out_of_many_is_reported_with_the_caution_it_needs() -> None:
     assert found.level == "partial"
     assert found.worst is not None
     assert found.worst.target == "client/1"
-    assert any("1 of 3 victims" in caution for caution in found.cautions)
+    assert "Only client/1 is affected; the pooled result is not significant." in found.cautions
+    assert found.affected == ("client/1",)
     assert "client/1" in found.measured
 
 
@@ -177,7 +195,9 @@ def _summary(raw: dict[str, Any]) -> Any:
 def test_the_summary_of_the_fixture_names_who_and_what() -> None:
     summary = _summary(load())
     assert summary.level == "leak"
-    assert summary.headline.startswith("The server could reconstruct private training inputs.")
+    assert summary.headline.startswith(
+        "The server could reconstruct private training inputs (all 2 victims)."
+    )
     assert len(summary.reasons) == 3
     assert summary.reasons[0].number == 1
     by_adversary = {
@@ -241,4 +261,20 @@ def test_an_auc_that_stands_out_among_many_counts_only_where_chance_would_hardly
     found = judge_all(result)
     assert found[0].level == level
     assert all(f.level == "none-seen" for f in found[1 : 1 + others])
-    assert ("p = " in found[0].because) == (level == "partial")
+    assert ("lies above 0.5. Guessing would score this well" in found[0].because) == (level == "partial")
+    assert found[0].because.startswith("Not significant after correction") == (level == "none-seen")
+    assert found[0].corrected_away == (level == "none-seen")
+    assert not any(f.corrected_away for f in found[1:])
+
+
+def test_recognised_classes_share_the_level_among_their_cells() -> None:
+    def cells(number: int, p: float) -> Result:
+        shown = [*WITHHELD, figure("evaluator_accuracy", 0.8, 0.4, 0.97, p=p)]
+        made = [
+            cell("reconstruction", *shown).model_copy(update={"id": f"server/{k}"}) for k in range(number)
+        ]
+        return Result.model_validate_json(json.dumps(minimal())).model_copy(update={"cells": tuple(made)})
+
+    assert {f.level for f in judge_all(cells(10, 0.004))} == {"partial"}
+    assert {f.level for f in judge_all(cells(20, 0.004))} == {"none-seen"}
+    assert "of which it was given no record" in judge_all(cells(1, 0.01))[0].because

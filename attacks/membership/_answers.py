@@ -37,6 +37,7 @@ class Recorded:
         values: (n, C) logits less their mean, or probabilities that sum to 1; float32.
         kind: `logits` or `soft_labels`.
         treatment: what defences did to them.
+        noise: variance of the noise that a defence left on each value.
     """
 
     samples: Tensor
@@ -44,6 +45,7 @@ class Recorded:
     values: Tensor
     kind: str
     treatment: Treatment
+    noise: float = 0.0
 
 
 def recorded(
@@ -148,4 +150,5 @@ def _one(view: View, drawn: _Drawn, sent: list[Message], most: int) -> Recorded 
         values=mean.float(),
         kind=kind,
         treatment=treatment,
+        noise=treatment.variance * len(unique) / len(every),
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 from fdaudit.types import AttackTask
 
 from .._asked import Asked, asked, log_likelihood
+from ._references import References, ShadowConfig, matched_references, references
 from ._statistics import confidence
 from ._treatment import Treatment, treatments
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from fdaudit.training import Parameters
     from fdaudit.view import View
 
-    from ._references import References
 
 __all__ = ["Case", "cases", "probabilities"]
 
@@ -83,7 +83,7 @@ def cases(
     view: View,
     knowledge: Knowledge,
     task: AttackTask,
-    made: References,
+    config: ShadowConfig,
     *,
     repeats: int,
     besides: int,
@@ -95,7 +95,7 @@ def cases(
         view: the adversary's view.
         knowledge: what it knows besides.
         task: with the challenges and an oracle handle, where there is one.
-        made: the shadow models.
+        config: of the shadow models: matched to a victim whose own model is asked, else one set for all.
         repeats: how often the same sample is asked, at most.
         besides: how many population records are asked for each victim, at most.
         floor: smallest probability before a logarithm.
@@ -104,13 +104,19 @@ def cases(
         ValueError: there is nothing to ask about some victim.
     """
     found: dict[str, Case] = {}
+    shared: References | None = None
     candidates = sum(len(c.y) for c in task.challenges.values())
     for name, challenge in task.challenges.items():
         target, refused = asked("soft", view, knowledge, task, name)
         if target is None:
             raise ValueError(f"run on a view to which it does not apply: {refused.reason}.")
-        more = max(min(besides, (target.remaining - candidates) // len(task.challenges)), 0)
-        treated = treatments(view, name) if target.of is not None else Treatment()
+        if target.of is not None:
+            made = matched_references(view, knowledge, challenge, config, _copy(target.start))
+        else:
+            made = shared = shared or references(view, knowledge, task, config)
+        more = min(besides, len(made.population[1]))
+        more = max(min(more, (target.remaining - candidates) // len(task.challenges)), 0)
+        treated = treatments(view, name) if target.oracle is not None and target.of else Treatment()
         times = target.remaining // (candidates + more * len(task.challenges))
         found[name] = Case(
             target=target,
@@ -125,6 +131,10 @@ def cases(
             floor=max(floor, treated.floor),
         )
     return found
+
+
+def _copy(start: Mapping[str, Tensor] | None) -> Parameters | None:
+    return None if start is None else dict(start)
 
 
 def probabilities(knowledge: Knowledge, parameters: Parameters, x: Tensor) -> Tensor:

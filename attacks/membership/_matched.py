@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fdaudit.types import Challenge
     from fdaudit.view import View
 
-__all__ = ["Matched", "matched"]
+__all__ = ["Matched", "before_answers", "matched", "strangers", "told_counts"]
 
 _STACKED_WORK = 1_500_000
 """Floating-point operations of a forward pass below which many models at once are quicker than one by one."""
@@ -35,12 +35,29 @@ class Matched:
     Attributes:
         models: m of them.
         inside: (m, n) which candidates each was trained on.
+        others: (m, a) which auxiliary records.
         coins: (m, k) ±1: of each pair, whether the first one is in; without pairs, whether each candidate is.
     """
 
     models: list[Parameters]
     inside: Tensor
+    others: Tensor
     coins: Tensor
+
+
+def before_answers(public: Mapping[str, Any], from_upload: bool = False) -> dict[str, Any]:
+    """Return the configuration of what a client trains before its first answers, or for one upload.
+
+    Args:
+        public: the public configuration, `View.hyperparameters`.
+        from_upload: whether the client starts from a broadcast model, and so without a warm-up.
+    """
+    found = {**public, "rounds": 1}
+    if from_upload:
+        found["warm_up_steps"] = 0
+    elif public.get("order") == "predict-first" and public.get("local_steps") is not None:
+        found["local_steps"] = 0
+    return found
 
 
 def matched(
@@ -78,12 +95,62 @@ def matched(
     x, y = (torch.cat([a, b]) for a, b in zip((challenge.x, challenge.y), knowledge.auxiliary, strict=True))
     held = torch.cat([inside, others], 1)
     recipe = recipe_of(training, y, records=int(held.sum(1).max()), most_steps=most_steps)
-    if start is None and knowledge.initial is not None:
-        start = parameters_of(knowledge.architecture.build(torch.Generator().manual_seed(knowledge.initial)))
+    start = _initial(knowledge) if start is None else start
     found = shadow_models(
         knowledge, x, y, held, seed=seed, recipe=recipe, start=start, train=_core(knowledge)
     )
-    return Matched(models=found, inside=inside, coins=coins)
+    return Matched(models=found, inside=inside, others=others, coins=coins)
+
+
+def strangers(
+    view: View,
+    knowledge: Knowledge,
+    client: str,
+    count: int,
+    *,
+    records: int,
+    training: Mapping[str, Any],
+    most_steps: int,
+    seed: int,
+) -> list[Parameters]:
+    """Return `count` models that a client of whom no candidate is known may have, trained on auxiliary records.
+
+    Each holds records of the classes that the client told, or else of a random half of all classes.
+
+    Args:
+        view: for the client's class counts, where it sent any.
+        knowledge: with auxiliary records, the network, a training core.
+        client: whose models are imitated.
+        count: how many.
+        records: of each model, at most.
+        training: the public configuration, of as much training as is meant.
+        most_steps: of one model.
+        seed: of classes, records and batches.
+    """
+    if knowledge.auxiliary is None:
+        raise ValueError("strangers: no auxiliary records. Ask `missing` first.")
+    x, y = knowledge.auxiliary
+    draws = child(seed, "strangers", client)
+    told, _ = told_counts(view, client)
+    present = y.unique()
+    inside = torch.zeros(count, len(y), dtype=torch.bool)
+    for row in inside:
+        half = present[torch.randperm(len(present), generator=draws)[: -(-len(present) // 2)]]
+        allowed = torch.isin(y, half) if told is None else told[y] > 0
+        keys = torch.rand(len(y), generator=draws).masked_fill(~allowed, 2)
+        row[keys.argsort()[: min(records, max(int(allowed.sum()), 1))]] = True
+    recipe = recipe_of(training, y, records=int(inside.sum(1).max()), most_steps=most_steps)
+    start = _initial(knowledge)
+    return shadow_models(
+        knowledge, x, y, inside, seed=seed, recipe=recipe, start=start, train=_core(knowledge)
+    )
+
+
+def _initial(knowledge: Knowledge) -> Parameters | None:
+    """Return the public initial weights, where these are known."""
+    if knowledge.initial is None or knowledge.architecture is None:
+        return None
+    return parameters_of(knowledge.architecture.build(torch.Generator().manual_seed(knowledge.initial)))
 
 
 def _coins(challenge: Challenge, count: int, paired: bool, draws: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -103,7 +170,7 @@ def _others(
     view: View, y: Tensor, challenge: Challenge, members: int, inside: Tensor, draws: torch.Generator
 ) -> Tensor:
     """Which auxiliary records (m, a) make up what the client has besides candidates, by class where it told."""
-    counts, total = _told(view, challenge.target)
+    counts, total = told_counts(view, challenge.target)
     held = torch.zeros(len(inside), len(y), dtype=torch.bool)
     keys = torch.rand(len(inside), len(y), generator=draws)
     if counts is not None and y.ndim == 1:
@@ -117,7 +184,7 @@ def _others(
     return held
 
 
-def _told(view: View, target: str) -> tuple[Tensor | None, int | None]:
+def told_counts(view: View, target: str) -> tuple[Tensor | None, int | None]:
     """The client's class counts (C,) and its number of records, as far as it sent them."""
     counts = [m for m in view.select(kind="class_counts", sender=target) if m.payload is not None]
     if counts:

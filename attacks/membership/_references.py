@@ -18,13 +18,14 @@ from fdaudit.config import Config
 from fdaudit.types import Applicability, AttackTask, Challenge
 
 from .._shadows import Shadows, shadows
+from ._matched import before_answers, matched
 
 if TYPE_CHECKING:
     from fdaudit.knowledge import Knowledge
     from fdaudit.training import Parameters
     from fdaudit.view import View
 
-__all__ = ["References", "ShadowConfig", "missing", "references"]
+__all__ = ["References", "ShadowConfig", "matched_references", "missing", "references"]
 
 
 class ShadowConfig(Config):
@@ -38,6 +39,11 @@ class ShadowConfig(Config):
     """The pool holds the candidates beside the auxiliary records; otherwise auxiliary records alone."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Of the halves, the initial weights and the batches."""
+    matched: int = Field(200, ge=2)
+    """Shadow models of a victim whose own model is attacked; as many as `coin-regression` has, so that they are
+    trained once."""
+    matched_steps: int = Field(2000, ge=1)
+    """Training steps of one of these, at most."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,8 +74,45 @@ def missing(knowledge: Knowledge, task: AttackTask) -> Applicability:
     return Applicability(True)
 
 
+def matched_references(
+    view: View,
+    knowledge: Knowledge,
+    challenge: Challenge,
+    config: ShadowConfig,
+    start: Parameters | None = None,
+) -> References:
+    """Return the shadow models of one victim, which train as it does: for attacks on its own model.
+
+    Args:
+        view: for what the victim told of its records, and the public configuration.
+        knowledge: with auxiliary records, the architecture and a training core.
+        challenge: the victim's candidates.
+        config: how many models.
+        start: what the victim's model was trained from, where it is in view.
+    """
+    if knowledge.auxiliary is None:
+        raise ValueError("matched_references: no auxiliary records. Ask `missing` first.")
+    made = matched(
+        view,
+        knowledge,
+        challenge,
+        config.matched,
+        training=before_answers(view.hyperparameters, from_upload=start is not None),
+        start=start,
+        paired=True,
+        most_steps=config.matched_steps,
+        seed=config.seed,
+    )
+    return References(
+        models=made.models,
+        candidates={challenge.target: made.inside},
+        population=knowledge.auxiliary,
+        held=made.others,
+    )
+
+
 def references(view: View, knowledge: Knowledge, task: AttackTask, config: ShadowConfig) -> References:
-    """The shadow models of an adversary for all its victims together.
+    """The shadow models of an adversary for all its victims together: for attacks on the model that they share.
 
     Args:
         view: for the public configuration, which tells how the target was trained.

@@ -38,6 +38,8 @@ _turn = Lock()
 class SurrogateConfig(ShadowConfig):
     """Settings of surrogates; those of shadow models matter to `distillation-lira` alone."""
 
+    students: int = Field(64, ge=2)
+    """Shadow models of each victim, the first of its matched ones, from which surrogates are distilled."""
     samples: int = Field(2000, ge=2)
     """Answers of one client that its surrogate learns from, at most: the last ones."""
     distill_steps: int = Field(400, ge=1)

@@ -33,6 +33,7 @@ class Treatment:
         cell: width of the cells that values were rounded to, in their own units; 0 where they were not.
         raised: values were rounded up to the end of their cell, not to its middle.
         temperature: T that logits were divided by.
+        variance: of the noise on each value, in the units of the logits before any temperature.
     """
 
     kind: str = "soft_labels"
@@ -40,6 +41,7 @@ class Treatment:
     cell: float = 0.0
     raised: bool = False
     temperature: float = 1.0
+    variance: float = 0.0
 
     def undone(self, values: Tensor) -> Tensor:
         """The answers (n, C), logits or probabilities, as they were, as far as that can be told; float64."""
@@ -86,18 +88,28 @@ def treatment_of(kind: str, defenses: Sequence[Mapping[str, Any]], values: Tenso
         defenses: their descriptions, in the order in which they acted.
         values: (n, C) the answers, from which a grid's step is read off where nothing names it.
     """
-    noisy, cell, raised, temperature = False, 0.0, False, 1.0
+    noisy, cell, raised, temperature, variance = False, 0.0, False, 1.0, 0.0
     for described in defenses:
         name = described.get("name")
         if name in _NOISE:
             noisy = True
+            variance += temperature**2 * _variance(described)
         elif name == "temperature":
             temperature *= float(described.get("temperature", 1.0))
         elif name == "rounding":
             cell, raised = 10.0 ** -int(described.get("decimals", 0)), False
         elif name == "uniform-quantization":
             cell, raised = _step(values), True
-    return Treatment(kind=kind, noisy=noisy, cell=cell, raised=raised, temperature=temperature)
+    return Treatment(
+        kind=kind, noisy=noisy, cell=cell, raised=raised, temperature=temperature, variance=variance
+    )
+
+
+def _variance(described: Mapping[str, Any]) -> float:
+    """Return the variance of a noise: Gaussian of deviation σ, or Laplace of scale 1/γ."""
+    if described.get("sigma") is not None:
+        return float(described["sigma"]) ** 2
+    return 2 / float(described["gamma"]) ** 2 if described.get("gamma") else 0.0
 
 
 def treatments(view: View, sender: str) -> Treatment:

@@ -12,25 +12,22 @@ from torch import Tensor
 from fdaudit.config import Config
 from fdaudit.types import Applicability, AttackTask, Membership
 
+from .._uploads import MODELS, after, uploads_of
 from ._answers import Recorded, recorded
 from ._coins import pairs_of
-from ._matched import Matched, matched
+from ._ensemble import Ensemble, answered_as, ensemble_of
+from ._matched import Matched, before_answers, matched, strangers
 from ._references import missing
-from ._uploads import after, uploads_of
+from ._ridge import Regressed, regressed, regressed_sum
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from fdaudit.knowledge import Knowledge
     from fdaudit.training import Parameters
     from fdaudit.types import Challenge
     from fdaudit.view import View
 
-__all__ = ["CoinRegression", "CoinRegressionConfig", "Regressed", "regressed"]
+__all__ = ["CoinRegression", "CoinRegressionConfig"]
 
-_RIDGES = 10.0 ** torch.arange(-5, 2.01, 0.25, dtype=torch.float64)
-"""λ over the mean squared length of centred answers."""
-_MODELS = ("model_update", "model_parameters")
 _MOST_PARAMETERS = 100_000
 _FLOOR = 1e-6
 """Smallest probability before a logarithm."""
@@ -54,50 +51,6 @@ class CoinRegressionConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Regressed:
-    """Coins as a ridge regression predicts them.
-
-    Attributes:
-        coins: (k,) of the victim.
-        left_out: (m, k) of each shadow, by the others.
-        error: mean squared error of those.
-    """
-
-    coins: Tensor
-    left_out: Tensor
-    error: float
-
-
-def regressed(answers: Tensor, coins: Tensor, victim: Tensor) -> Regressed:
-    """Ridge regression of coins on answers, λ by leave-one-out error over all coins together.
-
-    Source: Golub, Heath and Wahba, "Generalized cross-validation as a method for choosing a good ridge parameter",
-    Technometrics 21 (1979), Eq. 1.3 with the closed form of the left-out residual.
-
-    Args:
-        answers: (m, d) of the shadows.
-        coins: (m, k) ±1.
-        victim: (d,).
-    """
-    mean = answers.double().mean(0)
-    x, other, target = answers.double() - mean, victim.double() - mean, coins.double()
-    scale = x.square().sum(1).mean().clamp_min(1e-300)
-    values, basis = torch.linalg.eigh(x @ x.T / scale)
-    values, seen = values.clamp_min(0), basis.T @ target
-    best: Regressed | None = None
-    for ridge in _RIDGES.tolist():
-        hat = (basis * (values / (values + ridge))) @ basis.T
-        left_out = target - (target - hat @ target) / (1 - hat.diagonal())[:, None].clamp_min(1e-9)
-        error = float((target - left_out).square().mean())
-        if best is None or error < best.error:
-            weights = basis @ (seen / (values + ridge)[:, None])
-            best = Regressed(coins=(x @ other / scale) @ weights, left_out=left_out, error=error)
-    if best is None:
-        raise ValueError("regressed: no ridge to choose from")
-    return best
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class _Told:
     """What one upload or one round of answers tells of a client's model.
 
@@ -107,6 +60,7 @@ class _Told:
         x: (s, c, h, w) the samples that are answered.
         floor: smallest probability before a logarithm.
         start: what the model was trained from, in place of the public initial weights.
+        noise: variance of the noise on each value.
     """
 
     values: Tensor
@@ -114,20 +68,29 @@ class _Told:
     x: Tensor | None = None
     floor: float = _FLOOR
     start: Parameters | None = None
+    noise: float = 0.0
 
 
 class CoinRegression:
     """Learns from shadow models how each candidate moves a client's answers, and reads the coins off its real ones.
 
     Shadows have the victim's number of records and classes, and train as it does. Of a matched pair one candidate is
-    in each. Regressed on is what they answer to the samples that the victim answered, trained from the public initial
-    weights; or, where the victim sent its model, what training changes in the model that it had received. Left-out
-    shadows say beforehand how well that will do.
+    in each. The attack regresses the coins on what shadows answer to the samples that the victim answered. Where the
+    victim sent its model, it regresses them on what training changes in the model that it had received. Where only
+    the average of all clients' answers is in view, it predicts the coins of all victims from that average together.
+    Left-out shadows say beforehand how well that will do.
     """
 
     name: ClassVar[str] = "coin-regression"
     goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels", "model_update", "model_parameters")
+    needs: ClassVar[tuple[str, ...]] = (
+        "logits",
+        "soft_labels",
+        "model_update",
+        "model_parameters",
+        "ensemble_labels",
+        "vote_counts",
+    )
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "initial", "public")
     source: ClassVar[str] = "Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017)"
     control: ClassVar[dict[str, str]] = {"on": "federation"}
@@ -147,28 +110,38 @@ class CoinRegression:
             return lacking
         if set(recorded(view, knowledge, 1)) & set(task.challenges):
             return Applicability(True)
-        if any(uploads_of(view, name, _MODELS) for name in task.challenges):
+        if any(uploads_of(view, name, MODELS) for name in task.challenges):
+            return Applicability(True)
+        ensemble = ensemble_of(view, knowledge, task)
+        if ensemble is not None and set(ensemble.weights) & set(task.challenges):
             return Applicability(True)
         return Applicability(
             False,
-            "neither a victim's answers on known samples nor its model, with the one before it, in view",
+            "neither a victim's answers on known samples, nor its model with the one before it, nor an average of "
+            "answers of which it is public who gave them, in view",
         )
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
-        """One `Membership` for each victim of whose model the view tells; what is random is `seed`'s."""
+        """Return one `Membership` for each victim of whose model the view tells; `seed` decides what is random."""
         answers = recorded(view, knowledge, self.config.samples, first=True)
-        found = []
+        found: list[Membership] = []
+        left: list[Challenge] = []
         for name, challenge in task.challenges.items():
             told = [*_answered(answers.get(name)), *self._uploaded(view, name)]
             if told:
                 found.append(self._guess(view, knowledge, challenge, told))
+            else:
+                left.append(challenge)
+        ensemble = ensemble_of(view, knowledge, task) if left else None
+        if ensemble is not None and ensemble.weights:
+            found += self._guesses(view, knowledge, left, ensemble)
         return tuple(found)
 
     def _uploaded(self, view: View, target: str) -> list[_Told]:
         """What a client's uploads changed in the models that it had received, spread over all that it sent."""
-        sent = uploads_of(view, target, _MODELS)
+        sent = uploads_of(view, target, MODELS)
         chosen = torch.linspace(0, len(sent) - 1, min(self.config.uploads, len(sent))).round().long().tolist()
         found = []
         for message, origin in (sent[k] for k in chosen):
@@ -178,29 +151,67 @@ class CoinRegression:
         return found
 
     def _guess(self, view: View, knowledge: Knowledge, challenge: Challenge, told: list[_Told]) -> Membership:
-        theirs, mine = list[Tensor](), list[Tensor]()
+        theirs, mine, noise = list[Tensor](), list[Tensor](), 0.0
         for one in told:
-            made = matched(
-                view,
-                knowledge,
-                challenge,
-                self.config.shadows,
-                training=_before_answers(view.hyperparameters, from_upload=one.start is not None),
-                start=one.start,
-                paired=self.config.paired,
-                most_steps=self.config.most_steps,
-                seed=self.config.seed,
-            )
+            made = self._shadows(view, knowledge, challenge, one.start)
             shadow, victim = _read(_answers(knowledge, made, one), made.coins, one)
             scale = (shadow - shadow.mean(0)).square().sum(1).mean().sqrt().clamp_min(_FLOOR)
             theirs.append(shadow / scale)
             mine.append(victim / scale)
-        found = regressed(torch.cat(theirs, 1), made.coins, torch.cat(mine))
-        right = float((found.left_out.sign() == made.coins).double().mean())
+            noise += one.noise * len(victim) / float(scale) ** 2
+        seen = torch.cat(mine)
+        found = regressed(torch.cat(theirs, 1), made.coins, seen, noise / len(seen))
+        return self._membership(challenge, found)
+
+    def _guesses(
+        self, view: View, knowledge: Knowledge, challenges: list[Challenge], ensemble: Ensemble
+    ) -> list[Membership]:
+        """Predict the coins of victims whose answers are in view as part of an average alone."""
+        if knowledge.public is None or knowledge.train is None:
+            raise ValueError("coin-regression: no public samples or no training core.")
+        x, by_name = knowledge.public[ensemble.index], {c.target: c for c in challenges}
+        records = max(len(c.y) for c in challenges) // 2
+        training = before_answers(view.hyperparameters)
+        clients: list[tuple[Tensor, Tensor]] = []
+        victims: list[Challenge] = []
+        for name, weight in ensemble.weights.items():
+            challenge = by_name.get(name)
+            if challenge is not None:
+                made = self._shadows(view, knowledge, challenge, None)
+                models, coins = made.models, made.coins
+                victims.append(challenge)
+            else:
+                models = strangers(
+                    view, knowledge, name, self.config.shadows,
+                    records=records, training=training, most_steps=self.config.most_steps, seed=self.config.seed,
+                )  # fmt: skip
+                coins = torch.zeros(len(models), 0)
+            z = torch.stack([knowledge.train.predict(model, x) for model in models])
+            clients.append(((answered_as(z.double(), ensemble.form) * weight).flatten(1), coins))
+        found = regressed_sum(clients, ensemble.values.flatten(), ensemble.noise)
+        told = {name: one for name, one in zip(ensemble.weights, found, strict=True) if name in by_name}
+        return [self._membership(c, told[c.target]) for c in victims]
+
+    def _shadows(
+        self, view: View, knowledge: Knowledge, challenge: Challenge, start: Parameters | None
+    ) -> Matched:
+        return matched(
+            view,
+            knowledge,
+            challenge,
+            self.config.shadows,
+            training=before_answers(view.hyperparameters, from_upload=start is not None),
+            start=start,
+            paired=self.config.paired,
+            most_steps=self.config.most_steps,
+            seed=self.config.seed,
+        )
+
+    def _membership(self, challenge: Challenge, found: Regressed) -> Membership:
         return Membership(
             target=challenge.target,
             scores=_scores(found.coins, challenge, self.config.paired),
-            note=f"left-out shadows: {right:.0%} of coins right",
+            note=f"left-out shadows: {found.right:.0%} of coins right",
         )
 
 
@@ -208,7 +219,7 @@ def _answered(heard: Recorded | None) -> list[_Told]:
     if heard is None:
         return []
     floor = max(heard.treatment.floor, _FLOOR)
-    return [_Told(x=heard.x, values=heard.values, kind=heard.kind, floor=floor)]
+    return [_Told(x=heard.x, values=heard.values, kind=heard.kind, floor=floor, noise=heard.noise)]
 
 
 def _answers(knowledge: Knowledge, made: Matched, told: _Told) -> Tensor:
@@ -230,7 +241,7 @@ def _change(model: Parameters, start: Parameters) -> Tensor:
 def _read(theirs: Tensor, coins: Tensor, told: _Told) -> tuple[Tensor, Tensor]:
     """Answers of shadows (m, d) and of the victim (d,); probabilities as logits, where these say more."""
     plain = theirs.flatten(1), told.values.flatten()
-    if told.kind != "soft_labels":
+    if told.kind != "soft_labels" or told.noise:
         return plain
 
     def logits(answers: Tensor) -> Tensor:
@@ -249,13 +260,3 @@ def _scores(coins: Tensor, challenge: Challenge, paired: bool) -> Tensor:
     scores = coins.new_zeros(len(challenge.y))
     scores[pairs[:, 0]], scores[pairs[:, 1]] = coins, -coins
     return scores
-
-
-def _before_answers(public: Mapping[str, Any], from_upload: bool = False) -> dict[str, Any]:
-    """The configuration of what a client trains before its first answers, or for an upload: one round at most."""
-    found = {**public, "rounds": 1}
-    if from_upload:
-        found["warm_up_steps"] = 0
-    elif public.get("order") == "predict-first" and public.get("local_steps") is not None:
-        found["local_steps"] = 0
-    return found

@@ -13,6 +13,7 @@ target is a student, too, these would say nothing, so that ours are students of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -22,7 +23,8 @@ from fdaudit.types import Applicability, AttackTask, Challenge, Membership
 
 from ._answers import Recorded, recorded
 from ._case import probabilities
-from ._references import missing, references
+from ._coins import against_its_pair
+from ._references import matched_references, missing
 from ._statistics import confidence, lira_offline, lira_online
 from ._surrogates import SurrogateConfig, distil, teach
 
@@ -45,8 +47,9 @@ class DistillationLiRA:
     """LiRA on a surrogate of the victim's model, against surrogates of shadow models; no model is asked.
 
     The surrogate is distilled from the victim's recorded answers about public (or generated) samples. Shadow models
-    answer about the same samples, a surrogate is distilled from each, and the likelihood ratio is taken
-    between surrogates of those with and those without a candidate: what distillation loses, it loses on both sides.
+    that train as the victim does answer about the same samples, and a surrogate is distilled from each. The likelihood
+    ratio is taken between surrogates of those with and those without a candidate: what distillation loses, it loses on
+    both sides.
     """
 
     name: ClassVar[str] = "distillation-lira"
@@ -57,9 +60,9 @@ class DistillationLiRA:
     source: ClassVar[str] = "Shi, Ouyang & Wang 2025, with shadow models (our reading)"
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 8, "most_steps": 300, "distill_steps": 120},
-        "standard": {"shadows": 64, "most_steps": 1000},
-        "full": {"shadows": 256, "most_steps": 2000, "distill_steps": 2000},
+        "quick": {"matched": 200, "students": 8, "distill_steps": 60},
+        "standard": {"matched": 800, "students": 64},
+        "full": {"matched": 2000, "students": 256, "distill_steps": 2000},
     }
     control: ClassVar[dict[str, Any]] = {"on": "federation"}
     Config: ClassVar[type[SurrogateConfig]] = SurrogateConfig
@@ -78,24 +81,30 @@ class DistillationLiRA:
     ) -> tuple[Membership, ...]:
         """One `Membership` for each challenged victim; what is random is `seed`'s, so that attacks share models."""
         answers = recorded(view, knowledge, self.config.samples)
-        made = references(view, knowledge, task, self.config)
-        x, kind = _every_sample([answers[k] for k in task.challenges]), _kind(answers, task)
-        lessons = [(x, teach(knowledge, model, x, kind)) for model in made.models]
-        mine = [(answers[k].x, _as(answers[k], kind)) for k in task.challenges]
-        surrogates = distil(knowledge, [*mine, *lessons], kind, self.config)
-        victims, shadows = surrogates[: len(mine)], surrogates[len(mine) :]
+        kind = _kind(answers, task)
+        lessons: list[tuple[Tensor, Tensor]] = []
+        inside: dict[str, Tensor] = {}
+        for name, challenge in task.challenges.items():
+            made = matched_references(view, knowledge, challenge, self.config)
+            teachers, x = made.models[: self.config.students], answers[name].x
+            inside[name] = made.candidates[name][: len(teachers)]
+            lessons.append((x, _as(answers[name], kind)))
+            lessons += [(x, teach(knowledge, model, x, kind)) for model in teachers]
+        taught = iter(distil(knowledge, lessons, kind, self.config))
         score = lira_online if self.config.online else lira_offline
         found = []
-        for (name, challenge), victim in zip(task.challenges.items(), victims, strict=True):
-            phi, reference = _phi(knowledge, victim, challenge), _phis(knowledge, shadows, challenge)
+        for name, challenge in task.challenges.items():
+            victim = next(taught)
+            students = list(islice(taught, len(inside[name])))
+            phi, reference = _phi(knowledge, victim, challenge), _phis(knowledge, students, challenge)
             scores = score(
                 phi,
                 reference,
-                made.candidates[name],
-                fixed_variance=len(shadows) < _FEW,
+                inside[name],
+                fixed_variance=len(students) < _FEW,
                 blur=answers[name].treatment.blur(phi),
             )
-            found.append(Membership(target=name, scores=scores))
+            found.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
         return tuple(found)
 
 
@@ -165,7 +174,7 @@ class CoopLiRA:
                 fixed_variance=len(others) < _FEW,
                 blur=answers[name].treatment.blur(phi),
             )
-            found.append(Membership(target=name, scores=scores))
+            found.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
         return tuple(found)
 
 
@@ -191,16 +200,6 @@ def _kind(answers: dict[str, Recorded], task: AttackTask) -> str:
 
 def _as(told: Recorded, kind: str) -> Tensor:
     return told.values.softmax(1) if told.kind == "logits" and kind == "soft_labels" else told.values
-
-
-def _every_sample(answers: Sequence[Recorded]) -> Tensor:
-    """The samples (n, c, h, w) that any of these clients answered for, each once."""
-    names = torch.cat([told.samples for told in answers])
-    unique, place = names.unique(return_inverse=True)
-    first = torch.full((len(unique),), len(names)).scatter_reduce(
-        0, place, torch.arange(len(names)), reduce="amin"
-    )
-    return torch.cat([told.x for told in answers])[first]
 
 
 def _phi(knowledge: Knowledge, model: Parameters, challenge: Challenge) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,10 +13,10 @@ from torch import Tensor, nn
 from fdaudit.config import Config
 from fdaudit.types import Applicability, AttackTask, Membership
 
+from .._uploads import after, broadcasts, uploads_of
 from ..gradient_inversion.gradients import GradientMap, flatten
 from ..gradient_inversion.uploads import KINDS, device_of, network
 from ._coins import against_its_pair
-from ._uploads import after, uploads_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,6 +44,8 @@ class UpdateProjectionConfig(Config):
 
     uploads: int = Field(30, ge=1)
     """Uploads of each victim, at most: the first ones."""
+    rounds: int = Field(60, ge=1)
+    """Rounds whose change of the broadcast model is explained, at most: the first ones."""
     score: str = Field("projection", pattern="^(projection|cosine)$")
     """`projection`: the candidate's share in the upload. `cosine`: the angle between its gradient and the upload."""
 
@@ -102,6 +105,9 @@ class UpdateProjection:
     What a client sends is a weighted sum of its records' gradients. Where a candidate's gradient is needed to explain
     uploads beside those of all other candidates, it was trained on. Shares of several uploads are averaged by their
     precision. Of an update over several local steps, gradients are the mean of those at its two ends.
+
+    An adversary that sees no upload of a victim explains what each round changed in the broadcast model, as a sum of
+    gradients of all victims' candidates and of its own records.
     """
 
     name: ClassVar[str] = "update-projection"
@@ -111,9 +117,9 @@ class UpdateProjection:
     source: ClassVar[str] = "Gauss least squares; ridge by the evidence, MacKay 1992, Eq. 4.2"
     control: ClassVar[dict[str, str]] = {"on": "uploads"}
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"uploads": 30},
-        "standard": {"uploads": 100},
-        "full": {"uploads": 1000},
+        "quick": {"uploads": 30, "rounds": 30},
+        "standard": {"uploads": 100, "rounds": 300},
+        "full": {"uploads": 1000, "rounds": 1000},
     }
     Config: ClassVar[type[UpdateProjectionConfig]] = UpdateProjectionConfig
 
@@ -121,44 +127,71 @@ class UpdateProjection:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes with a victim's uploads in view, the models they started from, and the network."""
+        """Yes with a victim's uploads in view, or two broadcast models, and the network."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
         module = network(knowledge)
         if isinstance(module, str):
             return Applicability(False, module)
         reasons = {name: reason for name in task.challenges if (reason := _missing(view, name, module))}
-        if len(reasons) < len(task.challenges):
+        if len(reasons) < len(task.challenges) or _changes(view, module):
             return Applicability(True)
         return Applicability(False, "; ".join(dict.fromkeys(reasons.values())))
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
-        """One `Membership` for each victim whose uploads are in view."""
+        """Return one `Membership` for each victim whose uploads are in view, or for all from the broadcast models."""
         module = network(knowledge)
         if isinstance(module, str):
             raise ValueError(f"update-projection: run on a view to which it does not apply: {module}.")
         module = module.to(device_of(knowledge))
-        found = []
+        found: list[Membership] = []
+        unseen: list[Challenge] = []
         for name, challenge in task.challenges.items():
-            if not _missing(view, name, module):
-                uploads = [_upload(view, *pair) for pair in uploads_of(view, name)[: self.config.uploads]]
-                scores = self._scores(uploads, module, challenge, generator)
-                found.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
-        return tuple(found)
+            if _missing(view, name, module):
+                unseen.append(challenge)
+                continue
+            uploads = [_upload(view, *pair) for pair in uploads_of(view, name)[: self.config.uploads]]
+            scores = self._scores(uploads, module, challenge.x, challenge.y, generator)
+            found.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
+        changes = _changes(view, module)[: self.config.rounds] if unseen else []
+        return (*found, *(self._together(view, changes, module, unseen, generator) if changes else ()))
+
+    def _together(
+        self,
+        view: View,
+        changes: list[tuple[Message, Message]],
+        module: nn.Module,
+        challenges: list[Challenge],
+        generator: torch.Generator,
+    ) -> list[Membership]:
+        """Explain what rounds changed in the broadcast model by the candidates of all victims and own records."""
+        own = view.own_data.values()
+        x = torch.cat([*(c.x for c in challenges), *(x.cpu() for x, _ in own)])
+        y = torch.cat([*(c.y for c in challenges), *(y.cpu() for _, y in own)])
+        scores = self._scores([_upload(view, end, start) for start, end in changes], module, x, y, generator)
+        parts = scores[: sum(len(c.y) for c in challenges)].split([len(c.y) for c in challenges])
+        return [
+            Membership(target=c.target, scores=against_its_pair(part, c))
+            for c, part in zip(challenges, parts, strict=True)
+        ]
 
     def _scores(
-        self, uploads: list[_Upload], module: nn.Module, challenge: Challenge, generator: torch.Generator
+        self, uploads: list[_Upload], module: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Scores (n,) of the candidates, before pairs are compared."""
-        looked_at = _coordinates(module, len(challenge.y), generator)
+        """Scores (n,) of records (x, y), before pairs are compared."""
+        looked_at = _coordinates(module, len(y), generator)
         gram, products, norm = list[Tensor](), list[Tensor](), list[Tensor]()
         for upload in uploads:
-            gradients, sent = upload.on(module, challenge, looked_at)
+            gradients, sent = upload.on(module, x, y, looked_at)
+            if not bool(sent.any()):  # nothing was changed, and so nothing is to be explained
+                continue
             gram.append(gradients @ gradients.T)
             products.append(gradients @ sent)
             norm.append(sent.square().sum())
+        if not norm:
+            return torch.zeros(len(y), dtype=torch.float64)
         if self.config.score == "cosine":
             lengths = torch.stack([g.diagonal().sqrt() for g in gram]) * torch.stack(norm).sqrt()[:, None]
             return (torch.stack(products) / lengths.clamp_min(_TINY)).mean(0).cpu()
@@ -174,10 +207,10 @@ class _Upload:
     descent: Mapping[str, Tensor]
     models: tuple[Mapping[str, Tensor], ...]
 
-    def on(self, module: nn.Module, challenge: Challenge, looked_at: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The candidates' gradients (n, P) and the upload (P,), float64, at the parameters that are looked at."""
+    def on(self, module: nn.Module, x: Tensor, y: Tensor, looked_at: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The records' gradients (n, P) and the upload (P,), float64, at the parameters that are looked at."""
         device = next(module.parameters()).device
-        x, y = challenge.x.to(device)[:, None], challenge.y.to(device)[:, None]
+        x, y = x.to(device)[:, None], y.to(device)[:, None]
         total: Tensor | None = None
         for model in self.models:
             at = GradientMap(module, {name: t.to(device) for name, t in model.items()})
@@ -202,6 +235,18 @@ def _upload(view: View, message: Message, origin: Message) -> _Upload:
     one_step = view.hyperparameters.get("local_steps") == 1
     descent = {name: start[name] - value for name, value in end.items()}
     return _Upload(descent=descent, models=(start,) if one_step else (start, end))
+
+
+def _changes(view: View, module: nn.Module) -> list[tuple[Message, Message]]:
+    """Return each broadcast model with the next one, where they are of the network."""
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+
+    def fits(message: Message) -> bool:
+        found = {name: tuple(info.shape) for name, info in message.tensors.items()}
+        return all(found.get(name) == shape for name, shape in shapes.items())
+
+    sent = [m for m in broadcasts(view) if fits(m)]
+    return list(pairwise(sent))
 
 
 def _missing(view: View, target: str, module: nn.Module) -> str:

@@ -13,7 +13,8 @@ from fdaudit.types import Applicability, AttackTask, Membership
 
 from .._asked import answerable
 from ._case import Case, cases
-from ._references import ShadowConfig, missing, references
+from ._coins import against_its_pair
+from ._references import ShadowConfig, missing
 from ._statistics import calibrated, lira_offline, lira_online, rmia
 
 if TYPE_CHECKING:
@@ -65,15 +66,15 @@ class _Shadowed(ABC):
     """What the attacks of this file share: one answer a candidate, the same shadow models, a score from both."""
 
     name: ClassVar[str]
-    needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters")
+    needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters", "model_update")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
     goal: ClassVar[str] = "membership"
     oracle: ClassVar[str | None] = "soft"
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 8, "most_steps": 300},
-        "standard": {"shadows": 64, "most_steps": 1000},
-        "full": {"shadows": 256, "most_steps": 2000},
+        "quick": {"shadows": 8, "most_steps": 300, "matched": 200},
+        "standard": {"shadows": 64, "most_steps": 1000, "matched": 800},
+        "full": {"shadows": 256, "most_steps": 2000, "matched": 2000},
     }
 
     def __init__(self, config: Any) -> None:
@@ -89,17 +90,19 @@ class _Shadowed(ABC):
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """One `Membership` for each challenge; what is random is `seed`'s, so that attacks share shadow models."""
-        made = references(view, knowledge, task, self.config)
         found = cases(
             view,
             knowledge,
             task,
-            made,
+            self.config,
             repeats=self.config.repeats,
-            besides=min(self._besides, len(made.population[1])),
+            besides=self._besides,
             floor=self.config.floor,
         )
-        return tuple(Membership(target=name, scores=self._score(case)) for name, case in found.items())
+        return tuple(
+            Membership(target=name, scores=against_its_pair(self._score(case), task.challenges[name]))
+            for name, case in found.items()
+        )
 
     @property
     def _besides(self) -> int:
@@ -167,9 +170,9 @@ class RMIA(_Shadowed):
     name: ClassVar[str] = "rmia"
     source: ClassVar[str] = "Zarifzadeh, Liu & Shokri 2024, Eq. 2 to 4"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 8, "most_steps": 300, "population": 100},
-        "standard": {"shadows": 64, "most_steps": 1000, "population": 500},
-        "full": {"shadows": 256, "most_steps": 2000, "population": 2500},
+        "quick": {"shadows": 8, "most_steps": 300, "matched": 200, "population": 100},
+        "standard": {"shadows": 64, "most_steps": 1000, "matched": 800, "population": 500},
+        "full": {"shadows": 256, "most_steps": 2000, "matched": 2000, "population": 2500},
     }
     Config: ClassVar[type[RMIAConfig]] = RMIAConfig
 

@@ -79,7 +79,7 @@ class GMI:
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
         """Yes with a model in view, its architecture, and auxiliary images large enough for a GAN."""
         if knowledge.auxiliary is None or not len(knowledge.auxiliary[1]):
-            return Applicability(False, "there are no auxiliary images to learn a prior from")
+            return Applicability(False, "no auxiliary images to learn a prior from: bring auxiliary records")
         if min(knowledge.auxiliary[0].shape[2:]) < SMALLEST_SIDE:
             return Applicability(False, f"images smaller than {SMALLEST_SIDE} pixels cannot be generated")
         if knowledge.architecture is None or knowledge.train is None or not knowledge.classes:

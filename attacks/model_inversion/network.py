@@ -78,7 +78,7 @@ class InversionNetwork:
         self, view: View, knowledge: Knowledge, task: AttackTask
     ) -> tuple[list[Askable], Applicability]:
         if knowledge.auxiliary is None or not len(knowledge.auxiliary[1]):
-            return [], Applicability(False, "there are no auxiliary images to learn from")
+            return [], Applicability(False, "no auxiliary images to learn from: bring auxiliary records")
         least, most = self.config.least_queries, self.config.queries
         return askable("soft", view, knowledge, task, least=least, most=max(least, most))
 

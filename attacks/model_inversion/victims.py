@@ -93,7 +93,7 @@ def askable(
     found: dict[str | None, tuple[Asked, list[str]]] = {}
     reasons = []
     for target in task.targets:
-        model, why = asked(answers, view, knowledge, task, target)
+        model, why = asked(answers, view, knowledge, task, target, own=False)
         if model is None:
             reasons.append(why.reason)
         else:

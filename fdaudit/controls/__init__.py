@@ -16,42 +16,65 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from fdaudit.auxiliary import by_classes
 from fdaudit.controls.answers import model_that_answers
-from fdaudit.controls.classes import withheld_classes
+from fdaudit.controls.classes import unseen_classes
 from fdaudit.controls.federation import recorded_answers
 from fdaudit.controls.generated import generated_samples, overfit_discriminator
 from fdaudit.controls.gradients import bare_gradients
 from fdaudit.controls.labels import skewed_clients
 from fdaudit.controls.models import overfit_model
+from fdaudit.controls.selectors import rehearsed_selector
 from fdaudit.controls.uploads import recorded_uploads
 from fdaudit.messages import canonical
+from fdaudit.oracle_access import accesses
 from fdaudit.result import Control
 
 if TYPE_CHECKING:
     from fdaudit.plan import AttackPlan, Plan
 
-__all__ = ["CONTROLS", "controls", "depends_on"]
+__all__ = ["CONTROLS", "controls", "depends_on", "setting_of"]
 
 CONTROLS: Mapping[str, Callable[[AttackPlan, Plan], dict[str, Control]]] = MappingProxyType(
     {
         "answers": model_that_answers,
-        "classes": withheld_classes,
+        "classes": unseen_classes,
         "discriminator": overfit_discriminator,
         "federation": recorded_answers,
         "generated": generated_samples,
         "gradients": bare_gradients,
         "labels": skewed_clients,
         "model": overfit_model,
+        "selector": rehearsed_selector,
         "uploads": recorded_uploads,
     }
 )
 """What an attack can be tried on."""
 
 
-def depends_on(attack: AttackPlan, plan: Plan) -> bytes:
+def setting_of(attack: AttackPlan, plan: Plan, adversary: str) -> str:
+    """Return which setting of an attack's controls is an adversary's own, as part of a file's name.
+
+    Attacks that show classes are tried as the adversary gets its answers: `answers` where clients give them in their
+    messages. For all other attacks, and where a released model or one in view answers, it is empty.
+    """
+    card, members = attack.card, adversary.split("+")
+    if not by_classes(card) or card["control"]["through"] != "oracle":
+        return ""
+    for access in accesses(plan):
+        if access.open_to(members, plan.spec.transport):
+            if access.kind is None:
+                return ""
+            if card.get("oracle") == "hard" or access.kind != "hard_labels":
+                return "answers"
+    return ""
+
+
+def depends_on(attack: AttackPlan, plan: Plan, setting: str = "") -> bytes:
     """Everything that the outcome of an attack's controls depends on, as bytes; no private record.
 
-    The protocol, who takes part and their networks are among it for those controls only that run the protocol.
+    The protocol, who takes part and their networks are among it for those controls only that run the protocol. Those of
+    attacks that show classes depend on the evaluator's test records, on how many records clients have and on defences.
     """
     network = plan.architecture
     stated = {
@@ -61,18 +84,27 @@ def depends_on(attack: AttackPlan, plan: Plan) -> bytes:
         "execution": plan.execution.described,
         "queries": plan.spec.query_budget,
         "task": plan.dataset.task,
+        "auxiliary": plan.spec.auxiliary.model_dump(mode="json"),
         "seed": plan.seed,
         "version": version("fdaudit"),
     }
-    if attack.card.get("control", {}).get("on") == "labels":
+    if attack.card.get("control", {}).get("on") in ("labels", "selector"):
         stated["protocol"] = [plan.protocol.name, plan.protocol_config.model_dump(mode="json")]
         stated["clients"] = [plan.spec.clients, [m.model_dump(mode="json") for m in plan.spec.client_models]]
+    records = [*plan.auxiliary, plan.public]
+    if by_classes(attack.card):
+        stated["setting"] = [setting, plan.spec.victims, sorted(len(c.train) for c in plan.splits.clients)]
+        stated["defenses"] = [d.model_dump(mode="json") for d in plan.spec.defenses]
+        stated["answers"] = [plan.protocol.name, plan.protocol_config.model_dump(mode="json")]
+        records += plan.test
     digest = hashlib.sha256(canonical(stated))
-    for tensor in (*plan.auxiliary, plan.public):
+    for tensor in records:
         digest.update(str(tuple(tensor.shape)).encode() + tensor.contiguous().numpy().tobytes())
     return digest.digest()
 
 
-def controls(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    """The positive and the negative control of an attack on the run's kind of images."""
+def controls(attack: AttackPlan, plan: Plan, setting: str = "") -> dict[str, Control]:
+    """The positive and the negative control of an attack on the run's kind of images, in one of its settings."""
+    if setting:
+        return unseen_classes(attack, plan, setting)
     return CONTROLS[attack.card.get("control", {"on": "model"})["on"]](attack, plan)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fdaudit.auxiliary import others
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
@@ -149,7 +150,7 @@ def score(attack: AttackPlan, plan: Plan, view: View, made: Design, public: Tens
     """The attack's AUC about the design's victim, as the server of a view."""
     knowledge = Knowledge(
         architecture=plan.architecture,
-        auxiliary=plan.auxiliary,
+        auxiliary=others(plan).records,
         train=plan.trainer(),
         encode=plan.encoder,
         public=public,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fdaudit.auxiliary import others
 from fdaudit.cache import computed_once
 from fdaudit.controls._membership import (
     MOST_CANDIDATES,
@@ -106,7 +107,7 @@ def _on_model(attack: AttackPlan, plan: Plan, weights: Parameters, made: Design)
     labels = task_of(challenge.y)
     knowledge = Knowledge(
         architecture=plan.architecture,
-        auxiliary=plan.auxiliary,
+        auxiliary=others(plan).records,
         train=plan.trainer(),
         classes=plan.dataset.classes,
         task=labels,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fdaudit import protocols
+from fdaudit.auxiliary import others
 from fdaudit.controls._membership import Design, Measured, attack_seed, design, guessed, passed
 from fdaudit.federation import Common
 from fdaudit.isolation.schema import Case
@@ -71,7 +72,7 @@ def _attacked(attack: AttackPlan, plan: Plan, made: Design, held: tuple[Tensor, 
         )
         knowledge = Knowledge(
             architecture=plan.architecture,
-            auxiliary=plan.auxiliary,
+            auxiliary=others(plan).records,
             train=plan.trainer(),
             classes=plan.dataset.classes,
             task=plan.dataset.task,

@@ -59,9 +59,16 @@ def insert_canaries(
         made[number] = _tossed(made[number], spec, draws)
         x.append(new_x)
         y.append(new_y)
-    larger = replace(dataset, x=torch.cat(x), y=torch.cat(y))
+    larger = replace(dataset, x=torch.cat(x), y=torch.cat(y), identities=_nobody(dataset, total))
     table = class_table(larger.y, [c.train for c in made], larger.classes)
     return larger, replace(splits, clients=tuple(made), class_table=table)
+
+
+def _nobody(dataset: Dataset, total: int) -> Tensor | None:
+    """The identities of a dataset enlarged to `total` records, whose new ones show nobody."""
+    if dataset.identities is None:
+        return None
+    return torch.cat([dataset.identities, torch.full((total - len(dataset.y),), -1)])
 
 
 def _set_aside(client: ClientSplit, count: int, number: int, draws: SecretStream) -> tuple[Tensor, Tensor]:

@@ -8,12 +8,16 @@ the libraries that pretrained networks or image measures need; the functions tha
 
 from fdaudit.metrics.bystanders import OWN_IMAGES, Bystanders
 from fdaudit.metrics.chance import auc_p_value, tpr_p_value
+from fdaudit.metrics.class_evaluation import Judge, relabelled_p_value, score_class_evaluation
 from fdaudit.metrics.class_reconstruction import nearest_records, score_class_reconstruction
 from fdaudit.metrics.clients import mean_and_worst
 from fdaudit.metrics.extraction import score_extraction
+from fdaudit.metrics.family import REFLIPS, FigureKey, Pairs, Reflipped, holm, reflip
 from fdaudit.metrics.frechet import frechet_distance, frechet_figure, task_encoder_distance
+from fdaudit.metrics.gallery import Gallery, Probe
 from fdaudit.metrics.gaussian_bounds import gdp_epsilon, mu_lower_bound, mu_p_value, one_run_mu
 from fdaudit.metrics.generated import score_generated
+from fdaudit.metrics.identification import Identification, Rank, identify
 from fdaudit.metrics.images import match, mse, psnr, ssim, ssim_window
 from fdaudit.metrics.intervals import Interval, bootstrap, clopper_pearson, mean_figure
 from fdaudit.metrics.labels import (
@@ -58,7 +62,7 @@ from fdaudit.metrics.perceptual import (
     lpips_distance,
     lpips_figure,
 )
-from fdaudit.metrics.prior import AuxiliaryPool, Measure, choose_strategies
+from fdaudit.metrics.prior import AuxiliaryPool, ClassPriors, Measure, choose_strategies
 from fdaudit.metrics.ranking import RocCurve, auc, balanced_accuracy, pair_accuracy, roc_curve, tpr_at_fpr
 from fdaudit.metrics.reconstruction import PSNR_CEILING, ImageScore, ReconstructionScore, score_reconstruction
 from fdaudit.metrics.utility import (
@@ -79,17 +83,27 @@ __all__ = [
     "OWN_IMAGES",
     "PINS",
     "PSNR_CEILING",
+    "REFLIPS",
     "SMOOTHING",
     "AuxiliaryPool",
     "Bystanders",
+    "ClassPriors",
     "Design",
+    "FigureKey",
+    "Gallery",
+    "Identification",
     "ImageScore",
     "Interval",
+    "Judge",
     "MeanAuc",
     "Measure",
     "MembershipScore",
+    "Pairs",
     "Pin",
+    "Probe",
+    "Rank",
     "ReconstructionScore",
+    "Reflipped",
     "RocCurve",
     "WeightsUnavailableError",
     "WireBytes",
@@ -113,6 +127,8 @@ __all__ = [
     "frechet_figure",
     "gdp_epsilon",
     "guesses_needed",
+    "holm",
+    "identify",
     "inception_features",
     "kl_divergence",
     "label_overlap",
@@ -140,7 +156,10 @@ __all__ = [
     "pair_accuracy",
     "pair_accuracy_figure",
     "psnr",
+    "reflip",
+    "relabelled_p_value",
     "roc_curve",
+    "score_class_evaluation",
     "score_class_reconstruction",
     "score_extraction",
     "score_generated",

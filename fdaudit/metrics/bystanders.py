@@ -44,6 +44,10 @@ class Bystanders:
     rows: Integers
     labels: Integers | None = None
 
+    def of_class(self, label: int) -> Integers:
+        """Return which of the images are bystanders of a class."""
+        return self.rows[self.labels == label] if self.labels is not None else self.rows[:0]
+
     def draw(self, n: int, labels: Integers | None, generator: np.random.Generator) -> torch.Tensor:
         """Draw records (n, c, h, w), of these labels (n,) as far as there are any, none twice while others are left."""
         chosen = np.full(n, -1, dtype=np.int64)

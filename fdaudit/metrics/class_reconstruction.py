@@ -32,7 +32,7 @@ from fdaudit.metrics.bystanders import Bystanders, stricter
 from fdaudit.metrics.images import ssim_window
 from fdaudit.metrics.intervals import mean_figure
 from fdaudit.metrics.perceptual import lpips_note
-from fdaudit.metrics.prior import AuxiliaryPool, Measure
+from fdaudit.metrics.prior import AuxiliaryPool, ClassPriors, Measure
 from fdaudit.metrics.reconstruction import PSNR_CEILING, ImageScore, ReconstructionScore, likenesses
 from fdaudit.types import Figure
 
@@ -115,6 +115,7 @@ def score_class_reconstruction(
     generator: np.random.Generator,
     *,
     auxiliary_labels: Any = None,
+    withheld: Sequence[Sequence[int]] = (),
     bystanders: Bystanders | None = None,
     targets: Sequence[str] | None = None,
     lpips_network: torch.nn.Module | None = None,
@@ -130,6 +131,8 @@ def score_class_reconstruction(
         auxiliary: (N, c, h, w) the adversary's own images, or None where it is assumed to have none.
         generator: for the baseline's draws and the bootstrap.
         auxiliary_labels: (N,), or None.
+        withheld: sets of classes, each withheld from an adversary of its own; `auxiliary` is what all of them hold
+            together.
         bystanders: records that no guess is about, or None to compare with the prior alone.
         targets: names; with two or more, the worst of them is reported.
         lpips_network: as `fdaudit.metrics.load_lpips` returns; loaded when left out.
@@ -150,10 +153,10 @@ def score_class_reconstruction(
     measures, no_lpips = likenesses(lpips_network)
     near = _likeness([t.beside(t.guess) for t in present], measures)
     got = {q.name: np.concatenate([n[q.name] for n in near]) for q in measures}
-    pool = None if auxiliary is None else AuxiliaryPool(auxiliary, auxiliary_labels)
-    if pool is not None:
-        same_shape(pool.images, present[0].records, count=False)
-    prior, strategies = (None, {}) if pool is None else _prior(pool, present, measures, generator)
+    priors = None if auxiliary is None else ClassPriors(auxiliary, auxiliary_labels, withheld)
+    if priors is not None:
+        same_shape(priors.images, present[0].records, count=False)
+    prior, strategies = (None, {}) if priors is None else _prior(priors, present, measures, generator)
     if prior is not None and bystanders is not None:
         beside = _beside(bystanders, present, measures, generator.spawn(1)[0])
         prior, strategies = stricter(prior, strategies, beside, measures)
@@ -211,17 +214,21 @@ def _nothing(left_out: int) -> ReconstructionScore:
 
 
 def _prior(
-    pool: AuxiliaryPool,
+    priors: ClassPriors,
     targets: Sequence[_Target],
     measures: Sequence[Measure],
     generator: np.random.Generator,
 ) -> tuple[dict[str, Floats], dict[str, tuple[str, ...]]]:
     """The baseline's likeness by measure, (draws, guesses), and the strategies played."""
-    known = {label: _held(pool, label) for t in targets for label in np.unique(t.labels).tolist()}
-    chosen = {held: _choose(pool, held, tuple(measures)) for held in sorted(set(known.values()))}
+    known = {
+        label: (pool := priors.of(label), _held(pool, label))
+        for t in targets
+        for label in np.unique(t.labels).tolist()
+    }
+    chosen = {case: _choose(*case, tuple(measures)) for case in dict.fromkeys(known.values())}
     strategies = sorted({s for c in chosen.values() for s in c.values()})
     pairs = [
-        target.beside(pool.guess(s, len(target.labels), target.labels, generator).float())
+        target.beside(priors.guess(s, target.labels, generator).float())
         for target in targets
         for _ in range(_DRAWS)
         for s in strategies

@@ -28,6 +28,7 @@ __all__ = [
     "MembershipScore",
     "auc_figure",
     "balanced_accuracy_figure",
+    "fpr_name",
     "pair_accuracy_figure",
     "score_membership",
     "tpr_at_fpr_figure",
@@ -108,7 +109,7 @@ def _edge(value: float, n: int, confidence: float) -> Interval:
     return clopper_pearson(n if value == 1 else 0, n, confidence)
 
 
-def _fpr_name(fpr: float) -> str:
+def fpr_name(fpr: float) -> str:
     """The name of the TPR at this FPR: `tpr_at_1fpr` at one per cent."""
     return f"tpr_at_{100 * fpr:g}fpr"
 
@@ -129,12 +130,12 @@ def tpr_at_fpr_figure(scores: Any, member: Any, fpr: float, *, confidence: float
     try:
         detected = ranking.detected(values, truth, fpr)
     except UsageError as refusal:
-        return Figure(name=_fpr_name(fpr), value=None, unit="fraction", n=n, unavailable=str(refusal))
+        return Figure(name=fpr_name(fpr), value=None, unit="fraction", n=n, unavailable=str(refusal))
     k, wrong = int(detected[truth].sum()), int(detected[~truth].sum())
     interval = clopper_pearson(k, n, confidence)
     around = clopper_pearson(wrong, others, confidence)
     return Figure(
-        name=_fpr_name(fpr),
+        name=fpr_name(fpr),
         value=k / n,
         unit="fraction",
         low=interval.low,

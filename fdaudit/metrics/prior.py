@@ -20,7 +20,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -33,7 +33,7 @@ from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Flags, Integers, images, integers
 from fdaudit.metrics.images import match
 
-__all__ = ["AuxiliaryPool", "Measure", "choose_strategies"]
+__all__ = ["AuxiliaryPool", "ClassPriors", "Measure", "choose_strategies"]
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,61 @@ class AuxiliaryPool:
 
     def _images(self, index: Integers) -> torch.Tensor:
         return self.images[torch.from_numpy(index)].double()
+
+
+class ClassPriors:
+    """Auxiliary images by the class that is guessed from them.
+
+    Args:
+        auxiliary: (N, c, h, w) in [0, 1], N >= 2.
+        labels: (N,), or None.
+        withheld: sets of classes. A class in one of them is guessed from the images of no class in that set, any
+            other class from all images.
+
+    Raises:
+        UsageError: as `AuxiliaryPool`; or classes are withheld of images without labels.
+    """
+
+    def __init__(self, auxiliary: Any, labels: Any = None, withheld: Sequence[Sequence[int]] = ()) -> None:
+        self._all = AuxiliaryPool(auxiliary, labels)
+        self._lacking: dict[int, AuxiliaryPool] = {}
+        of = self._all.labels
+        for classes in withheld:
+            if of is None:
+                problem, remedy = "are not known, so no class can be withheld", "Give labels."
+                raise UsageError("auxiliary_labels", None, problem, remedy)
+            kept = np.flatnonzero(~np.isin(of, list(classes)))
+            pool = AuxiliaryPool(self._all.images[torch.from_numpy(kept)], of[kept])
+            self._lacking |= dict.fromkeys(map(int, classes), pool)
+
+    @property
+    def images(self) -> torch.Tensor:
+        """All images (N, c, h, w)."""
+        return self._all.images
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """The strategies that these images allow."""
+        return self._all.strategies
+
+    def of(self, label: int) -> AuxiliaryPool:
+        """Return what a class is guessed from."""
+        return self._lacking.get(label, self._all)
+
+    def guess(self, strategy: str, labels: Integers, generator: np.random.Generator) -> torch.Tensor:
+        """Return a guess for each label, (m, c, h, w) float64.
+
+        Args:
+            strategy: one of `strategies`.
+            labels: (m,) the classes guessed at.
+            generator: where draws come from.
+        """
+        pools = [self.of(label) for label in labels.tolist()]
+        made = torch.empty(len(labels), *self.images.shape[1:], dtype=torch.float64)
+        for pool in dict.fromkeys(pools):
+            rows = np.flatnonzero([p is pool for p in pools])
+            made[torch.from_numpy(rows)] = pool.guess(strategy, len(rows), labels[rows], generator)
+        return made
 
 
 def choose_strategies(

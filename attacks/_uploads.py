@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fdaudit.messages import Message
+from fdaudit.messages import Message, role
 
-from ..gradient_inversion.uploads import KINDS
+from .gradient_inversion.uploads import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     from fdaudit.training import Parameters
     from fdaudit.view import View
 
-__all__ = ["after", "uploads_of"]
+__all__ = ["MODELS", "after", "broadcasts", "uploads_of"]
+
+MODELS = ("model_update", "model_parameters")
+"""Kinds of uploads that tell a client's whole model."""
+
+
+def broadcasts(view: View) -> list[Message]:
+    """Return the federation's model as the view holds it at each round's start, and the last one."""
+    sent = [m for m in view.select(kind="model_parameters") if m.payload is not None]
+    sent = [m for m in sent if role(m.sender) != "client"]
+    first = list({m.round: m for m in reversed(sent)}.values())[::-1]
+    return [*first, *(sent[-1:] if sent and sent[-1] is not first[-1] else ())]
 
 
 def uploads_of(view: View, target: str, kinds: Sequence[str] = KINDS) -> list[tuple[Message, Message]]:

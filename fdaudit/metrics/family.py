@@ -1,0 +1,260 @@
+"""Correct the p-values of all membership figures of a run together, by joint re-flips of its coins (max-T).
+
+One fair coin decided which half of a matched pair was trained on. Scores that know nothing of the coins would be the
+same if the coins had fallen otherwise. So all coins are flipped again together. The same flips serve every cell. Each
+figure is compared with the largest statistic of each re-flip (Westfall and Young, "Resampling-Based Multiple Testing",
+1993, algorithm 4.1). Cells that repeat each other then cost nothing. Bonferroni would pay for each.
+
+Guarantees:
+  * if the scores know nothing, the chance that any adjusted p-value is at most α is itself at most α. This holds for
+    every dependence between cells;
+  * scores that leak do not spend the level of others (step-down);
+  * increasing maps of a cell's scores change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from fdaudit.metrics._arrays import Floats, Integers
+from fdaudit.metrics.membership import FPRS, fpr_name
+
+__all__ = ["REFLIPS", "FigureKey", "Pairs", "Reflipped", "holm", "reflip"]
+
+REFLIPS = 20_000
+"""Re-flips of all coins. A probability of 5 % is then known to 0.15 percentage points."""
+
+_CHUNK = 1000
+"""Re-flips held in memory at once."""
+
+_DECIMALS = 9
+"""Of statistics, so that equal ones of two figures stay equal under rounding."""
+
+_LEAST = 1e-300
+"""The least p-value of a true-positive rate that is told from zero."""
+
+
+class Pairs(NamedTuple):
+    """Scores of one client's candidates, pair by pair: of the members (n,) and of their other halves (n,)."""
+
+    inside: Floats
+    outside: Floats
+
+
+class FigureKey(NamedTuple):
+    """A figure that is tested: of all victims of a cell together (`target` None), or of one."""
+
+    cell: str
+    target: str | None
+    figure: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reflipped:
+    """The tests of a run's membership figures by re-flips.
+
+    Attributes:
+        p: adjusted p-value of each figure; of figures that no coin can change it is 1.
+        floors: by AUC, the least value that would have been significant at the level asked for, with these scores.
+            It may be above 1: then no value would.
+        coins: how many coins were flipped.
+        reflips: how often.
+    """
+
+    p: Mapping[FigureKey, float]
+    floors: Mapping[FigureKey, float]
+    coins: int
+    reflips: int
+
+
+def reflip(
+    cells: Mapping[str, Mapping[str, Pairs]],
+    generator: np.random.Generator,
+    *,
+    level: float,
+    reflips: int = REFLIPS,
+) -> Reflipped:
+    """Test every AUC and every true-positive rate of some cells against joint re-flips of all coins.
+
+    An AUC is a sum of rank differences, one a coin, divided by the root of its variance over the coins. A true-positive
+    rate is the normal quantile of `tpr_p_value`. Both are about normal if nothing leaks, so that the largest of all is
+    as likely to be one as another.
+
+    Args:
+        cells: by cell and victim, the scores. A victim has the same pairs in the same order in every cell.
+        generator: where coins come from.
+        level: of the floors.
+        reflips: how often all coins are flipped.
+
+    Returns:
+        Adjusted p-values (1 + c) / (1 + `reflips`), where c counts re-flips that do as well.
+    """
+    start, coins = _places(cells)
+    columns: list[_Auc | _Rate] = [c for name, of in cells.items() for c in _columns(name, of, start)]
+    if not columns:
+        return Reflipped(p={}, floors={}, coins=coins, reflips=reflips)
+    aucs = [c for c in columns if isinstance(c, _Auc)]
+    rates = [c for c in columns if isinstance(c, _Rate)]
+    tested = [*(c.tested for c in aucs), *(c.tested for c in rates)]
+    weights = np.zeros((coins, len(aucs)))
+    for k, auc in enumerate(aucs):
+        weights[auc.coins, k] = auc.ahead
+    norms = np.linalg.norm(weights, axis=0)
+
+    def statistics(flips: NDArray[np.int8]) -> Floats:
+        """Return (b, figures) for flips (b, coins), which are 1 where a coin is as in the run, else -1."""
+        linear = (flips @ weights) / np.where(norms > 0, norms, 1.0)  # sums of whole numbers: exact
+        linear[:, norms == 0] = -np.inf  # no coin changes it
+        return np.round(np.column_stack([linear, *(rate(flips) for rate in rates)]), _DECIMALS)
+
+    seen = statistics(np.ones((1, coins), dtype=np.int8))[0]
+    order = np.argsort(seen, kind="stable")
+    as_good, largest = np.zeros(len(seen), dtype=np.int64), np.empty(reflips)
+    for first in range(0, reflips, _CHUNK):
+        rows = min(_CHUNK, reflips - first)
+        flips = (2 * generator.integers(2, size=(rows, coins), dtype=np.int8) - 1).astype(np.int8)
+        # Each figure is held against the largest of those that are not above it in the run.
+        among = np.maximum.accumulate(statistics(flips)[:, order], axis=1)
+        as_good += (among >= seen[order]).sum(0)
+        largest[first : first + rows] = among[:, -1]
+    p = (1 + as_good) / (1 + reflips)
+    p = np.maximum.accumulate(p[::-1])[::-1]  # no figure before one that is above it
+    adjusted = np.empty(len(p))
+    adjusted[order] = p
+    critical = _critical(largest, level)
+    return Reflipped(
+        p={key: float(v) for key, v in zip(tested, adjusted, strict=True)},
+        floors={
+            a.tested: 0.5 + critical * float(n) / (4 * len(a.ahead) ** 2)
+            for a, n in zip(aucs, norms, strict=True)
+        },
+        coins=coins,
+        reflips=reflips,
+    )
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Return adjusted p-values of tests that may depend on each other in any way (Holm 1979)."""
+    order = np.argsort(p, kind="stable")
+    scaled = np.asarray(p, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(scaled))
+    return [float(v) for v in adjusted]
+
+
+# -- details ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Auc:
+    """An AUC as rank differences between members and their other halves, doubled (n,), and the coins (n,)."""
+
+    tested: FigureKey
+    coins: Integers
+    ahead: Integers
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rate:
+    """A true-positive rate as a normal quantile, from the candidates with the highest scores.
+
+    Attributes:
+        coins: (k,) the coin of each candidate, the highest score first.
+        as_is: (k,) 1 for the members of the run, else -1.
+        above: (k + 1,) how many candidates lie strictly above each place, ties aside.
+        allowed: how many non-members may be detected.
+        quantiles: (k + 1, allowed + 1) by members and non-members detected.
+    """
+
+    tested: FigureKey
+    coins: Integers
+    as_is: NDArray[np.int8]
+    above: Integers
+    allowed: int
+    quantiles: Floats
+
+    def __call__(self, flips: NDArray[np.int8]) -> Floats:
+        """Return the quantiles (b,) for flips (b, coins)."""
+        wrong = np.zeros((len(flips), len(self.coins) + 1), dtype=np.int32)
+        np.cumsum(flips[:, self.coins] != self.as_is, axis=1, dtype=np.int32, out=wrong[:, 1:])
+        place = (wrong[:, 1:] <= self.allowed).sum(1)
+        detected = self.above[place]
+        missed = wrong[np.arange(len(flips)), detected]
+        found: Floats = self.quantiles[detected - missed, missed]
+        return found
+
+
+def _places(cells: Mapping[str, Mapping[str, Pairs]]) -> tuple[dict[str, int], int]:
+    """Return the number of each client's first coin, and the number of coins."""
+    sizes = {client: len(pairs.inside) for scores in cells.values() for client, pairs in scores.items()}
+    start, coins = {}, 0
+    for client, size in sorted(sizes.items()):
+        start[client] = coins
+        coins += size
+    return start, coins
+
+
+def _columns(cell: str, scores: Mapping[str, Pairs], start: Mapping[str, int]) -> Iterator[_Auc | _Rate]:
+    """Yield the statistics of one cell: of all victims together, and of each."""
+    own = {
+        k: (start[k] + np.arange(len(pairs.inside)), pairs)
+        for k, pairs in scores.items()
+        if len(pairs.inside)
+    }
+    if not own:
+        return
+    together = Pairs(*(np.concatenate([pairs[half] for _, pairs in own.values()]) for half in (0, 1)))
+    groups: list[tuple[str | None, Any, Pairs]] = [
+        (None, np.concatenate([coins for coins, _ in own.values()]), together)
+    ]
+    groups += [(client, coins, pairs) for client, (coins, pairs) in own.items()]
+    for target, coins, pairs in groups:
+        n = len(coins)
+        values = np.concatenate(pairs)
+        doubled = np.round(2 * stats.rankdata(values)).astype(np.int64)
+        yield _Auc(tested=FigureKey(cell, target, "auc"), coins=coins, ahead=doubled[:n] - doubled[n:])
+        for fpr in FPRS:
+            allowed = int(np.floor(fpr * n + 1e-9))
+            if 1 <= allowed < n:
+                yield _rate(FigureKey(cell, target, fpr_name(fpr)), coins, values, allowed)
+
+
+def _rate(tested: FigureKey, coins: Integers, values: Floats, allowed: int) -> _Rate:
+    """Return a true-positive rate over the candidates with the highest scores, four times as many as chance needs.
+
+    A rate that goes beyond them counts as one that reaches them. This holds for the run and for re-flips.
+    """
+    n = len(coins)
+    order = np.argsort(-values, kind="stable")
+    kept = min(2 * n, 4 * allowed + 40)
+    ordered = -values[order]
+    above = np.append(np.searchsorted(ordered, ordered, side="left"), 2 * n)[: kept + 1]
+    return _Rate(
+        tested=tested,
+        coins=np.concatenate([coins, coins])[order[:kept]],
+        as_is=np.where(order[:kept] < n, 1, -1).astype(np.int8),
+        above=above,
+        allowed=allowed,
+        quantiles=_quantiles(n, allowed, kept),
+    )
+
+
+@cache
+def _quantiles(n: int, allowed: int, kept: int) -> Floats:
+    """`tpr_p_value` (kept + 1, allowed + 1) of so many members and non-members detected, as normal quantiles."""
+    found, wrong = np.meshgrid(np.arange(kept + 1), np.arange(allowed + 1), indexing="ij")
+    p = stats.hypergeom.cdf(wrong, 2 * n, n, np.minimum(found + wrong, 2 * n))
+    return np.asarray(stats.norm.isf(np.clip(p, _LEAST, 1 - 1e-12)))
+
+
+def _critical(largest: Floats, level: float) -> float:
+    """Return the value above which an adjusted p-value is at most `level`; inf if re-flips are too few."""
+    allowed = int(np.floor(level * (1 + len(largest)) + 1e-9)) - 1
+    return float(np.sort(largest)[::-1][allowed]) if allowed >= 0 else float("inf")

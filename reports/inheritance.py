@@ -1,0 +1,96 @@
+"""Judge each adversary by its own attacks and by those of every adversary whose view it contains.
+
+Guarantees:
+  * no adversary reads weaker than one whose view it contains. Its own cells may be inconclusive, failed or absent;
+  * only leaks are inherited. An attack on a smaller view that found nothing says nothing of a larger view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .rules import RULES
+from .schema import Result
+from .text import joined
+from .verdict import Finding, Level, strongest
+
+__all__ = ["Standing", "standings"]
+
+_LEAKS: Sequence[Level] = ("leak", "partial")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """The level of one adversary for one goal.
+
+    Attributes:
+        adversary: its name.
+        goal: of the attacks.
+        level: what was found, by itself or by an adversary whose view it contains.
+        finding: the gravest finding behind it; None where nothing was audited.
+        source: the adversary whose finding it is.
+    """
+
+    adversary: str
+    goal: str
+    level: Level
+    finding: Finding | None
+    source: str
+
+    @property
+    def inherited(self) -> str:
+        """A sentence that says whose finding it is and why; empty if it is the adversary's own."""
+        if self.finding is None or self.source == self.adversary:
+            return ""
+        said = f"Inherits the finding of {self.source}: it sees everything that {self.source} sees."
+        affected, members = self.finding.affected, self.adversary.split("+")
+        if affected and all(k in members for k in affected):
+            said += f" The finding is about {joined(affected)}, a member of this coalition."
+        return said
+
+
+def standings(result: Result, findings: Sequence[Finding]) -> tuple[Standing, ...]:
+    """A standing for every adversary and goal that findings speak of, in their order; goals in that of the rules."""
+    adversaries = tuple(dict.fromkeys(f.cell.adversary for f in findings))
+    spoken = dict.fromkeys(f.cell.goal for f in findings)
+    goals = [*(g for g in RULES if g in spoken), *(g for g in spoken if g not in RULES)]
+    own = {
+        (a, g): strongest([f for f in findings if (f.cell.adversary, f.cell.goal) == (a, g)])
+        for a in adversaries
+        for g in goals
+    }
+    smaller = {a: _contained(a, adversaries, result) for a in adversaries}
+    return tuple(
+        _standing(a, g, own[a, g], [f for b in smaller[a] if (f := own[b, g]) is not None])
+        for a in adversaries
+        for g in goals
+    )
+
+
+def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> list[str]:
+    """The adversaries whose whole view this one has: as the result says, and every part of its own coalition."""
+    stated = {row.adversary: row.contains for row in result.views}
+    found, left = {adversary}, [adversary]
+    while left:
+        at = left.pop()
+        members = set(at.split("+"))
+        parts = [a for a in adversaries if set(a.split("+")) <= members]
+        more = {*stated.get(at, ()), *parts} - found
+        found |= more
+        left += sorted(more)
+    return [a for a in adversaries if a in found and a != adversary]
+
+
+def _standing(adversary: str, goal: str, own: Finding | None, others: Sequence[Finding]) -> Standing:
+    """An adversary's own gravest finding, or the gravest leak of those whose views it contains if that is graver."""
+    leaks = [f for f in others if f.level in _LEAKS]
+    gravest = strongest([*([] if own is None else [own]), *leaks])
+    shown = own if own is not None and gravest is not None and own.level == gravest.level else gravest
+    return Standing(
+        adversary=adversary,
+        goal=goal,
+        level="not-requested" if shown is None else shown.level,
+        finding=shown,
+        source=adversary if shown is None else shown.cell.adversary,
+    )
