@@ -107,7 +107,7 @@ class ExtractionSoft:
     # -- answers ------------------------------------------------------------------------------------------------
 
     def _recorded(self, view: View, knowledge: Knowledge, task: AttackTask) -> dict[str, Lesson]:
-        """What each victim answered in the view, whose own model is not in it."""
+        """Return the recorded answers of each victim whose own model is not in view."""
         bare = _bare(view)
         if set(task.targets) <= bare:
             return {}
@@ -119,7 +119,7 @@ class ExtractionSoft:
         }
 
     def _asks(self, view: View, task: AttackTask) -> tuple[str, ...]:
-        """Whose models the oracle is asked for: none that are in view themselves."""
+        """Return the parties whose models the oracle is asked for: none whose model is in view."""
         if task.oracle is None or task.oracle.answers != type(self).oracle or not self.config.queries:
             return ()
         bare = _bare(view)
@@ -182,7 +182,7 @@ class ExtractionHard(ExtractionSoft):
 
 
 def _bare(view: View) -> set[str]:
-    """Who sent a model, or what gives one away, with its payload in view."""
+    """Return the parties whose model, update or gradient is in view with its payload."""
     return {m.sender for m in view.messages if m.kind in _OWN and m.payload is not None}
 
 
