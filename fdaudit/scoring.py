@@ -146,13 +146,18 @@ class Scorer:
                 TargetResult(
                     target=guess.target,
                     messages=guess.messages,
-                    figures=(*score.figures.values(), *shown, *found.targets[guess.target]),
+                    figures=(
+                        *(_noted(f, guess.note, "psnr") for f in score.figures.values()),
+                        *shown,
+                        *found.targets[guess.target],
+                    ),
                     images=self._pictures(cell, guess, score, assumed, found.ranks[guess.target]),
                 )
             )
+        note = "; ".join(dict.fromkeys(filter(None, (g.note for g in guesses))))
+        figures = (_noted(f, note, "psnr") for f in whole.figures.values())
         evaluated = self._truth.evaluation(guesses, cell, assumed, True)
-        figures = (*whole.figures.values(), *evaluated, *self._distances(guesses), *found.figures)
-        return figures, tuple(targets)
+        return (*figures, *evaluated, *self._distances(guesses), *found.figures), tuple(targets)
 
     def _distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:
         """How far all guesses lie from all true images as sets: FID, and the task encoder's distance beside it."""
@@ -211,9 +216,9 @@ def _ranked(rank: Rank | None) -> dict[str, int]:
     return {} if rank is None else {"rank": rank.rank, "gallery": rank.of}
 
 
-def _noted(figure: Figure, note: str) -> Figure:
-    """The AUC with what its attack had to say about its scores; every other figure as it is."""
-    if figure.name != "auc" or not note:
+def _noted(figure: Figure, note: str, name: str = "auc") -> Figure:
+    """The figure of this name with what its attack had to say about its guess; every other figure as it is."""
+    if figure.name != name or not note:
         return figure
     return replace(figure, note="; ".join(filter(None, [figure.note, note])))
 

@@ -214,6 +214,7 @@ class Reconstruction:
         labels: (n,) guessed labels, or None.
         objective: the attack's own final matching loss (lower is better); not a quality figure.
         evaluations: image-gradient evaluations spent.
+        note: what a reader of its figures must know, such as the settings chosen, or empty.
     """
 
     target: str
@@ -222,6 +223,7 @@ class Reconstruction:
     labels: torch.Tensor | None = None
     objective: float | None = None
     evaluations: int = 0
+    note: str = ""
 
     @property
     def by_class(self) -> bool:

@@ -88,9 +88,10 @@ def depends_on(attack: AttackPlan, plan: Plan, setting: str = "") -> bytes:
         "seed": plan.seed,
         "version": version("fdaudit"),
     }
-    if attack.card.get("control", {}).get("on") in ("labels", "selector"):
+    if attack.card.get("control", {}).get("on") in ("gradients", "labels", "selector"):
         stated["protocol"] = [plan.protocol.name, plan.protocol_config.model_dump(mode="json")]
         stated["clients"] = [plan.spec.clients, [m.model_dump(mode="json") for m in plan.spec.client_models]]
+        stated["records"] = [len(plan.records(k)[1]) for k in plan.clients]
     records = [*plan.auxiliary, plan.public]
     if by_classes(attack.card):
         stated["setting"] = [setting, plan.spec.victims, sorted(len(c.train) for c in plan.splits.clients)]

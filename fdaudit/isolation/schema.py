@@ -268,6 +268,7 @@ def packed_guesses(guesses: Sequence[Guess], tensors: Tensors) -> list[dict[str,
                     "labels": None if guess.labels is None else tensors.name(guess.labels),
                     "objective": None if guess.objective is None else _finite(float(guess.objective)),
                     "evaluations": int(guess.evaluations),
+                    "note": str(guess.note),
                 }
             )
         else:
@@ -315,6 +316,7 @@ def _guess_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Guess:
         labels=None if labels is None else _integers(tensors[labels]),
         objective=None if objective is None else _typed(objective, float),
         evaluations=_typed(value["evaluations"], int),
+        note=_typed(value["note"], str)[:_LONGEST_NOTE],
     )
 
 
