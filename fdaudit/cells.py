@@ -134,7 +134,7 @@ class Stage:
         """
         candidates = {k: len(c.y) for k, c in self.challenges(adversary).items()}
         view, classes = self.view(adversary), self.plan.dataset.classes
-        check_guesses(guesses, self.victims(adversary), candidates, view, classes)
+        check_guesses(guesses, _named(guesses, self.victims(adversary)), candidates, view, classes)
         self._truth.refuse_too_many(guesses, view)
         return self._scorer.score(cell, guesses)
 
@@ -225,8 +225,8 @@ class Stage:
         if isinstance(found, str):
             return (), None, found
         for guesses in filter(None, found):
-            targets = (*task.targets, *((RELEASED,) if isinstance(guesses[0], Extraction) else ()))
-            check_guesses(guesses, targets, candidates, adversary.view, self.plan.dataset.classes)
+            named, classes = _named(guesses, task.targets), self.plan.dataset.classes
+            check_guesses(guesses, named, candidates, adversary.view, classes)
             _refuse_another_goal(guesses, base.attack.card["goal"])
             self._truth.refuse_too_many(guesses, adversary.view)
         made = merged(found, assumed)
@@ -332,6 +332,11 @@ def _on_each(found: Iterable[tuple[Guess, ...] | str]) -> list[tuple[Guess, ...]
             return guesses
         made.append(guesses)
     return made
+
+
+def _named(guesses: Sequence[Guess], victims: Sequence[str]) -> tuple[str, ...]:
+    """Who may be guessed about: the victims and, where models are copied, whoever released one."""
+    return (*victims, *((RELEASED,) if isinstance(guesses[0], Extraction) else ()))
 
 
 def _refuse_another_goal(guesses: Sequence[Guess], goal: Goal) -> None:

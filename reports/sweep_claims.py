@@ -1,9 +1,9 @@
-"""Claims of ε over a whole sweep: which contradictions survive a correction for the number of runs.
+"""Claims of ε over a sweep: contradictions that survive a correction for the number of runs.
 
 Guarantees:
   * where every claim of a sweep holds, any of them is called contradicted with a probability of at most `LEVEL`. A
     run's p-value holds for all its claims together, and Holm's procedure corrects for the runs;
-  * every run with a claim and an attack that gave scores counts as a test, whatever the outcome.
+  * every run with a claim and an attack that gave scores counts as a test, also if it contradicts nothing.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Contradiction:
 
     @property
     def survives(self) -> bool:
-        """Whether it still contradicts its claim after the correction."""
+        """Return whether it contradicts its claim after the correction."""
         return self.p <= LEVEL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contradictions:
-    """What the runs of a sweep contradict.
+    """The contradicted claims of a sweep.
 
     Attributes:
         tested: runs that had a claim and scores to test it by.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,12 @@ from fdaudit.reports.verdict import judge_all
 
 import fdaudit
 from fdaudit.cells import Stage
+from fdaudit.errors import UsageError
 from fdaudit.extraction import Copies, check_copy
 from fdaudit.isolation.frames import MalformedError, Tensors
 from fdaudit.isolation.schema import guesses_of, packed_guesses
+from fdaudit.red_team import export_view, score
+from fdaudit.storage import save_tensors
 from fdaudit.training import parameters_of
 from fdaudit.types import AttackTask, Extraction, Figure
 from fdaudit.vault import Vault
@@ -197,6 +202,55 @@ def test_a_copy_that_is_no_set_of_weights_is_refused(run: fdaudit.Run) -> None:
     twice = [copy_of(run), copy_of(run)]
     with pytest.raises(ValueError, match="more than one copy"):
         Copies(run.plan, Vault(run.directory / "vault")).score(twice, "x")
+
+
+# -- from outside ---------------------------------------------------------------------------------------------------
+
+
+def handed_back(run: fdaudit.Run, folder: Path, **changes: Any) -> Path:
+    """A file of guesses that hands the victim's own model back."""
+    weights = Vault(run.directory / "vault").load("models/client-0")
+    save_tensors(folder / "copy.safetensors", weights)
+    card = json.loads((folder / "handout" / "card.json").read_text())
+    made = {
+        "schema": "fdaudit-guesses/1",
+        "name": "the-model-itself",
+        "adversary": "aggregator",
+        "view": card["view_sha256"],
+        "model_extraction": [{"target": "client/0", "parameters": "copy.safetensors"}],
+        **changes,
+    }
+    (folder / "guesses.json").write_text(json.dumps(made))
+    return folder / "guesses.json"
+
+
+def test_a_copy_from_outside_is_scored_by_the_same_rules(run: fdaudit.Run, tmp_path: Path) -> None:
+    copied = fdaudit.load(Path(shutil.copytree(run.directory, tmp_path / "run")))
+    export_view(copied, "aggregator", tmp_path / "handout")
+    made = score(copied, handed_back(copied, tmp_path))
+    assert (made.goal, made.status) == ("model-extraction", "run")
+    assert made.targets[0].figures[0].value == 1.0
+    with pytest.raises(UsageError, match="no file beside"):
+        score(
+            copied,
+            handed_back(
+                copied, tmp_path, model_extraction=[{"target": "client/0", "parameters": "a.safetensors"}]
+            ),
+        )
+    save_tensors(tmp_path / "wrong.safetensors", {"a": torch.zeros(2)})
+    wrong = [{"target": "client/0", "parameters": "wrong.safetensors"}]
+    with pytest.raises(UsageError, match="differ in"):
+        score(copied, handed_back(copied, tmp_path, model_extraction=wrong))
+
+
+def test_no_copy_is_scored_once_candidates_are_out(run: fdaudit.Run, tmp_path: Path) -> None:
+    """A copy could be trained on candidates, half of which trained the model."""
+    copied = fdaudit.load(Path(shutil.copytree(run.directory, tmp_path / "run")))
+    export_view(copied, "aggregator", tmp_path / "handout", challenges=True)
+    for target in ("client/0", "server"):
+        spoilt = [{"target": target, "parameters": "copy.safetensors"}]
+        with pytest.raises(UsageError, match="candidates for membership handed out"):
+            score(copied, handed_back(copied, tmp_path, model_extraction=spoilt))
 
 
 # -- the rule -------------------------------------------------------------------------------------------------------

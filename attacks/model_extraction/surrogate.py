@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fdaudit.cache import computed_once
 from fdaudit.config import Config
 from fdaudit.messages import role
-from fdaudit.rng import child
 from fdaudit.training import Fit, Job, Parameters, draw_batches, parameters_of
 from fdaudit.types import Applicability, AttackTask, Extraction
 
@@ -100,16 +99,15 @@ class ExtractionSoft:
             lessons[name] = (
                 lesson if held is None else (torch.cat([held[0], lesson[0]]), torch.cat([held[1], lesson[1]]))
             )
-        copies = self._copies(knowledge, list(lessons.values()), generator)
         return tuple(
-            Extraction(target=name, parameters=copy, answers=len(lesson[0]))
-            for (name, lesson), copy in zip(lessons.items(), copies, strict=True)
+            Extraction(target=name, parameters=self._copy(knowledge, lesson), answers=len(lesson[0]))
+            for name, lesson in lessons.items()
         )
 
     # -- answers ------------------------------------------------------------------------------------------------
 
     def _recorded(self, view: View, knowledge: Knowledge, task: AttackTask) -> dict[str, Lesson]:
-        """What each victim answered in the view, whose own model is not in it."""
+        """Return the recorded answers of each victim whose own model is not in view."""
         bare = _bare(view)
         if set(task.targets) <= bare:
             return {}
@@ -121,7 +119,7 @@ class ExtractionSoft:
         }
 
     def _asks(self, view: View, task: AttackTask) -> tuple[str, ...]:
-        """Whose models the oracle is asked for: none that are in view themselves."""
+        """Return the parties whose models the oracle is asked for: none whose model is in view."""
         if task.oracle is None or task.oracle.answers != type(self).oracle or not self.config.queries:
             return ()
         bare = _bare(view)
@@ -148,34 +146,26 @@ class ExtractionSoft:
 
     # -- the copy -----------------------------------------------------------------------------------------------
 
-    def _copies(
-        self, knowledge: Knowledge, lessons: Sequence[Lesson], generator: torch.Generator
-    ) -> list[Parameters]:
-        """One copy a lesson, all from the public initial weights, or from drawn ones where none are known."""
+    def _copy(self, knowledge: Knowledge, lesson: Lesson) -> Parameters:
+        """Return a copy, from the public initial weights where they are known; equal answers are fitted once."""
         if knowledge.train is None or knowledge.architecture is None:
             raise ValueError("extraction: no architecture or training core.")
-        drawn = generator if knowledge.initial is None else torch.Generator().manual_seed(knowledge.initial)
-        start = parameters_of(knowledge.architecture.build(drawn))
-        seed = int(torch.randint(2**62, (1,), generator=generator))
-        config = self.config
-        jobs = [
-            Job(
-                party=f"copy {n}",
-                parameters=start,
-                x=x,
-                targets=answers,
-                batches=draw_batches(
-                    len(x), config.batch_size, steps=config.steps, generator=child(seed, "batches", n)
-                ),
-                seed=seed,
-            )
-            for n, (x, answers) in enumerate(lessons)
-        ]
-        fit = Fit(lr=config.lr, final_lr=config.lr / 100, optimizer="adam", objective="kl")
-        return [
-            {name: t.cpu() for name, t in fitted.parameters.items()}
-            for fitted in knowledge.train.fit(jobs, fit)
-        ]
+        train, network, config, (x, answers) = knowledge.train, knowledge.architecture, self.config, lesson
+        start = parameters_of(network.build(torch.Generator().manual_seed(knowledge.initial or 0)))
+
+        def fitted(draws: torch.Generator) -> Parameters:
+            batches = draw_batches(len(x), config.batch_size, steps=config.steps, generator=draws)
+            job = Job(party="copy", parameters=start, x=x, targets=answers, batches=batches)
+            rule = Fit(lr=config.lr, final_lr=config.lr / 100, optimizer="adam", objective="kl")
+            return train.fit([job], rule)[0].parameters
+
+        card = {
+            "what": "copy of a model",
+            "settings": config.model_dump(mode="json"),
+            "network": network.described,
+            "execution": train.execution.described,
+        }
+        return computed_once(card, [start, x, answers], fitted)
 
 
 class ExtractionHard(ExtractionSoft):
@@ -192,7 +182,7 @@ class ExtractionHard(ExtractionSoft):
 
 
 def _bare(view: View) -> set[str]:
-    """Who sent a model, or what gives one away, with its payload in view."""
+    """Return the parties whose model, update or gradient is in view with its payload."""
     return {m.sender for m in view.messages if m.kind in _OWN and m.payload is not None}
 
 

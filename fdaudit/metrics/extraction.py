@@ -1,4 +1,4 @@
-"""How alike a copy and the model it was made of answer, beside what could be had without the model's answers.
+"""Agreement of a copied model with the original, beside a baseline that saw no answer of the original.
 
 Guarantees:
   * agreement and accuracy carry Clopper-Pearson intervals;
@@ -97,6 +97,6 @@ def _gain(same: Any, other: Any, confidence: float, name: str) -> Figure:
         confidence=confidence,
         method="Clopper-Pearson on discordant records",
         n=n,
-        note=f"over {name}; {apart} records tell the two apart",
+        note=f"over {name}; they differ on {apart} records",
         p=float(binom.sf(better - 1, apart, 0.5)) if apart else 1.0,
     )
