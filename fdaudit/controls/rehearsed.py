@@ -121,7 +121,8 @@ class Rehearsed:
         return self.plan.dataset.x[train], self.plan.dataset.y[train]
 
     def _run(self, adversary: str) -> View:
-        plan, models = self.plan, dict[str, Parameters]()
+        plan = self.plan
+        models: dict[str, Parameters] = {}
         made = (self.directory / "transcript").is_dir()
         view = rehearse(
             self.directory / "transcript",
