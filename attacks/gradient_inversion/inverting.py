@@ -21,7 +21,7 @@ from .engine import Matched, best_of, match_adam
 from .gradients import GradientMap, flatten
 from .readings import auxiliary_distance, find_readings, likeliest, relative_distance
 from .trials import compositions, peers, tuned
-from .tuning import Settings, first_images, shrunk
+from .tuning import RECORDS, Settings, first_images, shrunk
 from .updates import LocalSGD, UpdateMap
 from .uploads import (
     Upload,
@@ -67,7 +67,7 @@ class InvertingGradientsConfig(Config):
     max_images: int = Field(64, ge=1)
     """Uploads that mix more images than this are not tried."""
     simulated_steps: int = Field(64, ge=1)
-    """Updates of more local steps are read as one step on all their images."""
+    """Updates of more local steps are read as one step on all their images. One start then has to do."""
 
     @property
     def given(self) -> dict[str, Any]:
@@ -170,7 +170,8 @@ class _Inversion:
         if not cfg.tune or auxiliary is None or len(cfg.given) == len(Settings().tensors()):
             return Settings(**cfg.given), 0
         alike = peers(self.view, upload, cfg.round, cfg.max_images)
-        labels = compositions(alike, self.module, self.probes, auxiliary)
+        records = RECORDS // 2 if self._as_one_step(upload) else RECORDS
+        labels = compositions(alike, self.module, self.probes, auxiliary, records)
         chosen = tuned(
             cfg.given,
             upload,
@@ -197,14 +198,16 @@ class _Inversion:
         labels = labels_behind(upload, self.module, upload.training.images, self.probes, auxiliary)
         if auxiliary is not None:
             means = class_means(auxiliary, max(int(auxiliary[1].max()), int(labels.max())) + 1)
-        read = upload.as_one_step() if self._as_one_step(upload) else upload
+        read, cfg = upload, self.config
+        if self._as_one_step(upload):  # the reading is coarse, and more starts make it no finer
+            read, cfg = upload.as_one_step(), cfg.model_copy(update={"restarts": 1})
         found = invert_gradients(
             self.module.to(self.device),
             {k: t.to(self.device) for k, t in read.start.items()},
             [{k: t.to(self.device) for k, t in read.sent.items()}],
             labels[None],
             shape=tuple(self.probes.shape[1:]),
-            config=self.config,
+            config=cfg,
             generator=generator,
             training=None if read.update is None else read.training,
             settings=settings,

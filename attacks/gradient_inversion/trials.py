@@ -94,11 +94,15 @@ def peers(view: View, upload: Upload, round: int, max_images: int) -> list[Uploa
 
 
 def compositions(
-    uploads: Sequence[Upload], module: nn.Module, probes: Tensor, auxiliary: tuple[Tensor, Tensor]
+    uploads: Sequence[Upload],
+    module: nn.Module,
+    probes: Tensor,
+    auxiliary: tuple[Tensor, Tensor],
+    records: int = RECORDS,
 ) -> Tensor:
-    """Labels (K, n) of auxiliary batches: K of the uploads' own, in turn, until there are `RECORDS` records."""
-    n = min(uploads[0].training.images, RECORDS)
-    count = max(1, min(BATCHES, RECORDS // n))
+    """Labels (K, n) of auxiliary batches: K of the uploads' own, in turn, until there are so many records."""
+    n = min(uploads[0].training.images, records)
+    count = max(1, min(BATCHES, records // n))
     chosen = [uploads[k % len(uploads)] for k in range(count)]
     return torch.stack([labels_behind(u, module, n, probes, auxiliary) for u in chosen])
 
