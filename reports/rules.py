@@ -276,8 +276,8 @@ def _extraction_signal(evidence: Evidence) -> str:
     gain = by_name(evidence.figures, "agreement_gain")
     if gain is None or gain.value is None or gain.value <= 0 or gain.p is None or gain.p > AGREEMENT_LEVEL:
         return ""
-    limit = f"our limit is {AGREEMENT_LEVEL:g}"
-    return f"a copy made without the answers would agree this often with p = {gain.p:.1g}; {limit}"
+    chance = f"p = {gain.p:.1g}; our limit is {AGREEMENT_LEVEL:g}"
+    return f"a copy made without the answers would agree this often with {chance}"
 
 
 def _extraction_strong(evidence: Evidence) -> bool:
