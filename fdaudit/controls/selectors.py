@@ -34,15 +34,14 @@ _VICTIM = "client/0"
 def rehearsed_selector(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     """Both controls: a few rounds of the run's own protocol, undefended, with one client that holds the members.
 
-    Pairs are of one class, as in a run's challenge. Of every second class the client holds a record that is no
-    candidate. In the negative control the victim holds other auxiliary records, and another client the members.
+    Pairs are of one class, as in a run's challenge. In the negative control the victim holds other auxiliary records,
+    and another client the members.
     """
-    made, more = _design(attack, plan)
+    made = _design(attack, plan)
     pairs = len(made.member) // 2
-    held = (torch.cat([made.members[0], more[0]]), torch.cat([made.members[1], more[1]]))
     found = {
-        "positive": _heard(attack, plan, made, [held, made.rest]),
-        "negative": _heard(attack, plan, made, [made.rest, held]),
+        "positive": _heard(attack, plan, made, [made.members, made.rest]),
+        "negative": _heard(attack, plan, made, [made.rest, made.members]),
     }
     return passed(
         (
@@ -53,32 +52,28 @@ def rehearsed_selector(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     )
 
 
-def _design(attack: AttackPlan, plan: Plan) -> tuple[Design, tuple[Tensor, Tensor]]:
-    """Pairs of auxiliary records of one class, of about half of the classes; and what else their client holds."""
+def _design(attack: AttackPlan, plan: Plan) -> Design:
+    """Pairs of auxiliary records of one class, of about half of the classes; what is left over is the rest."""
     x, y = plan.auxiliary
     generator = child(plan.seed, "control", attack.name, "design")
-    chosen, more, pairs, labels = list[Tensor](), list[Tensor](), 0, y.unique()
+    chosen, pairs, labels = list[Tensor](), 0, y.unique()
     labels = labels[torch.randperm(len(labels), generator=generator)]
     for label in labels[: max((len(labels) + 1) // 2, 1)].tolist():
         of = (y == label).nonzero().squeeze(1)
         of = of[torch.randperm(len(of), generator=generator)]
-        if len(more) < len(chosen) and len(of) > 2:
-            more.append(of[:1])
-            of = of[1:]
         chosen.append(of[: 2 * min(len(of) // 2, _MOST_PAIRS)])
         pairs += len(chosen[-1]) // 2
         if pairs >= _PAIRS:
             break
-    rows, more_rows = torch.cat(chosen), torch.cat([*more, torch.zeros(0, dtype=torch.long)])
-    rest = ~torch.isin(torch.arange(len(y)), torch.cat([rows, more_rows]))
+    rows = torch.cat(chosen)
+    rest = ~torch.isin(torch.arange(len(y)), rows)
     coins = torch.randint(2, (pairs,), generator=generator).bool()
     pair = torch.arange(pairs).repeat_interleave(2)
-    made = Design(
+    return Design(
         challenge=Challenge(target=_VICTIM, x=x[rows], y=y[rows], pair=pair),
         member=torch.stack([coins, ~coins], 1).flatten(),
         rest=(x[rest], y[rest]),
     )
-    return made, (x[more_rows], y[more_rows])
 
 
 def _heard(attack: AttackPlan, plan: Plan, made: Design, data: list[tuple[Tensor, Tensor]]) -> Measured:
