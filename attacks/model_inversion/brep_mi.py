@@ -136,7 +136,7 @@ class _Attack:
         return {"images": images[self.shown]}
 
     def start(self, n: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Classes (k,) to be shown with which n random images were answered, and each one's mean latent vector (k, d)."""
+        """Wanted classes (k,) with which n random images were answered, and the mean latent vector (k, d) of each."""
         scale = torch.linspace(1, self.config.widest, n)[:, None]
         z = (scale * torch.randn(n, self.prior.latent, generator=draws)).to(self.expected.device)
         answers = self._answers(z)
