@@ -429,8 +429,9 @@ def _refuse_absent_device(device: str) -> None:
 def _refuse_attacks_without_controls(spec: Spec, plans: tuple[AttackPlan, ...], auxiliary: int) -> None:
     """Controls are run on auxiliary records; an attack without them would show nothing."""
     for plan in plans:
-        # The images of a reconstruction control and one record for the prior; one pair for membership.
-        needed = int(plan.card.get("control", {}).get("images", 1)) + 1
+        # A record of each client of a reconstruction control and one for the prior; one pair for membership.
+        control = plan.card.get("control", {})
+        needed = int(control.get("clients", control.get("images", 1))) + 1
         if plan.params is not None and auxiliary < needed:
             problem = f"leaves {auxiliary} auxiliary records, the controls of {plan.name} need {needed}"
             raise SpecError(

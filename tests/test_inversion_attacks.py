@@ -103,10 +103,10 @@ def test_a_guess_repeats_with_its_generator(name: str) -> None:
 
 
 def _reason(
-    name: str, make: Any = strided_cnn, kind: str = "gradient", counts: Any = (1,), **world: Any
+    name: str, make: Any = strided_cnn, kind: str = "gradient", counts: Any = (1,), **public: Any
 ) -> str:
     attack, config = ATTACKS[name]
-    view, knowledge, task, _ = world(make, kind, counts, **world)
+    view, knowledge, task, _ = world(make, kind, counts, **public)
     verdict = attack(config).applicable(view, knowledge, task)
     assert not verdict
     return verdict.reason

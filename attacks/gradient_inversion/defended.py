@@ -1,4 +1,4 @@
-"""What the defences on record do to a message: for auxiliary gradients that stand for a victim's."""
+"""Recorded defences, applied to auxiliary gradients that stand for a victim's."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ class _Inversion:
         return replace(found, images=shrunk(found.images, found.labels, means, settings.shrink))
 
     def _distance(self, upload: Upload, found: Matched) -> float:
-        """How far a simulation of the found records lies from what was sent."""
+        """Return the relative distance of the found records' simulated upload from the one that was sent."""
         read = upload.as_one_step() if self._as_one_step(upload) else upload
         start = read.start
         simulate = (

@@ -1,4 +1,4 @@
-"""Class shares of what a client uploads, as a mixture of what each class alone would do to the last layer."""
+"""Class shares behind an upload: the last layer's gradient as a mixture of per-class gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an upload may be read: with each number of records it may stem from, as each member of a coalition reads it."""
+"""Readings of an upload: one for each possible number of records, and one for each member of a coalition."""
 
 from __future__ import annotations
 

@@ -165,6 +165,6 @@ def trained_alike(training: LocalSGD, n: int) -> LocalSGD:
 
 
 def _alike(one: Upload, other: Upload) -> bool:
-    """Whether two uploads come from the same model by the same steps under the same defences."""
+    """Return whether two uploads come from the same model by the same steps under the same defences."""
     keys = [(u.start_seq, u.training, u.update is None, u.scale, u.guessed) for u in (one, other)]
     return keys[0] == keys[1] and list(one.defenses) == list(other.defenses)

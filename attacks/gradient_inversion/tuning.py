@@ -50,7 +50,7 @@ _KEPT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is tuned; the defaults stand where nothing is.
+    """Tuned settings of one search, with the values that stand where nothing is tuned.
 
     Attributes:
         tv: weight of total variation.
