@@ -58,9 +58,8 @@ def weights(seed: int = 0) -> dict[str, Tensor]:
 @pytest.fixture(scope="module")
 def digits() -> Withheld:
     raw = read_digits()
-    x = raw.x.float() / (255 if raw.x.dtype == torch.uint8 else 1)
     model = ModelSpec(name="cnn-strided", params={"channels": [16, 32], "kernel": 3})
-    return Withheld(x, raw.y, (600, 300, 800), model, 400)
+    return Withheld(raw.x, raw.y, (600, 300, 800), model, 400)
 
 
 # -- parts ----------------------------------------------------------------------------------------------------------
