@@ -248,13 +248,16 @@ def _attack(found: Mapping[str, Any]) -> list[str]:
 def _tried_on(found: Mapping[str, Any]) -> str:
     control = found.get("control", {"on": "model"})
     return {
+        "answers": "answers of a model that learnt auxiliary records under shifted labels",
         "classes": "the run's network, trained on as many auxiliary records as a client has, through its {through}",
         "discriminator": "a discriminator that knows auxiliary records by heart",
         "federation": "logits on public samples of a client that knows auxiliary records by heart",
         "generated": "generated samples that repeat auxiliary records under noise",
-        "gradients": "the gradients of {images} single images, on an untrained `{model}`",
+        "gradients": "undefended uploads of {clients} clients with auxiliary records, of the run's network, batch size "
+        "and local steps",
         "labels": "the run's own protocol, undefended, with auxiliary records spread unevenly over its clients",
         "model": "auxiliary records learnt by heart under labels drawn at random",
+        "selector": "a client of the run's own protocol, undefended, whose selector is fitted to auxiliary records",
         "uploads": "gradients of FedAvg, of the run's network, from a client that trained on auxiliary records",
     }[control["on"]].format(**control)
 
@@ -362,7 +365,7 @@ def datasets_page() -> str:
         lines.append(f"| `{name}` | {source.classes} | `{source.place}` | {source.provenance} |")
     lines.append(
         "| `npz:FILE` | from its labels | FILE | Your own: `train_images`, `train_labels`, and `test_images`, "
-        "`test_labels` if there are any (MedMNIST's layout). |"
+        "`test_labels`, `train_identities` if there are any (MedMNIST's layout). |"
     )
     lines.append(
         "| `npz:FILE` with labels (n, C) | C, several a record | FILE | ChestMNIST's layout: 1 where a class occurs, "

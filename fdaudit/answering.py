@@ -91,6 +91,22 @@ class Answering:
         logits = self._trainers[of].predict(self._vault.load(_where(of)), x)
         return answers_of(self._plan, wanted, heard[0], logits, noise)
 
+    def predictions(self, of: str, x: Tensor) -> Tensor:
+        """Return the logits (n, C) of a party's final model on samples, before any defence; for the auditor alone.
+
+        Args:
+            of: a client, or `server` for the released model as it was published.
+            x: (n, c, h, w).
+
+        Raises:
+            FdauditError: the run keeps no such model.
+        """
+        if of == "server" and self._released is not None:
+            return self._trainers[of].predict(self._released, x)
+        if not self._has(of):
+            raise FdauditError(f"{of}: the run keeps no final model of this party.")
+        return self._trainers[of].predict(self._vault.load(_where(of)), x)
+
     def _has(self, party: str) -> bool:
         return self._vault.has(_where(party))
 

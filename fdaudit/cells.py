@@ -20,12 +20,15 @@ from torch import Tensor
 from fdaudit.answering import Answering
 from fdaudit.auxiliary import Assumption, assumptions, known, merged, others, shared
 from fdaudit.controls import controls, depends_on, setting_of
+from fdaudit.controls.rehearsed import Rehearsed
 from fdaudit.errors import IntegrityError
+from fdaudit.extraction import RELEASED, Copies
 from fdaudit.handed import Adversary, handed_folder, without_records
 from fdaudit.isolation.attacker import AttackFailedError, attack
 from fdaudit.isolation.rehearsal import Rehearsal
 from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
+from fdaudit.limits import JSON_BYTES, read_file
 from fdaudit.locks import writing
 from fdaudit.manifest import read_manifest
 from fdaudit.messages import canonical
@@ -41,6 +44,7 @@ from fdaudit.types import (
     ONLY_SINGLE_LABEL,
     AttackTask,
     Challenge,
+    Extraction,
     Figure,
     Goal,
     Guess,
@@ -71,7 +75,8 @@ class Stage:
         self._vault = Vault(run / "vault")
         self._truth = Truth(plan, self._vault)
         self._answering = Answering(plan, self._vault)
-        self._scorer = Scorer(self._truth, run, plan.seed, plan.encoder)
+        self._rehearsed = Rehearsed(plan, run / "vault" / "rehearsal", self._truth)
+        self._scorer = Scorer(self._truth, run, plan.seed, plan.encoder, Copies(plan, self._vault))
 
     # -- what an attack is given ----------------------------------------------------------------------------
 
@@ -129,7 +134,7 @@ class Stage:
         """
         candidates = {k: len(c.y) for k, c in self.challenges(adversary).items()}
         view, classes = self.view(adversary), self.plan.dataset.classes
-        check_guesses(guesses, self.victims(adversary), candidates, view, classes)
+        check_guesses(guesses, _named(guesses, self.victims(adversary)), candidates, view, classes)
         self._truth.refuse_too_many(guesses, view)
         return self._scorer.score(cell, guesses)
 
@@ -171,7 +176,7 @@ class Stage:
                 return base.cell("not-applicable", reason=reason)
             figures, targets = self._scorer.score(base.id, guesses, assumed)
             on_canaries, others = self._on_canaries(base, adversary)
-            tried = self._controls(attack, adversary.name)
+            tried = self._controls(attack, adversary.name) | self._power(attack, adversary, task, assumed)
             failed = [name for name, control in tried.items() if not control.passed]
             reason = "" if not failed else f"its {' and '.join(failed)} control failed"
             made = base.cell(
@@ -220,7 +225,8 @@ class Stage:
         if isinstance(found, str):
             return (), None, found
         for guesses in filter(None, found):
-            check_guesses(guesses, task.targets, candidates, adversary.view, self.plan.dataset.classes)
+            named, classes = _named(guesses, task.targets), self.plan.dataset.classes
+            check_guesses(guesses, named, candidates, adversary.view, classes)
             _refuse_another_goal(guesses, base.attack.card["goal"])
             self._truth.refuse_too_many(guesses, adversary.view)
         made = merged(found, assumed)
@@ -284,6 +290,15 @@ class Stage:
         spent = {"budget": self.plan.spec.query_budget, "spent": sum(asked), "asked": sorted(whose)}
         return found, {**spent, "messages": end.seq, "head": end.head}
 
+    def _power(
+        self, attack: AttackPlan, adversary: Adversary, task: AttackTask, assumed: Sequence[Assumption]
+    ) -> dict[str, Control]:
+        """The power control of a membership attack; nothing where the spec asks for none."""
+        if attack.card["goal"] != "membership" or not self.plan.spec.rehearses:
+            return {}
+        knowledge = self.knowledge(adversary, attack.card, assumed[0])
+        return {"power": self._rehearsed.control(attack, adversary.name, knowledge, task)}
+
     def _controls(self, attack: AttackPlan, adversary: str) -> dict[str, Control]:
         """Both controls of an attack; run once for all adversaries in the same setting, and kept.
 
@@ -319,11 +334,17 @@ def _on_each(found: Iterable[tuple[Guess, ...] | str]) -> list[tuple[Guess, ...]
     return made
 
 
+def _named(guesses: Sequence[Guess], victims: Sequence[str]) -> tuple[str, ...]:
+    """Who may be guessed about: the victims and, where models are copied, whoever released one."""
+    return (*victims, *((RELEASED,) if isinstance(guesses[0], Extraction) else ()))
+
+
 def _refuse_another_goal(guesses: Sequence[Guess], goal: Goal) -> None:
     """Refuse guesses about what the attack was not asked for: candidates, for one, tell a client's classes."""
     kinds = {
         "membership": Membership,
         "label-distribution": LabelDistribution,
+        "model-extraction": Extraction,
         "reconstruction": Reconstruction,
     }
     for guess in guesses:
@@ -350,7 +371,7 @@ def take_controls(source: Path, run: Path) -> None:
         target = controls_directory(run) / path.name
         if not target.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(target, path.read_bytes())
+            write_atomically(target, read_file(path, JSON_BYTES))
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from fdaudit.bookkeeping import books_of, views_of
 from fdaudit.cells import Stage
 from fdaudit.checks import check_claims
+from fdaudit.config import validate
 from fdaudit.containment import contained
-from fdaudit.errors import IntegrityError
+from fdaudit.errors import IntegrityError, SpecError
 from fdaudit.family import family_of
-from fdaudit.limits import TABLE_BYTES, read_file
+from fdaudit.limits import TABLE_BYTES, open_file, read_file
 from fdaudit.log import read_log
 from fdaudit.manifest import read_manifest
 from fdaudit.messages import role
@@ -34,13 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = ["OUT_OF_SCOPE", "conclude", "utility_table"]
 
+_PIECE = 1 << 20
+
 OUT_OF_SCOPE: tuple[Mapping[str, str], ...] = (
     {
         "name": "property inference",
         "what": "properties of a client's records other than their class shares (Ateniese 2015)",
     },
     {"name": "attribute inference", "what": "a missing attribute of a known record (Fredrikson 2014)"},
-    {"name": "model extraction", "what": "a copy of a model's function by queries (Tramèr 2016)"},
     {
         "name": "linkage of clients over rounds",
         "what": "which anonymous messages come from one client, or one client's device or site",
@@ -67,7 +69,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
     """Writes `result.json` and returns its value."""
     spec, manifest = plan.spec, read_manifest(run)
     stage = Stage(plan, run)
-    cells = [load_json(path) for path in sorted((run / "attacks").glob("*.json"))]
+    cells = [_outcome(path) for path in sorted((run / "attacks").glob("*.json"))]
     seen = dict.fromkeys([*plan.parties, *spec.adversaries])
     card = plan.protocol
     silences = _silences(run)
@@ -144,6 +146,22 @@ def _run_card(
     }
 
 
+def _outcome(path: Path) -> Any:
+    """Return the outcome of a cell as its file holds it.
+
+    Raises:
+        IntegrityError: the file holds something else.
+    """
+    from fdaudit.reports.schema import Cell
+
+    value = load_json(path)
+    try:
+        validate(Cell, value, "outcome")
+    except SpecError as error:
+        raise IntegrityError([f"attacks/{path.name} is no outcome of an attack: {error}"]) from None
+    return value
+
+
 def _model_hashes(run: Path) -> list[dict[str, str]]:
     """SHA-256 of the final models that others than clients hold, as safetensors: what a release is recognised by.
 
@@ -159,7 +177,14 @@ def _model_hashes(run: Path) -> list[dict[str, str]]:
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    found = hashlib.sha256()
+    try:
+        with open_file(path) as file:
+            while piece := file.read(_PIECE):
+                found.update(piece)
+    except OSError as error:
+        raise IntegrityError([f"vault/models/{path.name} cannot be read: {error.strerror}"]) from None
+    return found.hexdigest()
 
 
 def _ledgers(plan: Plan, run: Path) -> list[Ledger]:

@@ -8,6 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,14 +19,16 @@ from fdaudit.config import Config, validate
 from fdaudit.errors import IntegrityError, UsageError
 from fdaudit.limits import JSON_BYTES, read_file
 from fdaudit.storage import load_tensors, parse_json
-from fdaudit.types import Goal, Guess, LabelDistribution, Membership, Reconstruction
+from fdaudit.types import Extraction, Goal, Guess, LabelDistribution, Membership, Reconstruction
 
 __all__ = [
     "SCHEMA",
+    "ExtractionGuess",
     "Guesses",
     "LabelGuess",
     "MembershipGuess",
     "ReconstructionGuess",
+    "guesses_and_digest",
     "read_guesses",
     "schema",
     "to_guesses",
@@ -68,6 +71,15 @@ class ReconstructionGuess(Config):
     """A safetensors file beside this one: `images` (n, c, h, w) in [0, 1] and, if guessed, `labels` (n,) int64."""
 
 
+class ExtractionGuess(Config):
+    """A copy of a victim's model."""
+
+    target: Text
+    """The victim, or `server` for the released model."""
+    parameters: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.safetensors$")]
+    """A safetensors file beside this one: the weights of the network that the card names, by parameter."""
+
+
 class Guesses(Config):
     """Guesses of one kind about the victims of one adversary, from its exported view."""
 
@@ -84,15 +96,17 @@ class Guesses(Config):
     assumes: tuple[Text, ...] = ()
     """What it used beyond the view."""
     membership: tuple[MembershipGuess, ...] | None = None
-    """Give this, or one of the next two."""
+    """Give this, or one of the next three."""
     label_distribution: tuple[LabelGuess, ...] | None = None
     """One for each victim."""
     reconstruction: tuple[ReconstructionGuess, ...] | None = None
     """One for each victim, or for some."""
+    model_extraction: tuple[ExtractionGuess, ...] | None = None
+    """One for each victim, or for some."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        given = [k for k in (self.membership, self.label_distribution, self.reconstruction) if k]
+        given = [k for k in self._kinds.values() if k]
         if len(given) != 1:
             raise ValueError(
                 f"holds {len(given)} kinds of guesses. Give exactly one kind, and one guess at least."
@@ -102,9 +116,16 @@ class Guesses(Config):
     @property
     def goal(self) -> Goal:
         """What the guesses are about."""
-        if self.membership:
-            return "membership"
-        return "label-distribution" if self.label_distribution else "reconstruction"
+        return next(goal for goal, given in self._kinds.items() if given)
+
+    @property
+    def _kinds(self) -> dict[Goal, tuple[Config, ...] | None]:
+        return {
+            "membership": self.membership,
+            "label-distribution": self.label_distribution,
+            "reconstruction": self.reconstruction,
+            "model-extraction": self.model_extraction,
+        }
 
 
 def schema() -> dict[str, Any]:
@@ -118,14 +139,20 @@ def read_guesses(path: Path) -> Guesses:
     Raises:
         UsageError: the file cannot be read, is no JSON, or a field is wrong.
     """
+    return guesses_and_digest(path)[0]
+
+
+def guesses_and_digest(path: Path) -> tuple[Guesses, str]:
+    """Return the guesses of a file, as `read_guesses` does, and the SHA-256 of the bytes they were read from."""
     remedy = "Write it by docs/guesses.schema.json."
     try:
-        value = parse_json(read_file(path, JSON_BYTES))
+        data = read_file(path, JSON_BYTES)
+        value = parse_json(data)
     except OSError as error:
         raise UsageError("GUESSES", str(path), f"cannot be read ({error.strerror})", remedy) from None
     except ValueError as error:
         raise UsageError("GUESSES", str(path), f"is not JSON: {error}", remedy) from None
-    return validate(Guesses, value, "guesses")
+    return validate(Guesses, value, "guesses"), hashlib.sha256(data).hexdigest()
 
 
 def to_guesses(given: Guesses, folder: Path, shape: tuple[int, ...]) -> tuple[Guess, ...]:
@@ -133,11 +160,11 @@ def to_guesses(given: Guesses, folder: Path, shape: tuple[int, ...]) -> tuple[Gu
 
     Args:
         given: the file.
-        folder: where the files with images lie.
+        folder: where the files with images or weights lie.
         shape: (c, h, w) of an image.
 
     Raises:
-        UsageError: a file with images is missing, damaged, a link, or holds something else than such images.
+        UsageError: a file of them is missing, damaged, a link, or holds something else than such images.
     """
     if given.membership:
         return tuple(
@@ -149,23 +176,39 @@ def to_guesses(given: Guesses, folder: Path, shape: tuple[int, ...]) -> tuple[Gu
             LabelDistribution(target=g.target, distribution=torch.tensor(g.distribution, dtype=torch.float64))
             for g in given.label_distribution
         )
+    if given.model_extraction:
+        return tuple(
+            Extraction(
+                target=g.target,
+                parameters=_file(g.parameters, f"guesses.model_extraction.{i}.parameters", folder, _COPY),
+            )
+            for i, g in enumerate(given.model_extraction)
+        )
     return tuple(
         _reconstruction(g, f"guesses.reconstruction.{i}.images", folder, shape)
         for i, g in enumerate(given.reconstruction or ())
     )
 
 
+_COPY = "Write the copy's weights as float32 tensors, one a parameter of the network, beside the guesses."
+
+
+def _file(name: str, field: str, folder: Path, remedy: str) -> dict[str, torch.Tensor]:
+    """The tensors of a file beside the guesses."""
+    path = folder / name
+    if path.is_symlink() or not path.is_file():
+        raise UsageError(field, name, "is no file beside the guesses", remedy)
+    try:
+        return load_tensors(path)
+    except IntegrityError as error:
+        raise UsageError(field, name, f"cannot be read ({error})", remedy) from None
+
+
 def _reconstruction(
     given: ReconstructionGuess, field: str, folder: Path, shape: tuple[int, ...]
 ) -> Reconstruction:
-    path = folder / given.images
     remedy = "Write float32 images (n, c, h, w) in [0, 1] under the name `images` beside the guesses."
-    if path.is_symlink() or not path.is_file():
-        raise UsageError(field, given.images, "is no file beside the guesses", remedy)
-    try:
-        tensors = load_tensors(path)
-    except IntegrityError as error:
-        raise UsageError(field, given.images, f"cannot be read ({error})", remedy) from None
+    tensors = _file(given.images, field, folder, remedy)
     images, labels = tensors.get("images"), tensors.get("labels")
     if images is None or images.ndim != 4 or tuple(images.shape[1:]) != shape or not len(images):
         found = "no images" if images is None else f"images of shape {tuple(images.shape)}"

@@ -41,13 +41,15 @@ class CanarySpec(Config):
     """Records inserted into clients' training data, each by a secret fair coin, to check a claimed ε on."""
 
     count: int = Field(500, ge=1, le=1_000_000)
-    """Coins in each of the clients: as many canaries, or as many pairs of them."""
+    """Canaries in each of the clients, or pairs of them; as many coins, but for `unit: client`, which has one."""
     clients: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
     """The clients that get canaries, by number."""
     kind: Literal["mislabelled", "noise"] = "mislabelled"
     """`mislabelled`: records of the client's own, set aside, under labels not theirs; `noise`: random pixels."""
     design: Literal["coin-flips", "matched-pairs"] = "coin-flips"
     """`coin-flips` checks an ε for records added or removed; `matched-pairs`, one of two each, for records replaced."""
+    unit: Unit = "record"
+    """`record`: each canary, or pair, has a coin. `client`: one coin a client decides about all of its pairs."""
     guesses: int | None = Field(None, ge=1)
     """How many coins an attack guesses, of all; default: several numbers are tried, and that is corrected for."""
 
@@ -55,10 +57,15 @@ class CanarySpec(Config):
     def _enough_coins(self) -> Self:
         if len(set(self.clients)) != len(self.clients):
             raise SpecError("canaries.clients", list(self.clients), "names a client twice", "Name each once.")
-        coins = self.count * len(self.clients)
+        if self.unit == "client" and self.design != "matched-pairs":
+            problem = "leaves a client with other numbers of records by its coin"
+            raise SpecError("canaries.design", self.design, problem, "Use matched-pairs with unit: client.")
+        coins = len(self.clients) * (self.count if self.unit == "record" else 1)
         if self.guesses is not None and self.guesses > coins:
             problem = f"is more than the {coins} coins"
-            raise SpecError("canaries.guesses", self.guesses, problem, "Raise count, or guess fewer.")
+            raise SpecError(
+                "canaries.guesses", self.guesses, problem, "Ask for more canaries or clients, or guess fewer."
+            )
         return self
 
 

@@ -20,7 +20,16 @@ from fdaudit.auxiliary import others
 from fdaudit.cells import Stage
 from fdaudit.conclusion import conclude
 from fdaudit.errors import RunError, UsageError, nearest
-from fdaudit.guesses import Guesses, LabelGuess, ReconstructionGuess, read_guesses, schema, to_guesses
+from fdaudit.extraction import RELEASED
+from fdaudit.guesses import (
+    ExtractionGuess,
+    Guesses,
+    LabelGuess,
+    ReconstructionGuess,
+    guesses_and_digest,
+    schema,
+    to_guesses,
+)
 from fdaudit.locks import writing
 from fdaudit.manifest import refuse_changed
 from fdaudit.plan import Plan
@@ -105,7 +114,7 @@ def score(run: Run, guesses: Path | str) -> Cell:
 
 
 def _score(run: Run, path: Path) -> Cell:
-    given, plan = read_guesses(path), run.plan
+    (given, digest), plan = guesses_and_digest(path), run.plan
     stage = Stage(plan, run.directory)
     _refuse_other_view(given, stage)
     _refuse_other_candidates(given, stage)
@@ -126,7 +135,7 @@ def _score(run: Run, path: Path) -> Cell:
         source=given.source or "guesses from outside",
         status="run",
         assumes=given.assumes,
-        params={"guesses_sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "submission": earlier + 1},
+        params={"guesses_sha256": digest, "submission": earlier + 1},
         figures=figures,
         targets=targets,
     )
@@ -224,14 +233,15 @@ def _refuse_other_candidates(given: Guesses, stage: Stage) -> None:
 def _refuse_spoilt(given: Guesses, handed_out: Collection[str]) -> None:
     """Refuse guesses about what candidates show: classes in about the client's shares, and images of which it has half.
 
+    Copies of models are refused, too: a copy can be trained on the candidates, half of which trained the model.
     It does not matter to whom they were handed out, or by which name: nobody knows who has seen them since.
     """
-    guesses: Sequence[LabelGuess | ReconstructionGuess] = (
-        given.label_distribution or given.reconstruction or ()
+    guesses: Sequence[LabelGuess | ReconstructionGuess | ExtractionGuess] = (
+        given.label_distribution or given.reconstruction or given.model_extraction or ()
     )
-    kind = "label_distribution" if given.label_distribution else "reconstruction"
+    kind = given.goal.replace("-", "_")
     for number, guess in enumerate(guesses):
-        if guess.target in handed_out:
+        if guess.target in handed_out or (guess.target == RELEASED and handed_out):
             problem = "had its candidates for membership handed out, which show its classes and images"
             remedy = (
                 f"Score guesses of {kind} before `fdaudit export-view --challenges`, or run again under a new secret "

@@ -17,9 +17,11 @@ from torch import Tensor
 from fdaudit.auxiliary import Assumption
 from fdaudit.encoder import TaskEncoder
 from fdaudit.errors import IntegrityError
+from fdaudit.extraction import Copies
 from fdaudit.messages import canonical
 from fdaudit.metrics import (
     MembershipScore,
+    Rank,
     ReconstructionScore,
     fid_figure,
     mean_and_worst,
@@ -29,7 +31,7 @@ from fdaudit.result import TargetResult
 from fdaudit.rng import child_numpy
 from fdaudit.storage import load_json, write_atomically
 from fdaudit.truth import Truth
-from fdaudit.types import Figure, Guess, LabelDistribution, Membership, Reconstruction
+from fdaudit.types import Extraction, Figure, Guess, LabelDistribution, Membership, Reconstruction
 from fdaudit.vault import Vault
 
 if TYPE_CHECKING:
@@ -54,10 +56,14 @@ class Scorer:
         run: the run directory, where pictures go.
         seed: the run's seed, for bootstrap draws.
         encode: the task encoder, for distances between sets of images.
+        copies: what scores copies of models.
     """
 
-    def __init__(self, truth: Truth, run: Path, seed: int, encode: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, truth: Truth, run: Path, seed: int, encode: Callable[[Tensor], Tensor], copies: Copies
+    ) -> None:
         self._truth, self._run, self._seed, self._encode = truth, run, seed, encode
+        self._copies = copies
 
     def score(
         self, cell: str, guesses: Sequence[Guess], assumed: Sequence[Assumption] = ()
@@ -73,6 +79,8 @@ class Scorer:
             return self._score_membership(cell, [g for g in guesses if isinstance(g, Membership)])
         if isinstance(guesses[0], LabelDistribution):
             return self._score_labels(cell, [g for g in guesses if isinstance(g, LabelDistribution)])
+        if isinstance(guesses[0], Extraction):
+            return self._copies.score([g for g in guesses if isinstance(g, Extraction)], cell)
         images = [g for g in guesses if isinstance(g, Reconstruction)]
         return self._score_reconstruction(cell, images, assumed)
 
@@ -128,6 +136,7 @@ class Scorer:
         self, cell: str, guesses: Sequence[Reconstruction], assumed: Sequence[Assumption]
     ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
         whole = self._truth.reconstruction(guesses, cell, assumed)
+        found = self._truth.identification(guesses, cell)
         targets = []
         for guess in guesses:
             own = f"{cell}/{guess.target}"
@@ -137,12 +146,18 @@ class Scorer:
                 TargetResult(
                     target=guess.target,
                     messages=guess.messages,
-                    figures=(*score.figures.values(), *shown),
-                    images=self._pictures(cell, guess, score, assumed),
+                    figures=(
+                        *(_noted(f, guess.note, "psnr") for f in score.figures.values()),
+                        *shown,
+                        *found.targets[guess.target],
+                    ),
+                    images=self._pictures(cell, guess, score, assumed, found.ranks[guess.target]),
                 )
             )
+        note = "; ".join(dict.fromkeys(filter(None, (g.note for g in guesses))))
+        figures = (_noted(f, note, "psnr") for f in whole.figures.values())
         evaluated = self._truth.evaluation(guesses, cell, assumed, True)
-        return (*whole.figures.values(), *evaluated, *self._distances(guesses)), tuple(targets)
+        return (*figures, *evaluated, *self._distances(guesses), *found.figures), tuple(targets)
 
     def _distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:
         """How far all guesses lie from all true images as sets: FID, and the task encoder's distance beside it."""
@@ -157,7 +172,12 @@ class Scorer:
         )
 
     def _pictures(
-        self, cell: str, guess: Reconstruction, score: ReconstructionScore, assumed: Sequence[Assumption]
+        self,
+        cell: str,
+        guess: Reconstruction,
+        score: ReconstructionScore,
+        assumed: Sequence[Assumption],
+        ranks: Mapping[int, Rank],
     ) -> tuple[Mapping[str, Any], ...]:
         """Writes true images and guesses as PNG; returns one entry an image, most alike first."""
         x, y = self._truth.records(guess)
@@ -182,15 +202,23 @@ class Scorer:
                     "prior_psnr": row.psnr_prior,
                     "ssim": row.ssim,
                     "true_label": int(y[row.truth]) if y.ndim == 1 else None,
-                    "guessed_label": None if guess.labels is None else int(guess.labels[row.guess]),
+                    "guessed_label": (
+                        label := None if guess.labels is None else int(guess.labels[row.guess])
+                    ),
+                    **_ranked(ranks.get(label if guess.by_class and label is not None else row.truth)),
                 }
             )
         return tuple(entries)
 
 
-def _noted(figure: Figure, note: str) -> Figure:
-    """The AUC with what its attack had to say about its scores; every other figure as it is."""
-    if figure.name != "auc" or not note:
+def _ranked(rank: Rank | None) -> dict[str, int]:
+    """A record's rank in its gallery, for its picture; nothing where it has no gallery."""
+    return {} if rank is None else {"rank": rank.rank, "gallery": rank.of}
+
+
+def _noted(figure: Figure, note: str, name: str = "auc") -> Figure:
+    """The figure of this name with what its attack had to say about its guess; every other figure as it is."""
+    if figure.name != name or not note:
         return figure
     return replace(figure, note="; ".join(filter(None, [figure.note, note])))
 

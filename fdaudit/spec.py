@@ -284,6 +284,11 @@ class Spec(Config):
     """Whether adversaries may ask the models that the protocol's card lets them ask. False: they only listen."""
     attacks: Literal["all"] | tuple[AttackSpec, ...] = "all"
     """`all`, or a list; every attack not listed is shown as not requested."""
+    power: bool | None = None
+    """Whether each membership attack is also run on a rehearsal of the run with coins tossed anew, which says what it
+    should reach here.
+
+    Default by profile: not in `quick`, since it costs the protocol and the attacks once more."""
     gates: GateSpec = GateSpec()
     """Thresholds that make a run fail."""
     release: Literal["internal", "api", "public-weights"] | None = None
@@ -316,6 +321,11 @@ class Spec(Config):
             for name in attack.adversaries or ():
                 _check_adversary(f"attacks.{number}.adversaries", name, self.clients)
         return self
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether membership attacks are also run on a rehearsal with known coins."""
+        return self.profile != "quick" if self.power is None else self.power
 
     @property
     def query_budget(self) -> int:

@@ -13,11 +13,11 @@ from fdaudit.auxiliary import Assumption, others
 from fdaudit.class_truth import class_priors, evaluate_classes, score_classes
 from fdaudit.data import class_counts
 from fdaudit.errors import FdauditError
+from fdaudit.galleries import Identified, bystanders_of, gallery_tests
 from fdaudit.messages import role
 from fdaudit.metrics import (
     OWN_IMAGES,
     AuxiliaryPool,
-    Bystanders,
     WeightsUnavailableError,
     kl_divergence,
     load_lpips,
@@ -134,7 +134,7 @@ class Truth:
 
     def __init__(self, plan: Plan, vault: Vault) -> None:
         self._plan, self._vault = plan, vault
-        self._known_behind: dict[tuple[str, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
+        self._known_behind: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         try:
             self._lpips: torch.nn.Module | None = load_lpips()
         except WeightsUnavailableError:
@@ -266,9 +266,19 @@ class Truth:
 
     def behind(self, client: str, messages: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The records (x, y) that went into some messages of one client, each once, in order of first use."""
-        if (key := (client, tuple(messages))) not in self._known_behind:
+        rows = self._behind(client, tuple(messages))
+        return self._plan.dataset.x[rows], self._plan.dataset.y[rows]
+
+    def _behind(self, client: str, messages: tuple[int, ...]) -> Tensor:
+        if (key := (client, messages)) not in self._known_behind:
             self._known_behind[key] = self._find_behind(*key)
         return self._known_behind[key]
+
+    def _rows(self, guess: Reconstruction) -> Tensor:
+        """The numbers, in the dataset, of the records that a guess is about."""
+        if not guess.by_class:
+            return self._behind(guess.target, guess.messages)
+        return self._plan.splits.clients[int(guess.target.partition("/")[2])].train
 
     def refuse_too_many(self, guesses: Sequence[Guess], view: View) -> None:
         """Refuse more reconstructed images than records behind the messages that they are said to come from.
@@ -292,7 +302,7 @@ class Truth:
                     f"{shown} that its messages can come from. Give the {most} likeliest, or fewer"
                 )
 
-    def _find_behind(self, client: str, messages: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _find_behind(self, client: str, messages: Sequence[int]) -> Tensor:
         local: list[int] = []
         wanted = set(messages)
         for name in self._vault.names("truth"):
@@ -302,9 +312,8 @@ class Truth:
                 wanted.discard(seq)
             if not wanted:
                 break
-        rows = torch.tensor(list(dict.fromkeys(local)), dtype=torch.int64)
-        x, y = self._plan.records(client)
-        return x[rows], y[rows]
+        own = self._plan.splits.clients[int(client.partition("/")[2])].train
+        return own[torch.tensor(list(dict.fromkeys(local)), dtype=torch.int64)]
 
     def reconstruction(
         self, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption] = ()
@@ -317,7 +326,7 @@ class Truth:
             FdauditError: no record stands behind a victim's messages, which Poisson sampling may bring about.
         """
         if guesses[0].by_class:
-            beside = self._bystanders([g.target for g in guesses])
+            beside = bystanders_of(self._plan, [g.target for g in guesses])
             return score_classes(self._plan, guesses, cell, assumed, beside, self._lpips)
         truths = [self.behind(g.target, g.messages) for g in guesses]
         for guess, (x, _) in zip(guesses, truths, strict=True):
@@ -336,7 +345,7 @@ class Truth:
             guess_labels=[g.labels for g in guesses] if all(g.labels is not None for g in guesses) else None,
             true_labels=[y for _, y in truths] if labelled else None,
             auxiliary_labels=auxiliary_y if labelled else None,
-            bystanders=self._bystanders([g.target for g in guesses]),
+            bystanders=bystanders_of(self._plan, [g.target for g in guesses]),
             targets=[g.target for g in guesses],
             lpips_network=self._lpips,
         )
@@ -348,23 +357,14 @@ class Truth:
         by_class = guesses[0].by_class
         return evaluate_classes(self._plan, guesses, cell, assumed, together) if by_class else ()
 
-    def _bystanders(self, targets: Sequence[str]) -> Bystanders | None:
-        """The records that no target trains on and that adversaries are not assumed to hold."""
-        plan, splits = self._plan, self._plan.splits
-        own = [splits.clients[int(k.partition("/")[2])].train for k in targets]
-        left = torch.ones(len(plan.dataset.y), dtype=torch.bool)
-        left[torch.cat([*own, *(c.canaries for c in splits.clients), splits.auxiliary, splits.proxy])] = False
-        rows = left.nonzero().flatten()
-        if not len(rows):
-            return None
-        labels = plan.dataset.y[rows].numpy() if plan.dataset.task == "single-label" else None
-        return Bystanders(plan.dataset.x, rows.numpy(), labels)
+    def identification(self, guesses: Sequence[Reconstruction], cell: str) -> Identified:
+        """Whether records can be told from others of their class by the guesses of a cell."""
+        return gallery_tests(self._plan, guesses, [self._rows(g) for g in guesses], cell)
 
     def records(self, guess: Reconstruction) -> tuple[Tensor, Tensor]:
         """The records (x, y) that a guess is about: behind its messages, or all of its target's."""
-        return (
-            self._plan.records(guess.target) if guess.by_class else self.behind(guess.target, guess.messages)
-        )
+        rows = self._rows(guess)
+        return self._plan.dataset.x[rows], self._plan.dataset.y[rows]
 
     def prior_images(
         self,

@@ -22,6 +22,7 @@ __all__ = [
     "AttackTask",
     "Challenge",
     "DefenseSpec",
+    "Extraction",
     "Figure",
     "Goal",
     "GradientRule",
@@ -35,7 +36,7 @@ __all__ = [
     "task_of",
 ]
 
-Goal = Literal["reconstruction", "membership", "label-distribution"]
+Goal = Literal["reconstruction", "membership", "label-distribution", "model-extraction"]
 Task = Literal["single-label", "multi-label"]
 Trained = Literal["model", "discriminator"]
 """What a client trains on its own records."""
@@ -215,6 +216,7 @@ class Reconstruction:
         labels: (n,) guessed labels, or None.
         objective: the attack's own final matching loss (lower is better); not a quality figure.
         evaluations: image-gradient evaluations spent.
+        note: what a reader of its figures must know, such as the settings chosen, or empty.
     """
 
     target: str
@@ -223,6 +225,7 @@ class Reconstruction:
     labels: torch.Tensor | None = None
     objective: float | None = None
     evaluations: int = 0
+    note: str = ""
 
     @property
     def by_class(self) -> bool:
@@ -255,7 +258,22 @@ class LabelDistribution:
     distribution: torch.Tensor
 
 
-Guess = Reconstruction | Membership | LabelDistribution
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Extraction:
+    """A copy of one party's final model, in the federation's architecture.
+
+    Attributes:
+        target: whose model was copied: a victim, or `server` for the released one.
+        parameters: of the copy, by name; finite floating-point tensors of the architecture's shapes.
+        answers: samples whose answers the copy was fitted to.
+    """
+
+    target: str
+    parameters: Mapping[str, torch.Tensor]
+    answers: int = 0
+
+
+Guess = Reconstruction | Membership | LabelDistribution | Extraction
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -218,17 +218,17 @@ def _aml(result: Result) -> Iterator[Item]:
     )
     yield _attacked(AML, "Data reconstruction (2.4.1)", result, ("reconstruction",))
     yield _attacked(AML, "Membership inference (2.4.2)", result, ("membership",))
-    for asked in ("Model extraction (2.4.3)", "Property inference (2.4.4)"):
-        shares = asked.startswith("Property") and bool(_ran(result, ("label-distribution",)))
-        yield Item(
-            document=AML,
-            asked=asked,
-            provided="in part" if shares else "no",
-            what="Class shares of clients only; other properties are not in scope."
-            if shares
-            else "Not in scope.",
-            where=("attacks", "coverage") if shares else ("coverage",),
-        )
+    yield _attacked(AML, "Model extraction (2.4.3)", result, ("model-extraction",))
+    shares = bool(_ran(result, ("label-distribution",)))
+    yield Item(
+        document=AML,
+        asked="Property inference (2.4.4)",
+        provided="in part" if shares else "no",
+        what="Class shares of clients only; other properties are not in scope."
+        if shares
+        else "Not in scope.",
+        where=("attacks", "coverage") if shares else ("coverage",),
+    )
 
 
 def _iso(result: Result) -> Iterator[Item]:

@@ -72,6 +72,11 @@ class Victim:
     pictures: tuple[Picture, ...]
     left_out: int
 
+    @property
+    def ranked(self) -> bool:
+        """Whether a picture has a rank in a gallery."""
+        return any(p.image.rank is not None for p in self.pictures)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SharesView:
@@ -284,6 +289,8 @@ def _forest(finding: Finding, name: str, title: str) -> tuple[str, Markup]:
     groups += [
         (f"{t.target}{' (worst)' if t is finding.worst else ''}", "victim", t.figures) for t in cell.targets
     ]
+    if controls and controls.power:
+        groups.append(("Expected (rehearsal)", "control", controls.power.figures))
     if controls and controls.positive:
         groups.append(("Positive control", "control", controls.positive.figures))
     if controls and controls.negative:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from .curve_axis import by_ledger, delta_of, view_of
 from .curve_figures import Curve
+from .sweep_claims import contradictions
 from .sweep_rows import MEASURES, Measure, Point, Row, front
 from .text import MINUS, amount, clip, joined, sentence
 
@@ -51,7 +52,7 @@ def _said(point: Point, measure: str) -> str:
 
 def conclusions(points: Sequence[Point], rows: Sequence[Row], adversary: str) -> list[str]:
     """Return what may be said of the whole sweep, one sentence each."""
-    found = [*_unclaimed(points, adversary), *_best(points, adversary)]
+    found = [*contradictions(rows).in_words(), *_unclaimed(points, adversary), *_best(points, adversary)]
     for measure in MEASURES:
         held = [p for p in points if measure.goal and measure.name in p.spreads]
         if held and measure.name in ("membership_auc", "psnr_gain"):

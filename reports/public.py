@@ -155,6 +155,7 @@ def _controls(controls: Controls) -> Controls:
     return Controls(
         positive=_control(controls.positive, "The same attack where it must succeed"),
         negative=_control(controls.negative, "The same attack where it must find nothing"),
+        power=_control(controls.power, "The same attack in a rehearsal of the run"),
     )
 
 
@@ -168,7 +169,15 @@ def _gate(gate: Gate) -> Gate:
 
 
 def _check(check: Check) -> Check:
-    hidden = {"bound": None, "power": None, "needed": None, "evidence": ()}
+    hidden = {
+        "bound": None,
+        "power": None,
+        "needed": None,
+        "mu": None,
+        "gaussian": None,
+        "p": None,
+        "evidence": (),
+    }
     return check.model_copy(update={"reason": _CHECKED[check.verdict], **hidden})
 
 

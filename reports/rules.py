@@ -15,10 +15,13 @@ from types import MappingProxyType
 
 from fdaudit.types import Figure
 
+from .identification import RULE, identified, identifies
 from .schema import Image
 from .text import amount, measure, odds
 
 __all__ = [
+    "AGREEMENT_LEVEL",
+    "AGREEMENT_STRONG",
     "AUC_STRONG",
     "FAMILY_LEVEL",
     "GAIN_LEAST",
@@ -55,6 +58,12 @@ TPR_STRONG = 5.0
 
 TV_STRONG = 0.1
 """Total variation distance up to which a guessed label distribution counts as a leak."""
+
+AGREEMENT_STRONG = 0.9
+"""Share of records that a copy and the model answer alike, from which a model counts as copied."""
+
+AGREEMENT_LEVEL = 0.001
+"""p-value up to which a copy counts as better than one made without the model's answers."""
 
 FAMILY_LEVEL = 0.05
 """Chance that any test of a run finds something where nothing leaks."""
@@ -160,7 +169,7 @@ def _reconstruction_signal(evidence: Evidence) -> str:
             f"{clear} of {len(evidence.images)} images reach {PSNR_STRONG:.0f} dB and stand "
             f"{IMAGE_GAIN:.0f} dB or more above the prior"
         )
-    return ""
+    return identified(evidence.figures, evidence.level)
 
 
 def _classes_signal(evidence: Evidence) -> str:
@@ -186,6 +195,8 @@ def _reconstruction_telling(evidence: Evidence) -> bool:
 
 def _reconstruction_strong(evidence: Evidence) -> bool:
     psnr = _value(evidence.figures, "psnr")
+    if identifies(evidence.figures, evidence.level):
+        return True
     return _clear_images(evidence) > 0 or (psnr is not None and psnr >= PSNR_STRONG)
 
 
@@ -261,6 +272,19 @@ def _labels_telling(evidence: Evidence) -> bool:
     return None not in (_value(evidence.figures, "label_tv"), _value(evidence.figures, "label_tv_prior"))
 
 
+def _extraction_signal(evidence: Evidence) -> str:
+    gain = by_name(evidence.figures, "agreement_gain")
+    if gain is None or gain.value is None or gain.value <= 0 or gain.p is None or gain.p > AGREEMENT_LEVEL:
+        return ""
+    chance = f"p = {gain.p:.1g}; our limit is {AGREEMENT_LEVEL:g}"
+    return f"a copy made without the answers would agree this often with {chance}"
+
+
+def _extraction_strong(evidence: Evidence) -> bool:
+    agreement = by_name(evidence.figures, "agreement")
+    return agreement is not None and (agreement.value or 0.0) >= AGREEMENT_STRONG
+
+
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "reconstruction": Rule(
@@ -277,8 +301,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             f"{PSNR_STRONG:.0f} dB and stand {IMAGE_GAIN:.0f} dB or more above the prior. Or, of classes that were "
             "withheld from the adversary, an independent network recognises more guesses than chance and the prior "
             f"explain. It is a leak where PSNR reaches {PSNR_STRONG:.0f} dB (pixels off by a tenth of their range, "
-            "root mean square), "
-            "else a partial leak.",
+            f"root mean square), else a partial leak. {RULE}",
         ),
         "membership": Rule(
             figure="auc",
@@ -308,6 +331,20 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             text="The total variation distance to the true class shares is at most half the prior's; it is "
             "exact for a client, so it has no interval. It is a leak where the distance is at most "
             f"{TV_STRONG:.1f}, else a partial leak.",
+        ),
+        "model-extraction": Rule(
+            figure="agreement_gain",
+            chance=0.0,
+            higher=True,
+            leaked="could copy a model that it was not given",
+            frame="agreement with the model {} above the baseline",
+            signal=_extraction_signal,
+            strong=_extraction_strong,
+            telling=_bounded("agreement_gain"),
+            text="A copy agrees with the model on more test records than the baseline does (a model fitted to "
+            "auxiliary records, or the most frequent class), by McNemar's exact test with a p-value of at most "
+            f"{AGREEMENT_LEVEL:g}. It is a leak where the two agree on {AGREEMENT_STRONG:.0%} of the records or more, "
+            "else a partial leak.",
         ),
     }
 )

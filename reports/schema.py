@@ -201,6 +201,8 @@ class Image(_Part):
     ssim: float | None = None
     true_label: int | None = None
     guessed_label: int | None = None
+    rank: int | None = None
+    gallery: int | None = None
 
 
 class Roc(_Part):
@@ -252,10 +254,11 @@ class Control(_Part):
 
 
 class Controls(_Part):
-    """Where the attack must work, and where it must fail."""
+    """Where the attack must work, where it must fail, and a rehearsal of the run, which says what it should reach."""
 
     positive: Control | None = None
     negative: Control | None = None
+    power: Control | None = None
 
 
 class Cell(_Part):
@@ -365,7 +368,7 @@ class LedgerEntry(_Part):
 
 
 class Evidence(_Part):
-    """What one attack shows on one kind of coins: a lower bound of ε, and that of a perfect attack."""
+    """What one attack shows on one kind of coins: lower bounds of ε and of μ, and those of a perfect attack."""
 
     attack: str
     on: str
@@ -373,6 +376,10 @@ class Evidence(_Part):
     coins: int
     bound: float
     power: float
+    mu: float = 0.0
+    mu_power: float = 0.0
+    gaussian: float = 0.0
+    p: float = 1.0
 
 
 class Check(_Part):
@@ -386,6 +393,10 @@ class Check(_Part):
     bound: float | None = None
     power: float | None = None
     needed: int | None = None
+    gdp: float | None = None
+    mu: float | None = None
+    gaussian: float | None = None
+    p: float | None = None
     evidence: tuple[Evidence, ...] = ()
 
 

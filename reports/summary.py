@@ -299,6 +299,13 @@ def _actions(result: Result, findings: Sequence[Finding]) -> Iterator[Action]:
             do="Keep clients' counts and label statistics from single parties: sum securely or omit them.",
             why=f"{sentence(joined(_adversaries(iter(labels))))} could tell clients' class shares.",
         )
+    copied = [f for f in leaks if f.cell.goal == "model-extraction"]
+    if copied:
+        yield Action(
+            do="Treat the models behind recorded answers as known to whoever holds the answers.",
+            why=f"{sentence(joined(_adversaries(iter(copied))))} could copy a model that it was not given. "
+            "Every attack on a white box can be tried on the copy.",
+        )
     open_cells = [f for f in findings if f.level in ("inconclusive", "failed")]
     if open_cells:
         yield Action(

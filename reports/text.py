@@ -36,6 +36,10 @@ MINUS = "\N{MINUS SIGN}"
 
 _NAMES = {
     "accuracy": "Accuracy",
+    "accuracy_model": "Accuracy of the model that was copied",
+    "agreement": "Agreement of a copy with the model",
+    "agreement_baseline": "Agreement without any answer",
+    "agreement_gain": "Agreement gained by the answers",
     "auc": "Area under the ROC curve",
     "balanced_accuracy": "Balanced accuracy",
     "bytes_on_wire": "Bytes on the wire",
@@ -47,6 +51,9 @@ _NAMES = {
     "evaluator_nearest_gap": "How much nearer records are than bystanders, in an evaluator's features",
     "evaluator_prior": "Classes recognised in the prior's guesses",
     "fid": "FID",
+    "identification": "Records picked out of their galleries",
+    "identification_rank": "Rank in the gallery",
+    "identity_identification": "Identities picked out of their galleries",
     "label_chebyshev": "Chebyshev distance of class shares",
     "label_kl": "KL divergence of class shares",
     "label_tv": "Total variation of class shares",
@@ -69,6 +76,7 @@ _SUFFIXES = {
     "_worst_target": ", worst target",
     "_gain": " gain over the prior",
     "_prior": " of the prior alone",
+    "_chance": ", by chance",
     "_max": ", most leaked image",
     "_mean": "",
     "_worst": ", worst client",

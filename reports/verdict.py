@@ -19,6 +19,7 @@ from typing import Literal
 from fdaudit.types import Figure
 
 from .correction import Correction, corrections, groups
+from .identification import LOOK
 from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, worth
 from .schema import Cell, Result, Target
 from .text import clip, detectable, joined, label, measure, odds, with_interval
@@ -119,10 +120,12 @@ def judge(cell: Cell, number: int = 1, correction: Correction | None = None) -> 
         key=key,
         worst_key=worst_key,
     )
-    if cell.status != "run":
-        return replace(finding, level=cell.status)
+    # A cell whose positive control failed may have found a leak all the same.
+    if cell.status != "run" and not (cell.status == "inconclusive" and cell.controls):
+        return replace(finding, level=cell.status, cautions=_look(cell, cell.status))
     measured = _measured(rule, key, worst, worst_key)
-    return _decided(replace(finding, measured=measured), rule, correction or Correction())
+    decided = _decided(replace(finding, measured=measured), rule, correction or Correction())
+    return replace(decided, cautions=(*decided.cautions, *_look(cell, decided.level)))
 
 
 def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
@@ -157,6 +160,11 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
         why = "failed" if positive else "was not run"
         told = away or "It found nothing."
         return replace(finding, because=f"{told} Its positive control {why}: it has shown nothing.")
+    power = cell.controls.power if cell.controls else None
+    if power is not None and not power.passed:
+        told = away or "It found nothing."
+        blind = "In a rehearsal of this run with known coins it finds nothing either: it has no power here."
+        return replace(finding, because=f"{told} {blind}")
     nothing = "Nothing lies above chance or the prior, and the attack's positive control passed."
     return replace(
         finding,
@@ -167,6 +175,11 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
             "This attack, with this budget, found nothing. A stronger one may.",
         ),
     )
+
+
+def _look(cell: Cell, found: Level) -> tuple[str, ...]:
+    """The caution beside pictures that no test told from chance."""
+    return (LOOK,) if found in ("none-seen", "inconclusive") and any(t.images for t in cell.targets) else ()
 
 
 def _evidence(cell: Cell, correction: Correction) -> Iterator[Evidence]:

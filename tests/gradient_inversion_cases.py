@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,11 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
+
+from fdaudit.knowledge import Knowledge
+from fdaudit.messages import Message
+from fdaudit.types import AttackTask
+from fdaudit.view import View
 
 
 @pytest.fixture(autouse=True)
@@ -144,3 +151,91 @@ def prior_baseline(truth: Tensor, y: Tensor, aux_x: Tensor, aux_y: Tensor) -> fl
     grand = aux_x.mean(0, keepdim=True).expand_as(truth)
     drawn = torch.cat([aux_x[aux_y == c][i : i + 1] for i, c in enumerate(y.tolist())])
     return max(float(matched_psnr(g, truth).mean()) for g in (means, grand, drawn))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MemoryView(View):
+    """A view whose payloads lie in memory."""
+
+    payloads: Mapping[int, dict[str, Tensor]] = field(default_factory=dict)
+
+    def tensors(self, message: Message) -> dict[str, Tensor]:
+        return self.payloads[message.seq]
+
+
+@dataclass(frozen=True)
+class MemoryArchitecture:
+    """A network of known shape; weights are never read off it."""
+
+    make: Any
+    input_shape: tuple[int, int, int] = (1, 16, 16)
+    classes: int = 10
+
+    @property
+    def described(self) -> dict[str, Any]:
+        return {"name": self.make.__name__, "input_shape": list(self.input_shape)}
+
+    def build(self, generator: torch.Generator) -> nn.Module:
+        return self.make(self.input_shape[1], generator)
+
+
+def world(
+    make: Any,
+    kind: str,
+    counts: tuple[int, ...],
+    *,
+    keep: bool = True,
+    noise: float = 0.0,
+    **public: Any,
+) -> tuple[MemoryView, Knowledge, AttackTask, list[tuple[Tensor, Tensor]]]:
+    """One round in which client k sends what one full-batch step on `counts[k]` digits gave."""
+    x, y = digits()
+    g = torch.Generator().manual_seed(5)
+    module = make(16, g)
+    start = tensors(module)
+    clients = tuple(f"client/{k}" for k in range(len(counts)))
+    hyper = {
+        "lr": 0.5,
+        "batch_size": max(counts),
+        "local_steps": 1,
+        "momentum": 0.0,
+        "upload": kind,
+        **public,
+    }
+    payload = {"file": "in memory"} if keep else None
+    messages, payloads = [], {}
+
+    def send(sender: str, receivers: tuple[str, ...], kind: str, values: dict[str, Tensor]) -> None:
+        seq = len(messages)
+        messages.append(
+            Message(seq=seq, round=0, step=0, sender=sender, receivers=receivers, kind=kind, payload=payload)
+        )
+        payloads[seq] = values
+
+    data, first = [], 0
+    for name, n in zip(clients, counts, strict=True):
+        data.append((x[first : first + n], y[first : first + n]))
+        first += n
+        send(name, ("server",), "sample_count", {"n": torch.tensor(n)})
+    send("server", clients, "model_parameters", start)
+    for name, (xk, yk) in zip(clients, data, strict=True):
+        gradient = {
+            k: v + noise * torch.randn(v.shape, generator=g) for k, v in true_gradient(module, xk, yk).items()
+        }
+        if kind == "gradient":
+            sent = gradient
+        else:
+            base = start if kind == "model_parameters" else {k: torch.zeros_like(v) for k, v in start.items()}
+            sent = {k: base[k] - hyper["lr"] * v for k, v in gradient.items()}
+        send(name, ("server",), kind, sent)
+    view = MemoryView(
+        name="server",
+        members=("server",),
+        parties=("server", *clients),
+        hyperparameters=hyper,
+        messages=tuple(messages),
+        directory=Path("nowhere"),
+        payloads=payloads,
+    )
+    knowledge = Knowledge(architecture=MemoryArchitecture(make), auxiliary=(x[1000:], y[1000:]))
+    return view, knowledge, AttackTask(targets=clients), data

@@ -23,6 +23,9 @@ LEVEL = 0.05
 EPSILON = 1e-4
 """Relative difference that two grids of privacy losses may make to ε."""
 SHARES_TRIED = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
+SHARES_OF_MU = ((1 / 8, 0.2), (1 / 2, 0.4), (1, 0.4))
+"""Of pairs, by docs/ledger.md: shares of them that are guessed, and their parts of the level."""
+TESTS = 2
 GATES: Mapping[str, tuple[str, str, bool]] = {
     "reconstruction_gain_db": ("reconstruction", "psnr_gain", False),
     "membership_auc": ("membership", "auc", False),
@@ -193,7 +196,7 @@ def _checks(claims: Claims, evidence: Evidence, result: Any) -> None:
     parts = ["candidates", *(["canaries"] if spec["canaries"] else [])]
     views = [e["adversary"] for e in result["ledger"]]
     tests = len(asked) * len(parts) * sum(v in spec["adversaries"] for v in views)
-    alpha = LEVEL / max(1, tests) if claim else LEVEL
+    alpha = LEVEL / max(1, TESTS * tests) if claim else LEVEL
     for k, view in enumerate(views):
         where: Path = ("result", "checks", k)
         claims.equal((*where, "confidence"), 1 - alpha)
@@ -203,10 +206,18 @@ def _checks(claims: Claims, evidence: Evidence, result: Any) -> None:
         # Of the claim as it stands there, which is held to its own recomputation above.
         needed = statistics.guesses_needed(result["ledger"][k]["epsilon"], spec["privacy"]["delta"], alpha)
         claims.equal((*where, "needed"), needed)
-        shown = _evidence_of(claims, evidence, (*where, "evidence"), view, asked, parts, alpha)
+        shown = _evidence_of(claims, evidence, (*where, "evidence"), view, asked, parts, alpha, result, k)
         if shown:
-            for name, values in zip(("bound", "power"), zip(*shown, strict=True), strict=True):
-                claims.equal((*where, name), max(values), absolute=1e-6)
+            largest = [max(values) for values in zip(*shown, strict=True)]
+            mu = result["checks"][k]["mu"]
+            claims.equal((*where, "bound"), largest[0], absolute=1e-6)
+            claims.equal((*where, "power"), largest[1], absolute=1e-6)
+            claims.equal((*where, "mu"), largest[2], absolute=1e-5)
+            least = min(values[4] for values in shown)
+            claims.equal((*where, "p"), min(1.0, TESTS * tests * least), relative=1e-6)
+            claims.equal(
+                (*where, "gaussian"), statistics.gaussian_epsilon(mu, evidence.spec["privacy"]["delta"]), 1e-6
+            )
 
 
 def _evidence_of(
@@ -217,50 +228,70 @@ def _evidence_of(
     attacks: Sequence[str],
     parts: Sequence[str],
     alpha: float,
-) -> list[tuple[float, float]]:
-    """The bound and the power of every attack on each kind of coins, in order."""
-    found: list[tuple[float, float]] = []
+    result: Any,
+    number: int,
+) -> list[tuple[float, ...]]:
+    """The bounds of ε and μ of every attack on each kind of coins, each with that of a perfect attack, in order."""
+    found: list[tuple[float, ...]] = []
+    stated, claimed = result["checks"][number]["evidence"], result["ledger"][number]["epsilon"]
     for attack in attacks:
         for part in parts:
             scores = evidence.scores(f"{view}/{attack}", part)
             if not scores:
                 continue
             at = (*where, len(found))
-            coins, bounds = _bounds(evidence, scores, part, alpha)
+            coins, bounds = _bounds(evidence, scores, part, alpha, claimed)
             claims.equal((*at, "coins"), coins)
-            for name, bound in zip(("bound", "power"), bounds, strict=True):
-                claims.equal((*at, name), bound, absolute=1e-6)
+            claims.equal((*at, "bound"), bounds[0], absolute=1e-6)
+            claims.equal((*at, "power"), bounds[1], absolute=1e-6)
+            claims.equal((*at, "mu"), bounds[2], absolute=1e-5)
+            claims.equal((*at, "mu_power"), bounds[3], absolute=1e-5)
+            claims.equal((*at, "p"), bounds[4], relative=1e-6)
+            # Of μ as it stands there, which is held to its own recomputation above.
+            mu, delta = stated[len(found)]["mu"], evidence.spec["privacy"]["delta"]
+            claims.equal((*at, "gaussian"), statistics.gaussian_epsilon(mu, delta), 1e-6)
             found.append(bounds)
     return found
 
 
 def _bounds(
-    evidence: Evidence, scores: Mapping[str, Array], part: str, alpha: float
-) -> tuple[int, tuple[float, float]]:
+    evidence: Evidence, scores: Mapping[str, Array], part: str, alpha: float, claimed: float
+) -> tuple[int, tuple[float, ...]]:
     delta = evidence.spec["privacy"]["delta"]
     held = {client: evidence.coins(client, part) for client in sorted(scores)}
     given = np.concatenate([scores[c] for c in held])
     member = np.concatenate([held[c].member for c in held])
-    if part == "canaries":
+    pairs = part == "candidates"
+    if not pairs:
         r = evidence.spec["canaries"]["guesses"]
         ranks = np.argsort(np.argsort(given, kind="stable"))
         tried = [
             [(v, r) for v in statistics.right_guesses(x, member, r)] for x in (ranks, member.astype(float))
         ]
         coins = len(member)
+        of_mu = [[(v, r, 1 / len(of)) for v, r in of] for of in tried]
     else:
         coins = len(member) // 2
         family = sorted({max(1, round(share * coins)) for share in SHARES_TRIED})
         inside, outside = (_by_coin(held, scores, which) for which in (True, False))
-        pairs = ((inside, outside), (np.ones(coins), np.zeros(coins)))
-        tried = [[(statistics.right_pairs(*pair, r), r) for r in family] for pair in pairs]
-    low, high = (
-        max(_bound(v, r, coins, delta, alpha / len(of), part == "candidates") for v, r in of) for of in tried
-    )
-    return coins, (low, high)
+        both = ((inside, outside), (np.ones(coins), np.zeros(coins)))
+        tried = [[(statistics.right_pairs(*pair, r), r) for r in family] for pair in both]
+        parts = Counter[int]()
+        for share, weight in SHARES_OF_MU:
+            parts[max(1, round(share * coins))] += weight  # type: ignore[assignment]
+        of_mu = [[(statistics.right_pairs(*pair, r), r, w) for r, w in parts.items()] for pair in both]
+    epsilons = (max(_bound(v, r, coins, delta, alpha / len(of), pairs) for v, r in of) for of in tried)
+    mus = (max(_mu(v, r, coins, alpha * w) for v, r, w in of) / (2 if pairs else 1) for of in of_mu)
+    p = min(statistics.chance_of(v, r, coins, claimed, delta, pairs) * len(tried[0]) for v, r in tried[0])
+    return coins, (*epsilons, *mus, min(1.0, p))
 
 
-@lru_cache
+@lru_cache(maxsize=4096)
+def _mu(right: int, r: int, coins: int, alpha: float) -> float:
+    return statistics.least_mu(right, r, coins, alpha)
+
+
+@lru_cache(maxsize=4096)
 def _bound(right: int, r: int, coins: int, delta: float, alpha: float, pairs: bool) -> float:
     return statistics.least_epsilon(right, r, coins, delta, alpha, pairs)
 

@@ -25,6 +25,10 @@ LIMITED: Mapping[str, str] = {
     "cell's file; compared with that.",
     r"result/cells/\d+/targets/\d+/images/\d+/(psnr|ssim)": "The guess is kept as a picture of 8 bits only: it "
     "must lie where their rounding allows. Means, gains and maxima are recomputed from it exactly.",
+    r"result/cells/\d+/targets/\d+/images/\d+/(rank|gallery)": "Galleries are drawn, and a rank may hang on a grey "
+    "level of a guess that is kept with 8 bits: within the gallery. A victim's rate and interval follow from them.",
+    r"result/cells/\d+/(targets/\d+/)?figures/\d+/(p|value \((rank|chance)\))": "Draws of records in place of the "
+    "true ones, whose law is tested in tests/metrics/test_identification.py: compared with the cell's file.",
     r"result/cells/\d+/figures/\d+/value \(Fréchet\)": "Its images are kept with 8 bits: within 1 %.",
     r"result/cells/\d+/controls/.*": "A control's data are made and thrown away: compared with the file of the "
     "attack's controls; its ends hold its value between them.",

@@ -15,6 +15,7 @@ from . import recompute_statistics as statistics
 from .recompute_claims import Path
 from .recompute_evidence import Array
 from .recompute_figures import CellClaims
+from .recompute_identification import claim_identification
 
 GREY = 0.5 / 255
 """How far rounding to 8 bits moves a pixel at most, and so a root-mean-square error."""
@@ -32,6 +33,7 @@ class Reconstruction(CellClaims):
             self._images((*self.path, "targets", k), target)
         for path, figures, victims in self.groups():
             self._figures(path, figures, [t for t in self.cell["targets"] if t["target"] in victims])
+        claim_identification(self)
 
     def _messages(self, victim: str) -> list[int]:
         """Of the attacked round, the model that the victim was sent and the gradient that it answered."""

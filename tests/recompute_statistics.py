@@ -166,6 +166,50 @@ def least_epsilon(right: int, r: int, coins: int, delta: float, alpha: float, pa
     return float(optimize.bisect(excess, 0.0, 40.0, xtol=1e-10))
 
 
+def chance_of(right: int, r: int, coins: int, epsilon: float, delta: float, pairs: bool) -> float:
+    """The probability of so many right guesses under a claim; of `pairs`, of what it implies for records replaced."""
+    if pairs:
+        return _chance_of(right, r, coins, 2 * epsilon, (1 + math.exp(epsilon)) * delta) if right else 1.0
+    return _chance_of(right, r, coins, epsilon, delta) if right else 1.0
+
+
+def least_mu(right: int, r: int, coins: int, alpha: float) -> float:
+    """The μ at which so many right guesses can have probability α (Mahloujifar et al. 2025); 0 if chance does.
+
+    By the tails P_j of the number of right guesses: (r - j) P_j >= Σ_{i>j} P_i + m f(1 - (j + 1) P_{j+1}/m - …).
+    """
+
+    def impossible(mu: float) -> bool:
+        tails = np.zeros(r + 2)
+        tails[right] = alpha
+        for j in range(right - 1, -1, -1):
+            above = tails[j + 1 :].sum()
+            told = ((j + 1) * tails[j + 1] + tails[j + 2 :].sum()) / coins
+            if told >= 1:
+                return True
+            forced = coins * stats.norm.cdf(stats.norm.ppf(told) - mu)
+            tails[j] = max(tails[j + 1], (above + forced) / (r - j))
+        return bool(tails[0] > 1)
+
+    low, high = 0.0, 16.0
+    while high - low > 1e-7:
+        middle = (low + high) / 2
+        low, high = (middle, high) if impossible(middle) else (low, middle)
+    return low
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """ε at δ of N(0, 1) against N(μ, 1) (Balle & Wang 2018, Theorem 8)."""
+    if mu == 0:
+        return 0.0
+
+    def excess(epsilon: float) -> float:
+        least = stats.norm.cdf(mu / 2 - epsilon / mu)
+        return float(least - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu) - delta)
+
+    return 0.0 if excess(0.0) <= 0 else float(optimize.bisect(excess, 0.0, 200.0, xtol=1e-9))
+
+
 def guesses_needed(epsilon: float, delta: float, alpha: float) -> int:
     """The least number of guesses, all right, at which ε is contradicted."""
     return next(r for r in range(1, 100_000) if _chance_of(r, r, r, epsilon, delta) <= alpha)

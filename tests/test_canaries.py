@@ -106,6 +106,21 @@ def test_of_pairs_exactly_one_is_trained_on_by_a_fair_coin():
     assert binomtest(sum(first), len(first)).pvalue > 0.001
 
 
+def test_under_unit_client_one_fair_coin_decides_which_half_a_client_holds():
+    sets = []
+    for seed in range(1000, 1150):
+        _, _, after = made(seed=seed, kind="noise", count=10, design="matched-pairs", unit="client")
+        for k in (0, 2):
+            one, other = after.clients[k].canaries.view(2, 10)
+            inside, outside = (torch.isin(half, after.clients[k].train) for half in (one, other))
+            assert len(set(inside.tolist())) == 1
+            assert torch.equal(inside, ~outside)
+            sets.append(bool(inside[0]))
+    assert binomtest(sum(sets), len(sets)).pvalue > 0.001
+    both = sum(a == b for a, b in zip(sets[::2], sets[1::2], strict=True))
+    assert binomtest(both, len(sets) // 2).pvalue > 0.001  # clients have coins of their own
+
+
 def test_splits_with_canaries_survive_safetensors_and_without_are_as_they_were():
     before, _, after = made()
     assert not any("canaries" in name for name in before.to_dict())
@@ -159,6 +174,12 @@ def test_the_challenge_shows_canaries_in_an_order_that_tells_nothing(plan, tmp_p
         ({"design": "runs"}, "canaries.design", "coin-flips, matched-pairs"),
         ({"count": 20, "guesses": 21}, "canaries.guesses", "guess fewer"),
         ({"guesses": 0}, "canaries.guesses", "at least 1"),
+        ({"unit": "client"}, "canaries.design", "matched-pairs"),
+        (
+            {"unit": "client", "design": "matched-pairs", "clients": [0, 1], "guesses": 3},
+            "canaries.guesses",
+            "the 2 coins",
+        ),
         ({"coins": 3}, "canaries.coins", "count"),
         ({"count": 60}, "canaries.count", "kind: noise"),
     ],

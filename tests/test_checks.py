@@ -15,6 +15,7 @@ import fdaudit
 from fdaudit.accounting.ledger import Ledger
 from fdaudit.checks import Evidence, check_claims, judge
 from fdaudit.errors import IntegrityError
+from fdaudit.metrics import gdp_epsilon
 from fdaudit.scoring import kept_scores
 
 from .check_cases import audited, without_noise
@@ -57,10 +58,50 @@ def test_a_claim_that_no_attack_could_contradict_is_inconclusive_and_says_what_w
     assert judge(ledger(8.0), [], 0.95).verdict == "inconclusive"
 
 
-def test_where_nothing_is_claimed_or_it_is_not_about_records_nothing_is_judged() -> None:
+def test_a_claim_of_mu_falls_by_the_test_of_gaussian_dp_and_a_claim_of_epsilon_alone_does_not() -> None:
+    seen = Evidence(
+        attack="a",
+        on="canaries",
+        design="coin-flips",
+        coins=500,
+        bound=1.0,
+        power=3.0,
+        mu=0.9,
+        mu_power=1.5,
+        gaussian=3.9,
+    )
+    found = judge(ledger(2.0, gdp=0.5), [seen], 0.95)
+    assert (found.verdict, found.mu, found.gdp) == ("contradicted", 0.9, 0.5)
+    assert "μ of Gaussian DP of at least 0.9, more than the 0.5 claimed" in found.reason
+    assert found.gaussian == pytest.approx(gdp_epsilon(0.9, 1e-5))
+    assert judge(ledger(2.0), [seen], 0.95).verdict == "consistent"
+    assert judge(ledger(2.0, gdp=0.9), [seen], 0.95).verdict == "consistent"
+
+
+def test_a_claim_that_one_of_the_two_tests_could_have_contradicted_is_no_longer_inconclusive() -> None:
+    def seen(mu_power: float) -> Evidence:
+        return Evidence(
+            attack="a",
+            on="canaries",
+            design="coin-flips",
+            coins=500,
+            bound=1.0,
+            power=3.0,
+            mu=0.2,
+            mu_power=mu_power,
+        )
+
+    assert judge(ledger(4.0, gdp=1.0), [seen(1.0)], 0.95).verdict == "inconclusive"
+    found = judge(ledger(4.0, gdp=1.0), [seen(1.2)], 0.95)
+    assert found.verdict == "consistent"
+    assert "a perfect attack could have shown μ of up to 1.2, and 1 is claimed" in found.reason
+    assert judge(ledger(4.0), [seen(1.2)], 0.95).verdict == "inconclusive"
+
+
+def test_where_nothing_is_claimed_or_no_client_is_left_nothing_is_judged() -> None:
     nothing = judge(ledger(float("inf")), [shown(3.0)], 0.95)
     assert (nothing.verdict, nothing.claimed) == ("nothing-claimed", None)
-    assert judge(ledger(2.0, unit="client"), [shown(3.0)], 0.95).verdict == "not-checked"
+    assert judge(ledger(2.0, unit="client"), [shown(3.0)], 0.95).verdict == "contradicted"
     assert judge(ledger(2.0, victim=""), [shown(3.0)], 0.95).verdict == "not-checked"
 
 
@@ -94,7 +135,7 @@ def test_noise_that_was_forgotten_is_found_out(broken: fdaudit.Run) -> None:
     assert 1.5 < found["claimed"] < 2.5
     assert found["verdict"] == "contradicted"
     assert found["bound"] > found["claimed"]
-    assert found["confidence"] == pytest.approx(0.975)  # one attack on pairs and on canaries
+    assert found["confidence"] == pytest.approx(0.9875)  # one attack on pairs and on canaries, two tests
     assert on(found, "canaries")["coins"] == 500
     assert on(found, "candidates")["design"] == "matched-pairs"
     assert on(found, "candidates")["power"] < found["claimed"]
@@ -220,12 +261,12 @@ def test_the_level_is_shared_by_what_the_spec_asks_for_and_coins_that_do_not_fit
     found = check(coins)
     assert found["relation"] == "replace-one"
     assert [e["on"] for e in found["evidence"]] == ["candidates"]
-    assert found["confidence"] == pytest.approx(0.95)
+    assert found["confidence"] == pytest.approx(0.975)
     paired = {"count": 6, "kind": "noise", "design": "matched-pairs"}
     pairs = fdaudit.run(tiny(**changes, canaries=paired), tmp_path / "pairs")
     found = check(pairs)
     assert {(e["on"], e["coins"]) for e in found["evidence"]} == {("candidates", 4), ("canaries", 6)}
-    assert found["confidence"] == pytest.approx(0.975)
+    assert found["confidence"] == pytest.approx(0.9875)
 
 
 def test_a_run_whose_scores_are_gone_or_another_outcome_s_is_refused(

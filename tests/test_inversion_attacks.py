@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,14 +17,14 @@ from fdaudit.attacks.gradient_inversion.dlg import DLG, DLGConfig
 from fdaudit.attacks.gradient_inversion.inverting import InvertingGradients, InvertingGradientsConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from fdaudit.knowledge import Knowledge
-from fdaudit.messages import Message
 from fdaudit.types import AttackTask
-from fdaudit.view import View
 
 from .gradient_inversion_cases import (
+    MemoryArchitecture,
+    MemoryView,
     digits,
     matched_psnr,
     mlp,
@@ -36,8 +33,8 @@ from .gradient_inversion_cases import (
     prior_baseline,
     psnr,
     strided_cnn,
-    tensors,
     true_gradient,
+    world,
 )
 
 ATTACKS = {
@@ -50,99 +47,11 @@ ATTACKS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _View(View):
-    """A view whose payloads lie in memory."""
-
-    payloads: Mapping[int, dict[str, Tensor]] = field(default_factory=dict)
-
-    def tensors(self, message: Message) -> dict[str, Tensor]:
-        return self.payloads[message.seq]
-
-
-@dataclass(frozen=True)
-class _Architecture:
-    """A network of known shape; weights are never read off it."""
-
-    make: Any
-    input_shape: tuple[int, int, int] = (1, 16, 16)
-    classes: int = 10
-
-    @property
-    def described(self) -> dict[str, Any]:
-        return {"name": self.make.__name__, "input_shape": list(self.input_shape)}
-
-    def build(self, generator: torch.Generator) -> nn.Module:
-        return self.make(self.input_shape[1], generator)
-
-
-def _world(
-    make: Any,
-    kind: str,
-    counts: tuple[int, ...],
-    *,
-    keep: bool = True,
-    noise: float = 0.0,
-    **public: Any,
-) -> tuple[_View, Knowledge, AttackTask, list[tuple[Tensor, Tensor]]]:
-    """One round in which client k sends what one full-batch step on `counts[k]` digits gave."""
-    x, y = digits()
-    g = torch.Generator().manual_seed(5)
-    module = make(16, g)
-    start = tensors(module)
-    clients = tuple(f"client/{k}" for k in range(len(counts)))
-    hyper = {
-        "lr": 0.5,
-        "batch_size": max(counts),
-        "local_steps": 1,
-        "momentum": 0.0,
-        "upload": kind,
-        **public,
-    }
-    payload = {"file": "in memory"} if keep else None
-    messages, payloads = [], {}
-
-    def send(sender: str, receivers: tuple[str, ...], kind: str, values: dict[str, Tensor]) -> None:
-        seq = len(messages)
-        messages.append(
-            Message(seq=seq, round=0, step=0, sender=sender, receivers=receivers, kind=kind, payload=payload)
-        )
-        payloads[seq] = values
-
-    data, first = [], 0
-    for name, n in zip(clients, counts, strict=True):
-        data.append((x[first : first + n], y[first : first + n]))
-        first += n
-        send(name, ("server",), "sample_count", {"n": torch.tensor(n)})
-    send("server", clients, "model_parameters", start)
-    for name, (xk, yk) in zip(clients, data, strict=True):
-        gradient = {
-            k: v + noise * torch.randn(v.shape, generator=g) for k, v in true_gradient(module, xk, yk).items()
-        }
-        if kind == "gradient":
-            sent = gradient
-        else:
-            base = start if kind == "model_parameters" else {k: torch.zeros_like(v) for k, v in start.items()}
-            sent = {k: base[k] - hyper["lr"] * v for k, v in gradient.items()}
-        send(name, ("server",), kind, sent)
-    view = _View(
-        name="server",
-        members=("server",),
-        parties=("server", *clients),
-        hyperparameters=hyper,
-        messages=tuple(messages),
-        directory=Path("nowhere"),
-        payloads=payloads,
-    )
-    knowledge = Knowledge(architecture=_Architecture(make), auxiliary=(x[1000:], y[1000:]))
-    return view, knowledge, AttackTask(targets=clients), data
-
-
 @pytest.mark.parametrize("kind", ["gradient", "model_update", "model_parameters"])
 @pytest.mark.parametrize("name", ATTACKS)
 def test_every_attack_finds_single_images_in_every_kind_of_upload(name: str, kind: str) -> None:
     attack, config = ATTACKS[name]
-    view, knowledge, task, data = _world(mlp if name == "analytic" else strided_cnn, kind, (1, 1))
+    view, knowledge, task, data = world(mlp if name == "analytic" else strided_cnn, kind, (1, 1))
     cell = attack(config)
     assert cell.applicable(view, knowledge, task)
     guesses = cell.run(view, knowledge, task, torch.Generator().manual_seed(0))
@@ -160,7 +69,7 @@ def test_every_attack_finds_single_images_in_every_kind_of_upload(name: str, kin
 @pytest.mark.parametrize("name", ATTACKS)
 def test_noise_that_drowns_the_gradient_stops_every_attack(name: str) -> None:
     attack, config = ATTACKS[name]
-    view, knowledge, task, data = _world(
+    view, knowledge, task, data = world(
         mlp if name == "analytic" else strided_cnn, "gradient", (1, 1), noise=10.0
     )
     ax, ay = knowledge.auxiliary
@@ -171,7 +80,7 @@ def test_noise_that_drowns_the_gradient_stops_every_attack(name: str) -> None:
 
 
 def test_dlg_finds_the_label_with_the_image() -> None:
-    view, knowledge, task, data = _world(strided_cnn, "gradient", (1,))
+    view, knowledge, task, data = world(strided_cnn, "gradient", (1,))
     cell = DLG(DLGConfig(labels="optimise", restarts=4, evaluations=300))
     (guess,) = cell.run(view, knowledge, task, torch.Generator().manual_seed(0))
     assert psnr(guess.images, data[0][0]).item() > 30
@@ -182,7 +91,7 @@ def test_dlg_finds_the_label_with_the_image() -> None:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_guess_repeats_with_its_generator(name: str) -> None:
     attack, config = ATTACKS[name]
-    view, knowledge, task, _ = _world(mlp, "gradient", (2, 2))
+    view, knowledge, task, _ = world(mlp, "gradient", (2, 2))
     one, two = (
         attack(config).run(view, knowledge, task, torch.Generator().manual_seed(4))[0].images
         for _ in range(2)
@@ -197,7 +106,7 @@ def _reason(
     name: str, make: Any = strided_cnn, kind: str = "gradient", counts: Any = (1,), **world: Any
 ) -> str:
     attack, config = ATTACKS[name]
-    view, knowledge, task, _ = _world(make, kind, counts, **world)
+    view, knowledge, task, _ = world(make, kind, counts, **world)
     verdict = attack(config).applicable(view, knowledge, task)
     assert not verdict
     return verdict.reason
@@ -208,15 +117,15 @@ def test_reasons_for_not_applying(name: str) -> None:
     make = mlp if name == "analytic" else strided_cnn
     assert "digests only" in _reason(name, make, keep=False)
     attack, config = ATTACKS[name]
-    view, knowledge, task, _ = _world(make, "gradient", (1,))
+    view, knowledge, task, _ = world(make, "gradient", (1,))
     assert "architecture" in attack(config).applicable(view, Knowledge(), task).reason
     assert "no victim" in attack(config).applicable(view, knowledge, AttackTask(targets=())).reason
     later = attack(config.model_copy(update={"round": 3})).applicable(view, knowledge, task)
     assert "of round 3 in view" in later.reason
-    alone = _View(**{**vars(view), "messages": view.messages[-1:]})
+    alone = MemoryView(**{**vars(view), "messages": view.messages[-1:]})
     assert "started from is not in view" in attack(config).applicable(alone, knowledge, task).reason
     many = attack(config.model_copy(update={"max_images": 3}))
-    view, knowledge, task, _ = _world(make, "gradient", (4,))
+    view, knowledge, task, _ = world(make, "gradient", (4,))
     assert "max_images allows 3" in many.applicable(view, knowledge, task).reason
 
 
@@ -226,13 +135,13 @@ def test_reasons_of_single_attacks() -> None:
     assert "weight decay" in _reason("analytic", mlp, "model_update", weight_decay=0.1, local_steps=2)
     normed = lambda hw, g: nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(hw * hw, 10))  # noqa: E731
     attack, config = ATTACKS["dlg"]
-    view, knowledge, task, _ = _world(strided_cnn, "gradient", (1,))
-    knowledge = Knowledge(architecture=_Architecture(normed))
+    view, knowledge, task, _ = world(strided_cnn, "gradient", (1,))
+    knowledge = Knowledge(architecture=MemoryArchitecture(normed))
     assert "BatchNorm" in attack(config).applicable(view, knowledge, task).reason
 
 
 def test_only_fit_victims_are_guessed_at() -> None:
-    view, knowledge, _, _ = _world(mlp, "gradient", (1,))
+    view, knowledge, _, _ = world(mlp, "gradient", (1,))
     task = AttackTask(targets=("client/0", "client/7"))
     for attack, config in ATTACKS.values():
         cell = attack(config)

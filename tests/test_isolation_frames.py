@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fdaudit.isolation.frames import EndedError, MalformedError, Tensors, receive, send
+from fdaudit.isolation.process import _said
 from fdaudit.isolation.schema import guesses_of, packed_guesses
 from fdaudit.types import LabelDistribution, Membership, Reconstruction
 
@@ -95,7 +96,7 @@ def test_every_kind_of_guess_arrives_whole():
 GOOD = {"kind": "membership", "target": "client/0", "scores": "t0", "generated": None, "note": ""}
 REBUILT = {
     "kind": "reconstruction", "target": "client/0", "messages": [1], "images": "t0", "labels": None,
-    "objective": None, "evaluations": 1,
+    "objective": None, "evaluations": 1, "note": "",
 }  # fmt: skip
 
 
@@ -168,3 +169,21 @@ def test_a_header_is_plain_json(tmp_path):
     stream = io.BytesIO()
     send(stream, "ready", {"confined": True}, {})
     assert json.loads(stream.getvalue()[12:]) == {"kind": "ready", "fields": {"confined": True}}
+
+
+@pytest.mark.parametrize("fields", [{"a": "\ud800"}, {"\udfff": 1}, {"a": [{"b": "x\udc00"}]}])
+def test_text_with_half_a_character_is_no_frame(fields):
+    stream = io.BytesIO()
+    send(stream, "guesses", fields, {})
+    stream.seek(0)
+    with pytest.raises(MalformedError):
+        receive(stream)
+
+
+def test_an_error_with_half_a_character_is_told_all_the_same():
+    told = _said(ValueError("half \ud800"))
+    assert told == r"ValueError: half \ud800"
+    stream = io.BytesIO()
+    send(stream, "failed", {"reason": told}, {})
+    stream.seek(0)
+    assert receive(stream).fields["reason"] == told

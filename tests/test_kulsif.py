@@ -45,6 +45,16 @@ def test_it_agrees_with_the_closed_form_written_out() -> None:
     np.testing.assert_allclose(found, naive(known, auxiliary, x), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("sigma", [SIGMA, 0.05])  # auxiliary samples within reach, and out of it
+def test_the_ratio_is_the_mean_influence_of_the_known_samples(sigma: float) -> None:
+    known, auxiliary, x = (torch.from_numpy(s) for s in samples())
+    estimator = KuLSIF(sigma, BETA)
+    found = estimator.influence(known, auxiliary, x)
+    assert found.shape == (len(known), len(x))
+    fitted = estimator.fit(known, auxiliary).ratio(x)
+    torch.testing.assert_close(found.mean(0), fitted, rtol=1e-9, atol=1e-12)
+
+
 def test_the_matrix_is_inverted_and_not_multiplied_by() -> None:
     """The authors' code multiplies; the two differ by far more than the tolerance of the tests."""
     known, auxiliary, x = samples()
@@ -125,7 +135,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for estimator in (KuLSIF(SIGMA, BETA), NystromKuLSIF(SIGMA, BETA, landmarks=7, seed=1)):
         whole = estimator.fit(known, auxiliary).ratio(x)
         with monkeypatch.context() as patched:
-            patched.setattr("fdaudit.protocols.selective_fd.density_ratio._BLOCK", 20)
+            patched.setattr("fdaudit.models.density_ratio._BLOCK", 20)
             parts = estimator.fit(known, auxiliary).ratio(x)
         np.testing.assert_allclose(parts, whole, rtol=1e-11)
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+import fdaudit
 import fdaudit.data.files
 import fdaudit.log
 from fdaudit import limits
@@ -80,6 +81,22 @@ def test_a_pipe_is_refused_and_nobody_waits(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
     with watched(), pytest.raises(FdauditError, match="no regular file"):
         READERS[name](tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["vault/models/server.safetensors", "attacks/controls/loss-threshold.json"])
+def test_a_pipe_in_a_finished_run_is_refused_and_nobody_waits(name: str, tmp_path: Path) -> None:
+    spec = tiny(attacks=[{"name": "loss-threshold"}])
+    run = fdaudit.run(spec, tmp_path / "run").directory
+    (run / name).unlink()
+    os.mkfifo(run / name)
+
+    def again() -> None:
+        fdaudit.run(None, run, resume=True)
+        fdaudit.run(spec, tmp_path / "next", seed_from=run)
+
+    with watched(300), pytest.raises((FdauditError, OSError)) as refused:
+        again()
+    assert "no regular file" in str(refused.value)
 
 
 def test_a_limit_can_be_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-
 import pytest
 import torch
 from fdaudit.attacks.model_inversion.gan import GanConfig, gan_prior
@@ -16,17 +11,18 @@ from fdaudit.attacks.model_inversion.inversion import InversionConfig
 from fdaudit.attacks.model_inversion.network import InversionNetwork, InversionNetworkConfig
 from fdaudit.attacks.model_inversion.paired import PairedLogits, PairedLogitsConfig
 from fdaudit.attacks.model_inversion.surrogate import SurrogateConfig
+from fdaudit.attacks.model_inversion.victims import model_of
 from torch import Tensor
 
 from fdaudit.execution import Execution
 from fdaudit.knowledge import Knowledge
-from fdaudit.messages import Message
 from fdaudit.models import architecture
 from fdaudit.oracle import Oracle, answer, serve
 from fdaudit.spec import ModelSpec
 from fdaudit.training import Trainer, parameters_of
 from fdaudit.types import AttackTask
-from fdaudit.view import View
+
+from .inversion_cases import view
 
 SHAPE = (1, 8, 8)
 NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [8]}), SHAPE, 3)
@@ -45,40 +41,6 @@ ATTACKS = {
 
 def g(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _View(View):
-    """A view whose payloads lie in memory."""
-
-    payloads: Mapping[int, dict[str, Tensor]] = field(default_factory=dict)
-
-    def tensors(self, message: Message) -> dict[str, Tensor]:
-        return self.payloads[message.seq]
-
-
-def view(*sent: tuple[str, tuple[str, ...], str, dict[str, Tensor]], keep: bool = True) -> _View:
-    messages = tuple(
-        Message(
-            seq=n,
-            round=n,
-            step=0,
-            sender=sender,
-            receivers=receivers,
-            kind=kind,
-            payload={"file": "in memory"} if keep else None,
-        )
-        for n, (sender, receivers, kind, _) in enumerate(sent)
-    )
-    return _View(
-        name="server",
-        members=("server",),
-        parties=("server", "client/0", "client/1"),
-        hyperparameters={},
-        messages=messages,
-        directory=Path(os.devnull),
-        payloads={n: tensors for n, (*_, tensors) in enumerate(sent)},
-    )
 
 
 def known(**more: object) -> Knowledge:
@@ -260,12 +222,10 @@ def test_gmi_inverts_a_victims_own_model_and_else_the_shared_one() -> None:
         ("server", ("client/0", "client/1"), "model_parameters", start),
         ("client/0", ("server",), "model_update", update),
     )
-    from fdaudit.attacks.model_inversion.gmi import _model_of
-
-    seq, own = _model_of(seen, "client/0")
+    seq, own = model_of(seen, "client/0")
     assert seq == 1
     assert all(torch.equal(own[n], start[n] + 0.5) for n in start)
-    assert _model_of(seen, "client/1")[0] == 0
+    assert model_of(seen, "client/1")[0] == 0
     task = AttackTask(targets=("client/0", "client/1"))
     assert SEARCH.applicable(seen, known(), task)
     guesses = SEARCH.run(seen, known(), task, g())

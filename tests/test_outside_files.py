@@ -141,6 +141,16 @@ def test_malformed_times_are_one_error(
     assert not (run / "report").exists() or not list((run / "report").iterdir())
 
 
+@pytest.mark.parametrize("text", ["[1, 2]", "{}", '{"id": 3}', "null"])
+def test_a_file_that_is_no_outcome_is_one_error(
+    text: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "attacks" / "server-loss-threshold.json").write_text(text)
+    code, _, error = cli(monkeypatch, capsys, "run", "--resume", "--no-report", "--out", run)
+    assert (code, error.count("\n")) == (3, 1), error
+    assert "attacks/server-loss-threshold.json is no outcome of an attack" in error
+
+
 def test_a_run_without_times_has_a_report(run: Path) -> None:
     (run / "timings.json").unlink()
     assert fdaudit.report(fdaudit.load(run)).is_file()

@@ -19,7 +19,6 @@ from scipy.stats import chisquare, kstest
 import fdaudit
 from fdaudit import rng
 from fdaudit.data import insert_canaries, load_dataset, make_splits
-from fdaudit.data.stratify import apportion
 from fdaudit.plan import Plan, make_plan
 from fdaudit.privacy import CanarySpec
 from fdaudit.rng import SecretStream, child, child_seed
@@ -29,6 +28,7 @@ from fdaudit.vault import Secrets, Vault
 
 from .draws import RAW, ROOT, draws
 from .run_cases import known, tiny
+from .seed_attacker import former_sets, guessed_seeds, members, near_seeds, rows_of, seed_of_sets, seeds_of
 
 SECRET = bytes(range(32))
 
@@ -234,12 +234,6 @@ LOW = 7
 SPEC = tiny(
     seed=LOW, dataset__limit=None, splits={"test": 0.2, "proxy": 0.1, "auxiliary": 0.2, "candidates": 20}
 )
-TRIED = 2**12
-PATHS: tuple[tuple[str, ...], ...] = (
-    ("challenge", "client/0"),
-    ("splits",),
-    ("dataset",),
-)
 
 
 def former_challenge(x: torch.Tensor, y: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -247,62 +241,6 @@ def former_challenge(x: torch.Tensor, y: torch.Tensor, generator: torch.Generato
     order = torch.randperm(len(y), generator=generator)
     renamed = torch.randperm(len(y) // 2, generator=generator)[torch.arange(len(y) // 2).repeat(2)][order]
     return {"x": x[order], "y": y[order], "pair": renamed}
-
-
-def former_sets(y: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Sets as they once were drawn: test, public and auxiliary records, class by class."""
-    rest, held = torch.arange(len(y)), {}
-    for name in ("test", "proxy", "auxiliary"):
-        shares = apportion(
-            round(SPEC["splits"][name] * len(y)), torch.bincount(y[rest], minlength=10).tolist()
-        )
-        drawn = torch.zeros(len(rest), dtype=torch.bool)
-        for label, share in enumerate(shares):
-            of_class = (y[rest] == label).nonzero().flatten()
-            drawn[of_class[torch.randperm(len(of_class), generator=generator)[:share]]] = True
-        held[name], rest = rest[drawn], rest[~drawn]
-    return held
-
-
-def seeds_of(seed: int) -> Iterable[int]:
-    """What a seed gives by every former path, and itself."""
-    return (seed, *(child_seed(seed, *path) for path in PATHS))
-
-
-def guessed_seeds() -> Iterable[int]:
-    """Torch seeds that an attacker tries: of every small seed by every path."""
-    return itertools.chain.from_iterable(seeds_of(seed) for seed in range(TRIED))
-
-
-def near_seeds(bits: int) -> Iterable[int]:
-    """All torch seeds that differ from the former one in the lowest of its 32 bits."""
-    high = (child_seed(LOW, *PATHS[0]) & 0xFFFFFFFF) >> bits << bits
-    return (high + low for low in range(2**bits))
-
-
-def members(pair: torch.Tensor, rows: list[int], seeds: Iterable[int]) -> torch.Tensor | None:
-    """Who is a member, by a seed that gives the handout's numbers of pairs or its order; None where none does.
-
-    Of the order the attacker knows that it shuffles members, then non-members, each in the order of the public dataset.
-    """
-    n, generator, place = len(pair), torch.Generator(), torch.tensor(rows)
-    halves, wanted = torch.arange(n // 2).repeat(2), pair.tolist()
-    for seed in seeds:
-        order = torch.randperm(n, generator=generator.manual_seed(seed))
-        unshuffled = place[order.argsort()].view(2, -1)
-        explained = bool((unshuffled[:, 1:] > unshuffled[:, :-1]).all())
-        renamed = torch.randperm(n // 2, generator=generator)[halves][order]
-        if explained or renamed.tolist() == wanted:
-            return order < n // 2
-    return None
-
-
-def seed_of_sets(y: torch.Tensor, auxiliary: set[int], seeds: Iterable[int]) -> int | None:
-    """A seed by which the auxiliary records are the ones that were handed out; it gives every other set away."""
-    for seed in seeds:
-        if set(former_sets(y, torch.Generator().manual_seed(seed))["auxiliary"].tolist()) == auxiliary:
-            return seed
-    return None
 
 
 @pytest.fixture(scope="module")
@@ -313,11 +251,6 @@ def handed(tmp_path_factory: pytest.TempPathFactory) -> tuple[fdaudit.Run, Path]
     return run, fdaudit.export_view(run, "server", home / "out", challenges=True)
 
 
-def _rows(x: torch.Tensor, dataset: torch.Tensor) -> list[int]:
-    found = {row.numpy().tobytes(): i for i, row in enumerate(dataset)}
-    return [found[row.numpy().tobytes()] for row in x]
-
-
 @pytest.mark.parametrize("bits", [12, pytest.param(18, marks=pytest.mark.slow)])
 def test_a_sweep_of_seeds_finds_members_by_the_former_method_and_nothing_by_this_one(handed, bits):
     run, out = handed
@@ -326,18 +259,20 @@ def test_a_sweep_of_seeds_finds_members_by_the_former_method_and_nothing_by_this
     index = torch.cat([own.members.sort().values, own.non_members.sort().values])
     x, y = plan.dataset.x[index], plan.dataset.y[index]
     former = former_challenge(x, y, child(LOW, "challenge", "client/0"))
-    rows = _rows(former["x"], plan.dataset.x)
+    rows = rows_of(former["x"], plan.dataset.x)
     true, no_rows = torch.isin(torch.tensor(rows), own.members), [0] * len(rows)
     for pair, order in ((former["pair"], no_rows), (torch.zeros_like(former["pair"]), rows)):
         found = members(pair, order, guessed_seeds())
         assert found is not None
         assert torch.equal(found, true)
-    assert members(former["pair"], no_rows, near_seeds(bits)) is not None  # by 32 bits, whatever the seed was
+    assert (
+        members(former["pair"], no_rows, near_seeds(LOW, bits)) is not None
+    )  # by 32 bits, whatever the seed was
 
     issued = load_file(out / "challenges" / "client-0.safetensors")
-    rows = _rows(issued["x"], plan.dataset.x)
+    rows = rows_of(issued["x"], plan.dataset.x)
     assert members(issued["pair"], rows, guessed_seeds()) is None
-    assert members(issued["pair"], rows, near_seeds(bits)) is None
+    assert members(issued["pair"], rows, near_seeds(LOW, bits)) is None
     assert (
         members(issued["pair"], rows, seeds_of(plan.seed)) is None
     )  # nor if an attacker had the working seed
@@ -348,12 +283,15 @@ def test_a_sweep_of_seeds_finds_splits_by_the_former_method_and_nothing_by_this_
     plan = run.plan
     y = plan.dataset.y
     seeds = [child_seed(s, "splits") for s in range(256)]
-    former = former_sets(y, child(LOW, "splits"))
-    seed = seed_of_sets(y, set(former["auxiliary"].tolist()), seeds)
+    former = former_sets(y, SPEC["splits"], child(LOW, "splits"))
+    seed = seed_of_sets(y, SPEC["splits"], set(former["auxiliary"].tolist()), seeds)
     assert seed == child_seed(LOW, "splits")
-    auxiliary = set(_rows(load_file(out / "knowledge" / "auxiliary.safetensors")["x"], plan.dataset.x))
+    auxiliary = set(rows_of(load_file(out / "knowledge" / "auxiliary.safetensors")["x"], plan.dataset.x))
     assert len(auxiliary) == len(former["auxiliary"])
-    assert seed_of_sets(y, auxiliary, [*seeds, child_seed(plan.seed, "splits"), *range(256)]) is None
+    assert (
+        seed_of_sets(y, SPEC["splits"], auxiliary, [*seeds, child_seed(plan.seed, "splits"), *range(256)])
+        is None
+    )
 
 
 def test_a_handout_is_the_same_bytes_whatever_the_coins_but_for_candidates(handed):
@@ -361,7 +299,7 @@ def test_a_handout_is_the_same_bytes_whatever_the_coins_but_for_candidates(hande
     _, out = handed
     run = handed[0]
     for name in ("auxiliary", "public"):
-        rows = _rows(load_file(out / "knowledge" / f"{name}.safetensors")["x"], run.plan.dataset.x)
+        rows = rows_of(load_file(out / "knowledge" / f"{name}.safetensors")["x"], run.plan.dataset.x)
         assert rows == sorted(rows)
     text = json.dumps(json.loads((out / "card.json").read_text()))
     assert str(run.plan.seed) not in text

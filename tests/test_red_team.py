@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import fdaudit
 from fdaudit.errors import IntegrityError
-from fdaudit.guesses import Guesses
+from fdaudit.guesses import Guesses, to_guesses
 from fdaudit.vault import Vault
 from fdaudit.view import open_view
 
@@ -209,6 +209,19 @@ def test_submissions_are_counted_and_a_name_stays_with_its_adversary(home):
         fdaudit.FdauditError, match="is the name of guesses about label-distribution by server"
     ):
         fdaudit.score(run, by_membership(home, membership(home)))
+
+
+def test_an_outcome_names_the_very_bytes_that_were_scored(home, monkeypatch):
+    path = guesses(home)
+    scored = hashlib.sha256(path.read_bytes()).hexdigest()
+
+    def swapped(given, folder, shape):
+        path.write_text("another file by now")
+        return to_guesses(given, folder, shape)
+
+    monkeypatch.setattr("fdaudit.red_team.to_guesses", swapped)
+    cell = fdaudit.score(fdaudit.load(home / "quiet"), path)
+    assert cell.params["guesses_sha256"] == scored
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from .uploads import (
     matched_once,
     network,
     reconstruction,
-    together,
 )
 
 if TYPE_CHECKING:
@@ -62,8 +61,8 @@ class DLG:
 
     Labels are read off the last layer first (iDLG) unless `labels: optimise` asks for the paper's joint search.
     Works on the gradient of one step, sent as such or as the update it caused. Works best on few images and on
-    networks that keep the image's detail: sigmoid or ReLU, downsampling by stride. All restarts of all victims
-    of one model advance together.
+    networks that keep the image's detail: sigmoid or ReLU, downsampling by stride. All restarts for one upload
+    advance together.
     """
 
     name: ClassVar[str] = "dlg"
@@ -76,7 +75,7 @@ class DLG:
         "standard": {"restarts": 4, "evaluations": 600},
         "full": {"restarts": 16, "evaluations": 2000},
     }
-    control: ClassVar[dict[str, Any]] = {"on": "gradients", "model": "lenet-dlg", "images": 2}
+    control: ClassVar[dict[str, Any]] = {"on": "gradients", "clients": 2}
     Config: ClassVar[type[DLGConfig]] = DLGConfig
 
     def __init__(self, config: DLGConfig) -> None:
@@ -98,31 +97,30 @@ class DLG:
         if isinstance(module, str):
             raise UsageError("knowledge", None, f"does not do: {module}", "Ask `applicable` first.")
         guesses = []
-        for group in together(self._uploads(view, task)[0]):
-            invert = partial(self._group, group, module, knowledge, device)
-            found = matched_once(self.name, self.config, knowledge, group, invert)
-            guesses += [reconstruction(u, found, i) for i, u in enumerate(group)]
+        for upload in self._uploads(view, task)[0]:
+            invert = partial(self._one, upload, module, knowledge, device)
+            found = matched_once(self.name, self.config.model_dump(mode="json"), knowledge, upload, invert)
+            guesses.append(reconstruction(upload, found))
         return tuple(guesses)
 
-    def _group(
+    def _one(
         self,
-        group: Sequence[Upload],
+        upload: Upload,
         module: nn.Module,
         knowledge: Knowledge,
         device: torch.device,
         generator: torch.Generator,
     ) -> Matched:
-        first, labels = group[0], None
+        labels, n = None, upload.training.images
         probes = adversary_probes(knowledge, generator)
         if self.config.labels == "recover":
-            n = first.training.images
-            labels = torch.stack([recover_labels(u.gradient, module, u.start, n, probes) for u in group])
+            labels = recover_labels(upload.gradient, module, upload.start, n, probes)[None]
         return deep_leakage(
             module.to(device),
-            {k: t.to(device) for k, t in first.start.items()},
-            [{k: t.to(device) for k, t in u.gradient.items()} for u in group],
+            {k: t.to(device) for k, t in upload.start.items()},
+            [{k: t.to(device) for k, t in upload.gradient.items()}],
             labels,
-            images=(first.training.images, *probes.shape[1:]),
+            images=(n, *probes.shape[1:]),
             config=self.config,
             generator=generator,
         )

@@ -163,8 +163,8 @@ def match_adam(
     y: Tensor,
     *,
     iterations: int,
-    lr: float,
-    tv: float,
+    lr: float | Tensor,
+    tv: float | Tensor,
     signed: bool = True,
 ) -> Matched:
     """Inverting Gradients: cosine distance plus `tv` times total variation, Adam on the gradient's sign, in [0, 1].
@@ -178,13 +178,13 @@ def match_adam(
         x: (R, B, c, h, w) starting images in [0, 1].
         y: (R, B) labels, held fixed.
         iterations: evaluations of each problem's objective.
-        lr: Adam's step at the start, in units of pixel intensity.
-        tv: weight of the total variation.
+        lr: Adam's step at the start, in units of pixel intensity; one for all problems, or (R,).
+        tv: weight of the total variation; one for all problems, or (R,).
         signed: replace the gradient by its sign.
     """
     size = _at_once(x[0].numel(), target)
     parts = [
-        _adam(simulate, target[part], x[part], y[part], iterations, lr, tv, signed)
+        _adam(simulate, target[part], x[part], y[part], iterations, _rows(lr, part), _rows(tv, part), signed)
         for part in _chunks(len(x), size)
     ]
     return Matched(
@@ -201,8 +201,8 @@ def _adam(
     x: Tensor,
     y: Tensor,
     iterations: int,
-    lr: float,
-    tv: float,
+    lr: float | Tensor,
+    tv: float | Tensor,
     signed: bool,
 ) -> tuple[Tensor, Tensor]:
     """Best images and their cosine distances; all rows of one chunk."""
@@ -212,10 +212,11 @@ def _adam(
     best_distance = best_total.clone()
     drops = [math.ceil(iterations * k / 8) for k in (3, 5, 7)]
     target_square = target.square().sum(1)
+    smoothed = isinstance(tv, Tensor) or tv > 0
     for i in range(1, iterations + 1):
         v = x.requires_grad_()
         distance = cosine_distance(*simulate.products(v, y, target), target_square)
-        total = distance + tv * total_variation(v) if tv else distance
+        total = distance + tv * total_variation(v) if smoothed else distance
         (g,) = torch.autograd.grad(total.sum(), v)
         x, total = x.detach(), total.detach()
         better = total < best_total
@@ -227,9 +228,18 @@ def _adam(
             g.sign_()
         first.lerp_(g, 0.1)
         second.lerp_(g.square_(), 0.001)
-        step = lr * 0.1 ** sum(i > d for d in drops) / (1 - 0.9**i)
-        x = x.addcdiv(first, (second / (1 - 0.999**i)).sqrt_().add_(1e-8), value=-step).clamp_(0, 1)
+        share = 0.1 ** sum(i > d for d in drops) / (1 - 0.9**i)
+        spread = (second / (1 - 0.999**i)).sqrt_().add_(1e-8)
+        if isinstance(lr, Tensor):
+            x = x.sub(lr.view(-1, 1, 1, 1, 1) * share * first / spread).clamp_(0, 1)
+        else:
+            x = x.addcdiv(first, spread, value=-lr * share).clamp_(0, 1)
     return best, best_distance
+
+
+def _rows(value: float | Tensor, part: slice) -> float | Tensor:
+    """A setting of some problems: the one for all, or theirs."""
+    return value[part] if isinstance(value, Tensor) else value
 
 
 def _at_once(values: int, target: Tensor) -> int:

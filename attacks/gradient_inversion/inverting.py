@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fdaudit.cache import computed_once
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
+from .composition import class_means, labels_behind
 from .engine import Matched, best_of, match_adam
 from .gradients import GradientMap, flatten
-from .labels import recover_labels
+from .readings import auxiliary_distance, find_readings, likeliest, relative_distance
+from .trials import compositions, peers, tuned
+from .tuning import RECORDS, Settings, first_images, shrunk
 from .updates import LocalSGD, UpdateMap
 from .uploads import (
     Upload,
     adversary_probes,
     applies,
+    described,
     device_of,
-    find_uploads,
     matched_once,
     network,
     reconstruction,
-    together,
 )
 
 if TYPE_CHECKING:
@@ -38,22 +42,38 @@ __all__ = ["InvertingGradients", "InvertingGradientsConfig", "invert_gradients"]
 
 
 class InvertingGradientsConfig(Config):
-    """Settings of Inverting Gradients."""
+    """Settings of Inverting Gradients. Those left out are chosen on auxiliary records, unless `tune` is off."""
 
     restarts: int = Field(2, ge=1)
     """Random starts for each message; all advance together, the best match is kept."""
     iterations: int = Field(1000, ge=1)
     """Steps of signed Adam."""
-    lr: float = Field(0.1, gt=0)
-    """Size of the first steps, in units of pixel intensity; a tenth after 3/8, 5/8 and 7/8 of them."""
-    tv: float = Field(1e-3, ge=0)
-    """Weight of total variation (mean absolute difference of neighbouring pixels)."""
+    tune: bool = True
+    """Choose what is left out of `tv`, `lr`, `start` and `shrink` on auxiliary records, at the model in view."""
+    trials: float = Field(0.5, gt=0, le=1)
+    """Iterations of a trial that chooses settings, as a share of the attack's; first trials take a quarter of that."""
+    lr: float | None = Field(None, gt=0)
+    """Size of the first steps, in units of pixel intensity; a tenth after 3/8, 5/8 and 7/8 of them. Untuned: 0.1."""
+    tv: float | None = Field(None, ge=0)
+    """Weight of total variation (mean absolute difference of neighbouring pixels). Untuned: 0.001."""
+    start: Literal["noise", "blend"] | None = None
+    """What a search starts from: noise, or equal parts of noise and the mean auxiliary image. Untuned: noise."""
+    shrink: float | None = Field(None, ge=0, le=1)
+    """Share of the class's mean auxiliary image in the guess. Untuned: 0."""
     signed: bool = True
     """Step along the gradient's sign."""
     round: int = Field(0, ge=0)
     """Which round's upload is inverted."""
     max_images: int = Field(64, ge=1)
     """Uploads that mix more images than this are not tried."""
+    simulated_steps: int = Field(64, ge=1)
+    """Updates of more local steps are read as one step on all their images. One start then has to do."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings that the user gave, of those that are tuned otherwise."""
+        named = {name: getattr(self, name) for name in ("tv", "lr", "start", "shrink")}
+        return {name: value for name, value in named.items() if value is not None}
 
 
 class InvertingGradients:
@@ -61,7 +81,9 @@ class InvertingGradients:
 
     Labels are read off the last layer. An update of several local steps is inverted by simulating them, with the
     learning rate, steps and batch size of the public configuration; which images met in which step, after the
-    first pass, is not known and taken to repeat. All restarts of all victims of one model advance together.
+    first pass, is not known and taken to repeat. Where the sample count is not in view, several are tried; one batch of
+    images is then handed back. Total variation, step, start and shrinkage are chosen on auxiliary records at the model
+    that the victims started from. All restarts for one upload advance together.
     """
 
     name: ClassVar[str] = "inverting-gradients"
@@ -70,11 +92,11 @@ class InvertingGradients:
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
     source: ClassVar[str] = "Geiping, Bauermeister, Dröge & Moeller 2020"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"restarts": 1, "iterations": 500},
-        "standard": {"restarts": 2, "iterations": 2000},
-        "full": {"restarts": 8, "iterations": 8000},
+        "quick": {"restarts": 2, "iterations": 500, "simulated_steps": 8},
+        "standard": {"restarts": 2, "iterations": 2000, "trials": 0.25},
+        "full": {"restarts": 8, "iterations": 8000, "trials": 0.125, "simulated_steps": 512},
     }
-    control: ClassVar[dict[str, Any]] = {"on": "gradients", "model": "cnn-strided", "images": 2}
+    control: ClassVar[dict[str, Any]] = {"on": "gradients", "clients": 2, "drowned": {"tune": False}}
     Config: ClassVar[type[InvertingGradientsConfig]] = InvertingGradientsConfig
 
     def __init__(self, config: InvertingGradientsConfig) -> None:
@@ -85,46 +107,141 @@ class InvertingGradients:
         module = network(knowledge)
         if isinstance(module, str):
             return Applicability(False, module)
-        found, reasons = find_uploads(view, task.targets, self.config.round, self.config.max_images)
-        return applies(found, reasons)
+        reads = {t: find_readings(view, t, self.config.round, self.config.max_images) for t in task.targets}
+        found = [read for read in reads.values() if not isinstance(read, str)]
+        return applies(found, {t: read for t, read in reads.items() if isinstance(read, str)})
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
         """One `Reconstruction` for each victim with a fit upload; images (n, c, h, w) in [0, 1]."""
-        module, device = network(knowledge), device_of(knowledge)
+        module = network(knowledge)
         if isinstance(module, str):
             raise UsageError("knowledge", None, f"does not do: {module}", "Ask `applicable` first.")
-        uploads, _ = find_uploads(view, task.targets, self.config.round, self.config.max_images)
         guesses = []
-        for group in together(uploads):
-            invert = partial(self._group, group, module, knowledge, device)
-            found = matched_once(self.name, self.config, knowledge, group, invert)
-            guesses += [reconstruction(u, found, i) for i, u in enumerate(group)]
+        for target in task.targets:
+            readings = find_readings(view, target, self.config.round, self.config.max_images)
+            if not isinstance(readings, str):
+                probes = adversary_probes(knowledge, generator)
+                case = _Inversion(self.config, view, knowledge, module, probes, device_of(knowledge))
+                guesses.append(case.guess(readings))
         return tuple(guesses)
 
-    def _group(
-        self,
-        group: Sequence[Upload],
-        module: nn.Module,
-        knowledge: Knowledge,
-        device: torch.device,
-        generator: torch.Generator,
-    ) -> Matched:
-        first, n = group[0], group[0].training.images
-        probes = adversary_probes(knowledge, generator)
-        labels = [recover_labels(u.gradient, module, u.start, n, probes) for u in group]
-        sent = [u.gradient if u.update is None else u.update for u in group]
-        return invert_gradients(
-            module.to(device),
-            {k: t.to(device) for k, t in first.start.items()},
-            [{k: t.to(device) for k, t in s.items()} for s in sent],
-            torch.stack(labels),
-            shape=tuple(probes.shape[1:]),
-            config=self.config,
-            generator=generator,
-            training=None if first.update is None else first.training,
+
+@dataclass(frozen=True, eq=False)
+class _Inversion:
+    """One attack on one victim: which reading of its upload, with which settings, and what comes of it."""
+
+    config: InvertingGradientsConfig
+    view: View
+    knowledge: Knowledge
+    module: nn.Module
+    probes: Tensor
+    device: torch.device
+
+    def guess(self, readings: Sequence[Upload]) -> Reconstruction:
+        """The guess from the reading whose simulation comes closest to what was sent."""
+        likely = self._likely(readings)
+        settings, records = self._settings(likely[0])
+        found = [self._inverted(upload, settings) for upload in likely]
+        best = 0
+        if len(likely) > 1:
+            distances = [self._distance(u, f) for u, f in zip(likely, found, strict=True)]
+            best = min(range(len(likely)), key=distances.__getitem__)
+        return self._reconstruction(likely[best], found[best], settings, records, len(readings))
+
+    def _likely(self, readings: Sequence[Upload]) -> list[Upload]:
+        """The readings to invert; among guessed numbers of records auxiliary clients tell the likeliest."""
+        auxiliary = self.knowledge.auxiliary
+        if auxiliary is None or len(readings) == 1 or not all(u.guessed for u in readings):
+            return list(readings)
+
+        def make(generator: torch.Generator) -> dict[str, Tensor]:
+            values = [auxiliary_distance(u, self.module, auxiliary, self.probes, generator) for u in readings]
+            return {"distances": torch.tensor(values)}
+
+        card = {"readings": [asdict(u.training) for u in readings], **described(self.knowledge)}
+        sent: list[Tensor | Mapping[str, Tensor]] = [*auxiliary, readings[0].start, readings[0].sent]
+        return likeliest(readings, computed_once(card, sent, make)["distances"].tolist())
+
+    def _settings(self, upload: Upload) -> tuple[Settings, int]:
+        """The settings for an upload, and how many auxiliary records they were chosen on."""
+        cfg, auxiliary = self.config, self.knowledge.auxiliary
+        if not cfg.tune or auxiliary is None or len(cfg.given) == len(Settings().tensors()):
+            return Settings(**cfg.given), 0
+        alike = peers(self.view, upload, cfg.round, cfg.max_images)
+        records = RECORDS // 2 if self._as_one_step(upload) else RECORDS
+        labels = compositions(alike, self.module, self.probes, auxiliary, records)
+        chosen = tuned(
+            cfg.given,
+            upload,
+            labels,
+            self.module,
+            self.knowledge,
+            iterations=max(1, round(cfg.trials * cfg.iterations)),
+            one_step=self._as_one_step(upload),
+            signed=cfg.signed,
+            device=self.device,
         )
+        return chosen, labels.numel()
+
+    def _as_one_step(self, upload: Upload) -> bool:
+        return upload.update is not None and len(upload.training.batches) > self.config.simulated_steps
+
+    def _inverted(self, upload: Upload, settings: Settings) -> Matched:
+        invert = partial(self._invert, upload, settings)
+        named = {**self.config.model_dump(mode="json"), **asdict(settings)}
+        return matched_once(InvertingGradients.name, named, self.knowledge, upload, invert)
+
+    def _invert(self, upload: Upload, settings: Settings, generator: torch.Generator) -> Matched:
+        auxiliary, means = self.knowledge.auxiliary, None
+        labels = labels_behind(upload, self.module, upload.training.images, self.probes, auxiliary)
+        if auxiliary is not None:
+            means = class_means(auxiliary, max(int(auxiliary[1].max()), int(labels.max())) + 1)
+        read, cfg = upload, self.config
+        if self._as_one_step(upload):  # the reading is coarse, and more starts make it no finer
+            read, cfg = upload.as_one_step(), cfg.model_copy(update={"restarts": 1})
+        found = invert_gradients(
+            self.module.to(self.device),
+            {k: t.to(self.device) for k, t in read.start.items()},
+            [{k: t.to(self.device) for k, t in read.sent.items()}],
+            labels[None],
+            shape=tuple(self.probes.shape[1:]),
+            config=cfg,
+            generator=generator,
+            training=None if read.update is None else read.training,
+            settings=settings,
+            means=means,
+        )
+        return replace(found, images=shrunk(found.images, found.labels, means, settings.shrink))
+
+    def _distance(self, upload: Upload, found: Matched) -> float:
+        """How far a simulation of the found records lies from what was sent."""
+        read = upload.as_one_step() if self._as_one_step(upload) else upload
+        start = read.start
+        simulate = (
+            GradientMap(self.module.cpu(), start)
+            if read.update is None
+            else UpdateMap(self.module.cpu(), start, read.training)
+        )
+        made = simulate(found.images.cpu().nan_to_num(0.5), found.labels.cpu())[0].detach()
+        return relative_distance(made, flatten(read.sent, simulate.names))
+
+    def _reconstruction(
+        self, upload: Upload, found: Matched, settings: Settings, records: int, readings: int
+    ) -> Reconstruction:
+        how = f"chosen on {records} auxiliary records" if records else "not tuned"
+        note = f"{settings.described()}, {how}"
+        images = upload.training.images
+        if upload.guessed:
+            # Nobody may hand back more images than one batch where the number of records is a guess.
+            shown = min(images, max(map(len, upload.training.batches)))
+            rows = torch.linspace(0, images - 1, shown).round().long()
+            found = replace(found, images=found.images[:, rows], labels=found.labels[:, rows])
+            note += f"; {images} records assumed, of {readings} numbers tried"
+        if self._as_one_step(upload):
+            note += f"; {len(upload.training.batches)} local steps read as one"
+        return replace(reconstruction(upload, found), note=note)
 
 
 def invert_gradients(
@@ -137,6 +254,8 @@ def invert_gradients(
     config: InvertingGradientsConfig,
     generator: torch.Generator,
     training: LocalSGD | None = None,
+    settings: Settings | None = None,
+    means: Tensor | None = None,
 ) -> Matched:
     """Inverting Gradients on bare gradients or updates (Geiping 2020, eq. 4): M of the same model at once.
 
@@ -149,11 +268,14 @@ def invert_gradients(
         config: settings.
         generator: draws starting points, and orders of labels.
         training: the local steps behind the updates; None for gradients.
+        settings: those that are tuned; default: the configuration's own.
+        means: (C, c, h, w) mean auxiliary image of each class, for a start that blends them in.
 
     Returns:
         M rows, the best restart of each.
     """
     simulate = GradientMap(module, tensors) if training is None else UpdateMap(module, tensors, training)
+    settings = settings or Settings(**config.given)
     R, (M, n) = config.restarts, labels.shape
     target = torch.stack([flatten(s, simulate.names) for s in sent])
     x = torch.rand(M * R, n, *shape, generator=generator).to(target)
@@ -165,11 +287,11 @@ def invert_gradients(
         simulate,
         # Restarts of one message share their target's memory, which the engine takes advantage of.
         target.expand(R, -1) if M == 1 else target.repeat_interleave(R, 0),
-        x,
+        first_images(x, y, means, settings.start),
         y.to(target.device),
         iterations=config.iterations,
-        lr=config.lr,
-        tv=config.tv,
+        lr=settings.lr,
+        tv=settings.tv,
         signed=config.signed,
     )
     return best_of(matched, R)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,27 +18,33 @@ from .labels import probe_images
 from .updates import LocalSGD, gradient_of_update, schedule
 
 if TYPE_CHECKING:
-    from fdaudit.config import Config
     from fdaudit.knowledge import Knowledge
     from fdaudit.messages import Message
     from fdaudit.view import View
 
 __all__ = [
     "KINDS",
+    "UNCOUNTED",
     "Upload",
     "adversary_probes",
     "applies",
+    "described",
     "device_of",
     "find_upload",
     "find_uploads",
     "matched_once",
     "network",
+    "read_upload",
     "reconstruction",
-    "together",
+    "sample_count",
+    "sent_from",
 ]
 
 KINDS = ("gradient", "model_update", "model_parameters")
 """Kinds of message that an inversion starts from."""
+
+UNCOUNTED = "its sample count is not in view, so the number of its local steps is unknown"
+"""Why an upload of whole epochs is not fit for inversion, unless counts are tried."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,6 +59,9 @@ class Upload:
         training: the local steps taken.
         gradient: the mean gradient applied; the gradient itself where there was one step.
         update: parameters after training less those before, where there were several steps, else None.
+        defenses: what defended the message, as it is on record.
+        scale: what the inverted gradient or update is of the values that were sent.
+        guessed: whether the number of records is an assumption of the adversary.
     """
 
     target: str
@@ -62,6 +71,21 @@ class Upload:
     training: LocalSGD
     gradient: Mapping[str, Tensor]
     update: Mapping[str, Tensor] | None
+    defenses: tuple[Mapping[str, Any], ...] = ()
+    scale: float = 1.0
+    guessed: bool = False
+
+    @property
+    def sent(self) -> Mapping[str, Tensor]:
+        """What a simulation has to match: the update of several steps, or the gradient."""
+        return self.gradient if self.update is None else self.update
+
+    def as_one_step(self) -> Upload:
+        """The upload read as one step on all its images at once, which leaves out how the model moved meanwhile."""
+        if self.update is None:
+            return self
+        one = replace(self.training, batches=(tuple(range(self.training.images)),), momentum=0.0, mu=0.0)
+        return replace(self, training=one, update=None)
 
 
 def find_uploads(
@@ -78,7 +102,7 @@ def find_uploads(
     return found, reasons
 
 
-def applies(found: Sequence[Upload], reasons: Mapping[str, str]) -> Applicability:
+def applies(found: Sequence[object], reasons: Mapping[str, str]) -> Applicability:
     """Whether there is anything to invert; if not, why, each reason said once for all whom it holds of."""
     if found:
         return Applicability(True)
@@ -91,6 +115,14 @@ def applies(found: Sequence[Upload], reasons: Mapping[str, str]) -> Applicabilit
 
 def find_upload(view: View, target: str, round: int, max_images: int) -> Upload | str:
     """The first upload of a client in a round; or, as text, why there is none fit for inversion."""
+    found = sent_from(view, target, round)
+    if isinstance(found, str):
+        return found
+    return read_upload(view, *found, target, sample_count(view, target), max_images)
+
+
+def sent_from(view: View, target: str, round: int) -> tuple[Message, Message] | str:
+    """The first upload of a client in a round and the model before it; or, as text, why they are not in view."""
     sent = [m for kind in KINDS for m in view.select(kind=kind, sender=target, round=round)]
     if not sent:
         return f"no {', '.join(KINDS[:-1])} or {KINDS[-1]} of round {round} in view"
@@ -105,7 +137,29 @@ def find_upload(view: View, target: str, round: int, max_images: int) -> Upload 
     ]
     if not received:
         return "the model it started from is not in view"
-    training = _training(view, message, target)
+    return message, received[-1]
+
+
+def sample_count(view: View, target: str) -> int | None:
+    """How many records a client last said that it has; None where that is not in view."""
+    counts = [m for m in view.select(kind="sample_count", sender=target) if m.payload is not None]
+    return int(view.tensors(counts[-1])["n"]) if counts else None
+
+
+def read_upload(
+    view: View, message: Message, origin: Message, target: str, n: int | None, max_images: int
+) -> Upload | str:
+    """An upload as one of a client with n records; or, as text, why it is not fit for inversion.
+
+    Args:
+        view: the adversary's view.
+        message: the upload.
+        origin: the model that it started from.
+        target: the client.
+        n: its records, or None where nobody knows.
+        max_images: images, at most, that it may mix.
+    """
+    training = _training(view, message, n)
     if isinstance(training, str):
         return training
     if training.images > max_images:
@@ -113,21 +167,23 @@ def find_upload(view: View, target: str, round: int, max_images: int) -> Upload 
             f"its upload mixes {training.images} images in {len(training.batches)} steps; "
             f"max_images allows {max_images}"
         )
-    return _upload(view, message, received[-1], target, training)
+    return _upload(view, message, origin, target, training)
 
 
 def _upload(view: View, message: Message, origin: Message, target: str, training: LocalSGD) -> Upload:
     start, sent = view.tensors(origin), view.tensors(message)
     update: dict[str, Tensor] | None = None
+    scale = 1.0
     if message.kind == "gradient":
         gradient = sent
     else:
         absolute = message.kind == "model_parameters"
         weight = float(message.fields.get("weight", 1.0))  # of an update that was weighted before it was sent
         update = {name: value - start[name] if absolute else value / weight for name, value in sent.items()}
+        scale = 1.0 if absolute else 1 / weight
         gradient = gradient_of_update(update, start, training)
         if len(training.batches) == 1:
-            update = None
+            update, scale = None, -scale / training.gain
     return Upload(
         target=target,
         seq=message.seq,
@@ -136,24 +192,24 @@ def _upload(view: View, message: Message, origin: Message, target: str, training
         training=training,
         gradient=gradient,
         update=update,
+        defenses=tuple(message.defenses),
+        scale=scale,
     )
 
 
-def _training(view: View, message: Message, target: str) -> LocalSGD | str:
-    """The local steps behind an upload, from the public configuration and the sample count if it was seen."""
+def _training(view: View, message: Message, n: int | None) -> LocalSGD | str:
+    """The local steps behind an upload, from the public configuration and the number of records if it is known."""
     public: Mapping[str, Any] = view.hyperparameters
     size, lr = public.get("batch_size"), public.get("lr")
     if size is None or lr is None:
         return "the public configuration names no batch_size or lr"
-    counts = [m for m in view.select(kind="sample_count", sender=target) if m.payload is not None]
-    n = int(view.tensors(counts[-1])["n"]) if counts else None
     steps, epochs = public.get("local_steps"), public.get("local_epochs")
     if message.kind == "gradient":
         steps, epochs = 1, None
     elif steps is None and epochs is None:
         epochs = 1
     if epochs is not None and n is None:
-        return "its sample count is not in view, so the number of its local steps is unknown"
+        return UNCOUNTED
     return LocalSGD(
         lr=float(lr),
         batches=schedule(n, int(size), steps=steps, epochs=epochs),
@@ -174,14 +230,6 @@ def network(knowledge: Knowledge) -> nn.Module | str:
     return module.eval()
 
 
-def together(uploads: Iterable[Upload]) -> list[list[Upload]]:
-    """Uploads that can be inverted at once: from the same model, by the same steps."""
-    groups: dict[tuple[object, ...], list[Upload]] = {}
-    for upload in uploads:
-        groups.setdefault((upload.start_seq, upload.training, upload.update is None), []).append(upload)
-    return list(groups.values())
-
-
 def adversary_probes(knowledge: Knowledge, generator: torch.Generator) -> Tensor:
     """Images (m, c, h, w) that stand for the clients': auxiliary ones, or noise where there are none."""
     if knowledge.architecture is None:
@@ -197,35 +245,44 @@ def device_of(knowledge: Knowledge) -> torch.device:
 
 def matched_once(
     attack: str,
-    config: Config,
+    settings: Mapping[str, Any],
     knowledge: Knowledge,
-    group: Sequence[Upload],
+    upload: Upload,
     match: Callable[[torch.Generator], Matched],
 ) -> Matched:
-    """What an attack makes of some uploads: once for all who have the same uploads in view (`fdaudit.cache`).
+    """What an attack makes of an upload: once for all who have the same upload in view (`fdaudit.cache`).
+
+    Nothing but the upload and the settings decides it, neither the adversary nor its other victims. A coalition
+    therefore finds what its members find.
 
     Args:
         attack: its name.
-        config: its settings.
+        settings: its settings, as JSON values.
         knowledge: with the network and auxiliary images.
-        group: uploads that are matched together.
+        upload: what is matched.
         match: the attack.
     """
     card = {
         "attack": attack,
-        "settings": config.model_dump(mode="json"),
-        "network": None if knowledge.architecture is None else knowledge.architecture.described,
-        "execution": None if knowledge.train is None else knowledge.train.execution.described,
-        "training": [None if u.update is None else asdict(u.training) for u in group],
-        "images": [u.training.images for u in group],
+        "settings": dict(settings),
+        **described(knowledge),
+        "training": None if upload.update is None else asdict(upload.training),
+        "images": upload.training.images,
     }
-    known = () if knowledge.auxiliary is None else knowledge.auxiliary[:1]
-    sent = [u.gradient if u.update is None else u.update for u in group]
-    found = computed_once(card, [*known, *(u.start for u in group), *sent], lambda draws: vars(match(draws)))
+    known = knowledge.auxiliary or ()
+    found = computed_once(card, [*known, upload.start, upload.sent], lambda draws: vars(match(draws)))
     return Matched(**found)
 
 
-def reconstruction(upload: Upload, found: Matched, i: int) -> Reconstruction:
+def described(knowledge: Knowledge) -> dict[str, Any]:
+    """What decides an inversion besides tensors: the network and how it is executed."""
+    return {
+        "network": None if knowledge.architecture is None else knowledge.architecture.described,
+        "execution": None if knowledge.train is None else knowledge.train.execution.described,
+    }
+
+
+def reconstruction(upload: Upload, found: Matched, i: int = 0) -> Reconstruction:
     """The guess that row i of a match makes for an upload."""
     return Reconstruction(
         target=upload.target,

@@ -6,11 +6,13 @@ generated in the same round and step. What defences did to the answers is undone
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fdaudit.messages import Message, role
 
@@ -46,7 +48,14 @@ class Recorded:
     noise: float = 0.0
 
 
-def recorded(view: View, knowledge: Knowledge, most: int, *, first: bool = False) -> dict[str, Recorded]:
+def recorded(
+    view: View,
+    knowledge: Knowledge,
+    most: int,
+    *,
+    first: bool = False,
+    kinds: Sequence[str] = _KINDS,
+) -> dict[str, Recorded]:
     """The answers of every client that sent any, by client.
 
     The last answer about a sample counts; where answers have noise of their own, the mean of all of them does. With
@@ -56,11 +65,13 @@ def recorded(view: View, knowledge: Knowledge, most: int, *, first: bool = False
         view: the adversary's view.
         knowledge: with the public samples, where there are any.
         most: samples of one client, at most: those answered last.
+        first: whether only the first round counts.
+        kinds: of messages that count; `hard_labels` are read as probabilities of 0 and 1.
     """
     drawn = _Drawn(view, knowledge)
     found = {}
     for client in sorted({m.sender for m in view.messages if role(m.sender) == "client"}):
-        sent = [m for m in view.select(sender=client) if m.kind in _KINDS and m.payload is not None]
+        sent = [m for m in view.select(sender=client) if m.kind in kinds and m.payload is not None]
         if first and sent:
             sent = [m for m in sent if m.round == sent[0].round]
         # Probabilities and logits of one client are never mixed: the kind of its last answer counts.
@@ -75,7 +86,7 @@ class _Drawn:
     """Samples by name: public ones have their number, generated ones the message's and their place in it."""
 
     def __init__(self, view: View, knowledge: Knowledge) -> None:
-        self._view, self._public = view, knowledge.public
+        self._view, self._public, self.classes = view, knowledge.public, knowledge.classes
         self._generated = {
             (m.round, m.step): m for m in view.select(kind="generated_samples") if m.payload is not None
         }
@@ -107,6 +118,8 @@ def _one(view: View, drawn: _Drawn, sent: list[Message], most: int) -> Recorded 
             break
         tensors = view.tensors(message)
         told = tensors["values"].cpu()
+        if message.kind == "hard_labels":
+            told = one_hot(told.long(), drawn.classes).double()
         index = tensors.get("index", torch.arange(len(told))).cpu().long()
         name = drawn.names(message, index)
         treatment = treatment_of(message.kind, message.defenses, told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
@@ -12,12 +13,16 @@ from torch.nn import functional as F
 from fdaudit.cache import computed_once
 from fdaudit.config import Config
 from fdaudit.limits import MOST_INNER
-from fdaudit.models.generative import build_discriminator, build_generator
+from fdaudit.models.generative import SMALLEST_SIDE, build_discriminator, build_generator
 from fdaudit.optimizers import adam
+from fdaudit.types import Applicability
 
 from .priors import composites
 
-__all__ = ["GanConfig", "GanPrior", "gan_prior"]
+if TYPE_CHECKING:
+    from fdaudit.knowledge import Knowledge
+
+__all__ = ["GanConfig", "GanPrior", "gan_prior", "learnable"]
 
 
 class GanConfig(Config):
@@ -44,6 +49,15 @@ class GanPrior:
     generator: nn.Module
     discriminator: nn.Module
     latent: int
+
+
+def learnable(knowledge: Knowledge) -> Applicability:
+    """Return whether an adversary has auxiliary images, large enough for a GAN."""
+    if knowledge.auxiliary is None or not len(knowledge.auxiliary[1]):
+        return Applicability(False, "no auxiliary images to learn a prior from: bring auxiliary records")
+    if min(knowledge.auxiliary[0].shape[2:]) < SMALLEST_SIDE:
+        return Applicability(False, f"images smaller than {SMALLEST_SIDE} pixels cannot be generated")
+    return Applicability(True)
 
 
 def gan_prior(images: Tensor, config: GanConfig, device: torch.device) -> GanPrior:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,18 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fdaudit.cache import computed_once
-from fdaudit.models.generative import SMALLEST_SIDE
 from fdaudit.optimizers import adam
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
-from .._asked import shared_model
 from .gan import GanConfig, GanPrior, gan_prior
 from .priors import centres
-from .victims import card_of, of_classes, wanted
+from .victims import card_of, invertible, models_in_view, of_classes, wanted
 
 if TYPE_CHECKING:
     from fdaudit.knowledge import Knowledge
-    from fdaudit.messages import Message
     from fdaudit.view import View
 
 __all__ = ["GMI", "GMIConfig"]
@@ -78,19 +74,7 @@ class GMI:
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
         """Yes with a model in view, its architecture, and auxiliary images large enough for a GAN."""
-        if knowledge.auxiliary is None or not len(knowledge.auxiliary[1]):
-            return Applicability(False, "no auxiliary images to learn a prior from: bring auxiliary records")
-        if min(knowledge.auxiliary[0].shape[2:]) < SMALLEST_SIDE:
-            return Applicability(False, f"images smaller than {SMALLEST_SIDE} pixels cannot be generated")
-        if knowledge.architecture is None or knowledge.train is None or not knowledge.classes:
-            return Applicability(False, "the architecture of the model in view is not known")
-        if not task.targets:
-            return Applicability(False, "no victim is named")
-        if not view.select(kind="model_parameters"):
-            return Applicability(False, "no model parameters in view")
-        if shared_model(view) is None:
-            return Applicability(False, "model parameters in view were recorded as digests only")
-        return Applicability(True)
+        return invertible(view, knowledge, task)
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
@@ -103,12 +87,8 @@ class GMI:
         shape = tuple(knowledge.auxiliary[0].shape[1:])
         shown = wanted(knowledge, task)
         expected = centres(knowledge.auxiliary, knowledge.classes, shape)[shown].to(knowledge.train.device)
-        groups: dict[int, tuple[Mapping[str, Tensor], list[str]]] = {}
-        for target in task.targets:
-            seq, parameters = _model_of(view, target)
-            groups.setdefault(seq, (parameters, []))[1].append(target)
         guesses = []
-        for parameters, targets in groups.values():
+        for parameters, targets in models_in_view(view, task.targets):
             model = knowledge.train.network(parameters).eval().requires_grad_(False)
             found = computed_once(
                 card_of("gmi", self.config, knowledge),
@@ -154,31 +134,3 @@ class GMI:
             "images": images.unflatten(0, (classes, config.restarts)).mean(1),
             "objective": loss.detach().mean(),
         }
-
-
-def _model_of(view: View, target: str) -> tuple[int, Mapping[str, Tensor]]:
-    """The number of the last message with a victim's own model, or with the shared one, and the model."""
-    kinds = ("model_parameters", "model_update")
-    sent = [m for kind in kinds for m in view.select(kind=kind, sender=target) if m.payload is not None]
-    for message in sorted(sent, key=lambda m: -m.seq):
-        if message.kind == "model_parameters":
-            return message.seq, view.tensors(message)
-        start = _received(view, message, target)
-        if start is not None:
-            began, update = view.tensors(start), view.tensors(message)
-            weight = float(message.fields.get("weight", 1.0))  # of an update weighted before it was sent
-            return message.seq, {**began, **{n: began[n] + u / weight for n, u in update.items()}}
-    shared = shared_model(view)
-    if shared is None:
-        raise ValueError("gmi: no model in view. Ask `applicable` first.")
-    return shared.seq, view.tensors(shared)
-
-
-def _received(view: View, upload: Message, target: str) -> Message | None:
-    """The model that a client started from before an upload."""
-    before = [
-        m
-        for m in view.select(kind="model_parameters")
-        if m.seq < upload.seq and target in m.receivers and m.payload is not None
-    ]
-    return before[-1] if before else None

@@ -1,4 +1,4 @@
-"""What an inversion falls back on where a model says nothing: class means, and images that mix auxiliary ones."""
+"""Images that inversions start from: class means, mixtures of auxiliary images, augmented copies."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-__all__ = ["centres", "composites", "total_variation"]
+__all__ = ["augmented", "centres", "composites", "total_variation"]
+
+_TURN, _ZOOM, _SHIFT = 10.0, 0.1, 0.1
+"""Largest turn in degrees, zoom as a share of the size, and shift as a share of half the size."""
 
 
 def centres(auxiliary: tuple[Tensor, Tensor] | None, classes: int, shape: tuple[int, ...]) -> Tensor:
@@ -42,6 +46,23 @@ def composites(x: Tensor, n: int, noise: float, generator: torch.Generator) -> T
     share = (3 * (angle.cos() * across + angle.sin() * down - offset)).sigmoid()[:, None].to(x)
     mixed = share * one + (1 - share) * other
     return (mixed + noise * torch.randn(mixed.shape, generator=generator)).clamp(0, 1)
+
+
+def augmented(x: Tensor, noise: float, generator: torch.Generator) -> Tensor:
+    """Copies of images (n, c, h, w), each turned, zoomed and shifted a little, with Gaussian noise; differentiable.
+
+    Args:
+        x: the images.
+        noise: standard deviation.
+        generator: draws turns, zooms, shifts and noise.
+    """
+    u = 2 * torch.rand(4, len(x), generator=generator).to(x) - 1
+    angle, size = math.radians(_TURN) * u[0], 1 + _ZOOM * u[1]
+    down = torch.stack([size * angle.cos(), -size * angle.sin(), _SHIFT * u[2]], 1)
+    across = torch.stack([size * angle.sin(), size * angle.cos(), _SHIFT * u[3]], 1)
+    grid = F.affine_grid(torch.stack([down, across], 1), list(x.shape), align_corners=False)
+    moved = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
+    return moved + noise * torch.randn(x.shape, generator=generator).to(x)
 
 
 def total_variation(x: Tensor) -> Tensor:

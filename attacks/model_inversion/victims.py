@@ -1,4 +1,4 @@
-"""Which models are asked about which victims, and what becomes of the answers."""
+"""Which models are asked or inverted about which victims, and what becomes of the answers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,28 @@ from torch.nn import functional as F
 from fdaudit.cache import computed_once
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
-from .._asked import Asked, asked
+from .._asked import Asked, asked, shared_model
+from .gan import learnable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fdaudit.config import Config
     from fdaudit.knowledge import Knowledge
+    from fdaudit.messages import Message
     from fdaudit.view import View
 
-__all__ = ["Askable", "as_probabilities", "askable", "card_of", "of_classes", "wanted"]
+__all__ = [
+    "Askable",
+    "as_probabilities",
+    "askable",
+    "card_of",
+    "invertible",
+    "model_of",
+    "models_in_view",
+    "of_classes",
+    "wanted",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +123,58 @@ def askable(
 def wanted(knowledge: Knowledge, task: AttackTask) -> Tensor:
     """The classes (k,) that an attack is to show: those that its task names, or all."""
     return torch.tensor(task.classes or range(knowledge.classes))
+
+
+def invertible(view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+    """Return whether a model in view can be inverted through a GAN of auxiliary images."""
+    if not (verdict := learnable(knowledge)):
+        return verdict
+    if knowledge.architecture is None or knowledge.train is None or not knowledge.classes:
+        return Applicability(False, "the architecture of the model in view is not known")
+    if not task.targets:
+        return Applicability(False, "no victim is named")
+    if not view.select(kind="model_parameters"):
+        return Applicability(False, "no model parameters in view")
+    if shared_model(view) is None:
+        return Applicability(False, "model parameters in view were recorded as digests only")
+    return Applicability(True)
+
+
+def models_in_view(view: View, targets: Sequence[str]) -> list[tuple[Mapping[str, Tensor], list[str]]]:
+    """Return the models to invert, each with the victims that it stands for (`model_of`)."""
+    groups: dict[int, tuple[Mapping[str, Tensor], list[str]]] = {}
+    for target in targets:
+        seq, parameters = model_of(view, target)
+        groups.setdefault(seq, (parameters, []))[1].append(target)
+    return list(groups.values())
+
+
+def model_of(view: View, target: str) -> tuple[int, Mapping[str, Tensor]]:
+    """The number of the last message with a victim's own model, or with the shared one, and the model."""
+    kinds = ("model_parameters", "model_update")
+    sent = [m for kind in kinds for m in view.select(kind=kind, sender=target) if m.payload is not None]
+    for message in sorted(sent, key=lambda m: -m.seq):
+        if message.kind == "model_parameters":
+            return message.seq, view.tensors(message)
+        start = _received(view, message, target)
+        if start is not None:
+            began, update = view.tensors(start), view.tensors(message)
+            weight = float(message.fields.get("weight", 1.0))  # of an update weighted before it was sent
+            return message.seq, {**began, **{n: began[n] + u / weight for n, u in update.items()}}
+    shared = shared_model(view)
+    if shared is None:
+        raise ValueError("no model in view to invert. Ask `applicable` first.")
+    return shared.seq, view.tensors(shared)
+
+
+def _received(view: View, upload: Message, target: str) -> Message | None:
+    """The model that a client started from before an upload."""
+    before = [
+        m
+        for m in view.select(kind="model_parameters")
+        if m.seq < upload.seq and target in m.receivers and m.payload is not None
+    ]
+    return before[-1] if before else None
 
 
 def as_probabilities(answer: Tensor, classes: int) -> Tensor:

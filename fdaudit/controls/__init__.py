@@ -17,12 +17,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fdaudit.auxiliary import by_classes
+from fdaudit.controls.answers import model_that_answers
 from fdaudit.controls.classes import unseen_classes
 from fdaudit.controls.federation import recorded_answers
 from fdaudit.controls.generated import generated_samples, overfit_discriminator
 from fdaudit.controls.gradients import bare_gradients
 from fdaudit.controls.labels import skewed_clients
 from fdaudit.controls.models import overfit_model
+from fdaudit.controls.selectors import rehearsed_selector
 from fdaudit.controls.uploads import recorded_uploads
 from fdaudit.messages import canonical
 from fdaudit.oracle_access import accesses
@@ -35,6 +37,7 @@ __all__ = ["CONTROLS", "controls", "depends_on", "setting_of"]
 
 CONTROLS: Mapping[str, Callable[[AttackPlan, Plan], dict[str, Control]]] = MappingProxyType(
     {
+        "answers": model_that_answers,
         "classes": unseen_classes,
         "discriminator": overfit_discriminator,
         "federation": recorded_answers,
@@ -42,6 +45,7 @@ CONTROLS: Mapping[str, Callable[[AttackPlan, Plan], dict[str, Control]]] = Mappi
         "gradients": bare_gradients,
         "labels": skewed_clients,
         "model": overfit_model,
+        "selector": rehearsed_selector,
         "uploads": recorded_uploads,
     }
 )
@@ -84,9 +88,10 @@ def depends_on(attack: AttackPlan, plan: Plan, setting: str = "") -> bytes:
         "seed": plan.seed,
         "version": version("fdaudit"),
     }
-    if attack.card.get("control", {}).get("on") == "labels":
+    if attack.card.get("control", {}).get("on") in ("gradients", "labels", "selector"):
         stated["protocol"] = [plan.protocol.name, plan.protocol_config.model_dump(mode="json")]
         stated["clients"] = [plan.spec.clients, [m.model_dump(mode="json") for m in plan.spec.client_models]]
+        stated["records"] = [len(plan.records(k)[1]) for k in plan.clients]
     records = [*plan.auxiliary, plan.public]
     if by_classes(attack.card):
         stated["setting"] = [setting, plan.spec.victims, sorted(len(c.train) for c in plan.splits.clients)]

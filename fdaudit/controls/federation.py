@@ -15,7 +15,7 @@ from fdaudit.training import Fit, Job, Parameters, parameters_of
 if TYPE_CHECKING:
     from fdaudit.plan import AttackPlan, Plan
 
-__all__ = ["recorded_answers"]
+__all__ = ["public_samples", "recorded_answers"]
 
 _OTHERS = 3
 """Clients beside the victim."""
@@ -32,7 +32,7 @@ def recorded_answers(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     records. All models of the negative control are untrained, each with initial weights of its own.
     """
     made = design(attack, plan, share=_SHARE)
-    public = _public(attack, plan)
+    public = public_samples(attack, plan)
     start = [
         parameters_of(plan.architecture.build(child(plan.seed, "control", attack.name, "initial", k)))
         for k in range(1 + _OTHERS)
@@ -54,7 +54,7 @@ def recorded_answers(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     )
 
 
-def _public(attack: AttackPlan, plan: Plan) -> Tensor:
+def public_samples(attack: AttackPlan, plan: Plan) -> Tensor:
     """The run's public samples or, where it has none, means of two auxiliary images."""
     if len(plan.public):
         return plan.public[:_PUBLIC]

@@ -1,4 +1,4 @@
-"""Attacks on gradients are tried on bare gradients of single records, and on the same drowned in noise."""
+"""Attacks on gradients are tried on bare uploads of auxiliary records, and on the same drowned in noise."""
 
 from __future__ import annotations
 
@@ -12,50 +12,49 @@ from torch import Tensor
 
 from fdaudit import defenses, protocols
 from fdaudit.controls._membership import attack_seed
-from fdaudit.execution import Execution
 from fdaudit.federation import Common
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
+from fdaudit.messages import role
 from fdaudit.metrics import score_reconstruction
-from fdaudit.models import Architecture, architecture
 from fdaudit.rehearsal import rehearse
 from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy, child_seed
 from fdaudit.scratch import scratch
-from fdaudit.spec import ModelSpec
 from fdaudit.trainers import Networks
-from fdaudit.training import Trainer
 from fdaudit.types import AttackTask, Figure, Reconstruction, task_of
 from fdaudit.view import View
 
 if TYPE_CHECKING:
     from fdaudit.plan import AttackPlan, Plan
+    from fdaudit.protocols._fedavg_settings import FedAvgConfig
 
 __all__ = ["bare_gradients"]
 
-_LEAST_GAIN_DB = 3.0
-"""A reconstruction control counts as working from this mean gain over the prior baseline on."""
+_LEAST_GAIN_DB = 1.0
+"""A reconstruction control counts as working from this mean gain over the prior baseline on, as a run's images do."""
+_CLIENTS = 2
+"""Clients of a control whose attack does not say how many it wants."""
 _DROWNING = 100.0
 """Noise of the negative control, in standard deviations of the gradient's entries."""
 
 
 def bare_gradients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    """Both controls of an attack on gradients; its card names the `model` and the number of `images`."""
-    model, count = str(attack.card["control"]["model"]), int(attack.card["control"]["images"])
+    """Both controls of an attack on gradients, at the run's own network, batch size and local steps, undefended.
+
+    The card may say how many `clients` there are, and under `drowned` which settings the negative control replaces.
+    """
     x, y = plan.auxiliary
+    fedavg, records = _as_in_the_run(plan, len(y) // 2)
+    clients = max(1, min(int(attack.card["control"].get("clients", _CLIENTS)), len(y) // (2 * records)))
     order = torch.randperm(len(y), generator=child(plan.seed, "control", attack.name, "victims"))
-    victims, known = order[:count], order[count:]
-    network = architecture(ModelSpec(name=model), plan.dataset.input_shape, plan.dataset.classes)
-    execution = Execution.resolve(
-        device=plan.execution.device,
-        threads=plan.execution.threads,
-        convolutions=network.has_convolutions,
-        batchnorm=network.has_batchnorm,
-        work=network.work,
+    victims, known = order[: clients * records], order[clients * records :]
+    case = _Case(attack, plan, fedavg, clients, (x[known], y[known]))
+    what = (
+        f"{fedavg.upload.replace('_', ' ')} of {clients} clients with {records} auxiliary records each, "
+        f"untrained {plan.architecture.name}"
     )
-    case = _Case(attack, plan, network, execution, (x[known], y[known]))
-    what = f"{count} bare gradients of single auxiliary images, untrained {model}"
     gain = {}
     for name in ("positive", "negative"):
         gain[name] = case.figures(x[victims], y[victims], drown=name == "negative")
@@ -69,11 +68,30 @@ def bare_gradients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
             figures=_shown(gain["positive"], ("psnr", "psnr_prior", "psnr_gain")),
         ),
         "negative": Control(
-            what=f"the same under Gaussian noise {_DROWNING:g} times the gradient: gain below {_LEAST_GAIN_DB:g} dB",
+            what=f"the same under Gaussian noise {_DROWNING:g} times the upload: gain below {_LEAST_GAIN_DB:g} dB",
             passed=silent,
             figures=_shown(gain["negative"], ("psnr", "psnr_prior", "psnr_gain")),
         ),
     }
+
+
+def _as_in_the_run(plan: Plan, most: int) -> tuple[FedAvgConfig, int]:
+    """One round of FedAvg with the run's local training, and the records of a client: as many as in the run.
+
+    Args:
+        plan: the run's plan.
+        most: records of a client, at most.
+    """
+    config = plan.protocol_config.model_dump()
+    local = ("local_steps", "local_epochs", "batch_size", "lr", "momentum", "weight_decay", "mu")
+    given = {name: config[name] for name in local if config.get(name) is not None}
+    upload = str(config.get("upload", "model_parameters"))
+    weighting = "samples" if config.get("weighting") == "samples" else "uniform"
+    fedavg = protocols.REGISTRY.load("fedavg").Config(rounds=1, upload=upload, weighting=weighting, **given)
+    one_batch = upload == "gradient" or config.get("local_steps") == 1
+    held = sum(len(plan.records(k)[1]) for k in plan.clients) // len(plan.clients)
+    records = min(fedavg.batch_size, held) if one_batch else held
+    return fedavg, max(1, min(records, most))
 
 
 def _shown(figures: Mapping[str, Figure], names: Sequence[str]) -> tuple[Figure, ...]:
@@ -82,12 +100,12 @@ def _shown(figures: Mapping[str, Figure], names: Sequence[str]) -> tuple[Figure,
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """One attack against one round of FedSGD whose clients hold a single record each."""
+    """One attack against one round of FedAvg whose clients hold auxiliary records."""
 
     attack: AttackPlan
     plan: Plan
-    network: Architecture
-    execution: Execution
+    fedavg: FedAvgConfig
+    clients: int
     auxiliary: tuple[Tensor, Tensor]
 
     def figures(self, x: Tensor, y: Tensor, drown: bool) -> Mapping[str, Figure]:
@@ -95,13 +113,23 @@ class _Case:
         with scratch("control") as clean:
             view = self._rehearsed(clean, x, y, {})
             if not drown:
-                return self._attacked(view, x, y)
-            uploads = [view.tensors(m) for m in view.select(kind="gradient")]
-        spread = float(torch.cat([t.flatten() for u in uploads for t in u.values()]).std())
+                return self._attacked(view, x, y, {})
+            spread = self._spread(view)
         noise = defenses.REGISTRY.load("gaussian-noise")
         defense = noise(noise.Config(sigma=_DROWNING * spread))
         with scratch("control") as noisy:
-            return self._attacked(self._rehearsed(noisy, x, y, {("gradient", "client"): [defense]}), x, y)
+            attached: dict[tuple[str, str], Any] = {(self.fedavg.upload, "client"): [defense]}
+            replaced = dict(self.attack.card["control"].get("drowned", {}))
+            return self._attacked(self._rehearsed(noisy, x, y, attached), x, y, replaced)
+
+    def _spread(self, view: View) -> float:
+        """Standard deviation of the entries of gradients or of updates, also where clients send whole models."""
+        sent = [view.tensors(m) for m in view.select(kind=self.fedavg.upload) if role(m.sender) == "client"]
+        start = view.tensors(view.select(kind="model_parameters", sender="server")[0])
+        whole = self.fedavg.upload == "model_parameters"
+        return float(
+            torch.cat([(t - start[n] if whole else t).flatten() for u in sent for n, t in u.items()]).std()
+        )
 
     def _rehearsed(self, folder: Path, x: Tensor, y: Tensor, attached: Mapping[tuple[str, str], Any]) -> View:
         fedavg = protocols.REGISTRY.load("fedavg")
@@ -109,30 +137,32 @@ class _Case:
         return rehearse(
             folder / "transcript",
             protocol=fedavg,
-            config=fedavg.Config(rounds=1, upload="gradient", batch_size=1),
+            config=self.fedavg,
             common=Common(
-                networks=Networks(self.network),
-                execution=self.execution,
+                networks=Networks(self.plan.architecture),
+                execution=self.plan.execution,
                 public=x.new_zeros(0, *x.shape[1:]),
                 task=task_of(y),
             ),
-            data=[(x[k : k + 1], y[k : k + 1]) for k in range(len(y))],
+            data=list(zip(x.chunk(self.clients), y.chunk(self.clients), strict=True)),
             seed=seed,
             defenses=attached,
         )
 
-    def _attacked(self, view: View, x: Tensor, y: Tensor) -> Mapping[str, Figure]:
-        core = Trainer(self.network, self.execution)
+    def _attacked(
+        self, view: View, x: Tensor, y: Tensor, replaced: Mapping[str, Any]
+    ) -> Mapping[str, Figure]:
         knowledge = Knowledge(
-            architecture=self.network,
+            architecture=self.plan.architecture,
             auxiliary=self.auxiliary,
-            train=core,
-            classes=self.network.classes,
+            train=self.plan.trainer(),
+            classes=self.plan.dataset.classes,
             task=task_of(y),
         )
-        targets = tuple(f"client/{k}" for k in range(len(y)))
+        targets = tuple(f"client/{k}" for k in range(self.clients))
         task = AttackTask(targets=targets)
-        attack = replace(self.attack, params={**(self.attack.params or {}), "round": 0})
+        attack = replace(self.attack, params={**(self.attack.params or {}), "round": 0, **replaced})
+        xs, ys = x.chunk(self.clients), y.chunk(self.clients)
         case = Case(knowledge=knowledge, task=task, seed=attack_seed(self.plan, attack))
         made = run_attack(attack, view, case)
         if isinstance(made, str):
@@ -143,9 +173,9 @@ class _Case:
         known = task_of(y) == "single-label"  # the prior's strategies by class need one class a record
         return score_reconstruction(
             [g.images for g in guesses],
-            [x[k : k + 1] for k in rows],
+            [xs[k] for k in rows],
             self.auxiliary[0],
             child_numpy(self.plan.seed, "control", self.attack.name, "score"),
-            true_labels=[y[k : k + 1] for k in rows] if known else None,
+            true_labels=[ys[k] for k in rows] if known else None,
             auxiliary_labels=self.auxiliary[1] if known else None,
         ).figures

@@ -10,7 +10,7 @@ What a rehearsal leaves out: silent clients and a privacy budget's early end.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,23 +18,31 @@ import torch
 from torch import Tensor
 
 from fdaudit.answering import Answering
+from fdaudit.isolation.attacker import AttackFailedError
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Case
 from fdaudit.locks import writing
 from fdaudit.metrics import score_membership
 from fdaudit.rehearsal import rehearse
+from fdaudit.result import Control
 from fdaudit.rng import SecretStream, child_numpy, child_seed
 from fdaudit.storage import save_json
-from fdaudit.truth import Truth
-from fdaudit.types import Challenge, Figure, Membership
+from fdaudit.types import AttackTask, Challenge, Figure, Membership
 from fdaudit.vault import Vault
 from fdaudit.view import View
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from fdaudit.knowledge import Knowledge
     from fdaudit.plan import AttackPlan, Plan
     from fdaudit.training import Parameters
+    from fdaudit.truth import Truth
 
-__all__ = ["Rehearsed", "pooled_auc", "tossed_anew"]
+__all__ = ["FOUND", "Rehearsed", "pooled_auc", "tossed_anew"]
+
+FOUND = 0.05
+"""p-value up to which an attack has found members in the rehearsal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,49 +52,54 @@ class Rehearsed:
     Attributes:
         plan: the run's plan.
         directory: where it lies: `transcript/`, and `vault/` with the models that oracles serve.
+        truth: the run's truth, for the order of candidates.
     """
 
     plan: Plan
     directory: Path
+    truth: Truth
 
-    @classmethod
-    def of(cls, plan: Plan, run: Path) -> Rehearsed:
-        """The rehearsal of a run."""
-        return cls(plan, run / "vault" / "rehearsal")
-
-    def expected(self, attack: AttackPlan, adversary: str, case: Case) -> Figure:
-        """Return the AUC of an attack, all victims pooled, in the rehearsal.
+    def control(self, attack: AttackPlan, adversary: str, knowledge: Knowledge, task: AttackTask) -> Control:
+        """Return the power control of an attack: passed where it finds members in the rehearsal.
 
         Args:
             attack: the attack.
             adversary: who attacks.
-            case: what the attack was given in the run: knowledge and challenges.
-
-        Raises:
-            AttackFailedError: the attack failed in the rehearsal.
+            knowledge: what the attack was given in the run.
+            task: the same; its challenges are asked again, its oracle is replaced by the rehearsal's.
         """
-        answering = Answering(self.plan, Vault(self.directory / "vault"))
+        try:
+            auc = self._auc(attack, adversary, knowledge, task)
+        except AttackFailedError as error:
+            auc = Figure(name="auc", value=None, unavailable=f"the attack failed in the rehearsal: {error}")
+        return Control(
+            what="a rehearsal of this run, with the same records and coins tossed anew, which says what the attack "
+            f"should reach here: AUC above 0.5, by chance with p of at most {FOUND:g}",
+            passed=auc.p is not None and auc.p <= FOUND,
+            figures=(auc,),
+        )
+
+    def _auc(self, attack: AttackPlan, adversary: str, knowledge: Knowledge, task: AttackTask) -> Figure:
         view = self.view(adversary)
+        answering = Answering(self.plan, Vault(self.directory / "vault"))
         oracle = answering.oracle(adversary.split("+"), attack.card.get("oracle"))
-        task = type(case.task)(targets=case.task.targets, challenges=case.task.challenges, oracle=oracle)
-        seed = child_seed(self.plan.seed, "power", adversary, attack.name)
-        noise = SecretStream(self.plan.secrets.secret, "power", adversary, attack.name)
+        name = ("power", adversary, attack.name)
+        noise = SecretStream(self.plan.secrets.secret, *name)
 
         def reply(x: Tensor, of: str | None) -> Tensor:
-            return answering.reply(oracle.answers if oracle else "soft", x, of, noise)
+            return answering.reply("soft" if oracle is None else oracle.answers, x, of, noise)
 
-        rehearsed = Case(knowledge=case.knowledge, task=task, seed=seed)
-        guesses = run_attack(attack, view, rehearsed, None if oracle is None else reply)
+        case = Case(
+            knowledge=knowledge,
+            task=replace(task, oracle=oracle),
+            seed=child_seed(self.plan.seed, *name),
+        )
+        guesses = run_attack(attack, view, case, None if oracle is None else reply)
         if isinstance(guesses, str):
             return Figure(name="auc", value=None, unavailable=f"does not apply to the rehearsal: {guesses}")
         scores = {g.target: g.scores for g in guesses if isinstance(g, Membership)}
-        members = {k: self.members(k) for k in case.task.challenges if k in scores}
-        return pooled_auc(
-            scores,
-            members,
-            case.task.challenges,
-            child_numpy(self.plan.seed, "power", "score", adversary, attack.name),
-        )
+        members = {k: self.members(k) for k in scores}
+        return pooled_auc(scores, members, task.challenges, child_numpy(self.plan.seed, "score", *name))
 
     def view(self, adversary: str) -> View:
         """Return an adversary's view of the rehearsal, which is made if it does not lie there yet."""
@@ -96,7 +109,7 @@ class Rehearsed:
 
     def members(self, client: str) -> Tensor:
         """Return which of a client's candidates (n,) it trains on in the rehearsal."""
-        return Truth(self.plan, Vault(self.directory.parent)).challenge_on(client, self._train(client))[1]
+        return self.truth.challenge_on(client, self._train(client))[1]
 
     def _train(self, client: str) -> Tensor:
         split = self.plan.splits.clients[int(client.partition("/")[2])]
@@ -108,7 +121,8 @@ class Rehearsed:
         return self.plan.dataset.x[train], self.plan.dataset.y[train]
 
     def _run(self, adversary: str) -> View:
-        plan, models = self.plan, dict[str, Parameters]()
+        plan = self.plan
+        models: dict[str, Parameters] = {}
         made = (self.directory / "transcript").is_dir()
         view = rehearse(
             self.directory / "transcript",
@@ -150,7 +164,7 @@ def pooled_auc(
     scores: Mapping[str, Tensor],
     members: Mapping[str, Tensor],
     challenges: Mapping[str, Challenge],
-    generator: object,
+    generator: np.random.Generator,
 ) -> Figure:
     """Return the AUC of all victims' candidates together, with its interval and its exact p-value."""
     names = sorted(scores)
@@ -161,7 +175,7 @@ def pooled_auc(
     figures = score_membership(
         torch.cat([scores[n].double() for n in names]).numpy(),
         torch.cat([members[n] for n in names]).numpy(),
-        generator=generator,  # type: ignore[arg-type]
+        generator=generator,
         pair=torch.cat(pair).numpy(),
     ).figures
     return figures["auc"]

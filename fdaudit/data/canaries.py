@@ -26,6 +26,7 @@ def insert_canaries(
 
     Guarantees:
       * each canary, or of each pair exactly one, is trained on with probability 1/2, independently of everything else;
+        under `unit: client` one coin decides about all pairs of a client;
       * canaries are new records at the end of the dataset: no index means another record than before;
       * `mislabelled` canaries take records out of the client's training data, whatever their coins say, and never a
         candidate of the membership challenge.
@@ -55,12 +56,19 @@ def insert_canaries(
         canaries = torch.arange(total, total + count)
         total += count
         made[number] = replace(made[number], train=kept, canaries=canaries)
-        made[number] = _tossed(made[number], spec.design, draws)
+        made[number] = _tossed(made[number], spec, draws)
         x.append(new_x)
         y.append(new_y)
-    larger = replace(dataset, x=torch.cat(x), y=torch.cat(y))
+    larger = replace(dataset, x=torch.cat(x), y=torch.cat(y), identities=_nobody(dataset, total))
     table = class_table(larger.y, [c.train for c in made], larger.classes)
     return larger, replace(splits, clients=tuple(made), class_table=table)
+
+
+def _nobody(dataset: Dataset, total: int) -> Tensor | None:
+    """The identities of a dataset enlarged to `total` records, whose new ones show nobody."""
+    if dataset.identities is None:
+        return None
+    return torch.cat([dataset.identities, torch.full((total - len(dataset.y),), -1)])
 
 
 def _set_aside(client: ClientSplit, count: int, number: int, draws: SecretStream) -> tuple[Tensor, Tensor]:
@@ -73,13 +81,14 @@ def _set_aside(client: ClientSplit, count: int, number: int, draws: SecretStream
     return source, client.train[~torch.isin(client.train, source)]
 
 
-def _tossed(client: ClientSplit, design: str, draws: SecretStream) -> ClientSplit:
+def _tossed(client: ClientSplit, spec: CanarySpec, draws: SecretStream) -> ClientSplit:
     """A client with its canaries' coins tossed; of pairs the second halves follow the first."""
     n = len(client.canaries)
-    if design == "coin-flips":
+    if spec.design == "coin-flips":
         inside = torch.from_numpy(draws.integers(2, n)).bool()
     else:
-        first = torch.from_numpy(draws.integers(2, n // 2)).bool()
+        coins = 1 if spec.unit == "client" else n // 2
+        first = torch.from_numpy(draws.integers(2, coins)).bool().expand(n // 2)
         inside = torch.cat([first, ~first])
     return replace(client, train=torch.cat([client.train, client.canaries[inside]]))
 

@@ -36,7 +36,8 @@ class Dataset:
       * `x` and `test_x` are finite and lie in [0, 1];
       * labels lie in [0, `classes`); multi-label ones are 1 (occurs), 0 (does not) or -1 (unknown);
       * there is one label, or one row of labels, an image;
-      * training and test images have one shape, and their labels are of one task.
+      * training and test images have one shape, and their labels are of one task;
+      * there is one identity an image, or none at all.
 
     Attributes:
         name: as in the spec.
@@ -46,6 +47,7 @@ class Dataset:
         test_y: (m,) or (m, C), its labels.
         classes: number of classes C.
         provenance: one sentence: source, and licence where known.
+        identities: (n,) int64, whose record each image of `x` is, negative where unknown; None without identities.
 
     Raises:
         DataError: a guarantee would not hold.
@@ -58,9 +60,14 @@ class Dataset:
     test_y: Tensor | None = None
     classes: int
     provenance: str
+    identities: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check(self.x, self.y, self.classes, self.name)
+        whose = self.identities
+        if whose is not None and (whose.shape != (len(self.x),) or whose.dtype != torch.int64):
+            problem = f"has {len(self.x)} images but identities {whose.dtype} {tuple(whose.shape)}"
+            raise DataError("dataset", self.name, problem, "Give one int64 identity for each image.")
         if (self.test_x is None) != (self.test_y is None):
             raise DataError(
                 "dataset", self.name, "has half a test split", "Give test_x and test_y, or neither."
@@ -92,7 +99,8 @@ class Dataset:
         It is unsalted and so confirms a guess of the data: whoever publishes it salts it first.
         """
         digest = hashlib.sha256()
-        for name in ("x", "y", "test_x", "test_y"):
+        names = ("x", "y", "test_x", "test_y", *(("identities",) if self.identities is not None else ()))
+        for name in names:
             tensor: Tensor | None = getattr(self, name)
             if tensor is None:
                 digest.update(f"{name}:none;".encode())
@@ -117,7 +125,8 @@ def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
     raw = _read(spec)
     if spec.limit is not None and spec.limit < len(raw.y):
         kept, _ = stratified_draw(raw.y, spec.limit, raw.classes, stream)
-        raw = replace(raw, x=raw.x[kept], y=raw.y[kept])
+        whose = None if raw.identities is None else raw.identities[kept]
+        raw = replace(raw, x=raw.x[kept], y=raw.y[kept], identities=whose)
     return Dataset(
         name=spec.name,
         x=_sized(raw.x, spec.image_size),
@@ -126,6 +135,7 @@ def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
         test_y=raw.test_y,
         classes=raw.classes,
         provenance=raw.provenance,
+        identities=raw.identities,
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdaudit.data.raw import RawData, as_images, as_labels, class_total, same_count
+from fdaudit.data.raw import RawData, as_identities, as_images, as_labels, class_total, same_count
 from fdaudit.data.resize import fit
 from fdaudit.errors import DataError
 from fdaudit.limits import DATA_BYTES, PIXELS, open_file
@@ -58,7 +58,8 @@ def read_npz(file: Path) -> RawData:
     Images are uint8 or floats in [0, 1], (n, h, w) or (n, h, w, c). Labels are (n,) or (n, 1) classes, or (n, C)
     with C > 1 for the multi-label task (ChestMNIST's layout): 1 where a class occurs, 0 where not, -1 where
     unknown. `val_images` and `val_labels` may be there and are not read: no stage of an audit tunes on a
-    validation split.
+    validation split. `train_identities` (n,), whole numbers, may say whose record each is: see
+    `fdaudit.metrics.identification`.
 
     Raises:
         DataError: absent, truncated, holding pickled objects, or not as described.
@@ -68,11 +69,11 @@ def read_npz(file: Path) -> RawData:
         raise DataError(
             field, f"npz:{file}", "names no file", "Give a path below `dataset.root`, or an absolute path."
         )
-    wanted = ("train_images", "train_labels", "test_images", "test_labels")
+    wanted = ("train_images", "train_labels", "test_images", "test_labels", "train_identities")
     arrays = _npz_arrays(file, wanted)
     missing = [name for name in wanted[:2] if name not in arrays]
     if missing or ("test_images" in arrays) != ("test_labels" in arrays):
-        missing = missing or [name for name in wanted[2:] if name not in arrays]
+        missing = missing or [name for name in wanted[2:4] if name not in arrays]
         raise DataError(
             field, str(file), f"lacks {', '.join(missing)}", "Store the arrays under these names."
         )
@@ -88,9 +89,13 @@ def read_npz(file: Path) -> RawData:
         raise DataError(
             field, str(file), "has training and test images of unlike shape", "Store both with one shape."
         )
+    whose = arrays.get("train_identities")
     return RawData(
         x=x,
         y=y,
+        identities=None
+        if whose is None
+        else as_identities(whose, len(x), field, f"train_identities of {file}"),
         test_x=test_x,
         test_y=test_y,
         classes=class_total([labels for _, labels in splits.values()], field, str(file)),

@@ -11,12 +11,15 @@ from torch import Tensor
 
 from fdaudit.errors import DataError
 
-__all__ = ["RawData", "as_images", "as_labels", "class_total", "same_count"]
+__all__ = ["RawData", "as_identities", "as_images", "as_labels", "class_total", "same_count"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RawData:
-    """Records as stored: images (n, c, h, w), uint8 or float32 in [0, 1]; labels int64, (n,) or (n, C)."""
+    """Records as stored: images (n, c, h, w), uint8 or float32 in [0, 1]; labels int64, (n,) or (n, C).
+
+    `identities` (n,) int64 say whose record each of `x` is, where that is known.
+    """
 
     x: Tensor
     y: Tensor
@@ -24,6 +27,20 @@ class RawData:
     test_y: Tensor | None = None
     classes: int
     provenance: str
+    identities: Tensor | None = None
+
+
+def as_identities(array: Any, n: int, field: str, what: str) -> Tensor:
+    """Identities (n,) int64 from an integer array (n,) or (n, 1).
+
+    Raises:
+        DataError: they are not whole numbers, or not one for each of `n` records.
+    """
+    if array.dtype.kind not in "iu":
+        raise DataError(field, what, f"has dtype {array.dtype}", "Store a whole number for each person.")
+    if array.shape not in ((n,), (n, 1)):
+        raise DataError(field, what, f"has shape {array.shape}", f"Store one number for each of {n} records.")
+    return torch.from_numpy(array.reshape(n).astype(np.int64))
 
 
 def as_images(array: Any, field: str, what: str) -> Tensor:

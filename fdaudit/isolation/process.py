@@ -76,7 +76,7 @@ def serve_cases(reading: BinaryIO, writing: BinaryIO, confined: bool, at_end: An
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
 
 
 def _read(reading: BinaryIO, frames: SimpleQueue[Frame | None], at_end: Any) -> None:

@@ -22,7 +22,15 @@ from fdaudit.models import Architecture
 from fdaudit.oracle import Oracle
 from fdaudit.trainers import Networks
 from fdaudit.training import Trainer
-from fdaudit.types import AttackTask, Challenge, Guess, LabelDistribution, Membership, Reconstruction
+from fdaudit.types import (
+    AttackTask,
+    Challenge,
+    Extraction,
+    Guess,
+    LabelDistribution,
+    Membership,
+    Reconstruction,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -242,6 +250,16 @@ def packed_guesses(guesses: Sequence[Guess], tensors: Tensors) -> list[dict[str,
         elif isinstance(guess, LabelDistribution):
             shares = tensors.name(guess.distribution)
             packed.append({"kind": "labels", "target": guess.target, "distribution": shares})
+        elif isinstance(guess, Extraction):
+            copy = {str(name): tensors.name(t) for name, t in guess.parameters.items()}
+            packed.append(
+                {
+                    "kind": "extraction",
+                    "target": guess.target,
+                    "parameters": copy,
+                    "answers": int(guess.answers),
+                }
+            )
         elif isinstance(guess, Reconstruction):
             packed.append(
                 {
@@ -252,6 +270,7 @@ def packed_guesses(guesses: Sequence[Guess], tensors: Tensors) -> list[dict[str,
                     "labels": None if guess.labels is None else tensors.name(guess.labels),
                     "objective": None if guess.objective is None else _finite(float(guess.objective)),
                     "evaluations": int(guess.evaluations),
+                    "note": str(guess.note),
                 }
             )
         else:
@@ -285,6 +304,10 @@ def _guess_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Guess:
         return Membership(target=target, scores=_floats(tensors[value["scores"]]), generated=made, note=note)
     if value["kind"] == "labels":
         return LabelDistribution(target=target, distribution=_floats(tensors[value["distribution"]]))
+    if value["kind"] == "extraction":
+        named = _typed(value["parameters"], dict)
+        copy = {_typed(name, str): _floats(tensors[at]) for name, at in named.items()}
+        return Extraction(target=target, parameters=copy, answers=_typed(value["answers"], int))
     if value["kind"] != "reconstruction":
         raise ValueError(f"no kind of guess is called {value['kind']!r}")
     labels, objective = value["labels"], value["objective"]
@@ -295,6 +318,7 @@ def _guess_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Guess:
         labels=None if labels is None else _integers(tensors[labels]),
         objective=None if objective is None else _typed(objective, float),
         evaluations=_typed(value["evaluations"], int),
+        note=_typed(value["note"], str)[:_LONGEST_NOTE],
     )
 
 

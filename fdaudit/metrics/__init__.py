@@ -11,9 +11,13 @@ from fdaudit.metrics.chance import auc_p_value, tpr_p_value
 from fdaudit.metrics.class_evaluation import Judge, relabelled_p_value, score_class_evaluation
 from fdaudit.metrics.class_reconstruction import nearest_records, score_class_reconstruction
 from fdaudit.metrics.clients import mean_and_worst
+from fdaudit.metrics.extraction import score_extraction
 from fdaudit.metrics.family import REFLIPS, FigureKey, Pairs, Reflipped, holm, reflip
 from fdaudit.metrics.frechet import frechet_distance, frechet_figure, task_encoder_distance
+from fdaudit.metrics.gallery import Gallery, Probe
+from fdaudit.metrics.gaussian_bounds import gdp_epsilon, mu_lower_bound, mu_p_value, one_run_mu
 from fdaudit.metrics.generated import score_generated
+from fdaudit.metrics.identification import Identification, Rank, identify
 from fdaudit.metrics.images import match, mse, psnr, ssim, ssim_window
 from fdaudit.metrics.intervals import Interval, bootstrap, clopper_pearson, mean_figure
 from fdaudit.metrics.labels import (
@@ -28,6 +32,7 @@ from fdaudit.metrics.labels import (
 from fdaudit.metrics.lower_bounds import (
     Design,
     epsilon_lower_bound,
+    epsilon_p_value,
     guesses_needed,
     most_contradictable,
     one_run_epsilon,
@@ -85,6 +90,8 @@ __all__ = [
     "ClassPriors",
     "Design",
     "FigureKey",
+    "Gallery",
+    "Identification",
     "ImageScore",
     "Interval",
     "Judge",
@@ -93,6 +100,8 @@ __all__ = [
     "MembershipScore",
     "Pairs",
     "Pin",
+    "Probe",
+    "Rank",
     "ReconstructionScore",
     "Reflipped",
     "RocCurve",
@@ -112,11 +121,14 @@ __all__ = [
     "choose_strategies",
     "clopper_pearson",
     "epsilon_lower_bound",
+    "epsilon_p_value",
     "fid_figure",
     "frechet_distance",
     "frechet_figure",
+    "gdp_epsilon",
     "guesses_needed",
     "holm",
+    "identify",
     "inception_features",
     "kl_divergence",
     "label_overlap",
@@ -135,9 +147,12 @@ __all__ = [
     "mean_figure",
     "most_contradictable",
     "mse",
+    "mu_lower_bound",
+    "mu_p_value",
     "multilabel_macro_f1",
     "nearest_records",
     "one_run_epsilon",
+    "one_run_mu",
     "pair_accuracy",
     "pair_accuracy_figure",
     "psnr",
@@ -146,6 +161,7 @@ __all__ = [
     "roc_curve",
     "score_class_evaluation",
     "score_class_reconstruction",
+    "score_extraction",
     "score_generated",
     "score_label_distribution",
     "score_membership",

@@ -112,7 +112,8 @@ def reflip(
         """Return (b, figures) for flips (b, coins), which are 1 where a coin is as in the run, else -1."""
         linear = (flips @ weights) / np.where(norms > 0, norms, 1.0)  # sums of whole numbers: exact
         linear[:, norms == 0] = -np.inf  # no coin changes it
-        return np.round(np.column_stack([linear, *(rate(flips) for rate in rates)]), _DECIMALS)
+        found: Floats = np.column_stack([linear, *(rate(flips) for rate in rates)])
+        return found.round(_DECIMALS)
 
     seen = statistics(np.ones((1, coins), dtype=np.int8))[0]
     order = np.argsort(seen, kind="stable")

@@ -19,8 +19,7 @@ Guarantees:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -28,12 +27,19 @@ import numpy as np
 from fdaudit.errors import UsageError
 from fdaudit.events import Relation
 from fdaudit.metrics._arrays import Flags, Floats, flags, probability, vector
-from fdaudit.metrics.ranking import checked_pairs
+from fdaudit.metrics._guessed import Asked, OneRunDesign, counted, evenly, fixed, known, tried
 from fdaudit.refutation import choose, lower_bound
 
-__all__ = ["Design", "epsilon_lower_bound", "guesses_needed", "most_contradictable", "one_run_epsilon"]
+__all__ = [
+    "Design",
+    "epsilon_lower_bound",
+    "epsilon_p_value",
+    "guesses_needed",
+    "most_contradictable",
+    "one_run_epsilon",
+]
 
-Design = Literal["coin-flips", "matched-pairs", "independent-runs"]
+Design = OneRunDesign | Literal["independent-runs"]
 """How it was decided who is a member."""
 
 _SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
@@ -82,32 +88,42 @@ def epsilon_lower_bound(
     values = vector(scores, "scores")
     truth = flags(member, "member", len(values))
     delta, alpha = _delta(delta), 1 - probability(confidence, "confidence")
-    if design not in get_args(Design):
-        raise UsageError(
-            "design", design, "is no known design", f"Choose from {', '.join(get_args(Design))}."
-        )
-    if relation not in get_args(Relation):
-        raise UsageError(
-            "relation", relation, "is no known relation", f"Choose from {', '.join(get_args(Relation))}."
-        )
-    if (pair is not None) != (design == "matched-pairs"):
-        problem = "is missing" if pair is None else f"has no meaning under {design}"
-        raise UsageError("pair", pair, problem, "Give it with design 'matched-pairs', and there only.")
+    known(design, (*get_args(OneRunDesign), "independent-runs"), "design")
+    known(relation, get_args(Relation), "relation")
     if design == "independent-runs":
+        if pair is not None:
+            problem = f"has no meaning under {design}"
+            raise UsageError("pair", pair, problem, "Give it with design 'matched-pairs', and there only.")
         return _of_runs(values, truth, delta, alpha, guesses)
-    if design == "coin-flips":
-        if relation == "replace-one":
-            problem = "is not what coins of single candidates test: they add or remove a record"
-            raise UsageError(
-                "relation", relation, problem, "Use matched pairs for records that are replaced."
-            )
-        coins, halved = len(values), False
-        tried = list(_of_candidates(values, truth, _family(coins, guesses)))
-    else:
-        units = checked_pairs(pair, truth)
-        coins, halved = len(values) // 2, relation == "add-or-remove"
-        tried = list(_of_pairs(values, truth, units, _family(coins, guesses)))
-    return max(_inverted(v, r, coins, delta, alpha / len(tried), halved) for v, r in tried)
+    found = tried(values, truth, design, relation, pair, partial(_asked, design, guesses))
+    return max(_inverted(v, r, found.coins, delta, alpha * w, found.halved) for v, r, w in found.counts)
+
+
+def epsilon_p_value(
+    scores: Any,
+    member: Any,
+    epsilon: float,
+    delta: float,
+    design: OneRunDesign = "coin-flips",
+    relation: Relation = "add-or-remove",
+    *,
+    pair: Any = None,
+    guesses: int | None = None,
+) -> float:
+    """Return how likely a mechanism that is (ε, δ)-private lets so many guesses be right, at most.
+
+    The claim is contradicted at every confidence below 1 minus this, as `epsilon_lower_bound` says, which has the same
+    arguments. The number of guesses that are tried is corrected for.
+
+    Raises:
+        UsageError: as `epsilon_lower_bound`; or a negative or infinite ε.
+    """
+    if not 0 <= epsilon < math.inf:
+        raise UsageError("epsilon", epsilon, "is no finite claim", "Give a number of at least 0.")
+    delta = _delta(delta)
+    found = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
+    claim = _replaced(epsilon, delta) if found.halved else (epsilon, delta)
+    return min(1.0, *(_p_value(v, r, found.coins, *claim) / w for v, r, w in found.counts))
 
 
 def one_run_epsilon(
@@ -134,12 +150,7 @@ def one_run_epsilon(
 
     Source: Steinke, Nasr & Jagielski 2023, Theorem 5.2.
     """
-    if not 0 <= correct <= guesses <= canaries or guesses < 1:
-        problem = "are not right guesses among guesses among canaries"
-        found = (correct, guesses, canaries)
-        raise UsageError(
-            "correct, guesses, canaries", found, problem, "Give 0 <= correct <= guesses <= canaries."
-        )
+    counted(correct, guesses, canaries)
     alpha = 1 - probability(confidence, "confidence")
     return _inverted(int(correct), int(guesses), int(canaries), _delta(delta), alpha, False)
 
@@ -186,41 +197,19 @@ def guesses_needed(epsilon: float, delta: float, confidence: float = 0.95) -> in
     return high
 
 
-# -- what is guessed ----------------------------------------------------------------------------------------------
+# -- independent runs ---------------------------------------------------------------------------------------------
 
 
-def _family(coins: int, guesses: int | None) -> list[int]:
-    """Numbers of guesses to try; they depend on nothing but the number of coins."""
-    if guesses is None:
-        return sorted({max(1, round(share * coins)) for share in _SHARES})
-    if not 1 <= guesses <= coins:
-        raise UsageError(
-            "guesses", guesses, f"is no number of guesses about {coins} coins", f"Give 1 to {coins}."
-        )
-    return [guesses]
+def _asked(design: OneRunDesign, guesses: int | None, coins: int) -> list[Asked]:
+    """The numbers of guesses that are tried of so many coins, with equal parts of the level."""
+    if guesses is not None:
+        return evenly([fixed(guesses, coins)], design)
+    return evenly(sorted({max(1, round(share * coins)) for share in _SHARES}), design)
 
 
-def _of_candidates(scores: Floats, member: Flags, family: list[int]) -> Iterator[tuple[int, int]]:
-    """(right, guesses) for each number of guesses: all that candidates are members, or half and half."""
-    # Equal scores: non-members stand first from above, members from below.
-    above = member[np.lexsort((member, -scores))].cumsum()
-    below = (~member)[np.lexsort((~member, scores))].cumsum()
-    for r in family:
-        yield int(above[r - 1]), r
-        if r > 1:
-            yield int(above[r - r // 2 - 1] + below[r // 2 - 1]), r
-
-
-def _of_pairs(scores: Floats, member: Flags, units: Any, family: list[int]) -> Iterator[tuple[int, int]]:
-    """(right, guesses) for each number of pairs that are decided on."""
-    inside, outside = np.empty(len(scores) // 2), np.empty(len(scores) // 2)
-    inside[units[member]], outside[units[~member]] = scores[member], scores[~member]
-    equal = inside == outside  # two infinities have no difference
-    gap = np.where(equal, 0.0, np.abs(np.subtract(inside, outside, where=~equal, out=np.zeros_like(inside))))
-    right = inside > outside
-    ranked = right[np.lexsort((right, -gap))].cumsum()
-    for r in family:
-        yield int(ranked[r - 1]), r
+def _replaced(epsilon: float, delta: float) -> tuple[float, float]:
+    """What (ε, δ) for records added or removed implies for records replaced."""
+    return 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
 
 
 def _of_runs(scores: Floats, member: Flags, delta: float, alpha: float, guesses: int | None) -> float:
@@ -273,8 +262,7 @@ def _inverted(correct: int, guesses: int, canaries: int, delta: float, alpha: fl
     def excess(epsilon: float) -> float:
         if not halved:
             return _p_value(correct, guesses, canaries, epsilon, delta) - alpha
-        wider = min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
-        return _p_value(correct, guesses, canaries, 2 * epsilon, wider) - alpha
+        return _p_value(correct, guesses, canaries, *_replaced(epsilon, delta)) - alpha
 
     if correct == 0 or excess(0.0) > 0:
         return 0.0

@@ -1,6 +1,6 @@
-"""Networks of generative protocols: a DCGAN-style generator and a patch discriminator, scaled to the input.
+"""Networks of generative protocols and attacks: a DCGAN-style generator and two discriminators, scaled to the input.
 
-Neither has BatchNorm. With it a generated sample would depend on its whole batch, so that it could not be drawn
+None has BatchNorm. With it a generated sample would depend on its whole batch, so that it could not be drawn
 again by itself; and a discriminator's statistics would be private records that act on the score of every other
 sample, which no clipping of one sample's gradient bounds.
 """
@@ -11,11 +11,20 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from fdaudit.errors import SpecError
-from fdaudit.models.network import group_norm, seed_from, seeded
+from fdaudit.models.network import feature_width, group_norm, seed_from, seeded
 
-__all__ = ["SMALLEST_SIDE", "Generator", "PatchDiscriminator", "build_discriminator", "build_generator"]
+__all__ = [
+    "SMALLEST_SIDE",
+    "Generator",
+    "PatchDiscriminator",
+    "ProjectionDiscriminator",
+    "build_discriminator",
+    "build_generator",
+    "build_projection_discriminator",
+]
 
 SMALLEST_SIDE = 8
 """The smallest height or width that these networks make or judge."""
@@ -82,6 +91,36 @@ class PatchDiscriminator(nn.Module):
         return cast(Tensor, self.judge(x).squeeze(1))
 
 
+class ProjectionDiscriminator(nn.Module):
+    """Maps images (n, c, h, w) and classes (n,) to logits (n,); positive means a real image of the class.
+
+    The logit is ψ(φ(x)) + v_y · φ(x) with linear ψ (Miyato & Koyama 2018, Eq. 3). φ is two convolutions of stride 2
+    with LeakyReLU; its maps are flattened, because small images keep their layout there. Every layer has spectral
+    normalisation (Miyato 2018).
+
+    Guarantees:
+      * the logit of an image depends on that image and its class only.
+    """
+
+    def __init__(self, width: int, input_shape: _Shape, classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            spectral_norm(nn.Conv2d(input_shape[0], width, 4, stride=2, padding=1)),
+            nn.LeakyReLU(0.2),
+            spectral_norm(nn.Conv2d(width, 2 * width, 4, stride=2, padding=1)),
+            nn.LeakyReLU(0.2),
+            nn.Flatten(),
+        )
+        d = feature_width(self.features, input_shape)
+        self.real = spectral_norm(nn.Linear(d, 1))
+        self.of_class = spectral_norm(nn.Linear(d, classes, bias=False))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Logits (n,) of images (n, c, h, w) as members of classes (n,)."""
+        phi = self.features(x)
+        return cast(Tensor, self.real(phi).squeeze(1) + self.of_class(phi).gather(1, y[:, None]).squeeze(1))
+
+
 def build_generator(generator: torch.Generator, latent: int, width: int, output_shape: _Shape) -> Generator:
     """A fresh generator on the CPU; one draw from `generator` seeds its initial weights.
 
@@ -100,6 +139,18 @@ def build_discriminator(generator: torch.Generator, width: int, input_shape: _Sh
     """
     _refuse_small(input_shape)
     return seeded(seed_from(generator), lambda: PatchDiscriminator(width, input_shape))
+
+
+def build_projection_discriminator(
+    generator: torch.Generator, width: int, input_shape: _Shape, classes: int
+) -> ProjectionDiscriminator:
+    """A fresh class-conditional discriminator on the CPU; one draw from `generator` seeds its initial weights.
+
+    Raises:
+        SpecError: the images are too small.
+    """
+    _refuse_small(input_shape)
+    return seeded(seed_from(generator), lambda: ProjectionDiscriminator(width, input_shape, classes))
 
 
 def _refuse_small(shape: _Shape) -> None:

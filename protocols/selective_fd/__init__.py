@@ -1,6 +1,7 @@
 """Selective-FD (Shao et al. 2023): the protocol, its density-ratio estimator and its selectors."""
 
-from .density_ratio import DensityRatio, KuLSIF, NystromKuLSIF
+from fdaudit.models.density_ratio import DensityRatio, KuLSIF, NystromKuLSIF
+
 from .protocol import SelectiveFD
 from .selectors import Box, DensitySelector, Selection, confidence, energy, fit_density
 from .settings import SelectiveFDConfig

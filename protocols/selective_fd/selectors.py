@@ -19,9 +19,15 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.federation import PartyData, ProtocolConfig
+from fdaudit.models.density_ratio import (
+    DensityRatio,
+    KuLSIF,
+    NystromKuLSIF,
+    default_bandwidth,
+    known_records,
+    threshold,
+)
 from fdaudit.rng import child, child_seed
-
-from .density_ratio import DensityRatio, KuLSIF, NystromKuLSIF
 
 __all__ = [
     "Box",
@@ -33,9 +39,6 @@ __all__ = [
     "fit_density",
     "threshold",
 ]
-
-_MOST_COMPARED = 1000
-"""Records of which a bandwidth is taken: a median needs no more."""
 
 
 class Selection(ProtocolConfig):
@@ -141,8 +144,7 @@ def fit_density(
             continue
         order = torch.randperm(len(members), generator=child(seed, "selective-fd", "validation", party, c))
         points = represent(data.x[members[order.to(members.device)]])
-        held_out = max(round(settings.validation * len(points)), 1)
-        n_known = min(max(len(points) - held_out, 1), settings.known)
+        n_known = known_records(len(points), validation=settings.validation, most=settings.known)
         known, validation = points[:n_known], points[n_known:]
         uniform = box.uniform(settings.uniform, child(seed, "selective-fd", "uniform", party, c))
         estimator = _estimator(settings, points, child_seed(seed, "selective-fd", "landmarks", party, c))
@@ -153,21 +155,10 @@ def fit_density(
 
 def _estimator(settings: Selection, points: Tensor, seed: int) -> KuLSIF | NystromKuLSIF:
     beta = settings.uniform**-0.5 if settings.beta is None else settings.beta
-    sigma = _bandwidth(points) if settings.bandwidth is None else settings.bandwidth
+    sigma = default_bandwidth(points) if settings.bandwidth is None else settings.bandwidth
     if settings.landmarks is None:
         return KuLSIF(sigma, beta)
     return NystromKuLSIF(sigma, beta, landmarks=settings.landmarks, seed=seed)
-
-
-def _bandwidth(points: Tensor) -> float:
-    """A sixth of the median distance between points; of points that all coincide, a millionth."""
-    return max(float(torch.pdist(points[:_MOST_COMPARED]).median()) / 6, 1e-6)
-
-
-def threshold(scores: Tensor, tau: float) -> float:
-    """The τ quantile of validation scores (n,), never below the least positive number."""
-    quantile = float(torch.quantile(scores.double(), tau))
-    return max(quantile, torch.finfo(torch.float64).tiny)
 
 
 # -- selectors by a model's outputs -----------------------------------------------------------------------------

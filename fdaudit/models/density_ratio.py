@@ -11,6 +11,7 @@ in the precision of the samples; systems are solved in float64.
 Guarantees:
   * `KuLSIF` is the minimiser: the gradient of Eq. 1 vanishes at it;
   * `NystromKuLSIF` is the minimiser on its span, and equals `KuLSIF` when every sample is a landmark;
+  * `KuLSIF.influence` averaged over the known samples is the ratio that `KuLSIF.fit` finds;
   * memory beyond the samples and one square matrix (n_u or landmarks a side) does not grow with their number.
 """
 
@@ -26,10 +27,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["DensityRatio", "KuLSIF", "NystromKuLSIF"]
+__all__ = ["DensityRatio", "KuLSIF", "NystromKuLSIF", "default_bandwidth", "known_records", "threshold"]
 
+_MOST_COMPARED = 1000
+"""Records of which a bandwidth is taken: a median needs no more."""
 _BLOCK = 1 << 22
 """Entries of a kernel matrix that are held at a time: 16 MB in float32."""
+_NO_DIGIT = 1e-6
+"""Share of a ratio that changes no digit of float32."""
 
 Array = TypeVar("Array", Tensor, NDArray[Any])
 
@@ -108,6 +113,37 @@ class KuLSIF:
         coefficients = torch.cat([a, a.new_full((n_k,), 1 / (n_k * beta))])
         return DensityRatio(torch.cat([u, x]), coefficients, self.bandwidth)
 
+    def influence(self, records: Tensor, auxiliary: Tensor, at: Tensor) -> Tensor:
+        """What each record adds to the ratio as one of the known samples: w(x) is the mean over those.
+
+        I(x, x_j) = 1/β [k(x, x_j) - k_xu (K_uu/n_u + β I)⁻¹ k_u(x_j) / n_u].
+
+        Args:
+            records: x_j (n, d).
+            auxiliary: u (m, d).
+            at: x (q, d).
+
+        Returns:
+            (n, q) float64.
+
+        Raises:
+            ValueError: as in `fit`.
+        """
+        x, u = _pair(records, auxiliary)
+        n_u, beta, points = len(u), self.beta, _samples("at", at).to(x)
+        direct, near, reach, own = (
+            torch.cat([kernel.double() for _, kernel in _kernel_blocks(a, b, self.bandwidth)])
+            for a, b in ((x, points), (u, x), (u, points), (x, x))
+        )
+        # The inverse is at most 1/β. Far from all auxiliary samples the second term is lost beside what records add to
+        # each other, and so beside any threshold.
+        bound = near.amax(0)[:, None] * reach.amax(0) / beta
+        if bool((bound <= _NO_DIGIT * direct.clamp_min(float(own.min()))).all()):
+            return direct / beta
+        system = torch.cat([kernel.double() for _, kernel in _kernel_blocks(u, u, self.bandwidth)]) / n_u
+        system.diagonal().add_(beta)
+        return (direct - near.T @ torch.cholesky_solve(reach, _cholesky(system, beta)) / n_u) / beta
+
 
 @dataclass(frozen=True)
 class NystromKuLSIF:
@@ -175,6 +211,32 @@ class NystromKuLSIF:
             for s, n in ((x, from_x), (u, wanted - from_x))
         ]
         return torch.cat(drawn)
+
+
+# -- settings of a class's estimate ------------------------------------------------------------------------------
+
+
+def default_bandwidth(points: Tensor) -> float:
+    """A sixth of the median distance between points (n, d); of points that all coincide, a millionth."""
+    return max(float(torch.pdist(points[:_MOST_COMPARED]).median()) / 6, 1e-6)
+
+
+def known_records(records: int, *, validation: float, most: int) -> int:
+    """How many of a class's records a density is estimated from; the others are its validation split.
+
+    Args:
+        records: of the class, at least 2.
+        validation: share of them, at least, that are validation records.
+        most: known records at most.
+    """
+    held_out = max(round(validation * records), 1)
+    return min(max(records - held_out, 1), most)
+
+
+def threshold(scores: Tensor, tau: float) -> float:
+    """The τ quantile of validation scores (n,), never below the least positive number."""
+    quantile = float(torch.quantile(scores.double(), tau))
+    return max(quantile, torch.finfo(torch.float64).tiny)
 
 
 # -- kernels ----------------------------------------------------------------------------------------------------

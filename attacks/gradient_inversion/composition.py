@@ -1,0 +1,86 @@
+"""Which classes the records behind an upload have, and auxiliary batches of the same classes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .labels import last_layer, recover_labels
+from .mixtures import class_gradients, mixture
+from .uploads import Upload
+
+__all__ = ["batch_like", "class_means", "labels_behind"]
+
+_MOST_AUXILIARY = 1024
+"""Auxiliary records, at most, that stand for the classes."""
+
+
+def labels_behind(
+    upload: Upload, module: nn.Module, n: int, probes: Tensor, auxiliary: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """The labels (n,) of n records behind an upload, in ascending order.
+
+    One step shows how often each class occurs (`recover_counts`). An update of several steps is a mixture of
+    per-class updates: its shares do not depend on the number of steps, nor on how many records there are.
+
+    Args:
+        upload: the upload.
+        module: the architecture.
+        n: how many labels are wanted; where one step mixes more records, n of them, evenly spaced.
+        probes: (m, c, h, w) images that stand for the clients'.
+        auxiliary: records (x, y), needed for several steps; without them one step is assumed.
+    """
+    if upload.update is None or auxiliary is None:
+        images = upload.training.images
+        labels = recover_labels(upload.gradient, module, upload.start, images, probes)
+        return labels if images == n else labels[torch.linspace(0, images - 1, n).round().long()]
+    shares = _shares(upload, module, *(t[:_MOST_AUXILIARY] for t in auxiliary))
+    counts = _apportioned(shares, n)
+    return torch.repeat_interleave(torch.arange(len(counts)), counts)
+
+
+def batch_like(labels: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    """Numbers (n,) of auxiliary records, one for each label (n,), in random order.
+
+    A class without auxiliary records is replaced by records of any class. A class with too few shows some twice.
+
+    Args:
+        labels: the classes wanted.
+        y: (N,) classes of the auxiliary records.
+        generator: draws records and their order.
+    """
+    rows = []
+    for label, count in zip(*labels.unique(return_counts=True), strict=True):
+        pool = (y == label).nonzero()[:, 0]
+        pool = pool if len(pool) else torch.arange(len(y))
+        passes = [torch.randperm(len(pool), generator=generator) for _ in range(-(-int(count) // len(pool)))]
+        rows.append(pool[torch.cat(passes)[: int(count)]])
+    return torch.cat(rows)[torch.randperm(len(labels), generator=generator)]
+
+
+def class_means(auxiliary: tuple[Tensor, Tensor], classes: int) -> Tensor:
+    """The mean auxiliary image (C, c, h, w) of each class; the mean of all for a class without records."""
+    x, y = auxiliary
+    return torch.stack([x[y == c].mean(0) if bool((y == c).any()) else x.mean(0) for c in range(classes)])
+
+
+def _shares(upload: Upload, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Class shares (C,) behind an update of several steps, from the gradients at both of its ends."""
+    weight, bias = last_layer(module)
+    classes = len(upload.gradient[weight])
+    update = upload.update or {}
+    after = {name: value + update[name] if name in update else value for name, value in upload.start.items()}
+    columns = [class_gradients(module, at, x, y, classes) for at in (upload.start, after)]
+    sent = update[weight].flatten(1)
+    last = sent.new_zeros(classes) if bias is None else update[bias]
+    shares = mixture([(columns[0] + columns[1]) / 2], [-torch.cat([sent, last[:, None]], 1)])
+    return shares if bool(shares.sum() > 0) else torch.full_like(shares, 1 / classes)
+
+
+def _apportioned(shares: Tensor, n: int) -> Tensor:
+    """Counts (C,) that sum to n, by largest remainders."""
+    exact = shares.double() * n
+    counts = exact.floor()
+    short = n - int(counts.sum())
+    counts[(exact - counts).topk(min(short, len(counts))).indices] += 1
+    return counts.long()

@@ -1,0 +1,89 @@
+"""What the defences on record do to a message: for auxiliary gradients that stand for a victim's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["defended"]
+
+_Defense = Callable[[Tensor, Mapping[str, Any], torch.Generator], Tensor]
+
+
+def defended(values: Tensor, defenses: Sequence[Mapping[str, Any]], generator: torch.Generator) -> Tensor:
+    """Messages (R, P) as these defences would have released them.
+
+    Noise, clips and grids of gradients and updates are known. A defence of another name changes nothing here.
+
+    Args:
+        values: the values of R messages before any defence.
+        defenses: name and parameters of each defence, in the order in which they act, as messages record them.
+        generator: draws the noise.
+    """
+    for defense in defenses:
+        act = _ACTS.get(str(defense.get("name")))
+        values = values if act is None else act(values, defense, generator)
+    return values
+
+
+def _gaussian(values: Tensor, defense: Mapping[str, Any], generator: torch.Generator) -> Tensor:
+    if (bound := defense.get("bound")) is not None:
+        values = values.clamp(-float(bound), float(bound))
+    return _shortened(values, defense.get("clip")) + float(defense["sigma"]) * _normal(values, generator)
+
+
+def _dp_fedavg(values: Tensor, defense: Mapping[str, Any], generator: torch.Generator) -> Tensor:
+    clip = float(defense["clip"])
+    sigma = float(defense["sigma"]) * clip / math.sqrt(float(defense.get("shares", 1)))
+    return _shortened(values, clip) + sigma * _normal(values, generator)
+
+
+def _laplace(values: Tensor, defense: Mapping[str, Any], generator: torch.Generator) -> Tensor:
+    return _clamped(values, defense.get("clip")) + _double_exponential(values, generator) / float(
+        defense["gamma"]
+    )
+
+
+def _on_grid(values: Tensor, defense: Mapping[str, Any], generator: torch.Generator) -> Tensor:
+    """Noise in whole steps of a grid from -clip to clip; the rounded continuous noise stands for the discrete."""
+    step = 2 * float(defense["clip"]) / float(defense["levels"])
+    if "gamma" in defense:
+        noise = _double_exponential(values, generator) / float(defense["gamma"])
+    else:
+        noise = float(defense["sigma"]) * _normal(values, generator)
+    return ((_clamped(values, defense["clip"]) + noise) / step).round() * step
+
+
+_ACTS: Mapping[str, _Defense] = {
+    "discrete-gaussian": _on_grid,
+    "discrete-laplace": _on_grid,
+    "dp-fedavg": _dp_fedavg,
+    "gaussian-noise": _gaussian,
+    "laplace-noise": _laplace,
+}
+
+
+def _shortened(values: Tensor, clip: Any) -> Tensor:
+    """Rows scaled down to an ℓ2 norm of `clip`; as they are without one."""
+    if clip is None:
+        return values
+    norms: Tensor = values.norm(dim=1, keepdim=True)
+    return values * (float(clip) / norms.clamp_min(1e-30)).clamp_max(1)
+
+
+def _clamped(values: Tensor, clip: Any) -> Tensor:
+    return values if clip is None else values.clamp(-float(clip), float(clip))
+
+
+def _normal(values: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(values.shape, generator=generator).to(values)
+
+
+def _double_exponential(values: Tensor, generator: torch.Generator) -> Tensor:
+    """Laplace noise of scale 1."""
+    u = torch.rand(values.shape, generator=generator, dtype=torch.float64).sub_(0.5)
+    return (-u.sign() * torch.log1p(-2 * u.abs().clamp_max(0.5 - 1e-12))).to(values)

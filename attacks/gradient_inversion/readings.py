@@ -1,0 +1,111 @@
+"""How an upload may be read: with each number of records it may stem from, as each member of a coalition reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from .composition import batch_like, labels_behind
+from .gradients import flatten
+from .updates import UpdateMap
+from .uploads import UNCOUNTED, Upload, read_upload, sample_count, sent_from
+
+if TYPE_CHECKING:
+    from fdaudit.view import View
+
+__all__ = ["COUNTS", "auxiliary_distance", "find_readings", "likeliest", "relative_distance"]
+
+COUNTS = (8, 16, 32, 64)
+"""Numbers of records that are tried where the sample count is not in view."""
+
+_DRAWS = 2
+"""Auxiliary clients that stand for a victim with one number of records."""
+_CLOSE = 1.15
+"""A second reading is tried too where its distance is at most this many times that of the best."""
+
+
+def find_readings(view: View, target: str, round: int, max_images: int) -> list[Upload] | str:
+    """Every reading of a client's upload that is fit for inversion; or, as text, why there is none.
+
+    A coalition reads the upload as a whole and as each member would alone: what a member finds, the coalition finds.
+    Equal readings are listed once. Guessed numbers of records are left out where the coalition knows the number.
+    """
+    found = list[Upload]()
+    reasons = list[str]()
+    for seen in (view, *_alone(view)):
+        read = _readings(seen, target, round, max_images)
+        if isinstance(read, str):
+            reasons.append(read)
+        else:
+            found += [u for u in read if not any(_same(u, other) for other in found)]
+    counted = [u for u in found if not u.guessed]
+    return counted or found or reasons[0]
+
+
+def likeliest(readings: Sequence[Upload], distances: Sequence[float]) -> list[Upload]:
+    """The readings worth an inversion, likeliest first: the closest, and the second where it is nearly as close."""
+    order = sorted(range(len(readings)), key=distances.__getitem__)[:2]
+    return [readings[i] for i in order if distances[i] <= _CLOSE * distances[order[0]]]
+
+
+def relative_distance(simulated: Tensor, sent: Tensor) -> float:
+    """Return ‖simulated - sent‖² / ‖sent‖² of two vectors (P,), which unlike a cosine tells their lengths apart."""
+    return float((simulated - sent).square().sum() / sent.square().sum().clamp_min(1e-30))
+
+
+def auxiliary_distance(
+    upload: Upload,
+    module: nn.Module,
+    auxiliary: tuple[Tensor, Tensor],
+    probes: Tensor,
+    generator: torch.Generator,
+) -> float:
+    """Mean relative distance of auxiliary clients' updates, or gradients, from the one that was sent.
+
+    An auxiliary client has the number of records that the reading assumes and the classes behind the upload, and is
+    trained as the victim was. The closer its update, the likelier is the reading: updates are compared with their
+    length, which grows with the number of steps.
+
+    Args:
+        upload: the reading.
+        module: the architecture.
+        auxiliary: records (x, y).
+        probes: (m, c, h, w) images that stand for the clients'.
+        generator: draws auxiliary records.
+    """
+    labels = labels_behind(upload, module, upload.training.images, probes, auxiliary)
+    rows = torch.stack([batch_like(labels, auxiliary[1], generator) for _ in range(_DRAWS)])
+    simulate = UpdateMap(module, upload.start, upload.training)
+    sent = flatten(upload.sent, simulate.names)
+    with torch.no_grad():
+        made = simulate(auxiliary[0][rows], auxiliary[1][rows])
+    made = made if upload.update is not None else -made / upload.training.gain
+    return sum(relative_distance(one, sent) for one in made) / _DRAWS
+
+
+def _readings(view: View, target: str, round: int, max_images: int) -> list[Upload] | str:
+    """The readings of one view: a single one where the number of records is known or does not matter."""
+    found = sent_from(view, target, round)
+    if isinstance(found, str):
+        return found
+    known = read_upload(view, *found, target, sample_count(view, target), max_images)
+    if known != UNCOUNTED:
+        return known if isinstance(known, str) else [known]
+    tried = [read_upload(view, *found, target, n, max_images) for n in COUNTS if n <= max_images]
+    guesses = [replace(u, guessed=True) for u in tried if isinstance(u, Upload)]
+    return guesses or f"{UNCOUNTED}; max_images allows none of the numbers that are tried"
+
+
+def _alone(view: View) -> Iterator[View]:
+    """The view of each member of a coalition; none for a party that acts alone."""
+    if len(view.members) > 1:
+        for member in view.members:
+            yield replace(view, messages=tuple(m for m in view.messages if member in m.parties()))
+
+
+def _same(one: Upload, other: Upload) -> bool:
+    return (one.seq, one.start_seq, one.training) == (other.seq, other.start_seq, other.training)

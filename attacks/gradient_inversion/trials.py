@@ -1,0 +1,170 @@
+"""Auxiliary uploads like a victim's, at the same model and under the same defences, to choose settings on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fdaudit.cache import computed_once
+from fdaudit.messages import role
+
+from .composition import batch_like, class_means, labels_behind
+from .defended import defended
+from .gradients import GradientMap, flatten
+from .readings import find_readings
+from .tuning import BATCHES, RECORDS, Settings, Trial, choose
+from .updates import LocalSGD, UpdateMap, schedule
+from .uploads import Upload, described
+
+if TYPE_CHECKING:
+    from fdaudit.knowledge import Knowledge
+    from fdaudit.view import View
+
+__all__ = ["auxiliary_trial", "compositions", "peers", "trained_alike", "tuned"]
+
+
+def tuned(
+    given: Mapping[str, Any],
+    upload: Upload,
+    labels: Tensor,
+    module: nn.Module,
+    knowledge: Knowledge,
+    *,
+    iterations: int,
+    one_step: bool,
+    signed: bool,
+    device: torch.device,
+) -> Settings:
+    """The settings for uploads like this one: chosen once for all adversaries with such uploads in view.
+
+    Args:
+        given: settings of the user, which stay.
+        upload: an upload, of which the model, the steps and the defences count.
+        labels: (K, n) classes of the records in each auxiliary batch.
+        module: the architecture.
+        knowledge: with auxiliary records.
+        iterations: of a long trial.
+        one_step: whether the attack reads updates as one step.
+        signed: whether its steps follow the gradient's sign.
+        device: where to optimise.
+    """
+    auxiliary = knowledge.auxiliary
+    if auxiliary is None or {"tv", "lr", "start", "shrink"} <= given.keys():
+        return Settings(**given)
+    training = trained_alike(upload.training, labels.shape[1])
+
+    def make(generator: torch.Generator) -> dict[str, Tensor]:
+        trial = auxiliary_trial(
+            upload, labels, module, auxiliary, generator, one_step=one_step, device=device
+        )
+        return choose(given, replace(trial, signed=signed), iterations, generator).tensors()
+
+    card = {
+        "tuned": dict(given),
+        **described(knowledge),
+        "iterations": iterations,
+        "signed": signed,
+        "one_step": one_step,
+        "updates": upload.update is not None,
+        "training": asdict(training),
+        "scale": upload.scale,
+        "defenses": [dict(d) for d in upload.defenses],
+        "labels": labels.tolist(),
+    }
+    return Settings.of(computed_once(card, [*auxiliary, upload.start], make))
+
+
+def peers(view: View, upload: Upload, round: int, max_images: int) -> list[Upload]:
+    """The first clients' uploads, at most `BATCHES`, that were made like this one; it is one itself where no other is.
+
+    They are any clients', not only victims': adversaries who see the same uploads choose the same settings.
+    """
+    found = list[Upload]()
+    for client in (party for party in view.parties if role(party) == "client"):
+        read = find_readings(view, client, round, max_images)
+        if not isinstance(read, str):
+            found += [u for u in read if _alike(u, upload)][:1]
+        if len(found) == BATCHES:
+            break
+    return found or [upload]
+
+
+def compositions(
+    uploads: Sequence[Upload],
+    module: nn.Module,
+    probes: Tensor,
+    auxiliary: tuple[Tensor, Tensor],
+    records: int = RECORDS,
+) -> Tensor:
+    """Labels (K, n) of auxiliary batches: K of the uploads' own, in turn, until there are so many records."""
+    n = min(uploads[0].training.images, records)
+    count = max(1, min(BATCHES, records // n))
+    chosen = [uploads[k % len(uploads)] for k in range(count)]
+    return torch.stack([labels_behind(u, module, n, probes, auxiliary) for u in chosen])
+
+
+def auxiliary_trial(
+    upload: Upload,
+    labels: Tensor,
+    module: nn.Module,
+    auxiliary: tuple[Tensor, Tensor],
+    generator: torch.Generator,
+    *,
+    one_step: bool = False,
+    device: torch.device | None = None,
+) -> Trial:
+    """Uploads that clients with auxiliary records would have sent in the victim's place.
+
+    Args:
+        upload: the victim's.
+        labels: (K, n) classes of the records in each batch.
+        module: the architecture.
+        auxiliary: records (x, y).
+        generator: draws records and the noise of defences.
+        one_step: read updates of several steps as one.
+        device: where to optimise; default: the CPU.
+    """
+    device = device or torch.device("cpu")
+    rows = torch.stack([batch_like(row, auxiliary[1], generator) for row in labels])
+    others = torch.ones(len(auxiliary[1]), dtype=torch.bool)
+    others[rows] = False
+    rest = (auxiliary[0][others], auxiliary[1][others]) if bool(others.any()) else auxiliary
+    x, y = auxiliary[0][rows].to(device), auxiliary[1][rows].to(device)
+    training = trained_alike(upload.training, labels.shape[1])
+    module, start = module.to(device), {k: t.to(device) for k, t in upload.start.items()}
+    gradient = GradientMap(module, start)
+    update = None if upload.update is None else UpdateMap(module, start, training)
+    made = (gradient(x, y) if update is None else update(x, y)).detach()
+    sent = defended(made / upload.scale, upload.defenses, generator) * upload.scale
+    if update is not None and one_step:
+        sent = -sent / training.gain - training.weight_decay * flatten(start, gradient.names)
+    simulate = gradient if update is None or one_step else update
+    order = y.argsort(1) if simulate is gradient else torch.rand(y.shape, generator=generator).argsort(1)
+    return Trial(
+        simulate=simulate,
+        target=sent,
+        x=x,
+        y=y.gather(1, order.to(device)),
+        means=class_means(rest, int(auxiliary[1].max()) + 1).to(device),
+    )
+
+
+def trained_alike(training: LocalSGD, n: int) -> LocalSGD:
+    """The local steps of a client with n records under the same configuration."""
+    if n == training.images:
+        return training
+    size = len(training.batches[0])
+    passes = max(1, round(sum(map(len, training.batches)) / training.images))
+    return replace(
+        training, batches=schedule(n, max(size, n) if len(training.batches) == 1 else size, epochs=passes)
+    )
+
+
+def _alike(one: Upload, other: Upload) -> bool:
+    """Whether two uploads come from the same model by the same steps under the same defences."""
+    keys = [(u.start_seq, u.training, u.update is None, u.scale, u.guessed) for u in (one, other)]
+    return keys[0] == keys[1] and list(one.defenses) == list(other.defenses)

@@ -1,0 +1,222 @@
+"""Settings of Inverting Gradients, chosen on auxiliary records at the model that the victims started from.
+
+Which total variation, step and start serve best depends on the network. An adversary who knows the architecture,
+holds auxiliary records and sees the model need not guess: it makes uploads of its own, inverts them with every
+setting and compares the images with the records that it knows.
+
+Guarantees:
+  * no message but the model and the defences on record enters: the victims' uploads say at most which classes and how
+    many records an auxiliary batch has;
+  * every setting is tried on the same batches from the same noise;
+  * a setting that the user gave is not changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from .engine import match_adam
+from .gradients import Simulator
+
+__all__ = ["BATCHES", "RECORDS", "STARTS", "Settings", "Trial", "choose", "first_images", "shrunk"]
+
+Start = Literal["noise", "blend"]
+STARTS: tuple[Start, ...] = ("noise", "blend")
+"""What a search starts from: uniform noise, or noise and the class's mean auxiliary image in equal parts."""
+
+RECORDS = 32
+"""Auxiliary records that settings are chosen on."""
+BATCHES = 4
+"""Auxiliary batches at most, where batches are small."""
+
+_TVS = (1e-4, 1e-3, 1e-2, 1e-1)
+_FINER = 3.0
+"""Neighbours of the best total variation that are tried in the end, as a factor."""
+_SLOWER = 0.3
+"""Share of the step that is tried in the end."""
+_SHRINKS = tuple(k / 10 for k in range(10))
+_SHORT = 4
+"""Short trials take this part of a long one's iterations."""
+_KEPT = 2
+"""Settings that short trials hand on to long ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is tuned; the defaults stand where nothing is.
+
+    Attributes:
+        tv: weight of total variation.
+        lr: size of the first steps.
+        start: what a search starts from.
+        shrink: share of the class's mean auxiliary image in the guess.
+    """
+
+    tv: float = 1e-3
+    lr: float = 0.1
+    start: Start = "noise"
+    shrink: float = 0.0
+
+    def described(self) -> str:
+        """The settings in words."""
+        start = "noise" if self.start == "noise" else "noise and class means"
+        return (
+            f"total variation {self.tv:.2g}, step {self.lr:.2g}, start {start}, {self.shrink:.0%} class mean"
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The settings as named numbers, which a cache keeps."""
+        values = {**asdict(self), "start": STARTS.index(self.start)}
+        return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in values.items()}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Settings:
+        """The settings of which `tensors` were made."""
+        values: dict[str, Any] = {name: float(value) for name, value in tensors.items()}
+        return cls(**{**values, "start": STARTS[int(values["start"])]})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trial:
+    """Auxiliary uploads with the records behind them.
+
+    Attributes:
+        simulate: the map to invert.
+        target: (K, P) the uploads.
+        x: (K, n, c, h, w) the records behind them.
+        y: (K, n) labels in the order in which an attack would take them.
+        means: (C, c, h, w) mean auxiliary image of each class.
+        signed: whether steps follow the gradient's sign.
+    """
+
+    simulate: Simulator
+    target: Tensor
+    x: Tensor
+    y: Tensor
+    means: Tensor
+    signed: bool = True
+
+    def inverted(self, tried: Sequence[Settings], noise: Tensor, iterations: int) -> Tensor:
+        """Images (S, K, n, c, h, w) that S settings lead to, all from the same noise (K, n, c, h, w)."""
+        S, K = len(tried), len(self.y)
+
+        def each(values: Sequence[float]) -> Tensor:
+            return torch.tensor(values, dtype=noise.dtype, device=noise.device).repeat_interleave(K)
+
+        starts = [first_images(noise, self.y, self.means, s.start) for s in tried]
+        found = match_adam(
+            self.simulate,
+            self.target.repeat(S, 1),
+            torch.cat(starts),
+            self.y.repeat(S, 1),
+            iterations=iterations,
+            lr=each([s.lr for s in tried]),
+            tv=each([s.tv for s in tried]),
+            signed=self.signed,
+        )
+        return found.images.nan_to_num(0.5).view(S, K, *noise.shape[1:])
+
+
+def choose(given: Mapping[str, Any], trial: Trial, iterations: int, generator: torch.Generator) -> Settings:
+    """The settings under which images come closest to the records behind auxiliary uploads.
+
+    Short trials over a coarse grid, then long ones of the best two and of the best one's neighbours. Closeness is the
+    mean PSNR after one-to-one matching. Searches from one start differ by chance, so the defaults stand unless the best
+    settings beat them by more than the standard error over images.
+
+    Args:
+        given: settings of the user, which stay.
+        trial: auxiliary uploads.
+        iterations: of a long trial.
+        generator: draws starting points.
+    """
+    coarse, plain = _grid(given, tv=_TVS, start=STARTS), Settings(**given)
+    noise = torch.rand(trial.x.shape, generator=generator).to(trial.x)
+    if len(coarse) > _KEPT:
+        ranked = _ranked(given, trial, coarse, noise, max(1, iterations // _SHORT))
+        coarse = [row.settings for row in ranked[:_KEPT]]
+    best = coarse[0]
+    near = [best.tv / _FINER, best.tv * _FINER]
+    fine = [*coarse, *(replace(best, tv=tv) for tv in near if "tv" not in given)]
+    fine += [replace(best, lr=best.lr * _SLOWER)] if "lr" not in given else []
+    ranked = _ranked(given, trial, [plain, *fine], noise, iterations)
+    default = next(row for row in ranked if replace(row.settings, shrink=plain.shrink) == plain)
+    gain = ranked[0].values - default.values
+    clear = float(gain.mean()) > float(gain.std(correction=0)) / len(gain) ** 0.5
+    return ranked[0].settings if clear else default.settings
+
+
+def first_images(noise: Tensor, labels: Tensor, means: Tensor | None, start: Start) -> Tensor:
+    """Images (R, n, c, h, w) that a search starts from.
+
+    Args:
+        noise: (R, n, c, h, w) in [0, 1].
+        labels: (R, n).
+        means: (C, c, h, w), needed for a blend.
+        start: what to start from.
+    """
+    return noise if start == "noise" or means is None else (noise + means[labels].to(noise)) / 2
+
+
+def shrunk(images: Tensor, labels: Tensor, means: Tensor | None, share: float) -> Tensor:
+    """Images (…, n, c, h, w) moved towards the mean auxiliary image of their label (…, n).
+
+    Of two estimates of a record whose errors have little in common a weighted mean is closer than either. The mean of
+    a class is an estimate that needs no message, so a share of 1 is what an adversary without messages would guess.
+    """
+    if not share or means is None:
+        return images
+    return (1 - share) * images.nan_to_num(0.5).clamp(0, 1) + share * means.to(images)[labels]
+
+
+def _grid(given: Mapping[str, Any], **values: Sequence[Any]) -> list[Settings]:
+    """Every combination of values, those of `given` in place of their own."""
+    free = {name: tried for name, tried in values.items() if name not in given}
+    return [
+        Settings(**given, **dict(zip(free, combination, strict=True)))
+        for combination in itertools.product(*free.values())
+    ]
+
+
+def _ranked(
+    given: Mapping[str, Any], trial: Trial, tried: Sequence[Settings], noise: Tensor, iterations: int
+) -> list[_Tried]:
+    """The settings with their best shrinkage, best first."""
+    images = trial.inverted(tried, noise, iterations)
+    shares = [float(given["shrink"])] if "shrink" in given else _SHRINKS
+    scored = []
+    for settings, found in zip(tried, images, strict=True):
+        options = [
+            _Tried(replace(settings, shrink=s), _psnr(shrunk(found, trial.y, trial.means, s), trial.x))
+            for s in shares
+        ]
+        scored.append(max(options, key=lambda row: row.mean))
+    return sorted(scored, key=lambda row: -row.mean)
+
+
+class _Tried(NamedTuple):
+    """Settings with the PSNR in dB of each record (K*n,) under them."""
+
+    settings: Settings
+    values: Tensor
+
+    @property
+    def mean(self) -> float:
+        return float(self.values.mean())
+
+
+def _psnr(images: Tensor, truth: Tensor) -> Tensor:
+    """PSNR in dB of each record (K*n,) of K batches (K, n, c, h, w) against its match."""
+    values = []
+    for guess, x in zip(images.flatten(2).double().cpu(), truth.flatten(2).double().cpu(), strict=True):
+        squares = torch.cdist(x, guess).square() / x.shape[1]
+        rows, columns = linear_sum_assignment(squares.numpy())
+        values.append(-10 * squares[rows, columns].clamp_min(1e-12).log10())
+    return torch.cat(values)

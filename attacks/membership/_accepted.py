@@ -1,0 +1,265 @@
+"""The density selector of one class of a client, for many guesses at once of which records it was fitted to.
+
+A guess names the records that the client holds, and their roles. A *known* record shapes the density, a *validation*
+record the threshold. Some of them may be no candidates. Records of a library stand for these.
+
+Guarantees:
+  * without records that are no candidates, the bits of a guess are those of the selector that the protocol fits;
+  * a guess has as many known records as the protocol's split of its records leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fdaudit.models.density_ratio import KuLSIF, known_records
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["KNOWN", "OUT", "VALIDATION", "Guesses", "Records", "SelectedClass", "Selector"]
+
+OUT, KNOWN, VALIDATION = 0, 1, 2
+"""Roles of a record."""
+_STEP = 0.01
+"""Relative step between two bandwidths that are told apart."""
+_MOST_LEVELS = 24
+_MOST_ENTRIES = 1 << 23
+"""Entries of the tables of one class."""
+_PRIOR_DRAWS = 64
+_SMALL = 64
+"""Records of a class up to which its bandwidth depends on which of them are held; beyond, the median hardly moves."""
+_LEAST = 1e-37
+"""Smallest ratio before a logarithm; float32 reaches that far."""
+_REACHED = 0.05
+"""Share of prior draws that accept a public sample, from which on it counts as near."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selector:
+    """The public settings of a client's density selector; fields as the protocol names them."""
+
+    tau: float
+    validation: float
+    known: int
+    uniform: int
+    bandwidth: float | None
+    beta: float
+
+    @classmethod
+    def of(cls, public: Mapping[str, Any]) -> Selector | None:
+        """The settings that a protocol's public configuration names; None where it names no density selector."""
+        if public.get("selector") != "density-ratio":
+            return None
+        uniform, beta = int(public["uniform"]), public.get("beta")
+        return cls(
+            tau=float(public["tau_client"]),
+            validation=float(public["validation"]),
+            known=int(public["known"]),
+            uniform=uniform,
+            bandwidth=public.get("bandwidth"),
+            beta=uniform**-0.5 if beta is None else float(beta),
+        )
+
+    def known_of(self, records: int) -> int:
+        """Return the number of known records among a class's; 0 where the class is too small for an estimate."""
+        return known_records(records, validation=self.validation, most=self.known) if records > 1 else 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Records:
+    """Points of one class.
+
+    Attributes:
+        candidates: (n, d).
+        sites: (s, 2) candidates of each pair, of which one is held; or (s, 1) candidates by themselves.
+        library: (l, d) records of the class that may stand for those that are no candidates.
+        others: how many records that are no candidates the client may hold.
+    """
+
+    candidates: Tensor
+    sites: Tensor
+    library: Tensor
+    others: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Guesses:
+    """b guesses about one class. The last sites are of records that are no candidates.
+
+    Attributes:
+        record: (b, s) numbers of records, candidates first, then the library's.
+        role: (b, s).
+    """
+
+    record: Tensor
+    role: Tensor
+
+
+class SelectedClass:
+    """Tables from which the accept bits of any guess follow by sums.
+
+    Args:
+        settings: of the selector.
+        records: of the class.
+        public: (m, d) the samples that were asked about.
+        uniform: (n_u, d) auxiliary samples of the adversary's own.
+        generator: of the prior draws from which the range of bandwidths is taken.
+
+    Attributes:
+        settings, records: as given.
+        near: (q,) numbers of the public samples that this class may accept.
+    """
+
+    def __init__(
+        self,
+        settings: Selector,
+        records: Records,
+        public: Tensor,
+        uniform: Tensor,
+        generator: torch.Generator,
+    ) -> None:
+        self.settings, self.records = settings, records
+        self._points = torch.cat([records.candidates, records.library])
+        self._squared = torch.cdist(self._points, self._points).square()
+        self._uniform = uniform
+        size = len(records.sites) + records.others
+        known = [settings.known_of(n) for n in range(size + 1)]
+        self._known = torch.tensor(known)
+        self._ways = torch.tensor([math.log(math.comb(n, k)) for n, k in enumerate(known)])
+        self._small = size <= _SMALL
+        draws = self.prior(_PRIOR_DRAWS if self._small else 8, generator)
+        sigmas = self._bandwidths(draws)
+        middle = torch.tensor([float(sigmas.log().mean().exp())])
+        self._levels = middle
+        self.near = torch.arange(len(public))
+        self._build(public)
+        reached = (self._log_ratio(draws)[0] > 0).float().mean(0)
+        self.near = (reached >= _REACHED).nonzero().squeeze(1)
+        self._levels = self._spread(sigmas, len(self.near))
+        self._build(public[self.near])
+
+    # -- guesses ------------------------------------------------------------------------------------------------
+
+    def prior(self, count: int, generator: torch.Generator) -> Guesses:
+        """Guesses as likely as the coins and the split into roles make them, without a look at the bits."""
+        sites, others = self.records.sites, self.records.others
+        side = torch.randint(2, (count, len(sites)), generator=generator)
+        record = sites[torch.arange(len(sites)), side.clamp_max(sites.shape[1] - 1)]
+        held = torch.ones_like(side, dtype=torch.bool) if sites.shape[1] == 2 else side == 1
+        if others:
+            library = len(self.records.library)
+            more = torch.randint(library, (count, others), generator=generator)
+            record = torch.cat([record, more + len(self.records.candidates)], 1)
+            held = torch.cat([held, torch.rand(count, others, generator=generator) < 0.5], 1)
+        keys = torch.rand(held.shape, generator=generator).masked_fill(~held, 2)
+        rank = keys.argsort(1).argsort(1)
+        known = rank < self._known[held.sum(1)][:, None]
+        role = torch.where(known, KNOWN, VALIDATION).masked_fill(~held, OUT)
+        return Guesses(record=record, role=role)
+
+    def log_prior(self, guesses: Guesses) -> Tensor:
+        """(b,) logarithm of how likely guesses are by coins and roles alone, up to a constant; -inf: impossible."""
+        held = (guesses.role != OUT).sum(1)
+        possible = (guesses.role == KNOWN).sum(1) == self._known[held]
+        return -self._ways[held].masked_fill(~possible, torch.inf)
+
+    # -- bits ---------------------------------------------------------------------------------------------------
+
+    def declined(self, guesses: Guesses, softness: float) -> Tensor:
+        """Return the probability (b, q) that the class declines each near sample.
+
+        Args:
+            guesses: b of them.
+            softness: scale of the logistic noise on the logarithm of the ratio, in nats.
+        """
+        z, threshold, level = self._log_ratio(guesses)
+        found = torch.sigmoid(z.mul_(-1 / softness))
+        others = self.records.others
+        if others:
+            more = (guesses.role[:, -others:] == KNOWN).sum(1)
+            some = more.nonzero().squeeze(1)
+            if found.numel() and len(some):
+                # Where such a record lies is unknown: it accepts as often as one of the library does.
+                at = level[some]
+                reach = (self._mean[at] - threshold[some, None]) / self._scale[at]
+                found[some] *= torch.sigmoid(-reach).pow(more[some, None])
+        return found
+
+    def _log_ratio(self, guesses: Guesses) -> tuple[Tensor, Tensor, Tensor]:
+        """log w/τ (b, q) without records that are no candidates, log τ (b,), and levels of bandwidths (b,)."""
+        record, role = guesses.record, guesses.role
+        level = self._level(guesses)
+        index = level[:, None] * len(self._points) + record
+        known = (role == KNOWN).float()
+        among = F.embedding_bag(index, self._among, mode="sum", per_sample_weights=known)
+        if self.records.others:
+            known = known.clone()
+            known[:, -self.records.others :] = 0
+        ratio = F.embedding_bag(index, self._at_public, mode="sum", per_sample_weights=known)
+        validation = among.gather(1, record).masked_fill(role != VALIDATION, torch.inf).sort(1).values
+        count = (role == VALIDATION).sum(1)
+        place = self.settings.tau * (count - 1).clamp_min(0)
+        low = place.floor().long()
+        high = torch.minimum(low + 1, (count - 1).clamp_min(0))
+        a, b = (validation.gather(1, k[:, None]).squeeze(1) for k in (low, high))
+        threshold = (
+            torch.lerp(a, b, (place - low).to(a)).where(count > 0, torch.inf).clamp(_LEAST, 1e37).log()
+        )
+        return ratio.clamp_min(_LEAST).log() - threshold[:, None], threshold, level
+
+    # -- tables -------------------------------------------------------------------------------------------------
+
+    def _build(self, public: Tensor) -> None:
+        """Influences of each record on each near sample and on each other record, for each level of bandwidth."""
+        at_public, among, mean, scale = [], [], [], []
+        at = torch.cat([public, self._points])
+        for sigma in self._levels.tolist():
+            influence = KuLSIF(sigma, self.settings.beta).influence(self._points, self._uniform, at)
+            found = influence[:, : len(public)]
+            logs = found[len(self.records.candidates) :].clamp_min(_LEAST).log()
+            at_public.append(found.float())
+            among.append(influence[:, len(public) :].float())
+            if logs.numel() and len(logs) > 1:
+                mean.append(logs.mean(0).float())
+                scale.append(logs.std(0).float().clamp_min(1e-3) * (math.sqrt(3) / math.pi))
+        self._at_public, self._among = torch.cat(at_public), torch.cat(among)
+        if mean:
+            self._mean, self._scale = torch.stack(mean), torch.stack(scale)
+
+    def _spread(self, sigmas: Tensor, near: int) -> Tensor:
+        """Levels of bandwidth that cover those of the prior draws, evenly in logarithm."""
+        low, high = float(sigmas.min()), float(sigmas.max())
+        if not self._small:
+            return self._levels
+        rows = len(self._points)
+        affordable = max(_MOST_ENTRIES // (rows * (rows + near)), 1)
+        wanted = math.ceil(math.log(high / low) / _STEP) + 1
+        return torch.logspace(math.log10(low), math.log10(high), min(wanted, affordable, _MOST_LEVELS))
+
+    def _level(self, guesses: Guesses) -> Tensor:
+        """Which level of bandwidth each guess has (b,)."""
+        if len(self._levels) == 1:
+            return torch.zeros(len(guesses.role), dtype=torch.long)
+        place = torch.bucketize(
+            self._bandwidths(guesses), (self._levels[1:] * self._levels[:-1]).sqrt().contiguous()
+        )
+        return place
+
+    def _bandwidths(self, guesses: Guesses) -> Tensor:
+        """σ of each guess (b,)."""
+        if self.settings.bandwidth is not None:
+            return torch.full((len(guesses.role),), self.settings.bandwidth)
+        held = guesses.role != OUT
+        a, b = torch.triu_indices(held.shape[1], held.shape[1], 1)
+        both = held[:, a] & held[:, b]
+        squared = self._squared[guesses.record[:, a], guesses.record[:, b]].masked_fill(~both, torch.inf)
+        middle = ((both.sum(1) - 1) // 2).clamp_min(0)
+        median = squared.sort(1).values.gather(1, middle[:, None]).squeeze(1)
+        return (median.where(both.any(1), 1.0).sqrt() / 6).clamp_min(1e-6)

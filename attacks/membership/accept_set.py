@@ -1,0 +1,183 @@
+"""Membership from which public samples a client answered for: the coins that explain what its selector accepts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.types import Applicability, AttackTask, Membership
+
+from ..label_distribution.declined import accepted_samples
+from ._accepted import Records, SelectedClass, Selector
+from ._chains import Annealing, coins
+from ._coins import pairs_of
+
+if TYPE_CHECKING:
+    from fdaudit.knowledge import Knowledge
+    from fdaudit.types import Challenge
+    from fdaudit.view import View
+
+__all__ = ["AcceptSet", "AcceptSetConfig"]
+
+
+class AcceptSetConfig(Config):
+    """Settings of the attack from accept bits."""
+
+    chains: int = Field(64, ge=1, le=10_000)
+    """Markov chains of one client, side by side."""
+    sweeps: int = Field(200, ge=2)
+    """Steps of each class of a client in every chain."""
+    softness: float = Field(0.05, gt=0)
+    """Noise on the logarithm of a density ratio that chains end at, in nats."""
+    others: int = Field(1, ge=0, le=1000)
+    """Records of a class, at most, that a client may hold besides candidates."""
+    library: int = Field(60, ge=2)
+    """Records of a class, at most, that show where those may lie."""
+    samples: int = Field(2000, ge=1)
+    """Public samples whose bits are looked at, at most."""
+    paired: bool = True
+    """Whether it is used that one candidate of each matched pair is a member."""
+
+
+class AcceptSet:
+    """Finds which candidates explain the public samples that a client's density selector accepts and declines.
+
+    The selector's settings are public and its densities have a closed form, so each guess of the client's records says
+    which samples it accepts. Markov chains draw guesses that agree with the recorded bits: which candidates are held,
+    and which of these shape the density or only its threshold. The score of a candidate is how often it is held. What a
+    client answered is not looked at.
+    """
+
+    name: ClassVar[str] = "accept-set"
+    goal: ClassVar[str] = "membership"
+    needs: ClassVar[tuple[str, ...]] = ("soft_labels", "hard_labels")
+    assumes: ClassVar[tuple[str, ...]] = ("auxiliary", "encode", "public")
+    source: ClassVar[str] = "Shao et al. 2023, Eq. 1; Geman & Geman 1984"
+    control: ClassVar[dict[str, str]] = {"on": "selector"}
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"chains": 48, "sweeps": 100},
+        "standard": {"chains": 128, "sweeps": 400},
+        "full": {"chains": 256, "sweeps": 1500},
+    }
+    Config: ClassVar[type[AcceptSetConfig]] = AcceptSetConfig
+
+    def __init__(self, config: AcceptSetConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Yes where a density selector decides and its bits about a victim are in view, with some samples declined."""
+        if not task.challenges:
+            return Applicability(False, "no challenge was issued for the victims")
+        if Selector.of(view.hyperparameters) is None:
+            return Applicability(False, "the protocol's configuration names no density-ratio selector")
+        if knowledge.public is None:
+            return Applicability(False, "the public samples are not known")
+        if _in_features(view) and knowledge.encode is None:
+            return Applicability(
+                False, "the selector works on features, and the feature extractor is not known"
+            )
+        bits = [accepted_samples(view, name, len(knowledge.public)) for name in task.challenges]
+        bits = [(asked, accepted) for asked, accepted in bits if asked.any()]
+        if not bits:
+            return Applicability(
+                False, "which samples a victim was asked about, and answered for, is not in view"
+            )
+        if all(bool((accepted == asked).all()) for asked, accepted in bits):
+            return Applicability(False, "no victim declined a sample that it was asked about")
+        return Applicability(True)
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Membership, ...]:
+        """One `Membership` for each victim; a victim that was never asked has equal scores."""
+        if knowledge.public is None:
+            raise ValueError("accept-set: no public samples. Ask `applicable` first.")
+        space = _Space(view, knowledge, task, generator)
+        return tuple(self._guess(view, space, challenge, generator) for challenge in task.challenges.values())
+
+    def _guess(
+        self, view: View, space: _Space, challenge: Challenge, generator: torch.Generator
+    ) -> Membership:
+        asked, accepted = accepted_samples(view, challenge.target, len(space.public))
+        seen = asked.nonzero().squeeze(1)
+        if len(seen) > self.config.samples:
+            seen = seen[torch.randperm(len(seen), generator=generator)[: self.config.samples]]
+        classes, rows = list[SelectedClass](), list[Tensor]()
+        for of, records in self._by_class(space, challenge):
+            if len(records.sites) + records.others > 1:
+                made = SelectedClass(
+                    space.selector, records, space.public[seen], space.uniform, generator=generator
+                )
+                classes.append(made)
+                rows.append(of)
+        how = Annealing(chains=self.config.chains, sweeps=self.config.sweeps, softness=self.config.softness)
+        scores = torch.full((len(challenge.y),), 0.5, dtype=torch.float64)
+        for of, held in zip(rows, coins(classes, accepted[seen] > 0, how, generator), strict=True):
+            scores[of] = held.double()
+        return Membership(target=challenge.target, scores=scores)
+
+    def _by_class(self, space: _Space, challenge: Challenge) -> list[tuple[Tensor, Records]]:
+        """For each class the rows of its candidates, and its records; classes and pairs as the challenge has them."""
+        pairs = pairs_of(challenge) if self.config.paired else None
+        sites = torch.arange(len(challenge.y))[:, None] if pairs is None else pairs
+        points, found = space.points(challenge.x), []
+        for label in challenge.y.unique().tolist():
+            of = sites[challenge.y[sites[:, 0]] == label]
+            if not len(of):
+                continue
+            rows, local = of.flatten().unique(return_inverse=True)
+            library = space.library(challenge.target, label)[: self.config.library]
+            records = Records(
+                candidates=points[rows],
+                sites=local.reshape(of.shape),
+                library=library if len(library) > 1 else points[rows],
+                others=self.config.others if len(rows) > 1 else 0,
+            )
+            found.append((rows, records))
+        return found
+
+
+class _Space:
+    """The space that densities lie in, and what the adversary knows of it.
+
+    Attributes:
+        selector: the public settings.
+        public: (m, d).
+        uniform: (n_u, d) uniform samples of the adversary's own on the box of the protocol.
+    """
+
+    def __init__(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> None:
+        selector = Selector.of(view.hyperparameters)
+        if selector is None or knowledge.public is None:
+            raise ValueError("accept-set: no density selector or no public samples. Ask `applicable` first.")
+        self.selector, self._encode = selector, knowledge.encode if _in_features(view) else None
+        self.public = self.points(knowledge.public)
+        drawn = torch.rand(selector.uniform, self.public.shape[1], generator=generator)
+        low, high = torch.zeros(1), torch.ones(1)
+        if self._encode is not None:
+            low, high = self.public.amin(0), self.public.amax(0)
+        self.uniform = low + (high - low) * drawn
+        known = [] if knowledge.auxiliary is None else [("", *knowledge.auxiliary)]
+        known += [(name, c.x, c.y) for name, c in task.challenges.items()]
+        self._known = [(name, self.points(x), y) for name, x, y in known if len(y)]
+
+    def points(self, x: Tensor) -> Tensor:
+        """Images (n, c, h, w) as points (n, d)."""
+        if self._encode is None:
+            return x.flatten(1).cpu().float()
+        return torch.cat([self._encode(part).flatten(1).cpu().float() for part in x.split(1024)])
+
+    def library(self, target: str, label: int) -> Tensor:
+        """Records (l, d) of a class that are no candidates of this target: auxiliary ones, and other targets'."""
+        parts = [points[y == label] for name, points, y in self._known if name != target]
+        return torch.cat(parts) if parts else self.public[:0]
+
+
+def _in_features(view: View) -> bool:
+    return view.hyperparameters.get("space") == "features"

@@ -1,0 +1,1 @@
+"""Attacks that copy a model: a surrogate fitted to what the model answered."""

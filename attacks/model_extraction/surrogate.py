@@ -1,0 +1,203 @@
+"""Model extraction: a surrogate of a model, fitted to all answers of it that an adversary holds or can ask for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.cache import computed_once
+from fdaudit.config import Config
+from fdaudit.messages import role
+from fdaudit.training import Fit, Job, Parameters, draw_batches, parameters_of
+from fdaudit.types import Applicability, AttackTask, Extraction
+
+from ..membership._answers import recorded
+
+if TYPE_CHECKING:
+    from fdaudit.knowledge import Knowledge
+    from fdaudit.view import View
+
+__all__ = ["ExtractionConfig", "ExtractionHard", "ExtractionSoft"]
+
+_RELEASED = "server"
+"""Whose model an oracle serves that names no clients."""
+_OWN = ("model_parameters", "model_update", "gradient")
+"""Kinds that carry a model itself."""
+_LEAST = 10
+"""Answers below which no surrogate is fitted."""
+
+Lesson = tuple[Tensor, Tensor]
+"""Samples (n, c, h, w) and what a model answered: probabilities (n, C)."""
+
+
+class ExtractionConfig(Config):
+    """Settings of the surrogate."""
+
+    samples: int = Field(20_000, ge=_LEAST)
+    """Samples of one model whose recorded answers are used, at most: those answered last."""
+    queries: int = Field(20_000, ge=0)
+    """Samples that an oracle is asked about each model, at most; its budget may allow fewer."""
+    steps: int = Field(800, ge=1)
+    """Steps of Adam on the answers."""
+    batch_size: int = Field(128, ge=1)
+    """Samples a step."""
+    lr: float = Field(3e-3, gt=0)
+    """Adam's learning rate, annealed to a hundredth of it along a cosine."""
+
+
+class ExtractionSoft:
+    """Fits a copy of a model to its logits or probabilities, recorded in the view or asked of an oracle.
+
+    Every answer in the view counts, of all rounds. Where a model answered about a sample more than once, the last
+    answer counts; where answers are noisy, their mean does. An oracle is asked about public samples, auxiliary
+    records and means of two of them. The copy starts from the public initial weights. It has the federation's
+    architecture, also where a client's own differs.
+    """
+
+    name: ClassVar[str] = "extraction-soft"
+    goal: ClassVar[str] = "model-extraction"
+    needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels", "oracle (soft labels)")
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "public")
+    oracle: ClassVar[str | None] = "soft"
+    source: ClassVar[str] = "Tramèr et al. 2016; Orekondy, Schiele & Fritz 2019 (Knockoff Nets)"
+    control: ClassVar[dict[str, Any]] = {"on": "answers"}
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"steps": 200, "batch_size": 64, "samples": 4000, "queries": 1000},
+        "standard": {},
+        "full": {"steps": 4000, "samples": 100_000, "queries": 100_000},
+    }
+    kinds: ClassVar[tuple[str, ...]] = ("logits", "soft_labels")
+    Config: ClassVar[type[ExtractionConfig]] = ExtractionConfig
+
+    def __init__(self, config: ExtractionConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Yes where answers of a model are in view or can be asked, and the model itself is not in view."""
+        if knowledge.architecture is None or knowledge.train is None:
+            return Applicability(False, "the architecture is not known, so that no surrogate can be fitted")
+        if self._asks(view, task) or self._recorded(view, knowledge, task):
+            return Applicability(True)
+        bare = _bare(view)
+        if set(task.targets) <= bare:
+            return Applicability(
+                False, "the victims' models themselves are in view: there is nothing to copy"
+            )
+        reason = f"no {' or '.join(self.kinds)} of a victim in view, and no model to ask"
+        return Applicability(False, f"{reason} that is not in view itself" if bare else reason)
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Extraction, ...]:
+        """One `Extraction` for each model that answered."""
+        lessons = self._recorded(view, knowledge, task)
+        for name, lesson in self._asked(view, knowledge, task, generator).items():
+            held = lessons.get(name)
+            lessons[name] = (
+                lesson if held is None else (torch.cat([held[0], lesson[0]]), torch.cat([held[1], lesson[1]]))
+            )
+        return tuple(
+            Extraction(target=name, parameters=self._copy(knowledge, lesson), answers=len(lesson[0]))
+            for name, lesson in lessons.items()
+        )
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    def _recorded(self, view: View, knowledge: Knowledge, task: AttackTask) -> dict[str, Lesson]:
+        """Return the recorded answers of each victim whose own model is not in view."""
+        bare = _bare(view)
+        if set(task.targets) <= bare:
+            return {}
+        told = recorded(view, knowledge, self.config.samples, kinds=self.kinds)
+        return {
+            k: (told[k].x, told[k].values.softmax(1) if told[k].kind == "logits" else told[k].values)
+            for k in task.targets
+            if k in told and k not in bare and len(told[k].x) >= _LEAST
+        }
+
+    def _asks(self, view: View, task: AttackTask) -> tuple[str, ...]:
+        """Return the parties whose models the oracle is asked for: none whose model is in view."""
+        if task.oracle is None or task.oracle.answers != type(self).oracle or not self.config.queries:
+            return ()
+        bare = _bare(view)
+        if not task.oracle.models:
+            return () if any(role(k) != "client" for k in bare) else (_RELEASED,)
+        return tuple(k for k in task.targets if k in task.oracle.models and k not in bare)
+
+    def _asked(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> dict[str, Lesson]:
+        found, names = dict[str, Lesson](), self._asks(view, task)
+        if task.oracle is None:
+            return found
+        for name in names:
+            each = min(self.config.queries, task.oracle.remaining // (len(names) - len(found)))
+            x = _queries(knowledge, each, generator)
+            if not len(x):
+                continue
+            told = task.oracle.query(x, name) if task.oracle.models else task.oracle.query(x)
+            hard = told.ndim == 1
+            values = torch.nn.functional.one_hot(told.long(), knowledge.classes).float() if hard else told
+            found[name] = (x, values.float())
+        return found
+
+    # -- the copy -----------------------------------------------------------------------------------------------
+
+    def _copy(self, knowledge: Knowledge, lesson: Lesson) -> Parameters:
+        """Return a copy, from the public initial weights where they are known; equal answers are fitted once."""
+        if knowledge.train is None or knowledge.architecture is None:
+            raise ValueError("extraction: no architecture or training core.")
+        train, network, config, (x, answers) = knowledge.train, knowledge.architecture, self.config, lesson
+        start = parameters_of(network.build(torch.Generator().manual_seed(knowledge.initial or 0)))
+
+        def fitted(draws: torch.Generator) -> Parameters:
+            batches = draw_batches(len(x), config.batch_size, steps=config.steps, generator=draws)
+            job = Job(party="copy", parameters=start, x=x, targets=answers, batches=batches)
+            rule = Fit(lr=config.lr, final_lr=config.lr / 100, optimizer="adam", objective="kl")
+            return train.fit([job], rule)[0].parameters
+
+        card = {
+            "what": "copy of a model",
+            "settings": config.model_dump(mode="json"),
+            "network": network.described,
+            "execution": train.execution.described,
+        }
+        return computed_once(card, [start, x, answers], fitted)
+
+
+class ExtractionHard(ExtractionSoft):
+    """Fits a copy of a model to its hard labels, recorded in the view or asked of an oracle.
+
+    It does what `extraction-soft` does, with one class an answer.
+    """
+
+    name: ClassVar[str] = "extraction-hard"
+    needs: ClassVar[tuple[str, ...]] = ("hard_labels", "oracle (hard labels)")
+    oracle: ClassVar[str | None] = "hard"
+    source: ClassVar[str] = "Tramèr et al. 2016; Jagielski et al. 2020"
+    kinds: ClassVar[tuple[str, ...]] = ("hard_labels",)
+
+
+def _bare(view: View) -> set[str]:
+    """Return the parties whose model, update or gradient is in view with its payload."""
+    return {m.sender for m in view.messages if m.kind in _OWN and m.payload is not None}
+
+
+def _queries(knowledge: Knowledge, count: int, generator: torch.Generator) -> Tensor:
+    """At most `count` samples (n, c, h, w): public ones, auxiliary ones, then means of two of either."""
+    held = [
+        t
+        for t in (knowledge.public, None if knowledge.auxiliary is None else knowledge.auxiliary[0])
+        if t is not None
+    ]
+    if not held:
+        if knowledge.architecture is None:
+            raise ValueError("extraction: no architecture to draw samples for.")
+        return torch.rand(count, *knowledge.architecture.input_shape, generator=generator)
+    pool = torch.cat(held)
+    first = pool[torch.randperm(len(pool), generator=generator)[:count]]
+    pairs = torch.randint(len(pool), (2, count - len(first)), generator=generator)
+    return torch.cat([first, (pool[pairs[0]] + pool[pairs[1]]) / 2])

@@ -1,0 +1,183 @@
+"""BREP-MI: the latent vector of a GAN that lies furthest inside a class, found from hard answers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from fdaudit.types import Applicability, AttackTask, Reconstruction
+
+from .gan import GanConfig, GanPrior, gan_prior, learnable
+from .priors import centres
+from .victims import Askable, as_probabilities, askable, of_classes, wanted
+
+if TYPE_CHECKING:
+    from fdaudit.knowledge import Knowledge
+    from fdaudit.view import View
+
+__all__ = ["BREPMI", "BREPMIConfig"]
+
+
+class BREPMIConfig(GanConfig):
+    """Settings of boundary repulsion."""
+
+    queries: int = Field(100_000, ge=1)
+    """No more samples are asked of one model, whatever the budget."""
+    least_queries: int = Field(500, ge=1)
+    """With fewer samples a model the attack is not tried."""
+    starts: float = Field(0.2, gt=0, lt=1)
+    """Share of the queries that looks for a first latent vector of each class."""
+    widest: float = Field(3.0, ge=1)
+    """Standard deviation of the last of these vectors; the first has 1, that of the GAN's own."""
+    points: int = Field(32, ge=1)
+    """N: points on a sphere."""
+    radius: float = Field(2.0, gt=0)
+    """R of the first sphere."""
+    growth: float = Field(1.3, gt=1)
+    """γ: a sphere that lies inside the class is followed by one so many times as large."""
+    largest: float = Field(64.0, gt=0)
+    """A class whose sphere is larger than this is done."""
+    patience: int = Field(1000, ge=1)
+    """A class whose sphere has not grown for so many steps is done."""
+
+
+class BREPMI:
+    """Moves a GAN's latent vectors away from points that the model answers with another class.
+
+    All classes advance together, with N queries a class in each step, until each class is done or the budget is spent.
+    Each victim's own model is asked where clients answer, else the released one. A class that no start was answered
+    with is guessed as the mean auxiliary image of the class, or of all classes.
+
+    Four points are not the paper's. A class starts at the mean of all latent vectors that were answered so, not at one
+    of them. Some of these vectors are longer than the GAN's own, which reaches rare classes. A step's direction has
+    length 1: the mean over few points in many dimensions is short. Latent vectors stay within √d, the usual length of
+    the GAN's own d-dimensional ones.
+    """
+
+    name: ClassVar[str] = "brep-mi"
+    goal: ClassVar[str] = "reconstruction"
+    needs: ClassVar[tuple[str, ...]] = ("oracle (hard labels)", "model_parameters")
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
+    oracle: ClassVar[str | None] = "hard"
+    source: ClassVar[str] = "Kahla, Chen, Just & Jia 2022"
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"gan_steps": 100, "queries": 10_000},
+        "standard": {"gan_steps": 5000, "width": 16},
+        "full": {"gan_steps": 15_000, "width": 16, "queries": 1_000_000, "points": 64},
+    }
+    control: ClassVar[dict[str, Any]] = {"on": "classes", "through": "oracle"}
+    Config: ClassVar[type[BREPMIConfig]] = BREPMIConfig
+
+    def __init__(self, config: BREPMIConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Yes where a model answers within the budget, and auxiliary images are large enough for a GAN."""
+        return self._askable(view, knowledge, task)[1]
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Reconstruction, ...]:
+        """One image of every class for each victim; no message is named, since it is classes that are shown."""
+        models, why = self._askable(view, knowledge, task)
+        if not models or knowledge.auxiliary is None:
+            raise ValueError(f"brep-mi: run on a view to which it does not apply: {why.reason}.")
+        device = torch.device("cpu") if knowledge.train is None else knowledge.train.device
+        x = knowledge.auxiliary[0]
+        prior = gan_prior(x, self.config, device)
+        expected = centres(knowledge.auxiliary, knowledge.classes, tuple(x.shape[1:])).to(device)
+        guesses, shown = [], wanted(knowledge, task)
+        for model in models:
+            attack = _Attack(prior, partial(_classes, model, knowledge.classes), expected, shown, self.config)
+            invert = partial(attack.invert, model.queries)
+            found = model.once("brep-mi", self.config, knowledge, [x, expected, shown], generator, invert)
+            guesses += of_classes(model.targets, found["images"], shown)
+        return tuple(guesses)
+
+    def _askable(
+        self, view: View, knowledge: Knowledge, task: AttackTask
+    ) -> tuple[list[Askable], Applicability]:
+        if not (verdict := learnable(knowledge)):
+            return [], verdict
+        least, most = self.config.least_queries, self.config.queries
+        return askable("hard", view, knowledge, task, least=least, most=max(least, most))
+
+
+def _classes(model: Askable, classes: int, x: Tensor) -> Tensor:
+    """The class (n,) that a model answers for each image; where it answers with probabilities, the likeliest."""
+    return as_probabilities(model.model(x), classes).argmax(1).to(x.device)
+
+
+@dataclass(frozen=True, eq=False)
+class _Attack:
+    """Boundary repulsion against one model; `ask` maps images (n, c, h, w) to classes (n,)."""
+
+    prior: GanPrior
+    ask: Callable[[Tensor], Tensor]
+    expected: Tensor
+    shown: Tensor
+    config: BREPMIConfig
+
+    def invert(self, queries: int, draws: torch.Generator) -> dict[str, Tensor]:
+        """An image (k, c, h, w) of each class that is to be shown as `images`, from at most so many queries."""
+        first = max(1, int(self.config.starts * queries))
+        c, z = self.start(first, draws)
+        z = self.repel(c, z, queries - first, draws)
+        images = self.expected.clone()
+        images[c] = self._image(z)
+        return {"images": images[self.shown]}
+
+    def start(self, n: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Wanted classes (k,) with which n random images were answered, and the mean latent vector (k, d) of each."""
+        scale = torch.linspace(1, self.config.widest, n)[:, None]
+        z = (scale * torch.randn(n, self.prior.latent, generator=draws)).to(self.expected.device)
+        answers = self._answers(z)
+        c = answers.unique()
+        c = c[torch.isin(c, self.shown.to(c.device))]
+        return c, torch.stack([z[answers == label].mean(0) for label in c]) if len(c) else z[:0]
+
+    def repel(self, c: Tensor, z: Tensor, queries: int, draws: torch.Generator) -> Tensor:
+        """The latent vectors (k, d) with the largest spheres that lie inside the classes c (k,) (Algorithm 1)."""
+        config, N, d = self.config, self.config.points, self.prior.latent
+        R = torch.full((len(c),), config.radius, device=z.device)
+        since = torch.zeros(len(c), dtype=torch.int64, device=z.device)
+        best, most = z.clone(), torch.full_like(R, -torch.inf)
+        while True:
+            on = ((since < config.patience) & (config.largest >= R)).nonzero().flatten()
+            queries -= len(on) * N
+            if not len(on) or queries < 0:
+                return best
+            # N points on the sphere, and which of them are answered with the class: Φ is 0 inside, -1 outside.
+            u = torch.randn(len(on), N, d, generator=draws).to(z)
+            u = u / u.norm(dim=2, keepdim=True)
+            answers = self._answers((z[on, None] + R[on, None, None] * u).flatten(0, 1)).view(-1, N)
+            phi = (answers == c[on, None]).to(z) - 1
+            inside = 1 + phi.mean(1)
+            # The best point so far: first by its sphere's radius, then by the share of it that lies inside.
+            rank = R[on].log() / torch.tensor(config.growth).log() + inside
+            better = rank > most[on]
+            most[on[better]], best[on[better]] = rank[better], z[on[better]]
+            # M(z, R) = 1/N Σ Φ(z + R u_i) u_i, and z <- z + α_R M / |M| with α_R = min(R / 3, 3).
+            M = F.normalize((phi[..., None] * u).mean(1), dim=1)
+            moved = z[on] + (R[on] / 3).clamp_max(3)[:, None] * M
+            z[on] = moved * (d**0.5 / moved.norm(dim=1, keepdim=True)).clamp_max(1)
+            grown = inside == 1
+            since[on] = torch.where(grown, 0, since[on] + 1)
+            R[on] = torch.where(grown, config.growth * R[on], R[on])
+
+    @torch.no_grad()
+    def _image(self, z: Tensor) -> Tensor:
+        images: Tensor = self.prior.generator(z)
+        return images
+
+    def _answers(self, z: Tensor) -> Tensor:
+        """Classes (n,) of the images of latent vectors (n, d), a few at a time."""
+        return torch.cat([self.ask(self._image(part)) for part in z.split(1024)])

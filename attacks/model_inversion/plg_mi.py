@@ -1,0 +1,220 @@
+"""PLG-MI: a conditional GAN taught with a model's own labels of auxiliary images, and a search of its latent space."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fdaudit.cache import computed_once
+from fdaudit.config import Config
+from fdaudit.limits import MOST_INNER
+from fdaudit.models.generative import Generator, build_generator, build_projection_discriminator
+from fdaudit.optimizers import adam
+from fdaudit.types import Applicability, AttackTask, Reconstruction
+
+from .priors import augmented, composites
+from .victims import card_of, invertible, models_in_view, of_classes, wanted
+
+if TYPE_CHECKING:
+    from fdaudit.knowledge import Knowledge
+    from fdaudit.view import View
+
+__all__ = ["PLGMI", "PLGMIConfig", "max_margin"]
+
+
+class PLGMIConfig(Config):
+    """Settings of pseudo label-guided model inversion."""
+
+    composites: int = Field(10_000, ge=0)
+    """Images that join two auxiliary ones, to choose from beside these."""
+    top: int = Field(100, ge=1)
+    """n: images chosen for each class, those of which the model is surest."""
+    gan_steps: int = Field(1000, ge=1)
+    """Steps of the generator and of the discriminator."""
+    latent: int = Field(64, ge=1, le=MOST_INNER)
+    """Length of a latent vector."""
+    width: int = Field(8, ge=1, le=MOST_INNER)
+    """Least number of channels of the generator; the discriminator has twice as many."""
+    batch: int = Field(64, ge=1)
+    """Images in a step."""
+    gan_lr: float = Field(2e-3, gt=0)
+    """Adam's learning rate (β1 = 0) of both networks."""
+    alpha: float = Field(0.2, ge=0)
+    """α: weight of the model's max-margin loss in the generator's loss."""
+    restarts: int = Field(16, ge=1)
+    """Latent vectors for each class; all advance together, and the best is kept."""
+    iterations: int = Field(100, ge=1)
+    """Steps of Adam on the latent vectors."""
+    lr: float = Field(0.1, gt=0)
+    """Adam's learning rate for the latent vectors."""
+    copies: int = Field(2, ge=1)
+    """m: augmented copies of an image in each step of the search."""
+    judged: int = Field(16, ge=1)
+    """Augmented copies of each found image over which the model's confidence is averaged to choose the best."""
+    noise: float = Field(0.1, ge=0)
+    """Standard deviation of Gaussian noise in an augmentation, and on chosen images."""
+
+
+class PLGMI:
+    """Teaches a conditional GAN which images a model in view takes for each class, then finds the surest image.
+
+    The model labels auxiliary images; for each class the `top` images of highest confidence train the GAN. Auxiliary
+    labels are not used, so a class that auxiliary images lack is learnt from images that the model takes for it. Images
+    that join two auxiliary ones are labelled too: they show shapes of such a class more often. A victim's own last
+    model is inverted where one is in view (its parameters, or its update added to the model that it started from),
+    else the shared one.
+
+    Four points are not the paper's. The networks are small. The generator is told the class beside the latent vector,
+    not through class-conditional BatchNorm. Margins are in units of the logits' standard deviation, so that α means
+    the same for every model. Augmentations are turns, zooms, shifts and noise, without flips: these change digits.
+    """
+
+    name: ClassVar[str] = "plg-mi"
+    goal: ClassVar[str] = "reconstruction"
+    needs: ClassVar[tuple[str, ...]] = ("model_parameters", "model_update")
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
+    source: ClassVar[str] = "Yuan, Chen, Zhang, Zhang, Yu & Zhang 2023"
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {
+            "composites": 2000,
+            "gan_steps": 60,
+            "batch": 32,
+            "restarts": 4,
+            "iterations": 30,
+            "copies": 1,
+        },
+        "standard": {"gan_steps": 2000, "iterations": 200},
+        "full": {
+            "composites": 50_000,
+            "top": 300,
+            "gan_steps": 10_000,
+            "width": 16,
+            "restarts": 64,
+            "iterations": 600,
+            "copies": 4,
+        },
+    }
+    control: ClassVar[dict[str, Any]] = {"on": "classes", "through": "parameters"}
+    Config: ClassVar[type[PLGMIConfig]] = PLGMIConfig
+
+    def __init__(self, config: PLGMIConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Yes with a model in view, its architecture, and auxiliary images large enough for a GAN."""
+        return invertible(view, knowledge, task)
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Reconstruction, ...]:
+        """One image of every class for each victim; no message is named, since it is classes that are shown."""
+        applicable = self.applicable(view, knowledge, task)
+        if not applicable or knowledge.auxiliary is None or knowledge.train is None:
+            raise ValueError(f"plg-mi: run on a view to which it does not apply: {applicable.reason}.")
+        guesses, shown = [], wanted(knowledge, task)
+        for parameters, targets in models_in_view(view, task.targets):
+            model = knowledge.train.network(parameters).eval().requires_grad_(False)
+            attack = _Attack(model, shown, self.config, knowledge.train.device)
+            found = computed_once(
+                card_of("plg-mi", self.config, knowledge),
+                [parameters, knowledge.auxiliary[0], shown],
+                partial(attack.invert, knowledge.auxiliary[0]),
+            )
+            guesses += of_classes(
+                targets,
+                found["images"],
+                shown,
+                objective=float(found["objective"]),
+                evaluations=self.config.restarts * self.config.copies * self.config.iterations,
+            )
+        return tuple(guesses)
+
+
+class _Attack:
+    """The three stages against one target model T, a map from images (n, c, h, w) to logits, for C of its classes."""
+
+    def __init__(self, model: nn.Module, shown: Tensor, config: PLGMIConfig, device: torch.device) -> None:
+        self.T, self.C, self.config, self.device = model, len(shown), config, device
+        self.shown = shown.to(device)
+
+    def invert(self, public: Tensor, draws: torch.Generator) -> dict[str, Tensor]:
+        """The best image (C, c, h, w) of each class as `images`, and `objective`, minus their mean log-confidence.
+
+        Args:
+            public: images (N, c, h, w) to label; none of the target's.
+            draws: for all chance.
+        """
+        chosen, spread = self.choose(public, draws)
+        G = self.teach(chosen, spread, draws)
+        return self.search(G, spread, draws)
+
+    @torch.no_grad()
+    def choose(self, public: Tensor, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Top-n selection: for each class the images of which T is surest, (C, n, c, h, w); and the logits' spread."""
+        config = self.config
+        x = torch.cat([public, composites(public, config.composites, 0.0, draws)])
+        logits = torch.cat([self.T(part.to(self.device)) for part in x.split(1024)])
+        top = logits.log_softmax(1)[:, self.shown].topk(min(config.top, len(x)), dim=0).indices
+        return x[top.T.cpu()].to(self.device), logits.std().clamp_min(1e-6)
+
+    def teach(self, chosen: Tensor, spread: Tensor, draws: torch.Generator) -> Generator:
+        """A generator of images by class, under the hinge loss and α times the max-margin loss of T.
+
+        L_D = E[max(0, 1 - D(x, y))] + E[max(0, 1 + D(G(z, y), y))]
+        L_G = -E[D(G(z, y), y)] + α E[L_mm(T(A(G(z, y))), y)]
+        """
+        config, (C, n, c, h, w) = self.config, chosen.shape
+        G = build_generator(draws, config.latent + C, config.width, (c, h, w)).to(self.device)
+        D = build_projection_discriminator(draws, 2 * config.width, (c, h, w), C).to(self.device)
+        of_g, of_d = (adam(N.parameters(), config.gan_lr, betas=(0.0, 0.9)) for N in (G, D))
+        for _ in range(config.gan_steps):
+            y = torch.randint(C, (config.batch,), generator=draws)
+            x = chosen[y, torch.randint(n, (config.batch,), generator=draws)]
+            x = x + config.noise * torch.randn(x.shape, generator=draws).to(x)
+            y = y.to(self.device)
+            z = torch.randn(config.batch, config.latent, generator=draws).to(self.device)
+            made = G(_told(z, y, C))
+            of_d.zero_grad(set_to_none=True)
+            (F.relu(1 - D(x, y)).mean() + F.relu(1 + D(made.detach(), y)).mean()).backward()
+            of_d.step()
+            of_g.zero_grad(set_to_none=True)
+            guidance = max_margin(self.T(augmented(made, config.noise, draws)) / spread, self.shown[y]).mean()
+            (config.alpha * guidance - D(made, y).mean()).backward()
+            of_g.step()
+        return G.eval().requires_grad_(False)
+
+    def search(self, G: Generator, spread: Tensor, draws: torch.Generator) -> dict[str, Tensor]:
+        """argmin over z of Σ_i L_mm(T(A_i(G(z, y))), y); of each class the image of highest mean confidence."""
+        config, C, R, m = self.config, self.C, self.config.restarts, self.config.copies
+        y = torch.arange(C, device=self.device).repeat_interleave(R)
+        z = torch.randn(len(y), config.latent, generator=draws).to(self.device).requires_grad_()
+        optimizer = adam([z], config.lr)
+        for _ in range(config.iterations):
+            copies = augmented(G(_told(z, y, C)).repeat(m, 1, 1, 1), config.noise, draws)
+            loss = max_margin(self.T(copies) / spread, self.shown[y].repeat(m)).sum() / m
+            z.grad = torch.autograd.grad(loss, z)[0]
+            optimizer.step()
+        with torch.no_grad():
+            x = G(_told(z, y, C))
+            answers = [self.T(augmented(x, config.noise, draws)).softmax(1) for _ in range(config.judged)]
+            p = torch.stack(answers).mean(0).gather(1, self.shown[y][:, None]).view(C, R).nan_to_num(0)
+        best = p.argmax(1) + R * torch.arange(C, device=p.device)
+        return {"images": x[best], "objective": -p.amax(1).clamp_min(1e-12).log().mean()}
+
+
+def max_margin(logits: Tensor, y: Tensor) -> Tensor:
+    """L_mm (n,): the largest logit of another class minus that of class y (n,) in logits (n, C)."""
+    own = logits.gather(1, y[:, None])
+    others = logits.scatter(1, y[:, None], -torch.inf)
+    return others.amax(1) - own.squeeze(1)
+
+
+def _told(z: Tensor, y: Tensor, classes: int) -> Tensor:
+    """Latent vectors with the class beside them, (n, latent + C)."""
+    return torch.cat([z, F.one_hot(y, classes).to(z)], 1)

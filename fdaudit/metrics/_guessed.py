@@ -1,0 +1,169 @@
+"""The guesses that a one-run audit draws from scores, and how many of them are right.
+
+Guarantees:
+  * the numbers of guesses that are tried follow from the number of coins alone, never from a score;
+  * equal scores are taken in the order that is worst for the attack, so the order of the candidates tells nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from fdaudit.errors import UsageError
+from fdaudit.events import Relation
+from fdaudit.metrics._arrays import Flags, Floats, flags, vector
+from fdaudit.metrics.ranking import checked_pairs
+
+__all__ = ["Asked", "OneRunDesign", "Tried", "counted", "evenly", "fixed", "known", "tried"]
+
+OneRunDesign = Literal["coin-flips", "matched-pairs"]
+"""How it was decided who is a member of one run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A number of guesses that is tried.
+
+    Attributes:
+        guesses: how many candidates, or pairs, are guessed.
+        both: half of the guesses are that the lowest scores are of non-members; never of pairs.
+        share: its part of the level.
+    """
+
+    guesses: int
+    both: bool
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """The guesses of one attack about the coins of one run.
+
+    Attributes:
+        counts: (right, guesses, share of the level) of each number of guesses that is tried.
+        coins: coins that were tossed, guessed or not.
+        halved: the coins decide which of two records is there, and the claim is for records added or removed.
+    """
+
+    counts: tuple[tuple[int, int, float], ...]
+    coins: int
+    halved: bool
+
+
+def counted(correct: int, guesses: int, canaries: int) -> None:
+    """Refuse counts that are no right guesses among guesses among canaries.
+
+    Raises:
+        UsageError: not 0 <= correct <= guesses <= canaries, or no guess.
+    """
+    if not 0 <= correct <= guesses <= canaries or guesses < 1:
+        problem = "are not right guesses among guesses among canaries"
+        found = (correct, guesses, canaries)
+        raise UsageError(
+            "correct, guesses, canaries", found, problem, "Give 0 <= correct <= guesses <= canaries."
+        )
+
+
+def known(value: str, choices: Sequence[str], field: str) -> None:
+    """Refuse a value that is none of the choices.
+
+    Raises:
+        UsageError: the value is none of them.
+    """
+    if value not in choices:
+        raise UsageError(field, value, f"is no known {field}", f"Choose from {', '.join(choices)}.")
+
+
+def tried(
+    scores: Any,
+    member: Any,
+    design: OneRunDesign,
+    relation: Relation,
+    pair: Any,
+    asked: Callable[[int], Sequence[Asked]],
+) -> Tried:
+    """Return the guesses that scores lead to.
+
+    Args:
+        scores: (n,), higher for "member".
+        member: (n,) booleans.
+        design: how membership was decided.
+        relation: which the bound is stated for.
+        pair: (n,) number of each candidate's pair; of `matched-pairs` only.
+        asked: what is tried of so many coins.
+
+    Raises:
+        UsageError: shapes do not match, a number is out of range, or the design does not support the relation.
+    """
+    values = vector(scores, "scores")
+    truth = flags(member, "member", len(values))
+    known(design, get_args(OneRunDesign), "design")
+    known(relation, get_args(Relation), "relation")
+    if (pair is not None) != (design == "matched-pairs"):
+        problem = "is missing" if pair is None else f"has no meaning under {design}"
+        raise UsageError("pair", pair, problem, "Give it with design 'matched-pairs', and there only.")
+    if design == "coin-flips":
+        if relation == "replace-one":
+            problem = "is not what coins of single candidates test: they add or remove a record"
+            raise UsageError(
+                "relation", relation, problem, "Use matched pairs for records that are replaced."
+            )
+        coins, halved = len(values), False
+        counts = _of_candidates(values, truth, asked(coins))
+    else:
+        units = checked_pairs(pair, truth)
+        coins, halved = len(values) // 2, relation == "add-or-remove"
+        counts = _of_pairs(values, truth, units, asked(coins))
+    return Tried(counts=tuple(counts), coins=coins, halved=halved)
+
+
+def evenly(numbers: Iterable[int], design: OneRunDesign) -> list[Asked]:
+    """Return each number of guesses once, of candidates also with half of them from below, all with equal shares."""
+    kinds = [
+        (r, both)
+        for r in numbers
+        for both in ((False, True) if design == "coin-flips" and r > 1 else (False,))
+    ]
+    return [Asked(guesses=r, both=both, share=1 / len(kinds)) for r, both in kinds]
+
+
+def fixed(guesses: int, coins: int) -> int:
+    """Return a number of guesses that was fixed beforehand.
+
+    Raises:
+        UsageError: it is below 1 or above the number of coins.
+    """
+    if not 1 <= guesses <= coins:
+        raise UsageError(
+            "guesses", guesses, f"is no number of guesses about {coins} coins", f"Give 1 to {coins}."
+        )
+    return guesses
+
+
+def _of_candidates(scores: Floats, member: Flags, asked: Sequence[Asked]) -> Iterator[tuple[int, int, float]]:
+    """(right, guesses, share) of each number: all that candidates are members, or half and half."""
+    # Equal scores: non-members stand first from above, members from below.
+    above = member[np.lexsort((member, -scores))].cumsum()
+    below = (~member)[np.lexsort((~member, scores))].cumsum()
+    for one in asked:
+        r, low = one.guesses, one.guesses // 2 if one.both else 0
+        right = above[r - low - 1] + (below[low - 1] if low else 0)
+        yield int(right), r, one.share
+
+
+def _of_pairs(
+    scores: Floats, member: Flags, units: Any, asked: Sequence[Asked]
+) -> Iterator[tuple[int, int, float]]:
+    """(right, guesses, share) of each number of pairs that are decided on."""
+    inside, outside = np.empty(len(scores) // 2), np.empty(len(scores) // 2)
+    inside[units[member]], outside[units[~member]] = scores[member], scores[~member]
+    equal = inside == outside  # two infinities have no difference
+    gap = np.where(equal, 0.0, np.abs(np.subtract(inside, outside, where=~equal, out=np.zeros_like(inside))))
+    right = inside > outside
+    ranked = right[np.lexsort((right, -gap))].cumsum()
+    for one in asked:
+        yield int(ranked[one.guesses - 1]), one.guesses, one.share

@@ -1,0 +1,102 @@
+"""Agreement of a copied model with the original, beside a baseline that saw no answer of the original.
+
+Guarantees:
+  * agreement and accuracy carry Clopper-Pearson intervals;
+  * the copy and the baseline are compared on the same records, by McNemar's exact test: only records on which one of
+    them agrees with the model and the other does not count;
+  * the stronger of two baselines counts: a model that never saw an answer, and the model's own most frequent class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fdaudit.metrics._arrays import integers
+from fdaudit.metrics.intervals import clopper_pearson
+from fdaudit.metrics.utility import accuracy_figure
+from fdaudit.types import Figure
+
+__all__ = ["score_extraction"]
+
+
+def score_extraction(
+    copied: Any, model: Any, baseline: Any, true: Any, *, confidence: float = 0.95
+) -> Mapping[str, Figure]:
+    """Return how a copy compares with the model, by name of the figure.
+
+    Args:
+        copied: (n,) classes that the copy predicts for records that trained neither.
+        model: (n,) classes that the model predicts.
+        baseline: (n,) classes that a model predicts which saw no answer.
+        true: (n,) labels.
+        confidence: of the intervals.
+
+    Returns:
+        `agreement` of the copy with the model, `agreement_baseline`, `agreement_gain` (their difference, with p of
+        McNemar's one-sided test), `accuracy` of the copy and `accuracy_model`.
+
+    Raises:
+        UsageError: no record, or lengths that differ.
+    """
+    told = integers(model, "model")
+    same = integers(copied, "copied", len(told)) == told
+    constant = told == np.bincount(told).argmax()
+    trained = integers(baseline, "baseline", len(told)) == told
+    name = (
+        "a model fitted to auxiliary records"
+        if trained.sum() >= constant.sum()
+        else "the most frequent class"
+    )
+    other = trained if trained.sum() >= constant.sum() else constant
+    found = {
+        "agreement": _share("agreement", same, confidence),
+        "agreement_baseline": replace(_share("agreement_baseline", other, confidence), note=f"of {name}"),
+        "agreement_gain": _gain(same, other, confidence, name),
+        "accuracy": accuracy_figure(copied, true, confidence=confidence),
+    }
+    found["accuracy_model"] = replace(
+        accuracy_figure(told, true, confidence=confidence), name="accuracy_model"
+    )
+    return found
+
+
+def _share(name: str, right: Any, confidence: float) -> Figure:
+    interval = clopper_pearson(int(right.sum()), len(right), confidence)
+    return Figure(
+        name=name,
+        value=float(right.mean()),
+        unit="fraction",
+        low=interval.low,
+        high=interval.high,
+        confidence=confidence,
+        method=interval.method,
+        n=len(right),
+    )
+
+
+def _gain(same: Any, other: Any, confidence: float, name: str) -> Figure:
+    """The difference of two shares of the same records; its interval is that of the records that tell them apart."""
+    from scipy.stats import binom
+
+    n, better, worse = len(same), int((same & ~other).sum()), int((other & ~same).sum())
+    apart = better + worse
+    low, high = 0.0, 0.0
+    if apart:
+        interval = clopper_pearson(better, apart, confidence)
+        low, high = ((2 * end - 1) * apart / n for end in (interval.low, interval.high))
+    return Figure(
+        name="agreement_gain",
+        value=(better - worse) / n,
+        unit="fraction",
+        low=low,
+        high=high,
+        confidence=confidence,
+        method="Clopper-Pearson on discordant records",
+        n=n,
+        note=f"over {name}; they differ on {apart} records",
+        p=float(binom.sf(better - 1, apart, 0.5)) if apart else 1.0,
+    )

@@ -1,0 +1,224 @@
+"""A lower bound of μ of Gaussian DP from the guesses of one run: the audit of f-DP.
+
+A mechanism is f-DP where no test of one neighbour against the other has a type II error below f of its type I error.
+It is μ-GDP where f is the trade-off function of N(0, 1) against N(μ, 1) (Dong, Roth & Su 2019). The audit tests one
+such hypothesis after another. It claims something else than the (ε, δ) audit of `lower_bounds`: *the mechanism is not
+μ-GDP for any μ below the bound*. ε at δ of that μ is what the weakest Gaussian mechanism that explains the guesses
+would have; another mechanism that explains them may have less.
+
+Guarantees:
+  * for a mechanism that is μ-GDP the bound lies above μ with a probability of at most 1 - confidence: numbers of
+    guesses are tried as a family that the number of coins alone fixes, and they share the level;
+  * the bound never falls as more guesses are right, and never rises with the confidence.
+
+Source: Mahloujifar, Melis & Chaudhuri 2025, "Auditing f-Differential Privacy in One Run", Theorem 3.1, Algorithm 3.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache, partial
+from typing import Any
+
+from fdaudit.errors import UsageError
+from fdaudit.events import Relation
+from fdaudit.metrics._arrays import probability
+from fdaudit.metrics._guessed import Asked, OneRunDesign, counted, evenly, fixed, tried
+
+__all__ = ["gdp_epsilon", "mu_lower_bound", "mu_p_value", "one_run_mu"]
+
+_OF_CANDIDATES = (
+    (1 / 16, False, 0.1),
+    (1 / 4, False, 0.1),
+    (1 / 16, True, 0.1),
+    (1 / 4, True, 0.35),
+    (1 / 2, True, 0.35),
+)
+"""Numbers of guesses, as shares of the coins; whether half of them are non-members; their parts of the level.
+
+Most of the level goes to the numbers that tell most where scores are Gaussian. A low level costs this test more than
+it costs the (ε, δ) test.
+"""
+_OF_PAIRS = ((1 / 8, False, 0.2), (1 / 2, False, 0.4), (1, False, 0.4))
+"""The same of pairs."""
+_MOST = 64.0
+"""The largest μ that is tried; Φ(-64) is below every double."""
+_STEP = 1e-6
+"""How finely μ is found, which is rounded down, and the logarithm of a p-value, which is rounded up."""
+_LEAST = 1e-250
+"""The smallest p-value that is told."""
+
+
+def mu_lower_bound(
+    scores: Any,
+    member: Any,
+    confidence: float = 0.95,
+    design: OneRunDesign = "coin-flips",
+    relation: Relation = "add-or-remove",
+    *,
+    pair: Any = None,
+    guesses: int | None = None,
+) -> float:
+    """Return a μ such that the mechanism is not μ'-GDP for any μ' below it.
+
+    Args:
+        scores: (n,), higher for "member".
+        member: (n,) booleans: whether the candidate was trained on.
+        confidence: of the bound.
+        design: how membership was decided.
+        relation: which the bound is stated for. What matched pairs show of replaced records is halved: a mechanism
+            that is μ-GDP for records added or removed is 2μ-GDP for records replaced.
+        pair: (n,) number of each candidate's pair; of `matched-pairs` only.
+        guesses: how many guesses are made, fixed before the scores were seen; left out, a family is tried.
+
+    Raises:
+        UsageError: shapes do not match, a number is out of range, or the design does not support the relation.
+    """
+    alpha = 1 - probability(confidence, "confidence")
+    found = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
+    mu = max(_inverted(c, r, found.coins, alpha * w) for c, r, w in found.counts)
+    return mu / 2 if found.halved else mu
+
+
+def mu_p_value(
+    scores: Any,
+    member: Any,
+    mu: float,
+    design: OneRunDesign = "coin-flips",
+    relation: Relation = "add-or-remove",
+    *,
+    pair: Any = None,
+    guesses: int | None = None,
+) -> float:
+    """Return how likely a mechanism that is μ-GDP lets so many guesses be right, at most.
+
+    The number of guesses that are tried is corrected for; the other arguments are those of `mu_lower_bound`.
+
+    Raises:
+        UsageError: as `mu_lower_bound`; or a negative or infinite μ.
+    """
+    _refuse(mu)
+    found = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
+    claim = 2 * mu if found.halved else mu
+    return min(1.0, *(_p_value(c, r, found.coins, claim) / w for c, r, w in found.counts))
+
+
+def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float = 0.95) -> float:
+    """Return the least μ that so many right guesses do not refute; the number of guesses was fixed beforehand.
+
+    Args:
+        correct: c: guesses that were right.
+        guesses: c': guesses made; abstentions are none.
+        canaries: m: records that were each included by a fair coin of their own, guessed or not.
+        confidence: of the bound.
+
+    Raises:
+        UsageError: not 0 <= correct <= guesses <= canaries, no guess, or a number out of range.
+    """
+    counted(correct, guesses, canaries)
+    return _inverted(int(correct), int(guesses), int(canaries), 1 - probability(confidence, "confidence"))
+
+
+def gdp_epsilon(mu: float, delta: float) -> float:
+    """Return ε at δ of a mechanism that is μ-GDP; infinite where δ is 0 and μ is not.
+
+    Raises:
+        UsageError: a negative μ, or a δ outside [0, 1).
+
+    Source: Balle & Wang 2018, Theorem 8: δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ).
+    """
+    from scipy.optimize import brentq
+    from scipy.special import log_ndtr
+
+    _refuse(mu)
+    if not 0 <= delta < 1:
+        raise UsageError("delta", delta, "is no probability", "Give a δ of at least 0 and below 1.")
+    if mu == 0:
+        return 0.0
+    if delta == 0:
+        return math.inf
+
+    def excess(epsilon: float) -> float:
+        first, second = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+        return math.exp(first) - math.exp(second) - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    high = mu * (mu / 2 - float(_quantile(delta)) + 1)
+    return float(brentq(excess, 0.0, high, xtol=1e-12, rtol=1e-12))
+
+
+def _refuse(mu: float) -> None:
+    if not 0 <= mu < math.inf:
+        raise UsageError("mu", mu, "is no finite claim", "Give a number of at least 0.")
+
+
+def _asked(design: OneRunDesign, guesses: int | None, coins: int) -> list[Asked]:
+    """The numbers of guesses that are tried of so many coins, with their parts of the level."""
+    if guesses is not None:
+        return evenly([fixed(guesses, coins)], design)
+    parts = dict[tuple[int, bool], float]()
+    for share, both, part in _OF_CANDIDATES if design == "coin-flips" else _OF_PAIRS:
+        r = max(1, round(share * coins))
+        at = (r, both and r > 1)
+        parts[at] = parts.get(at, 0.0) + part
+    return [Asked(guesses=r, both=both, share=part) for (r, both), part in parts.items()]
+
+
+def _refuted(correct: int, guesses: int, canaries: int, mu: float, level: float) -> bool:
+    """Return whether `correct` or more right guesses have a probability below `level` under every μ-GDP mechanism.
+
+    Let P_j be the probability of j or more right guesses. In such a run a coin picked at random is guessed right with
+    probability r_j and wrong with probability h_j: m r_j = j P_j + Σ_{i>j} P_i and m h_j = c' P_j - m r_j. Flipping
+    the coin turns a right guess into a wrong one, so that h_j >= f(1 - r_{j+1}). The right side never falls in any P_i.
+    So the least P_j follow one after the other, from P_c = level and P_i = 0 for i > c. Where P_0 would have to
+    exceed 1, the hypothesis is refuted. Once a step leaves P_j as it was, all further ones do.
+    """
+    from scipy.special import ndtr, ndtri
+
+    right = correct * level / canaries
+    wrong = (guesses - correct) * level / canaries
+    for j in range(correct - 1, -1, -1):
+        if right >= 1:
+            return True
+        least = float(ndtr(ndtri(right) - mu))
+        if least <= wrong:
+            break
+        right += j / (guesses - j) * (least - wrong)
+        wrong = least
+    return right + wrong > guesses / canaries
+
+
+def _p_value(correct: int, guesses: int, canaries: int, mu: float) -> float:
+    """The largest probability of so many right guesses, or more, under μ-GDP; rounded up."""
+    if correct == 0:
+        return 1.0
+    low, high = math.log(_LEAST), 0.0
+    while high - low > _STEP:
+        middle = (low + high) / 2
+        if _refuted(correct, guesses, canaries, mu, math.exp(middle)):
+            high = middle
+        else:
+            low = middle
+    return math.exp(high)
+
+
+@lru_cache(maxsize=65536)
+def _inverted(correct: int, guesses: int, canaries: int, level: float) -> float:
+    """The largest μ that is refuted, rounded down; 0 where not even μ = 0 is."""
+    low, high = 0.0, 1.0
+    while high < _MOST and _refuted(correct, guesses, canaries, high, level):
+        low, high = high, 2 * high
+    while high - low > _STEP:
+        middle = (low + high) / 2
+        if _refuted(correct, guesses, canaries, middle, level):
+            low = middle
+        else:
+            high = middle
+    return max(0.0, low - _STEP)
+
+
+def _quantile(delta: float) -> float:
+    from scipy.special import ndtri
+
+    return float(ndtri(delta))

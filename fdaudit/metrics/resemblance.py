@@ -1,0 +1,120 @@
+"""Measures of resemblance between guessed images and records, several at once.
+
+A blurred, noisy or low-contrast image may have a large squared error and still show one record and no other. So
+resemblance is also measured by correlations, which ignore brightness and contrast, and within bands of spatial
+frequency, which leave out the noise of the other bands. Faces, for one, are recognised by 8 to 16 cycles a face width
+(Näsänen, "Spatial frequency bandwidth used in the recognition of facial images", Vision Research 39 (1999)).
+
+Guarantees:
+  * a correlation does not change when a guess is scaled, or shifted by a constant;
+  * what all records share distinguishes none of them: their mean is removed before a correlation;
+  * an image without contrast resembles no record more than another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from fdaudit.metrics._arrays import Floats
+
+__all__ = ["resemblances"]
+
+_OCTAVES = ((0.0, 2.0), (2.0, 4.0), (4.0, 8.0), (8.0, 16.0))
+"""Bands of spatial frequency, in cycles across the shorter side."""
+
+_FLAT = 1e-6
+"""Length of features, relative to the records', up to which an image counts as without contrast."""
+
+_EVEN = 0.5
+"""Which power of their spread `whitened` takes from the principal components: 0 leaves them, 1 evens them out."""
+
+_TINY = 1e-300
+
+_DIGITS = 9
+"""Decimals that are kept: rounding must not tell equal images apart."""
+
+
+def resemblances(guess: torch.Tensor, records: torch.Tensor) -> dict[str, Floats]:
+    """Measure how much each guess resembles each record of one class; higher is closer.
+
+    Args:
+        guess: (m, c, h, w) in [0, 1].
+        records: (N, c, h, w) in [0, 1].
+
+    Returns:
+        By distance (m, N) float64: `pixels`, minus the mean squared error; `correlation`, of pixels; `gradients`, the
+        correlation of gradient magnitudes; `whitened`, the correlation of principal components with their spread
+        partly evened out; correlations in the bands that the image size resolves; and `all`, the mean of all
+        correlations.
+    """
+    both = torch.cat([guess, records]).double()
+    m = len(guess)
+    spectrum = _cosine_transform(both)
+    flat = spectrum.flatten(1)
+    pixels = _without_mean(spectrum.flatten(2)[:, :, 1:].flatten(1), m)  # the first is the mean brightness
+    found = {
+        "pixels": -torch.cdist(flat[:m], flat[m:]).square().numpy() / flat.shape[1],
+        "correlation": _correlation(pixels, m),
+        "whitened": _correlation(_whitened(pixels, m), m),
+        "gradients": _correlation(_without_mean(_gradient_magnitude(both).flatten(1), m), m),
+    }
+    for (low, high), band in _bands(*both.shape[-2:]).items():
+        within = _without_mean(spectrum[:, :, band].flatten(1), m)
+        found[f"{low:g} to {high:g} cycles"] = _correlation(within, m)
+    found["all"] = np.mean([values for name, values in found.items() if name != "pixels"], axis=0)
+    return {name: np.round(values, _DIGITS) for name, values in found.items()}
+
+
+def _cosine_transform(x: torch.Tensor) -> torch.Tensor:
+    """The orthonormal discrete cosine transform of images; it sees no step between opposite borders."""
+    from scipy.fft import dctn
+
+    return torch.from_numpy(dctn(x.numpy(), axes=(-2, -1), norm="ortho"))
+
+
+def _bands(height: int, width: int) -> Mapping[tuple[float, float], torch.Tensor]:
+    """Which coefficients (h, w) of the cosine transform lie in which band; coefficient k has k / 2 cycles."""
+    short = min(height, width)
+    rows = torch.arange(height).double() / 2 * (short / height)
+    columns = torch.arange(width).double() / 2 * (short / width)
+    radius = (rows[:, None].square() + columns[None, :].square()).sqrt()
+    radius[0, 0] = torch.inf  # the mean brightness
+    bands = {(low, high): (radius > low) & (radius <= high) for low, high in _OCTAVES if low < short / 2}
+    return {ends: band for ends, band in bands.items() if bool(band.any())}
+
+
+def _gradient_magnitude(x: torch.Tensor) -> torch.Tensor:
+    """The length of the gradient between neighbouring pixels, (n, c, h - 1, w - 1)."""
+    down = x[..., 1:, :-1] - x[..., :-1, :-1]
+    across = x[..., :-1, 1:] - x[..., :-1, :-1]
+    return (down.square() + across.square()).sqrt()
+
+
+def _without_mean(features: torch.Tensor, m: int) -> torch.Tensor:
+    """Features (m + N, d) less the part along the mean of the last `N`, the records: what tells these apart is left."""
+    mean = features[m:].mean(0)
+    along = features @ mean / mean.square().sum().clamp(min=_TINY)
+    return features - along[:, None] * mean
+
+
+def _whitened(features: torch.Tensor, m: int) -> torch.Tensor:
+    """Project on the principal components of the last `N` rows, the records, and even out their spread."""
+    records = features[m:]
+    wide = records.shape[0] < records.shape[1]
+    variance, vectors = torch.linalg.eigh(records @ records.T if wide else records.T @ records)
+    kept = variance > _FLAT * variance[-1]
+    power = _EVEN / 2 + (0.5 if wide else 0.0)
+    through = features @ records.T if wide else features
+    evened: torch.Tensor = through @ vectors[:, kept] / variance[kept] ** power
+    return evened
+
+
+def _correlation(features: torch.Tensor, m: int) -> Floats:
+    """Correlate the first `m` rows with the others, (m, N); a row without contrast correlates with none."""
+    norms = features.norm(dim=1, keepdim=True)
+    seen = norms > _FLAT * norms[m:].median()
+    unit = torch.where(seen, features / norms.clamp(min=_TINY), torch.zeros_like(features))
+    return np.asarray((unit[:m] @ unit[m:].T).numpy())

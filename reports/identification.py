@@ -1,0 +1,78 @@
+"""When reconstructions identify records: the rule, and the caution where no rule fires.
+
+Guarantees:
+  * nothing is called identified by a rate alone: the p-value is held against the run's level as well;
+  * pictures in which no test found anything are never shown without the caution to look at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fdaudit.types import Figure
+
+from .text import amount
+
+__all__ = ["LOOK", "RATE_STRONG", "RULE", "identified", "identifies", "rates"]
+
+RATE_STRONG = 0.25
+"""Share of records picked out of their galleries from which identification counts as a leak, not a partial one."""
+
+CHANCE_MARGIN = 2.0
+"""Multiple of chance that the lower end of that share's interval must lie above."""
+
+LOOK = "No test fired. A person may still recognise what the pictures show: look at them."
+"""The caution beside pictures in which no test found anything."""
+
+RULE = (
+    "Records are also identified where more of them are picked out of a gallery, of other records of their class, than "
+    "by chance, with a p-value that is corrected like those of membership. That is a leak where the share reaches "
+    f"{RATE_STRONG:.0%} and the lower end of its interval lies above {CHANCE_MARGIN:.0f} times chance, "
+    "else a partial leak."
+)
+
+_NAMES = {"identification": "records", "identity_identification": "identities"}
+
+
+def rates(figures: Sequence[Figure]) -> tuple[Figure, ...]:
+    """The figures with p-values that a judgement of identification looks at."""
+    return tuple(f for f in figures if f.name in _NAMES and f.value is not None and f.p is not None)
+
+
+def identified(figures: Sequence[Figure], level: float) -> str:
+    """Say how figures show that records are identified, as a clause; empty where they do not.
+
+    Args:
+        figures: of one victim, or of all together.
+        level: the p-value up to which a figure counts.
+    """
+    for figure in rates(figures):
+        chance = _chance(figures, figure)
+        if _significant(figure, level) and (figure.value or 0.0) > chance:
+            share, luck = (amount(v, "fraction") for v in (figure.value or 0.0, chance))
+            return (
+                f"{share} of {figure.n} {_NAMES[figure.name]} are picked out of their galleries, by chance {luck}, "
+                f"and chance does as well with p = {figure.p:.1g}, not above {level:.1g}"
+            )
+    return ""
+
+
+def identifies(figures: Sequence[Figure], level: float) -> bool:
+    """Return whether figures show that many records are identified, far beyond chance."""
+    return any(
+        _significant(f, level)
+        and (f.value or 0.0) >= RATE_STRONG
+        and (f.low or 0.0) > CHANCE_MARGIN * _chance(figures, f)
+        for f in rates(figures)
+    )
+
+
+def _significant(figure: Figure, level: float) -> bool:
+    """Return whether chance alone would rarely do as well."""
+    return figure.p is not None and figure.p <= level
+
+
+def _chance(figures: Sequence[Figure], rate: Figure) -> float:
+    """The share that chance picks out; nothing is above 1, so a rate without it shows nothing."""
+    found = next((f.value for f in figures if f.name == f"{rate.name}_chance"), None)
+    return 1.0 if found is None else found

@@ -1,0 +1,101 @@
+"""Claims of ε over a sweep: contradictions that survive a correction for the number of runs.
+
+Guarantees:
+  * where every claim of a sweep holds, any of them is called contradicted with a probability of at most `LEVEL`. A
+    run's p-value holds for all its claims together, and Holm's procedure corrects for the runs;
+  * every run with a claim and an attack that gave scores counts as a test, also if it contradicts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .schema import Check
+from .sweep_rows import Row
+from .text import amount, clip, joined, party
+
+__all__ = ["LEVEL", "Contradiction", "Contradictions", "contradictions"]
+
+LEVEL = 0.05
+"""Chance that any claim of a sweep is called contradicted where all of them hold."""
+
+_NAMED = 4
+"""Contradictions that are named in a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contradiction:
+    """A claim that a run's own check contradicts.
+
+    Attributes:
+        row: the run.
+        check: its check with the least p-value.
+        p: that p-value after Holm's correction over the runs of the sweep.
+    """
+
+    row: Row
+    check: Check
+    p: float
+
+    @property
+    def survives(self) -> bool:
+        """Return whether it contradicts its claim after the correction."""
+        return self.p <= LEVEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contradictions:
+    """The contradicted claims of a sweep.
+
+    Attributes:
+        tested: runs that had a claim and scores to test it by.
+        found: one a run that contradicts a claim by itself, the least p-value first.
+    """
+
+    tested: int
+    found: tuple[Contradiction, ...]
+
+    def in_words(self) -> Iterator[str]:
+        """Yield what may be said of it, one sentence each; nothing where no claim was tested."""
+        if not self.tested:
+            return
+        kept = [c for c in self.found if c.survives]
+        lost = len(self.found) - len(kept)
+        over = f"after Holm's correction over {self.tested} tested {'run' if self.tested == 1 else 'runs'}"
+        if kept:
+            named = joined([_called(c) for c in kept[:_NAMED]])
+            more = f", and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
+            yield f"Attacks contradict a claimed ε, {over}: {named}{more}."
+        if lost:
+            yield (
+                f"In {lost} {'run' if lost == 1 else 'runs'} a claim is contradicted by the run alone, and not {over}: "
+                "so many runs show as much by chance."
+            )
+        if not self.found:
+            yield f"No attack contradicts a claimed ε in {self.tested} tested {'run' if self.tested == 1 else 'runs'}."
+
+
+def contradictions(rows: Sequence[Row]) -> Contradictions:
+    """Return the contradicted claims of a sweep's runs, corrected over the runs (Holm 1979)."""
+    least = [(c, row) for row in rows if (c := _least(row)) is not None]
+    ranked = sorted(least, key=lambda pair: pair[0].p or 0.0)
+    found, corrected = [], 0.0
+    for place, (check, row) in enumerate(ranked):
+        corrected = min(1.0, max(corrected, (len(ranked) - place) * (check.p or 0.0)))
+        if (check.p or 0.0) <= LEVEL:
+            found.append(Contradiction(row=row, check=check, p=corrected))
+    return Contradictions(tested=len(ranked), found=tuple(found))
+
+
+def _least(row: Row) -> Check | None:
+    """The check of a run with the least p-value, or None where none has one."""
+    checks = () if row.cell.result is None else row.cell.result.checks
+    return min((c for c in checks if c.p is not None), key=lambda c: c.p or 0.0, default=None)
+
+
+def _called(found: Contradiction) -> str:
+    cell, check = found.row.cell, found.check
+    under = f" under {clip(cell.defence, 40)}" if cell.level != float("inf") else ""
+    claim = f"{amount(check.claimed or 0.0)} for {party(check.adversary)}"
+    return f"{clip(cell.protocol, 40)}{under}, seed {cell.seed} ({claim}, p = {found.p:.1g})"

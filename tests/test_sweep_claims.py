@@ -1,0 +1,84 @@
+"""Claims over a sweep: what a single run contradicts must survive a correction over all runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fdaudit.reports.schema import Check, Result
+from fdaudit.reports.sweep_claims import contradictions
+from fdaudit.reports.sweep_rows import Row, SweepCell
+from scipy.stats import binom
+
+
+def check(p: float | None, adversary: str = "server") -> Check:
+    return Check(
+        adversary=adversary,
+        claimed=2.0,
+        verdict="contradicted" if p is not None and p <= 0.05 else "consistent",
+        reason="",
+        confidence=0.95,
+        p=p,
+    )
+
+
+def row(seed: int, *checks: Check, **changes: Any) -> Row:
+    result = Result.model_construct(checks=checks) if checks else None
+    stated: dict[str, Any] = {"key": f"{seed:016x}", "protocol": "fedavg", "defence": "dp-sgd", "level": 2.0}
+    return Row(cell=SweepCell(**{**stated, "seed": seed, "status": "done", "result": result, **changes}))
+
+
+def test_one_weak_contradiction_among_many_runs_does_not_survive() -> None:
+    found = contradictions([row(0, check(0.03)), *(row(n, check(0.5)) for n in range(1, 20))])
+    assert found.tested == 20
+    (one,) = found.found
+    assert one.p == pytest.approx(0.6)
+    assert not one.survives
+    (said,) = found.in_words()
+    assert "In 1 run a claim is contradicted by the run alone" in said
+    assert "20 tested runs" in said
+
+
+def test_a_strong_contradiction_survives_and_is_named() -> None:
+    found = contradictions(
+        [row(0, check(1e-6), check(0.9, "world")), *(row(n, check(0.5)) for n in range(1, 20))]
+    )
+    (one,) = found.found
+    assert one.p == pytest.approx(2e-5)
+    assert one.survives
+    (said,) = found.in_words()
+    assert said.startswith("Attacks contradict a claimed ε, after Holm's correction over 20 tested runs")
+    assert "fedavg under dp-sgd, seed 0 (2.000 for the server, p = 2e-05)" in said
+
+
+def test_the_correction_is_holms_step_by_step() -> None:
+    """By the book: ranked p-values times the number of hypotheses left, never falling."""
+    values = [0.001, 0.012, 0.02, 0.04, 0.9]
+    found = contradictions([row(n, check(p)) for n, p in enumerate(values)])
+    expected = np.maximum.accumulate(np.array(values[:4]) * np.array([5, 4, 3, 2]))
+    assert [c.p for c in found.found] == pytest.approx(list(expected))
+    assert [c.survives for c in found.found] == [True, True, False, False]
+    assert (
+        contradictions([row(n, check(p)) for n, p in enumerate(reversed(values))]).found[0].p
+        == found.found[0].p
+    )
+
+
+def test_runs_without_a_tested_claim_do_not_count() -> None:
+    found = contradictions([row(0, check(0.02)), row(1, check(None)), row(2, status="failed")])
+    assert found.tested == 1
+    assert found.found[0].survives
+    assert list(contradictions([row(2, status="failed")]).in_words()) == []
+    (said,) = contradictions([row(0, check(0.2))]).in_words()
+    assert said == "No attack contradicts a claimed ε in 1 tested run."
+
+
+def test_in_sweeps_whose_claims_hold_hardly_any_contradiction_survives() -> None:
+    rng, kept, alone = np.random.default_rng(4), 0, 0
+    for _ in range(400):
+        found = contradictions([row(n, check(float(p))) for n, p in enumerate(rng.random(30))])
+        kept += any(c.survives for c in found.found)
+        alone += bool(found.found)
+    assert kept <= binom.ppf(0.999, 400, 0.05)
+    assert alone > 200, "without the correction most honest sweeps would accuse somebody"
