@@ -219,7 +219,7 @@ def test_an_attack_that_is_run_again_gets_new_noise_on_new_questions(
         monkeypatch.setattr("fdaudit.cells.attack", attack)
         with stage.adversary("server") as adversary:
             case = Case(knowledge=stage.knowledge(adversary), task=task, seed=0)
-            stage._ask("server/one-attack", stage.plan.attacks[0], adversary, case)
+            stage._ask("server/one-attack", stage.plan.attacks[0], adversary.view, [case])
     first, second = (z - z.mean(1, keepdim=True) for z in found)
     assert float((first - second).std()) > float(first.std())
 
