@@ -20,7 +20,6 @@ from .schema import Image
 from .text import amount, measure, odds
 
 __all__ = [
-    "AGREEMENT_LEVEL",
     "AGREEMENT_STRONG",
     "AUC_STRONG",
     "FAMILY_LEVEL",
@@ -61,9 +60,6 @@ TV_STRONG = 0.1
 
 AGREEMENT_STRONG = 0.9
 """Share of records that a copy and the model answer alike, from which a model counts as copied."""
-
-AGREEMENT_LEVEL = 0.001
-"""p-value up to which a copy counts as better than one made without the model's answers."""
 
 FAMILY_LEVEL = 0.05
 """Chance that any test of a run finds something where nothing leaks."""
@@ -274,10 +270,12 @@ def _labels_telling(evidence: Evidence) -> bool:
 
 def _extraction_signal(evidence: Evidence) -> str:
     gain = by_name(evidence.figures, "agreement_gain")
-    if gain is None or gain.value is None or gain.value <= 0 or gain.p is None or gain.p > AGREEMENT_LEVEL:
+    if gain is None or gain.p is None or (gain.value or 0.0) <= 0 or not _unlikely(gain, evidence):
         return ""
-    chance = f"p = {gain.p:.1g}; our limit is {AGREEMENT_LEVEL:g}"
-    return f"a copy made without the answers would agree this often with {chance}"
+    above = amount(gain.value or 0.0, "fraction")
+    return (
+        f"the copy agrees with the model {above} more often than the baseline does{_chance(gain, evidence)}"
+    )
 
 
 def _extraction_strong(evidence: Evidence) -> bool:
@@ -342,8 +340,8 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             strong=_extraction_strong,
             telling=_bounded("agreement_gain"),
             text="A copy agrees with the model on more test records than the baseline does (a model fitted to "
-            "auxiliary records, or the most frequent class), by McNemar's exact test with a p-value of at most "
-            f"{AGREEMENT_LEVEL:g}. It is a leak where the two agree on {AGREEMENT_STRONG:.0%} of the records or more, "
+            "auxiliary records, or the most frequent class), by McNemar's exact test after correction. "
+            f"It is a leak where the two agree on {AGREEMENT_STRONG:.0%} of the records or more, "
             "else a partial leak.",
         ),
     }
