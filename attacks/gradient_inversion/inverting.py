@@ -92,7 +92,7 @@ class InvertingGradients:
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
     source: ClassVar[str] = "Geiping, Bauermeister, Dröge & Moeller 2020"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"restarts": 2, "iterations": 500, "simulated_steps": 8},
+        "quick": {"restarts": 1, "iterations": 500, "trials": 0.25, "simulated_steps": 8},
         "standard": {"restarts": 2, "iterations": 2000, "trials": 0.25},
         "full": {"restarts": 8, "iterations": 8000, "trials": 0.125, "simulated_steps": 512},
     }
@@ -199,8 +199,9 @@ class _Inversion:
         if auxiliary is not None:
             means = class_means(auxiliary, max(int(auxiliary[1].max()), int(labels.max())) + 1)
         read, cfg = upload, self.config
-        if self._as_one_step(upload):  # the reading is coarse, and more starts make it no finer
-            read, cfg = upload.as_one_step(), cfg.model_copy(update={"restarts": 1})
+        if self._as_one_step(upload):  # the reading is coarse, and more starts or steps make it no finer
+            few = {"restarts": 1, "iterations": max(1, cfg.iterations // 4)}
+            read, cfg = upload.as_one_step(), cfg.model_copy(update=few)
         found = invert_gradients(
             self.module.to(self.device),
             {k: t.to(self.device) for k, t in read.start.items()},

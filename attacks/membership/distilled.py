@@ -60,8 +60,8 @@ class DistillationLiRA:
     source: ClassVar[str] = "Shi, Ouyang & Wang 2025, with shadow models (our reading)"
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"matched": 200, "students": 8, "distill_steps": 60},
-        "standard": {"matched": 800, "students": 64},
+        "quick": {"matched": 120, "students": 4, "distill_steps": 80},
+        "standard": {"matched": 500, "students": 64},
         "full": {"matched": 2000, "students": 256, "distill_steps": 2000},
     }
     control: ClassVar[dict[str, Any]] = {"on": "federation"}

@@ -69,7 +69,7 @@ class BREPMI:
     source: ClassVar[str] = "Kahla, Chen, Just & Jia 2022"
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"gan_steps": 100, "queries": 10_000},
+        "quick": {"gan_steps": 100, "queries": 4_000},
         "standard": {"gan_steps": 5000, "width": 16},
         "full": {"gan_steps": 15_000, "width": 16, "queries": 1_000_000, "points": 64},
     }
