@@ -90,6 +90,7 @@ class Rule:
         chance: the value it has when nothing leaks, where that is one number.
         higher: whether a higher value means a larger leak.
         leaked: what the adversary could do, as a clause that follows its name.
+        shown: the same where only classes were shown, no record; empty where the goal knows no such finding.
         frame: the deciding figure in a sentence, with a place for its value.
         signal: how evidence shows a leak, as a clause; empty where it shows none.
         strong: whether evidence with a signal shows a grave one.
@@ -101,6 +102,7 @@ class Rule:
     chance: float | None
     higher: bool
     leaked: str
+    shown: str = ""
     frame: str
     signal: Callable[[Evidence], str]
     strong: Callable[[Evidence], bool]
@@ -290,6 +292,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             chance=0.0,
             higher=True,
             leaked="could reconstruct private training inputs",
+            shown="could show what private classes look like",
             frame="{} closer to the truth than the prior",
             signal=_reconstruction_signal,
             strong=_reconstruction_strong,

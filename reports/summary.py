@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from .inheritance import Standing, standings
-from .rules import RULES
+from .rules import RULES, by_name
 from .schema import Result
 from .text import amount, clip, joined, party, sentence
 from .verdict import Finding, Level, strongest
@@ -122,9 +122,16 @@ def _clauses(held: Sequence[Standing], level: Level) -> list[str]:
     for goal, rule in RULES.items():
         same = [s for s in held if s.goal == goal and s.level == level]
         if same:
-            victims = _victims([s.finding for s in same if s.finding is not None])
-            clauses.append(f"{joined(party(s.adversary) for s in same)} {rule.leaked}{victims}")
+            found = [s.finding for s in same if s.finding is not None]
+            of_classes = rule.shown and level == "partial" and all(_of_classes(f) for f in found)
+            what = rule.shown if of_classes else rule.leaked
+            clauses.append(f"{joined(party(s.adversary) for s in same)} {what}{_victims(found)}")
     return clauses
+
+
+def _of_classes(finding: Finding) -> bool:
+    """Whether a finding is about what classes look like, and not about single records."""
+    return by_name(finding.cell.figures, "evaluator_accuracy") is not None
 
 
 def _victims(findings: Sequence[Finding]) -> str:

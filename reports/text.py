@@ -159,15 +159,23 @@ def measure(figure: Figure, value: float) -> str:
     return amount(value, "" if figure.name.removesuffix("_mean") in _PURE else figure.unit)
 
 
+_MOST_TRIALS = 10**6
+"""Trials beyond which a chance is not told apart from none."""
+
+
 def odds(p: float, limit: float) -> str:
     """Return a p-value and its limit as counts: "3 times in 1,000; our limit is 50".
 
     The number of trials is the least power of ten from 100 on that shows the count and which of the two is larger.
     """
     among = 100
-    while among < 10**9 and (p * among < 0.95 or (round(p * among) == round(limit * among) and p != limit)):
+    while among < _MOST_TRIALS and (
+        p * among < 0.95 or (round(p * among) == round(limit * among) and p != limit)
+    ):
         among *= 10
     times = round(p * among)
+    if not times:
+        return f"less than once in {among:,}; our limit is {limit * among:,.0f}"
     return f"{times:,} time{'' if times == 1 else 's'} in {among:,}; our limit is {limit * among:,.0f}"
 
 

@@ -9,6 +9,7 @@ import pytest
 from fdaudit.reports.rules import RULES
 from fdaudit.reports.schema import Cell, Control, Controls, Image, Result, Target
 from fdaudit.reports.summary import private_kinds, summarise
+from fdaudit.reports.text import odds
 from fdaudit.reports.verdict import LEVELS, Level, judge, judge_all, strongest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,6 +125,29 @@ def test_nothing_found_without_a_passed_positive_control_shows_nothing(positive:
     found = judge(loud)
     assert found.level == "leak"
     assert any("positive control" in caution for caution in found.cautions)
+
+
+def test_chances_are_told_as_counts() -> None:
+    assert odds(3e-5, 0.05) == "3 times in 100,000; our limit is 5,000"
+    assert odds(0.02, 0.05) == "2 times in 100; our limit is 5"
+    assert odds(1e-60, 0.05) == "less than once in 1,000,000; our limit is 50,000"
+
+
+def test_a_headline_says_what_was_shown_where_only_classes_were() -> None:
+    shown = (figure("evaluator_accuracy", 0.9, 0.6, 1.0, 1e-4), figure("evaluator_chance", 0.2))
+    victims = tuple(Target(target=f"client/{k}", figures=shown) for k in range(2))
+    classes = cell("reconstruction", *shown, targets=victims)
+    said = _summary(minimal() | {"cells": [json.loads(classes.model_dump_json())]}).headline
+    assert "could show what private classes look like" in said
+    assert "training inputs" not in said
+
+
+def test_a_positive_control_that_failed_hides_no_leak() -> None:
+    controls = Controls(positive=Control(what="overfit", passed=False), negative=PASSED.negative)
+    loud = cell("membership", figure("auc", 0.9, 0.8, 1.0, 1e-6), controls=controls)
+    assert judge(loud.model_copy(update={"status": "inconclusive"})).level == "leak"
+    quiet = cell("membership", figure("auc", 0.5, 0.4, 0.6, 0.5), controls=controls)
+    assert judge(quiet.model_copy(update={"status": "inconclusive"})).level == "inconclusive"
 
 
 def test_a_failed_negative_control_outweighs_any_figure() -> None:
