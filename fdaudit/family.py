@@ -91,7 +91,7 @@ def candidate_scores(
 def _is_judged(cell: Mapping[str, Any]) -> bool:
     """Return whether a cell ran and its negative control did not fail: a verdict rests on no other cell."""
     negative = (cell["controls"] or {}).get("negative")
-    return cell["status"] == "run" and (negative is None or bool(negative["passed"]))
+    return cell["status"] in ("run", "inconclusive") and (negative is None or bool(negative["passed"]))
 
 
 def _paired(truth: Truth, client: str, scores: Any) -> Pairs:

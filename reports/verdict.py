@@ -125,6 +125,8 @@ def judge(cell: Cell, number: int = 1, correction: Correction | None = None) -> 
         return replace(finding, level=cell.status, cautions=_look(cell, cell.status))
     measured = _measured(rule, key, worst, worst_key)
     decided = _decided(replace(finding, measured=measured), rule, correction or Correction())
+    if cell.status == "inconclusive" and decided.level not in ("leak", "partial"):
+        decided = replace(decided, level="inconclusive", because=cell.reason or decided.because)
     return replace(decided, cautions=(*decided.cautions, *_look(cell, decided.level)))
 
 

@@ -14,6 +14,8 @@ from .recompute_claims import Claims, Path
 from .recompute_evidence import Array, Evidence
 
 LEVEL = 0.05
+BY_COINS = 0.6
+"""Share of the level for membership, where other goals have tests too (docs/report.md)."""
 REFLIPS, DRAWN_AT_ONCE = 20_000, 1000
 """Of all coins, and how many are drawn at once (docs/report.md)."""
 RATES = (0.1, 0.01, 0.001)
@@ -43,22 +45,31 @@ def claim_family(claims: Claims, evidence: Evidence, result: Any) -> None:
     """Claims every number of the family, and that it has the figures that verdicts rest on and no other."""
     where: Path = ("result", "family")
     claims.equal((*where, "level"), LEVEL)
-    tests = _tests(evidence, tuple(_judged(result["cells"])))
+    others = _others(_judged(result["cells"], membership=False))
+    by_coins = tuple(cell["id"] for cell in _judged(result["cells"], membership=True))
+    share = BY_COINS if others and by_coins else 1.0
+    tests = _tests(evidence, by_coins, LEVEL * share)
+    p = {key: min(1.0, value / share) for key, value in tests.p.items()}
+    rest = 1 - share if by_coins else 1.0
+    p |= {key: min(1.0, value / rest) for key, value in _holm(others).items()}
+    if others:
+        claims.equal((*where, "by_themselves", "level"), LEVEL * rest)
+        claims.equal((*where, "by_themselves", "tests"), len(others))
     named = [(row["cell"], row["target"], row["figure"]) for row in result["family"]["adjusted"]]
-    if sorted(map(str, named)) != sorted(map(str, tests.p)):
+    if sorted(map(str, named)) != sorted(map(str, p)):
         claims.wrong.append("family: other figures are tested than those that verdicts rest on")
         return
     for k, row in enumerate(named):
-        claims.equal((*where, "adjusted", k, "p"), tests.p[row])
+        claims.equal((*where, "adjusted", k, "p"), p[row])
         if tests.floors.get(row, 2) <= 1:
             claims.equal((*where, "adjusted", k, "floor"), tests.floors[row])
-    if not named:
+    if not tests.p:
         return
     told: dict[str, float] = {
-        "level": LEVEL,
+        "level": LEVEL * share,
         "coins": tests.coins,
         "reflips": REFLIPS,
-        "statistics": len(named),
+        "statistics": len(tests.p),
     }
     for name, alone in (("floor", False), ("floor_one_victim", True)):
         largest = max(v for (_, target, _), v in tests.floors.items() if (target is not None) == alone)
@@ -67,22 +78,43 @@ def claim_family(claims: Claims, evidence: Evidence, result: Any) -> None:
         claims.equal((*where, "by_coins", name), value)
 
 
-def _judged(cells: Sequence[Any]) -> Iterator[str]:
-    """Membership cells that ran and whose negative control did not fail."""
+def _judged(cells: Sequence[Any], membership: bool) -> Iterator[Any]:
+    """Cells that ran and whose negative control did not fail, of membership or of other goals."""
     for cell in cells:
         negative = (cell["controls"] or {}).get("negative")
-        if cell["goal"] == "membership" and cell["status"] == "run" and (not negative or negative["passed"]):
-            yield cell["id"]
+        ran = cell["status"] in ("run", "inconclusive") and (not negative or negative["passed"])
+        if ran and (cell["goal"] == "membership") == membership:
+            yield cell
+
+
+def _others(cells: Iterator[Any]) -> dict[tuple[str, str | None, str], float]:
+    """The p-values of figures of other goals, without the worst victim's, which stand beside that victim too."""
+    return {
+        (cell["id"], None if victim is cell else victim["target"], figure["name"]): figure["p"]
+        for cell in cells
+        for victim in (cell, *cell["targets"])
+        for figure in victim["figures"]
+        if figure["p"] is not None and not figure["name"].endswith("_worst")
+    }
+
+
+def _holm(p: Mapping[tuple[str, str | None, str], float]) -> dict[tuple[str, str | None, str], float]:
+    """Holm 1979: the k-th least of m p-values times m - k + 1, never less than the one before."""
+    found, least = {}, 0.0
+    for k, key in enumerate(sorted(p, key=p.__getitem__)):
+        least = max(least, (len(p) - k) * p[key])
+        found[key] = min(1.0, least)
+    return found
 
 
 @cache
-def _tests(evidence: Evidence, cells: tuple[str, ...]) -> _Tests:
+def _tests(evidence: Evidence, cells: tuple[str, ...], level: float) -> _Tests:
     columns, coins = _columns(evidence, cells)
     if not columns:
         return _Tests({}, {}, coins)
     seen = _statistics(columns, np.ones((1, coins), dtype=bool))[0]
     drawn = _statistics(columns, _flips(evidence.seed("family"), coins))
-    critical = np.sort(drawn.max(1))[::-1][int(LEVEL * (1 + REFLIPS)) - 1]
+    critical = np.sort(drawn.max(1))[::-1][int(level * (1 + REFLIPS)) - 1]
     floors = {}
     for column in columns:
         if column.figure == "auc":

@@ -33,7 +33,9 @@ def test_an_attack_that_is_killed_anywhere_leaves_the_old_outcome_with_its_score
     tmp_path: Path,
 ) -> None:
     """Killed at every rename and removal in turn; until the new outcome stands the old one has its scores."""
-    first = fdaudit.run(tiny(attacks=[{"name": "loss-threshold"}], threads=1), tmp_path / "first").directory
+    first = fdaudit.run(
+        tiny(attacks=[{"name": "loss-threshold"}], threads=1, seed=9), tmp_path / "first"
+    ).directory
     outcome = "attacks/server-loss-threshold.json"
     old, old_scores = (first / outcome).read_bytes(), evidence(first)["client/0"]
     whole = Path(shutil.copytree(first, tmp_path / "whole"))

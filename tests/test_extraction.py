@@ -271,6 +271,6 @@ def test_the_rule_wants_a_gain_that_chance_does_not_explain() -> None:
     assert rule.signal(shown(0.2, 1e-4, 0.95))
     assert rule.strong(shown(0.2, 1e-4, 0.95))
     assert not rule.strong(shown(0.2, 1e-4, 0.89))
-    assert not rule.signal(shown(0.2, 0.01, 0.95))
+    assert not rule.signal(shown(0.2, 0.06, 0.95))
     assert not rule.signal(shown(0.2, None, 0.95))
     assert not rule.signal(shown(-0.2, 1e-9, 0.95))

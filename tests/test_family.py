@@ -100,7 +100,7 @@ def test_membership_scores_that_the_vault_does_not_keep_stand_by_their_own_p_val
     assert adjusted(family_of(PLAN, tmp_path, [outside]))["server/external-x", None, "auc"] == 0.02
 
 
-@pytest.mark.parametrize("more", [{"fooled": True}, {"status": "failed"}, {"status": "inconclusive"}])
+@pytest.mark.parametrize("more", [{"fooled": True}, {"status": "failed"}])
 def test_cells_on_which_no_verdict_rests_are_not_tested(
     scores: Any, tmp_path: Any, more: dict[str, Any]
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fdaudit.reports.correction import Correction
 from fdaudit.reports.identification import LOOK
 from fdaudit.reports.schema import Cell, Control, Controls, Image, Target
 from fdaudit.reports.verdict import judge
@@ -120,7 +121,7 @@ PASSED = Controls(
 )
 
 
-def _judged(rate: float, low: float, p: float, chance: float = 0.1, level: float = 0.05) -> tuple[str, Any]:
+def _judged(rate: float, low: float, p: float, chance: float = 0.1, tests: int = 1) -> tuple[str, Any]:
     """The verdict on pictures that lie below the prior by 2 dB."""
     figures = (
         Figure(name="psnr_gain", value=-2.0, low=-3.0, high=-1.0, unit="dB"),
@@ -141,7 +142,7 @@ def _judged(rate: float, low: float, p: float, chance: float = 0.1, level: float
             targets=(Target(target="client/0", figures=(figures[0],), images=images),),
             controls=PASSED,
         ),
-        level=level,
+        correction=Correction(tests=tests),
     )
     return found.level, found
 
@@ -165,6 +166,6 @@ def test_luck_and_rates_of_chance_are_no_leak_and_carry_the_caution(rate: float,
     assert LOOK in found.cautions
 
 
-def test_the_level_is_the_run_s() -> None:
+def test_its_p_value_is_corrected_for_the_tests_of_the_run() -> None:
     assert _judged(0.67, 0.5, 1e-3)[0] == "leak"
-    assert _judged(0.67, 0.5, 1e-3, level=1e-4)[0] == "none-seen"
+    assert _judged(0.67, 0.5, 1e-3, tests=100)[0] == "none-seen"

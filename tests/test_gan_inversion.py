@@ -114,7 +114,7 @@ class _Bright(nn.Module):
 
 def test_pseudo_labels_choose_the_images_of_highest_confidence() -> None:
     x = torch.rand(40, 1, 1, 1, generator=g()).expand(40, *SHAPE)
-    attack = Pseudolabels(_Bright(), 3, PLGMIConfig(composites=0, top=5), CPU)
+    attack = Pseudolabels(_Bright(), torch.arange(3), PLGMIConfig(composites=0, top=5), CPU)
     chosen, spread = attack.choose(x, g())
     assert chosen.shape == (3, 5, *SHAPE)
     levels, order = chosen[:, :, 0, 0, 0], x[:, 0, 0, 0].sort().values
@@ -132,7 +132,7 @@ def test_the_guidance_does_not_depend_on_the_scale_of_logits() -> None:
     config = PLGMIConfig(gan_steps=3, latent=4, width=4, batch=8, alpha=1.0)
     chosen, z = torch.rand(3, 4, *SHAPE, generator=g()), torch.randn(5, 7, generator=g())
     made = [
-        Pseudolabels(model, 3, config, CPU).teach(chosen, torch.tensor(spread), g(1))(z)
+        Pseudolabels(model, torch.arange(3), config, CPU).teach(chosen, torch.tensor(spread), g(1))(z)
         for model, spread in ((_Bright(), 1.0), (_Louder(), 4.0), (_Bright(), 4.0))
     ]
     assert torch.equal(made[0], made[1])
@@ -148,7 +148,9 @@ def _plane(classify, classes: int, **settings: object) -> Repulsion:
 
     prior = GanPrior(Pixels(), Pixels(), 2)
     config = BREPMIConfig(**{"points": 128, "radius": 0.05, "growth": 1.1, "largest": 4.0, **settings})
-    return Repulsion(prior, lambda x: classify(x.flatten(1)), torch.zeros(classes, 1, 1, 2), config)
+    return Repulsion(
+        prior, lambda x: classify(x.flatten(1)), torch.zeros(classes, 1, 1, 2), torch.arange(classes), config
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))

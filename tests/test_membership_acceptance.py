@@ -108,12 +108,10 @@ def test_a_run_overfit_by_construction_leaks_membership_to_the_world(overfit):
         assert auc["value"] >= 0.75
 
 
-def test_the_server_which_holds_the_model_finds_what_the_world_finds_by_asking(overfit):
-    """White box or soft labels of one model: the same losses, so the same ranking up to rounding."""
+def test_the_server_which_holds_clients_models_finds_no_less_than_the_world_by_asking(overfit):
+    """The server asks each victim's own upload, the world the released model."""
     assert overfit["server"]["queries"] is None
-    assert figure(overfit["server"], "auc")["value"] == pytest.approx(
-        figure(overfit["world"], "auc")["value"], abs=0.01
-    )
+    assert figure(overfit["server"], "auc")["value"] >= figure(overfit["world"], "auc")["value"] - 0.01
 
 
 def test_a_run_that_learnt_nothing_leaks_nothing_measurable(random_labels, tmp_path):

@@ -276,7 +276,7 @@ def test_nothing_here_is_the_report_s_own_code() -> None:
                     "importlib",
                     "tests",
                 ), file
-    assert len(files) == 9
+    assert len(files) == 10
 
 
 def test_the_bootstrap_here_is_scipy_s() -> None:

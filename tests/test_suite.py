@@ -213,7 +213,7 @@ def test_the_command_prints_a_line_a_run(
     assert (code, err) == (0, "")
     lines = out.splitlines()
     value = json.loads((tmp_path / "audit" / "comparison.json").read_bytes())
-    goals = ["reconstruction", "membership", "label-distribution"]
+    goals = ["reconstruction", "membership", "label-distribution", "model-extraction"]
     assert sorted(lines[0].split()) == sorted(["run", "server", "clients", "worst", "bytes", *goals])
     assert [line.split()[0] for line in lines[1:4]] == ["one", "other", "standalone"]
     for line, run in zip(lines[1:3], value["runs"], strict=True):
