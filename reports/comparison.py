@@ -18,6 +18,7 @@ from fdaudit.types import Figure, Goal
 
 from .rules import RULES
 from .schema import Exposure, FinalUtility, Result
+from .summary import shows_classes
 from .text import clip, joined
 from .verdict import Finding, judge_all, strongest
 
@@ -338,7 +339,10 @@ def _headlines(rows: Sequence[Compared]) -> Iterator[str]:
         by_level: dict[str, list[str]] = {}
         for row in rows:
             outcome = next((o for o in row.outcomes if o.goal == goal), None)
-            level = "not-requested" if outcome is None or outcome.finding is None else outcome.finding.level
+            finding = None if outcome is None else outcome.finding
+            level: str = "not-requested" if finding is None else finding.level
+            if finding is not None and level == "partial" and RULES[goal].shown and shows_classes(finding):
+                level = "shown"
             by_level.setdefault(level, []).append(clip(row.entry.name, 40))
         untried = [name for level in _UNTRIED for name in by_level.get(level, [])]
         open_ = [*by_level.get("inconclusive", []), *by_level.get("failed", [])]
@@ -347,6 +351,8 @@ def _headlines(rows: Sequence[Compared]) -> Iterator[str]:
         where = [f"{extent}in {joined(names)}" for extent, names in found if names]
         if where:
             parts.append(f"an adversary {RULES[goal].leaked} {', and '.join(where)}")
+        if by_level.get("shown"):
+            parts.append(f"an adversary {RULES[goal].shown} in {joined(by_level['shown'])}")
         if by_level.get("none-seen"):
             parts.append(f"no leak was measured in {joined(by_level['none-seen'])}")
         if open_:

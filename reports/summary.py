@@ -11,7 +11,16 @@ from .schema import Result
 from .text import amount, clip, joined, party, sentence
 from .verdict import Finding, Level, strongest
 
-__all__ = ["Action", "MatrixEntry", "MatrixRow", "Reason", "Summary", "private_kinds", "summarise"]
+__all__ = [
+    "Action",
+    "MatrixEntry",
+    "MatrixRow",
+    "Reason",
+    "Summary",
+    "private_kinds",
+    "shows_classes",
+    "summarise",
+]
 
 _MODEL_KINDS = ("gradient", "model_update", "model_parameters")
 
@@ -123,13 +132,13 @@ def _clauses(held: Sequence[Standing], level: Level) -> list[str]:
         same = [s for s in held if s.goal == goal and s.level == level]
         if same:
             found = [s.finding for s in same if s.finding is not None]
-            of_classes = rule.shown and level == "partial" and all(_of_classes(f) for f in found)
+            of_classes = rule.shown and level == "partial" and all(shows_classes(f) for f in found)
             what = rule.shown if of_classes else rule.leaked
             clauses.append(f"{joined(party(s.adversary) for s in same)} {what}{_victims(found)}")
     return clauses
 
 
-def _of_classes(finding: Finding) -> bool:
+def shows_classes(finding: Finding) -> bool:
     """Whether a finding is about what classes look like, and not about single records."""
     return by_name(finding.cell.figures, "evaluator_accuracy") is not None
 
