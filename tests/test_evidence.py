@@ -25,7 +25,9 @@ from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.manifest import read_manifest
 from fdaudit.messages import canonical
 from fdaudit.payloads import read_payload
+from fdaudit.scoring import _scores_of
 from fdaudit.transcript import read_messages
+from fdaudit.vault import Vault
 
 from .docs_pages import ROOT
 from .evidence_cases import envelope_of, flip, keypair, payload_of, sha, statement_of
@@ -299,7 +301,10 @@ def test_an_outcome_that_the_result_lacks_is_no_evidence_until_the_run_is_conclu
     """As after an attack that was killed before its result was written."""
     path = run / "attacks" / "world-loss-threshold.json"
     cell = json.loads(path.read_bytes())
-    path.write_text(json.dumps({**cell, "reason": "run again"}), encoding="utf-8")
+    again = {**cell, "reason": "run again"}
+    vault = Vault(run / "vault")
+    vault.save(_scores_of(again), vault.load(_scores_of(cell)))
+    path.write_text(json.dumps(again), encoding="utf-8")
     assert "does not have the cells that lie in attacks/" in str(refused(run, tmp_path / "made"))
     fdaudit.run(None, run, resume=True)
     made = fdaudit.evidence(fdaudit.load(run), tmp_path / "made")
