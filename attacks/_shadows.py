@@ -1,7 +1,7 @@
 """Shadow models: networks that an adversary trains itself, on records whose membership it therefore knows.
 
 Guarantees:
-  * all models of one call are handed to the training core together;
+  * models are handed to the training core in blocks, and processes that need the same ones share the blocks out;
   * half of the models hold any given record, and a model is fitted on nothing but the records it holds;
   * equal records, masks, settings, network and seed are trained once (`fdaudit.cache`).
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from fdaudit.cache import digest_of, remembered
+from fdaudit.cache import digest_of, remembered_parts
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError, UsageError
 from fdaudit.rng import child, child_seed
@@ -27,12 +28,16 @@ if TYPE_CHECKING:
     from fdaudit.knowledge import Knowledge
     from fdaudit.models import Architecture
 
-__all__ = ["Recipe", "Shadows", "in_and_out", "recipe_of", "shadow_models", "shadows"]
+__all__ = ["Recipe", "Shadows", "in_and_out", "many_at_once", "recipe_of", "shadow_models", "shadows"]
 
 _BLOCK = 25
 """Adam steps between two looks at whether a model has fitted its records."""
+_TOGETHER = 30
+"""Models that are trained together; two processes that need the same models train different ones of these blocks."""
 _MOST_STEPS = 2000
 """Steps of one shadow model where the caller names no limit."""
+_STACKED_WORK = 1_500_000
+"""Floating-point operations of a forward pass below which many models at once are quicker than one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,7 +158,6 @@ def shadow_models(
     recipe: Recipe | None = None,
     most_steps: int = _MOST_STEPS,
     start: Parameters | None = None,
-    train: Trainer | None = None,
 ) -> list[Parameters]:
     """Fits one model on each row of `inside`, all of them together, or takes them from the cache.
 
@@ -167,7 +171,6 @@ def shadow_models(
         recipe: how to fit, in its place.
         most_steps: of one model, where `recipe` does not say.
         start: what all models start from; each has initial weights of its own where there is none.
-        train: fits them in place of the training core that is known.
 
     Returns:
         The parameters of n models, on the CPU.
@@ -176,7 +179,7 @@ def shadow_models(
         UsageError: no architecture or training core is known, a model has no record, or the cache cannot be used.
         TrainingDivergedError: not even Adam stayed finite.
     """
-    network, train = knowledge.architecture, train or knowledge.train
+    network, train = knowledge.architecture, many_at_once(knowledge)
     if network is None or train is None:
         raise UsageError("knowledge", None, "has no network to train", "Give an architecture and a trainer.")
     sizes = inside.sum(1)
@@ -195,16 +198,31 @@ def shadow_models(
         "seed": seed,
     }
 
-    def made() -> Parameters:
+    def made(rows: range) -> dict[str, Tensor]:
+        part = inside[rows.start : rows.stop]
         try:
-            found = _fit(network, train, x, y, inside, recipe, seed, start)
+            found = _fit(network, train, x, y, part, recipe, seed, start, rows)
         except TrainingDivergedError:
             # The target's rate was chosen for its own numbers of records; what matters here is a fitted model.
             adam = recipe_of({}, y, records=records, most_steps=most_steps)
-            found = _fit(network, train, x, y, inside, adam, seed, start)
-        return {f"{k:05d}/{name}": t for k, model in enumerate(found) for name, t in model.items()}
+            found = _fit(network, train, x, y, part, adam, seed, start, rows)
+        return {
+            f"{k:05d}/{name}": t for k, model in zip(rows, found, strict=True) for name, t in model.items()
+        }
 
-    return _by_model(remembered(digest_of(card, x, y, inside, start or {}), made), len(inside))
+    parts = [range(k, min(k + _TOGETHER, len(inside))) for k in range(0, len(inside), _TOGETHER)]
+    digest = digest_of(card, x, y, inside, start or {})
+    works = {f"{digest}-{rows.start}": partial(made, rows) for rows in parts}
+    tensors = {name: t for part in remembered_parts(works) for name, t in part.items()}
+    return _by_model(tensors, len(inside))
+
+
+def many_at_once(knowledge: Knowledge) -> Trainer | None:
+    """The core for many models of an adversary's own: on a processor it advances small networks together."""
+    network, train = knowledge.architecture, knowledge.train
+    if network is None or train is None or train.device.type != "cpu" or network.work >= _STACKED_WORK:
+        return train
+    return Trainer(network, replace(train.execution, strategy="stacked", memory_format="contiguous"))
 
 
 def _by_model(tensors: Mapping[str, Tensor], count: int) -> list[Parameters]:
@@ -225,15 +243,17 @@ def _fit(
     recipe: Recipe,
     seed: int,
     start: Parameters | None,
+    numbers: Sequence[int],
 ) -> list[Parameters]:
+    """The models with some numbers; `inside` has their rows alone."""
     if start is None:
-        models = [parameters_of(network.build(child(seed, "shadow", k, "start"))) for k in range(len(inside))]
+        models = [parameters_of(network.build(child(seed, "shadow", k, "start"))) for k in numbers]
     else:
         models = [start] * len(inside)
     if recipe.until_fitted:
-        return _until_fitted(train, models, x, y, inside, recipe, seed)
+        return _until_fitted(train, models, x, y, inside, recipe, seed, numbers)
     jobs = []
-    for k, row in enumerate(inside):
+    for k, model, row in zip(numbers, models, inside, strict=True):
         mine = row.nonzero().squeeze(1)
         batches = draw_batches(
             len(mine),
@@ -242,7 +262,7 @@ def _fit(
             epochs=recipe.epochs,
             generator=child(seed, "shadow", k, "batches"),
         )
-        jobs.append(_job(k, models[k], x, y, [mine[b] for b in batches[: recipe.most_steps]], seed))
+        jobs.append(_job(k, model, x, y, [mine[b] for b in batches[: recipe.most_steps]], seed))
     return [_on_cpu(f.parameters) for f in train.fit(jobs, recipe.fit)]
 
 
@@ -254,17 +274,18 @@ def _until_fitted(
     inside: Tensor,
     recipe: Recipe,
     seed: int,
+    numbers: Sequence[int],
 ) -> list[Parameters]:
     """Blocks of a few steps for the models that have not yet fitted their records, until all have or time is up."""
     mine = [row.nonzero().squeeze(1) for row in inside]
-    draws = [child(seed, "shadow", k, "batches") for k in range(len(mine))]
+    draws = [child(seed, "shadow", k, "batches") for k in numbers]
     left, steps = list(range(len(mine))), 0
     while left and steps < recipe.most_steps:
         block = min(_BLOCK, recipe.most_steps - steps)
         jobs = []
         for k in left:
             drawn = draw_batches(len(mine[k]), recipe.batch_size, steps=block, generator=draws[k])
-            jobs.append(_job(k, models[k], x, y, [mine[k][b] for b in drawn], seed + steps))
+            jobs.append(_job(numbers[k], models[k], x, y, [mine[k][b] for b in drawn], seed + steps))
         for k, fitted in zip(left, train.fit(jobs, recipe.fit), strict=True):
             models[k] = fitted.parameters
         steps += block

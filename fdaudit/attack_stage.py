@@ -36,11 +36,15 @@ Tick = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Piece:
-    """One attack against some adversaries of one run: what a process is handed."""
+    """One attack against some adversaries of one run: what a process is handed.
+
+    `beside` are runs with the same secret, whose controls count here as well.
+    """
 
     run: Path
     attack: AttackPlan
     adversaries: tuple[str, ...]
+    beside: tuple[Path, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, without the attack's code."""
@@ -50,13 +54,14 @@ class Piece:
             "params": dict(self.attack.params or {}),
             "among": list(self.attack.adversaries),
             "adversaries": list(self.adversaries),
+            "beside": [str(place.resolve()) for place in self.beside],
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any], plan: Plan) -> Piece:
         """The piece, its attack loaded by its name."""
         attack = plan_attack(value["attack"], value["params"], plan.spec, "attack", tuple(value["among"]))
-        return cls(Path(value["run"]), attack, tuple(value["adversaries"]))
+        return cls(Path(value["run"]), attack, tuple(value["adversaries"]), tuple(map(Path, value["beside"])))
 
 
 class Desk:
@@ -71,14 +76,14 @@ class Desk:
     def _stage(self) -> Stage:
         return Stage(_on_one_thread(self.plan), self._run, self._open.enter_context(handed_folder()))
 
-    def cells(self, attack: AttackPlan, adversaries: Sequence[str]) -> Iterator[tuple[Cell, float]]:
-        """Each adversary's cell of an attack, and the seconds that it took."""
-        for name in adversaries:
+    def cells(self, piece: Piece) -> Iterator[tuple[Cell, float]]:
+        """Each adversary's cell of a piece, and the seconds that it took."""
+        for name in piece.adversaries:
             begun = time.perf_counter()
             if name not in self._adversaries:
                 self._adversaries[name] = self._open.enter_context(self._stage.adversary(name))
             with _one_thread():
-                cell = self._stage.cell(self._adversaries[name], attack)
+                cell = self._stage.cell(self._adversaries[name], piece.attack, piece.beside)
             yield cell, time.perf_counter() - begun
 
     def close(self) -> None:
@@ -92,6 +97,7 @@ def attack_cells(
     *,
     only: Callable[[str, str], bool] = lambda adversary, attack: True,
     again: bool = False,
+    beside: Sequence[Path] = (),
     workers: Workers | None = None,
     tick: Tick = lambda what, done, total: None,
 ) -> list[Cell]:
@@ -102,6 +108,7 @@ def attack_cells(
         run: the run directory.
         only: which cells.
         again: run cells anew that have an outcome.
+        beside: runs with the same secret; a control that one of them has run is not run again.
         workers: who runs cells in place of processes here, where there is more than one, none of them on an
             accelerator.
         tick: progress.
@@ -124,7 +131,10 @@ def attack_cells(
     (run / "attacks").mkdir(exist_ok=True)
     save_json_together({_path(run, c.adversary, c.attack): c.to_json() for c in unasked}, indent=1)
     found = {(c.adversary, c.attack): c for c in unasked}
-    pieces = [Piece(run, k, tuple(a for a in names if (a, k.name) not in found)) for k, names in due.items()]
+    pieces = [
+        Piece(run, k, tuple(a for a in names if (a, k.name) not in found), tuple(beside))
+        for k, names in due.items()
+    ]
     pieces = [p for p in pieces if p.adversaries]
     total = len(adversaries) * len(plan.attacks)
     done = total - sum(len(p.adversaries) for p in pieces)
@@ -165,7 +175,7 @@ def _outcomes(
         return
     with closing(Desk(plan, run)) as desk:
         for piece in pieces:
-            yield from desk.cells(piece.attack, piece.adversaries)
+            yield from desk.cells(piece)
 
 
 def _workers(plan: Plan, cells: int, others: Workers | None) -> Workers | None:

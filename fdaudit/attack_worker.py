@@ -58,7 +58,7 @@ def main() -> None:
                 desks.append(attack_stage.Desk(reopen(Path(value["run"])), Path(value["run"])))
                 begun = value["run"]
             piece = attack_stage.Piece.from_json(value, desks[0].plan)
-            for cell, seconds in desks[0].cells(piece.attack, piece.adversaries):
+            for cell, seconds in desks[0].cells(piece):
                 say({"adversary": cell.adversary, "cell": cell.to_json(), "seconds": seconds})
         except Exception as error:  # what a cell raises fails that cell: here the run itself cannot be had
             begun = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
@@ -14,8 +15,8 @@ import yaml
 
 from fdaudit import heap
 from fdaudit.attack_stage import Tick, attack_cells, note_time, stand_by
-from fdaudit.cells import take_controls
 from fdaudit.conclusion import conclude
+from fdaudit.controls.kept import take_controls
 from fdaudit.elsewhere import HERE, Elsewhere
 from fdaudit.errors import RunError, SpecError
 from fdaudit.locks import make_private, together, writing
@@ -102,14 +103,15 @@ def attacked(
     out: Path,
     *,
     seed_from: Path | None = None,
+    beside: Sequence[Path] = (),
     elsewhere: Elsewhere = HERE,
     tick: Tick = lambda what, done, total: None,
 ) -> None:
-    """The second half of `perform`: the attacks on a sealed record, and the result."""
+    """The second half of `perform`: the attacks on a sealed record, and the result; `beside` as in `attack_cells`."""
     with writing(out):
         if seed_from is not None:
             take_controls(seed_from, out)
-        attack_cells(plan, out, workers=elsewhere.cells, tick=tick)
+        attack_cells(plan, out, beside=beside, workers=elsewhere.cells, tick=tick)
         conclude(plan, out)
 
 

@@ -50,6 +50,7 @@ __all__ = [
     "handed_on",
     "private_directory",
     "remembered",
+    "remembered_parts",
 ]
 
 DIRECTORY = "FDAUDIT_CACHE"
@@ -133,26 +134,57 @@ def remembered(digest: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[st
     Raises:
         UsageError: the directory that `FDAUDIT_CACHE` names cannot be used.
     """
+    return remembered_parts({digest: make})[0]
+
+
+def remembered_parts(works: Mapping[str, Callable[[], Mapping[str, Tensor]]]) -> list[dict[str, Tensor]]:
+    """What several pieces of work return, as `remembered` for each.
+
+    Processes that need the same pieces at once share them out: a piece that another works on is left for last.
+
+    Args:
+        works: by digest, in the order of the results.
+
+    Raises:
+        UsageError: the directory that `FDAUDIT_CACHE` names cannot be used.
+    """
     named = os.environ.get(DIRECTORY)
     if not named:
-        with _turn:
-            if digest not in _kept:
-                _kept[digest] = _plain(make())
-            _kept.move_to_end(digest)
-            found = {name: t.clone() for name, t in _kept[digest].items()}
-            while len(_kept) > 1 and sum(map(_bytes, _kept.values())) > _MOST_KEPT:
-                _kept.popitem(last=False)
-            return found
+        return [_in_memory(digest, make) for digest, make in works.items()]
     folder = Path(named)
     directory = private_directory(folder, DIRECTORY)
     try:
-        with _alone(folder, directory, digest):
-            kept = _read(directory, digest)
-            if kept is None:
-                kept = _plain(make())
-                _write(folder, directory, digest, kept)
+        found: dict[str, dict[str, Tensor]] = {}
+        for wait in (False, True):
+            for digest, make in works.items():
+                if digest in found:
+                    continue
+                with _alone(folder, directory, digest, wait) as mine:
+                    if mine:
+                        found[digest] = _kept_or_made(folder, directory, digest, make)
     finally:
         os.close(directory)
+    return [found[digest] for digest in works]
+
+
+def _in_memory(digest: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    with _turn:
+        if digest not in _kept:
+            _kept[digest] = _plain(make())
+        _kept.move_to_end(digest)
+        found = {name: t.clone() for name, t in _kept[digest].items()}
+        while len(_kept) > 1 and sum(map(_bytes, _kept.values())) > _MOST_KEPT:
+            _kept.popitem(last=False)
+        return found
+
+
+def _kept_or_made(
+    folder: Path, directory: int, digest: str, make: Callable[[], Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
+    kept = _read(directory, digest)
+    if kept is None:
+        kept = _plain(make())
+        _write(folder, directory, digest, kept)
     return kept
 
 
@@ -188,8 +220,8 @@ def _bytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 @contextmanager
-def _alone(folder: Path, directory: int, digest: str) -> Iterator[None]:
-    """Holds the lock of a digest; the file stays, since another may wait for it."""
+def _alone(folder: Path, directory: int, digest: str, wait: bool) -> Iterator[bool]:
+    """Holds the lock of a digest; the file stays, since another may wait for it. Without `wait` it may not get it."""
     import fcntl
 
     try:
@@ -197,8 +229,12 @@ def _alone(folder: Path, directory: int, digest: str) -> Iterator[None]:
     except OSError as error:
         raise _unusable(folder, error) from None
     with os.fdopen(descriptor, "rb"):
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def _read(directory: int, digest: str) -> dict[str, Tensor] | None:

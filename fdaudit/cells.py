@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,25 +19,20 @@ from torch import Tensor
 
 from fdaudit.answering import Answering
 from fdaudit.auxiliary import Assumption, assumptions, known, merged, others, shared
-from fdaudit.controls import controls, depends_on, setting_of
+from fdaudit.controls.kept import kept_controls
 from fdaudit.controls.rehearsed import Rehearsed
-from fdaudit.errors import IntegrityError
 from fdaudit.extraction import RELEASED, Copies
 from fdaudit.handed import Adversary, handed_folder, without_records
 from fdaudit.isolation.attacker import AttackFailedError, attack
 from fdaudit.isolation.rehearsal import Rehearsal
 from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
-from fdaudit.limits import JSON_BYTES, read_file
-from fdaudit.locks import writing
 from fdaudit.manifest import read_manifest
-from fdaudit.messages import canonical
 from fdaudit.oracle import Oracle
 from fdaudit.plan import AttackPlan, Plan
 from fdaudit.result import Cell, Control, TargetResult
 from fdaudit.rng import SecretStream, child_seed
 from fdaudit.scoring import Scorer, cell_directory, keep_scores
-from fdaudit.storage import load_json, save_json, write_atomically
 from fdaudit.transcript import Position, Transcript
 from fdaudit.truth import Truth, check_guesses
 from fdaudit.types import (
@@ -55,7 +50,7 @@ from fdaudit.types import (
 from fdaudit.vault import Vault
 from fdaudit.view import View, export_view, open_view, view_of
 
-__all__ = ["Adversary", "Stage", "controls_directory", "handed_folder", "not_asked", "take_controls"]
+__all__ = ["Adversary", "Stage", "handed_folder", "not_asked"]
 
 _MOST_LOGGED = 4 << 20
 """Bytes of questions and answers that an oracle's log keeps whole, cell by cell; digests of what comes after."""
@@ -159,8 +154,14 @@ class Stage:
 
     # -- one cell -------------------------------------------------------------------------------------------
 
-    def cell(self, adversary: Adversary, attack: AttackPlan) -> Cell:
-        """Runs one cell. Whatever the attack raises fails this cell, visibly, and no other."""
+    def cell(self, adversary: Adversary, attack: AttackPlan, beside: Sequence[Path] = ()) -> Cell:
+        """Runs one cell. Whatever the attack raises fails this cell, visibly, and no other.
+
+        Args:
+            adversary: the adversary.
+            attack: the attack.
+            beside: runs whose controls count here as well, where they have the same secret.
+        """
         if (unasked := not_asked(self.plan, adversary.name, attack)) is not None:
             return unasked
         base = _Base(self.plan, adversary.name, attack)
@@ -176,7 +177,9 @@ class Stage:
                 return base.cell("not-applicable", reason=reason)
             figures, targets = self._scorer.score(base.id, guesses, assumed)
             on_canaries, others = self._on_canaries(base, adversary)
-            tried = self._controls(attack, adversary.name) | self._power(attack, adversary, task, assumed)
+            tried = kept_controls(attack, self.plan, adversary.name, self.run, beside) | self._power(
+                attack, adversary, task, assumed
+            )
             failed = [name for name, control in tried.items() if not control.passed]
             reason = "" if not failed else f"its {' and '.join(failed)} control failed"
             made = base.cell(
@@ -299,30 +302,6 @@ class Stage:
         knowledge = self.knowledge(adversary, attack.card, assumed[0])
         return {"power": self._rehearsed.control(attack, adversary.name, knowledge, task)}
 
-    def _controls(self, attack: AttackPlan, adversary: str) -> dict[str, Control]:
-        """Both controls of an attack; run once for all adversaries in the same setting, and kept.
-
-        What was kept counts only if the secret seals it, with all that it depends on: the file may come from anywhere.
-        """
-        setting = setting_of(attack, self.plan, adversary)
-        path = controls_directory(self.run) / f"{'-'.join(filter(None, (attack.name, setting)))}.json"
-        upon = depends_on(attack, self.plan, setting)
-
-        def seal(outcomes: Any) -> str:
-            return self._vault.secrets.commit("controls", upon, canonical(outcomes))
-
-        kept = None
-        with suppress(IntegrityError):
-            kept = load_json(path) if path.is_file() else None
-        if isinstance(kept, dict) and kept.get("sealed") == seal(kept.get("controls")):
-            return {name: Control.from_json(value) for name, value in kept["controls"].items()}
-        tried = controls(attack, self.plan, setting)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        outcomes = {n: c.to_json() for n, c in tried.items()}
-        with writing(path.parent, wait=True):  # a process with another adversary's cell writes the same file
-            save_json(path, {"sealed": seal(outcomes), "controls": outcomes}, indent=1)
-        return tried
-
 
 def _on_each(found: Iterable[tuple[Guess, ...] | str]) -> list[tuple[Guess, ...]] | str:
     """The guesses on each case; or why there are none on one of them, and no more cases are tried."""
@@ -358,20 +337,6 @@ def not_asked(plan: Plan, adversary: str, attack: AttackPlan) -> Cell | None:
         return None
     what = "this attack" if attack.params is None else "it against this adversary"
     return _Base(plan, adversary, attack).cell("not-requested", reason=f"the spec does not ask for {what}")
-
-
-def controls_directory(run: Path) -> Path:
-    """Where the outcomes of controls are kept: of use to another run of the same auxiliary records and network."""
-    return run / "attacks" / "controls"
-
-
-def take_controls(source: Path, run: Path) -> None:
-    """Copies outcomes of controls from one run to another; each is used only where all it depends on is the same."""
-    for path in sorted(controls_directory(source).glob("*.json")):
-        target = controls_directory(run) / path.name
-        if not target.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(target, read_file(path, JSON_BYTES))
 
 
 @dataclass(frozen=True)

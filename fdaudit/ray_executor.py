@@ -18,7 +18,7 @@ from typing import Any
 from uuid import uuid4
 
 from fdaudit import ray_connection
-from fdaudit.cells import take_controls
+from fdaudit.controls.kept import take_controls
 from fdaudit.locks import writing
 from fdaudit.parcels import Arrival
 from fdaudit.pool import Answer

@@ -74,7 +74,8 @@ def quickstart(
             place, seed_from = out / name, None if out / name == first else first
             step = beside.stopped_by(_step(tick, f"{number}/{len(wanted)} {name}"))
             plan = federated(spec, place, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=step)
-            attack = partial(attacked, plan, place, seed_from=seed_from, elsewhere=elsewhere, tick=step)
+            before = [out / other for other in wanted][: number - 1]
+            attack = partial(attacked, plan, place, beside=before, elsewhere=elsewhere, tick=step)
             beside.attack(attack, Run(place))
         beside.finish()
         finished = [Run(out / name) for name in wanted]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fdaudit.attack_stage import Tick
-from fdaudit.cells import take_controls
+from fdaudit.controls.kept import take_controls
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.locks import make_private, writing
 from fdaudit.manifest import MANIFEST

@@ -10,7 +10,7 @@ import pytest
 
 import fdaudit
 from fdaudit import attack_stage, audit
-from fdaudit.attack_stage import Desk, attack_cells
+from fdaudit.attack_stage import Desk, Piece, attack_cells
 from fdaudit.audit import reopen
 from fdaudit.cells import Stage
 from fdaudit.pool import Pool
@@ -45,7 +45,7 @@ def test_a_cell_ends_the_same_in_a_process_of_its_own(run: fdaudit.Run) -> None:
     for attack in plan.attacks:
         if attack.params is None:
             continue
-        for cell, seconds in desk.cells(attack, ["server", "world"]):
+        for cell, seconds in desk.cells(Piece(run.directory, attack, ("server", "world"))):
             name = f"{cell.adversary}-{cell.attack}.json"
             assert cell.to_json() == load_json(run.directory / "attacks" / name)
             assert cell.status in ("run", "inconclusive")
@@ -71,7 +71,9 @@ class _Dying:
         for number, piece in enumerate(pieces):
             desk = Desk(reopen(Path(piece["run"])), Path(piece["run"]))
             attack = next(a for a in desk.plan.attacks if a.name == piece["attack"])
-            for cell, seconds in desk.cells(attack, piece["adversaries"][:1]):
+            for cell, seconds in desk.cells(
+                Piece(Path(piece["run"]), attack, tuple(piece["adversaries"][:1]))
+            ):
                 yield number, {"adversary": cell.adversary, "cell": cell.to_json(), "seconds": seconds}
             desk.close()
             yield number, None
@@ -113,7 +115,7 @@ class _Far:
                 if name in self._failing:
                     yield number, {"failed": "lost for good", "adversaries": [name]}
                     continue
-                for cell, seconds in desk.cells(attack, [name]):
+                for cell, seconds in desk.cells(Piece(Path(piece["run"]), attack, (name,))):
                     yield number, {"adversary": name, "cell": cell.to_json(), "seconds": seconds}
             desk.close()
 

@@ -188,6 +188,31 @@ remembered("d", make)
     assert (tmp_path / "calls").read_text() == "x"
 
 
+def test_processes_that_need_the_same_pieces_share_them_out(monkeypatch, tmp_path):
+    code = f"""
+import sys, time, torch
+from pathlib import Path
+from fdaudit.cache import remembered_parts
+calls = Path({str(tmp_path / "calls")!r})
+def work(name):
+    def make():
+        with calls.open("a") as file:
+            file.write(sys.argv[1] + name + " ")
+        while len(set(word[0] for word in calls.read_text().split())) < 2:
+            time.sleep(0.05)  # nobody ends a piece before both have begun one
+        return {{"x": torch.tensor([float(ord(name))])}}
+    return make
+found = remembered_parts({{name: work(name) for name in "abcd"}})
+assert [chr(int(part["x"])) for part in found] == list("abcd")
+"""
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path / "cache"))
+    both = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "12"]
+    assert [p.wait(100) for p in both] == [0, 0]
+    calls = (tmp_path / "calls").read_text().split()
+    assert {word[0] for word in calls} == {"1", "2"}
+    assert sorted(word[1] for word in calls) == list("abcd")
+
+
 def test_a_directory_that_cannot_be_used_says_so(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(cache.DIRECTORY, str(tmp_path / "file"))

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-import fdaudit.cells
+import fdaudit.controls.kept
 import fdaudit.isolation.attacker
-from fdaudit.audit import perform
+from fdaudit.audit import attacked, federated, perform
 from fdaudit.cells import Stage
 from fdaudit.errors import FdauditError
 from fdaudit.plan import make_plan
@@ -92,8 +92,10 @@ def test_controls_are_run_once_and_are_the_same_for_every_adversary(tried):
 def test_controls_are_taken_over_where_all_that_they_depend_on_is_the_same(
     tried, tmp_path, monkeypatch, changes, again
 ):
-    asked, real = [], fdaudit.cells.controls
-    monkeypatch.setattr(fdaudit.cells, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s))
+    asked, real = [], fdaudit.controls.kept.controls
+    monkeypatch.setattr(
+        fdaudit.controls.kept, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s)
+    )
     with registered("noise", "cheat"):
         wanted = load_spec(spec(attacks=[{"name": "noise"}], **changes))
         perform(wanted, tmp_path / "run", seed_from=tried)
@@ -102,10 +104,24 @@ def test_controls_are_taken_over_where_all_that_they_depend_on_is_the_same(
     assert again or kept == cells(tried)["world/noise"]["controls"]
 
 
+def test_controls_of_a_run_beside_are_not_run_again(tried, tmp_path, monkeypatch):
+    asked, real = [], fdaudit.controls.kept.controls
+    monkeypatch.setattr(
+        fdaudit.controls.kept, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s)
+    )
+    with registered("noise", "cheat"):
+        plan = federated(load_spec(spec(attacks=[{"name": "noise"}])), tmp_path / "run", seed_from=tried)
+        attacked(plan, tmp_path / "run", beside=[tmp_path / "no such run", tried])
+    assert asked == []
+    assert cells(tmp_path / "run")["world/noise"]["controls"] == cells(tried)["world/noise"]["controls"]
+
+
 @pytest.mark.parametrize("planted", ["passed", "of another attack", "no JSON", "a list"])
 def test_outcomes_of_controls_that_somebody_planted_are_not_believed(tried, tmp_path, monkeypatch, planted):
-    asked, real = [], fdaudit.cells.controls
-    monkeypatch.setattr(fdaudit.cells, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s))
+    asked, real = [], fdaudit.controls.kept.controls
+    monkeypatch.setattr(
+        fdaudit.controls.kept, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s)
+    )
     source = tmp_path / "source"
     shutil.copytree(tried, source)
     place = source / "attacks" / "controls" / "noise.json"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit import cells
+from fdaudit.controls import kept
 
 pytestmark = [
     pytest.mark.slow,
@@ -94,7 +94,7 @@ def test_parameters_show_more_than_soft_labels_and_these_more_than_hard_ones(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Controls have tests of their own and would take three quarters of the time.
-    monkeypatch.setattr(cells, "controls", lambda attack, plan, setting: {})
+    monkeypatch.setattr(kept, "controls", lambda attack, plan, setting: {})
     found = {case: psnr(case, seed, tmp_path / case) for case in CASES}
     print(f"\nseed {seed}: " + ", ".join(f"{case} {value:.2f} dB" for case, value in found.items()))
     assert found["white-box"] > found["soft"] > found["hard"]

@@ -9,7 +9,7 @@ import torch
 from fdaudit.attacks.model_inversion.decoder import DecoderConfig, evidence, fit_decoder, sure_of
 from fdaudit.attacks.model_inversion.inversion import InversionConfig, invert_classes
 from fdaudit.attacks.model_inversion.priors import centres, composites, total_variation
-from fdaudit.attacks.model_inversion.surrogate import SurrogateConfig, fit_surrogate
+from fdaudit.attacks.model_inversion.surrogate import SurrogateConfig, fit_surrogate, surrogate_of
 from fdaudit.attacks.model_inversion.victims import as_probabilities
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -111,7 +111,7 @@ def test_a_surrogate_learns_the_answers_and_asks_each_image_once() -> None:
         return torch.nn.functional.one_hot(bright, 2).float()
 
     config = SurrogateConfig(rounds=4, generator_steps=2, surrogate_steps=60, width=16, batch=32)
-    model = fit_surrogate(ask, 402, SHAPE, 2, config, g(), CPU)
+    model = surrogate_of(fit_surrogate(ask, 402, SHAPE, 2, config, g(), CPU), SHAPE, 2, config, CPU)
     asked = torch.cat(rows)
     assert len(asked) == 402
     assert len(asked.unique(dim=0)) == 402

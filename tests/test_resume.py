@@ -17,7 +17,7 @@ import pytest
 
 import fdaudit
 import fdaudit.audit
-import fdaudit.cells
+import fdaudit.controls.kept
 import fdaudit.plan
 from fdaudit import simulation
 from fdaudit.errors import IntegrityError, RunError, SpecError
@@ -125,8 +125,10 @@ def swift(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     hasten(monkeypatch)
     kept = json.loads((whole / "attacks" / "controls" / "loss-threshold.json").read_bytes())
-    outcome = {name: fdaudit.cells.Control.from_json(value) for name, value in kept["controls"].items()}
-    monkeypatch.setattr(fdaudit.cells, "controls", lambda attack, plan, setting: outcome)
+    outcome = {
+        name: fdaudit.controls.kept.Control.from_json(value) for name, value in kept["controls"].items()
+    }
+    monkeypatch.setattr(fdaudit.controls.kept, "controls", lambda attack, plan, setting: outcome)
     monkeypatch.setattr(
         fdaudit.plan, "TaskEncoder", lambda *args, **kwargs: None
     )  # loss-threshold asks for none

@@ -13,6 +13,7 @@ from fdaudit.errors import UsageError
 from fdaudit.knowledge import Knowledge
 from fdaudit.rng import child
 from fdaudit.spec import ModelSpec
+from fdaudit.training import Trainer
 
 from .label_only_cases import Case
 
@@ -29,9 +30,9 @@ def case():
 
 
 def counted(case, monkeypatch):
-    calls, real = [], case.knowledge.train.fit
+    calls, real = [], Trainer.fit
     monkeypatch.setattr(
-        case.knowledge.train, "fit", lambda jobs, fit: calls.append(len(jobs)) or real(jobs, fit)
+        Trainer, "fit", lambda core, jobs, fit: calls.append(len(jobs)) or real(core, jobs, fit)
     )
     return calls
 

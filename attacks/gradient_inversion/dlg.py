@@ -71,7 +71,7 @@ class DLG:
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
     source: ClassVar[str] = "Zhu, Liu & Han 2019; labels: Zhao, Mopuri & Bilen 2020"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"restarts": 2, "evaluations": 300},
+        "quick": {"restarts": 2, "evaluations": 200},
         "standard": {"restarts": 4, "evaluations": 600},
         "full": {"restarts": 16, "evaluations": 2000},
     }

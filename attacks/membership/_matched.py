@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fdaudit.rng import child
-from fdaudit.training import Trainer, parameters_of
+from fdaudit.training import parameters_of
 
 from .._shadows import recipe_of, shadow_models
 from ._coins import pairs_of
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from fdaudit.view import View
 
 __all__ = ["Matched", "before_answers", "matched", "strangers", "told_counts"]
-
-_STACKED_WORK = 1_500_000
-"""Floating-point operations of a forward pass below which many models at once are quicker than one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,9 +93,7 @@ def matched(
     held = torch.cat([inside, others], 1)
     recipe = recipe_of(training, y, records=int(held.sum(1).max()), most_steps=most_steps)
     start = _initial(knowledge) if start is None else start
-    found = shadow_models(
-        knowledge, x, y, held, seed=seed, recipe=recipe, start=start, train=_core(knowledge)
-    )
+    found = shadow_models(knowledge, x, y, held, seed=seed, recipe=recipe, start=start)
     return Matched(models=found, inside=inside, others=others, coins=coins)
 
 
@@ -141,9 +136,7 @@ def strangers(
         row[keys.argsort()[: min(records, max(int(allowed.sum()), 1))]] = True
     recipe = recipe_of(training, y, records=int(inside.sum(1).max()), most_steps=most_steps)
     start = _initial(knowledge)
-    return shadow_models(
-        knowledge, x, y, inside, seed=seed, recipe=recipe, start=start, train=_core(knowledge)
-    )
+    return shadow_models(knowledge, x, y, inside, seed=seed, recipe=recipe, start=start)
 
 
 def _initial(knowledge: Knowledge) -> Parameters | None:
@@ -192,11 +185,3 @@ def told_counts(view: View, target: str) -> tuple[Tensor | None, int | None]:
         return told, int(told.sum())
     sizes = [m for m in view.select(kind="sample_count", sender=target) if m.payload is not None]
     return None, int(view.tensors(sizes[-1])["n"]) if sizes else None
-
-
-def _core(knowledge: Knowledge) -> Trainer | None:
-    """A core that advances small networks together, on a processor; None where the known one does as well."""
-    network, train = knowledge.architecture, knowledge.train
-    if network is None or train is None or train.device.type != "cpu" or network.work >= _STACKED_WORK:
-        return None
-    return Trainer(network, replace(train.execution, strategy="stacked", memory_format="contiguous"))

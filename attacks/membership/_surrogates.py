@@ -21,6 +21,7 @@ from fdaudit.messages import canonical
 from fdaudit.rng import child
 from fdaudit.training import Fit, Job, Parameters, draw_batches, parameters_of
 
+from .._shadows import many_at_once
 from ._references import ShadowConfig
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def distil(
     Raises:
         TrainingDivergedError: a loss became NaN or infinite.
     """
-    if knowledge.train is None or knowledge.architecture is None:
+    train = many_at_once(knowledge)
+    if train is None or knowledge.architecture is None:
         raise ValueError("distil: no architecture or training core.")
     keys = [_key(knowledge, x, values, kind, config) for x, values in lessons]
     with _turn:
@@ -105,7 +107,7 @@ def distil(
         optimizer="adam",
         objective="l1" if kind == "logits" else "kl",
     )
-    for n, fitted in zip(left, knowledge.train.fit(jobs, fit) if jobs else [], strict=True):
+    for n, fitted in zip(left, train.fit(jobs, fit) if jobs else [], strict=True):
         found[keys[n]] = {name: t.cpu() for name, t in fitted.parameters.items()}
     _remember(found)
     return [found[key] for key in keys]

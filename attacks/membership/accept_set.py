@@ -59,7 +59,7 @@ class AcceptSet:
     source: ClassVar[str] = "Shao et al. 2023, Eq. 1; Geman & Geman 1984"
     control: ClassVar[dict[str, str]] = {"on": "selector"}
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"chains": 32, "sweeps": 80},
+        "quick": {"chains": 32, "sweeps": 60},
         "standard": {"chains": 128, "sweeps": 400},
         "full": {"chains": 256, "sweeps": 1500},
     }

@@ -95,7 +95,7 @@ class CoinRegression:
     source: ClassVar[str] = "Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017)"
     control: ClassVar[dict[str, str]] = {"on": "federation"}
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 120, "uploads": 8},
+        "quick": {"shadows": 96, "uploads": 8},
         "standard": {"shadows": 500, "uploads": 16},
         "full": {"shadows": 2000, "uploads": 100},
     }

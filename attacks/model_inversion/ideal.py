@@ -12,7 +12,7 @@ from fdaudit.types import Applicability, AttackTask, Reconstruction
 
 from .inversion import InversionConfig, invert_classes
 from .priors import centres
-from .surrogate import SurrogateConfig, fit_surrogate
+from .surrogate import SurrogateConfig, fit_surrogate, surrogate_of
 from .victims import Askable, as_probabilities, askable, of_classes, wanted
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class _Ideal:
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {
             "queries": 4000,
-            "rounds": 8,
-            "generator_steps": 10,
+            "rounds": 6,
+            "generator_steps": 3,
             "surrogate_steps": 40,
             "width": 64,
             "restarts": 2,
@@ -101,8 +101,15 @@ class _Ideal:
         known = knowledge.auxiliary if self.config.prior == "auxiliary" else None
         centre = centres(known, classes, shape)[shown].to(device)
 
+        def fit(draws: torch.Generator) -> dict[str, Tensor]:
+            return fit_surrogate(ask, model.queries, shape, classes, self.config, draws, device)
+
+        # It needs no auxiliary image, so that adversaries who lack other classes share it where they may.
+        learned = SurrogateConfig(**self.config.model_dump(include=set(SurrogateConfig.model_fields)))
+        parameters = model.once("ideal: surrogate", learned, knowledge, [], generator, fit)
+        surrogate = surrogate_of(parameters, shape, classes, self.config, device)
+
         def invert(draws: torch.Generator) -> dict[str, Tensor]:
-            surrogate = fit_surrogate(ask, model.queries, shape, classes, self.config, draws, device)
             found = invert_classes(surrogate, centre, shown, self.config, draws)
             return {"images": found.images, "objective": found.objective}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from pydantic import Field
@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from fdaudit.config import Config
 from fdaudit.limits import MOST_INNER
-from fdaudit.models import architecture
+from fdaudit.models import Architecture, architecture
 from fdaudit.models.generative import SMALLEST_SIDE, build_generator
 from fdaudit.optimizers import adam
 from fdaudit.spec import ModelSpec
 
-__all__ = ["SurrogateConfig", "fit_surrogate"]
+__all__ = ["SurrogateConfig", "fit_surrogate", "surrogate_of"]
 
 
 class SurrogateConfig(Config):
@@ -40,6 +40,23 @@ class SurrogateConfig(Config):
     """Adam's learning rate for the generator and the surrogate."""
 
 
+def surrogate_of(
+    parameters: Mapping[str, Tensor],
+    shape: tuple[int, int, int],
+    classes: int,
+    config: SurrogateConfig,
+    device: torch.device,
+) -> nn.Module:
+    """The surrogate with the parameters that `fit_surrogate` returned; other arguments are as there."""
+    surrogate = _network(shape, classes, config).build(torch.Generator()).to(device)
+    surrogate.load_state_dict(dict(parameters))
+    return surrogate.eval().requires_grad_(False)
+
+
+def _network(shape: tuple[int, int, int], classes: int, config: SurrogateConfig) -> Architecture:
+    return architecture(ModelSpec(name="mlp", params={"widths": [config.width]}), shape, classes)
+
+
 def fit_surrogate(
     ask: Callable[[Tensor], Tensor],
     queries: int,
@@ -48,7 +65,7 @@ def fit_surrogate(
     config: SurrogateConfig,
     generator: torch.Generator,
     device: torch.device,
-) -> nn.Module:
+) -> dict[str, Tensor]:
     """Learns from at most `queries` answers (Zhang 2023, Algorithm 1): every image is asked once.
 
     In each round a fresh generator descends the surrogate's own loss CE(S(G(z)), argmax S(G(z))) - λ H(mean
@@ -64,9 +81,11 @@ def fit_surrogate(
         config: settings.
         generator: draws weights, latent vectors, noise and batches.
         device: where to train.
+
+    Returns:
+        The surrogate's parameters, for `surrogate_of`.
     """
-    spec = ModelSpec(name="mlp", params={"widths": [config.width]})
-    surrogate = architecture(spec, shape, classes).build(generator).to(device)
+    surrogate = _network(shape, classes, config).build(generator).to(device)
     optimizer = adam(surrogate.parameters(), config.surrogate_lr)
     x, p = torch.zeros(0, *shape), torch.zeros(0, classes)
     rounds = min(config.rounds, queries)
@@ -80,7 +99,7 @@ def fit_surrogate(
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
-    return surrogate.eval().requires_grad_(False)
+    return surrogate.state_dict()
 
 
 _LATENT, _WIDTH = 32, 8

@@ -74,7 +74,8 @@ def depends_on(attack: AttackPlan, plan: Plan, setting: str = "") -> bytes:
     """Everything that the outcome of an attack's controls depends on, as bytes; no private record.
 
     The protocol, who takes part and their networks are among it for those controls only that run the protocol. Those of
-    attacks that show classes depend on the evaluator's test records, on how many records clients have and on defences.
+    attacks that show classes depend on the evaluator's test records and on how many records clients have; where clients
+    answer, also on the protocol and the defences.
     """
     network = plan.architecture
     stated = {
@@ -95,8 +96,9 @@ def depends_on(attack: AttackPlan, plan: Plan, setting: str = "") -> bytes:
     records = [*plan.auxiliary, plan.public]
     if by_classes(attack.card):
         stated["setting"] = [setting, plan.spec.victims, sorted(len(c.train) for c in plan.splits.clients)]
-        stated["defenses"] = [d.model_dump(mode="json") for d in plan.spec.defenses]
-        stated["answers"] = [plan.protocol.name, plan.protocol_config.model_dump(mode="json")]
+        if setting or attack.card["control"]["through"] == "messages":
+            stated["defenses"] = [d.model_dump(mode="json") for d in plan.spec.defenses]
+            stated["answers"] = [plan.protocol.name, plan.protocol_config.model_dump(mode="json")]
         records += plan.test
     digest = hashlib.sha256(canonical(stated))
     for tensor in records:
