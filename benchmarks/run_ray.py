@@ -1,9 +1,8 @@
-"""One run's clients and attack cells on Ray and here: seconds by the wall clock, and that outcomes are the same bytes.
+"""One run's attack cells on Ray and here: seconds by the wall clock, and that outcomes are the same bytes.
 
-A federation: clients as threads of this process, and as groups on two workers. Cells: two processes of this machine,
-one worker of Ray, and two. The cluster is started once and stands by, as it does for a long run; what that takes is
-said. Every way starts from the same seeds and secrets. Targets: two workers at least 1.7 times as fast as one on cells,
-and as fast on a federation as two threads here, on a machine with two processors to spare.
+Two processes of this machine, one worker of Ray, and two. The cluster is started once and stands by, as it does for a
+long run; the benchmark says how long that takes. Every way starts from the same seeds and secrets. Target: two workers
+at least 1.7 times as fast as one, on a machine with two processors to spare.
 """
 
 from __future__ import annotations
@@ -29,10 +28,6 @@ from fdaudit.elsewhere import Elsewhere, elsewhere
 from fdaudit.errors import UsageError
 
 Way = Callable[[], AbstractContextManager[Elsewhere]]
-FEDERATION: Mapping[str, Way] = {
-    "2 threads": lambda: elsewhere("local"),
-    "Ray, 2 workers": lambda: elsewhere("ray", 2),
-}
 CELLS: Mapping[str, Way] = {
     "2 processes": lambda: elsewhere("local"),
     "Ray, 1 worker": lambda: elsewhere("ray", 1),
@@ -41,20 +36,20 @@ CELLS: Mapping[str, Way] = {
 ATTACKS = ("lira-online", "rmia", "calibrated-loss", "boundary-distance", "ideal-hard", "ideal-soft")
 
 
-def spec(clients: int, steps: int) -> dict[str, Any]:
-    """A federation of so many clients, and attacks that train shadow models or ask much."""
+def spec(attacks: Sequence[str]) -> dict[str, Any]:
+    """A small federation, and attacks that train shadow models or ask much."""
     return {
         "seed": 1,
         "device": "cpu",
         "threads": 2,
-        "clients": clients,
+        "clients": 5,
         "dataset": {"name": "digits"},
         "model": {"name": "cnn-strided"},
-        "protocol": {"name": "fedavg", "params": {"rounds": 3, "local_steps": steps, "batch_size": 32}},
+        "protocol": {"name": "fedavg", "params": {"rounds": 3, "local_steps": 20, "batch_size": 32}},
         "splits": {"candidates": 20},
         "references": [],
         "adversaries": ["world", "server"],
-        "attacks": [],
+        "attacks": [{"name": name} for name in attacks],
     }
 
 
@@ -109,8 +104,6 @@ def row(what: str, a: str, b: str, first: Sequence[float], then: Sequence[float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=60, help="of each client in each of three rounds")
     parser.add_argument("--attacks", nargs="+", default=ATTACKS, metavar="ATTACK")
     parser.add_argument("--times", type=int, default=1, help="how often; every other time in reverse order")
     options = parser.parse_args()
@@ -119,27 +112,18 @@ def main() -> None:
     except UsageError as error:
         print(f"not measured: {error}")
         return
-    many, few = spec(options.clients, options.steps), spec(5, 20)
-    few["attacks"] = [{"name": name} for name in options.attacks]
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="fdaudit-bench-") as name, ray_connection.connected(2, None):
         print(f"the cluster took {time.perf_counter() - begun:.1f} s to start", flush=True)
         folder = Path(name)
-        seeds = fdaudit.run(
-            {**many, "protocol": {"name": "fedavg", "params": {"rounds": 1}}}, folder / "seeds"
-        )
-        federated = fdaudit.run({**few, "attacks": []}, folder / "federated", seed_from=seeds.directory)
-
-        def federation(place: Path, far: Elsewhere) -> fdaudit.Run:
-            return fdaudit.run(many, place, seed_from=seeds.directory, elsewhere=far)
+        federated = fdaudit.run(spec([]), folder / "federated")
 
         def cells(place: Path, far: Elsewhere) -> fdaudit.Run:
-            return fdaudit.run(few, place, seed_from=federated.directory, elsewhere=far)
+            return fdaudit.run(spec(options.attacks), place, seed_from=federated.directory, elsewhere=far)
 
-        rows = measured("federation", FEDERATION, options.times, federation, folder)
-        rows += measured("cells", CELLS, options.times, cells, folder)
+        rows = measured("cells", CELLS, options.times, cells, folder)
     print(table(("of", "A / B", "median ratio", "least", "most", "times"), rows))
-    print("targets: cells, 1 worker / 2 workers at least 1.7; federation at least 1")
+    print("target: 1 worker / 2 workers at least 1.7")
 
 
 if __name__ == "__main__":

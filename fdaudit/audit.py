@@ -6,7 +6,6 @@ import platform
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -76,7 +75,7 @@ def federated(
             held.enter_context(writing(out))
         spec = _the_spec(source, out, resume)
         secrets = _the_secrets(spec, out, resume, seed_from)
-        plan = replace(make_plan(spec, secrets), fleet=elsewhere.fleet)
+        plan = make_plan(spec, secrets)
         make_private(out)
         held.enter_context(writing(out))
         _refuse_begun_meanwhile(spec, out, resume, seed_from, secrets)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from fdaudit.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from fdaudit.fleet import Fleet
     from fdaudit.pool import Workers
 
 __all__ = ["EXECUTORS", "HERE", "Elsewhere", "elsewhere", "refuse_misfit"]
@@ -25,11 +24,9 @@ class Elsewhere:
 
     Attributes:
         cells: run attack cells, as processes of `fdaudit.attack_worker` do here; None leaves them to these.
-        fleet: fits groups of clients and of shadow models; None fits all here.
     """
 
     cells: Workers | None = None
-    fleet: Fleet | None = None
 
 
 HERE = Elsewhere()

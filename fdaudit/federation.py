@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fdaudit.execution import Execution
-    from fdaudit.fleet import Fleet
     from fdaudit.training import Parameters
     from fdaudit.types import DefenseSpec, Trained
     from fdaudit.wire import Wire
@@ -133,7 +132,6 @@ class Common:
         public: (n, c, h, w) unlabelled samples.
         encode: a public feature extractor, where there is one.
         task: what there is to learn.
-        fleet: takes groups of jobs to other machines, where there is one.
     """
 
     networks: Networks
@@ -141,12 +139,11 @@ class Common:
     public: Tensor
     encode: Callable[[Tensor], Tensor] | None = None
     task: Task = "single-label"
-    fleet: Fleet | None = None
 
     def setting(self, clients: Mapping[str, PartyData], wire: Wire, seed: int) -> Setting:
         """What a protocol is given that these clients run over `wire`."""
         parties = ("server", *clients)
-        trainers = Trainers(self.networks, self.execution, parties, self.fleet)
+        trainers = Trainers(self.networks, self.execution, parties)
         return Setting(
             clients=clients,
             wire=wire,

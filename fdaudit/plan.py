@@ -35,7 +35,6 @@ from fdaudit.wire import Outage
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fdaudit.fleet import Fleet
 
 __all__ = ["AttackPlan", "Plan", "make_plan", "plan_attack"]
 
@@ -80,7 +79,6 @@ class Plan:
         training: of training, by what is trained.
         attacks: every known attack, requested or not.
         identity: digest of all that decides what the run computes; it stays when other attacks are asked for.
-        fleet: takes groups of jobs to other machines, where there is one; what comes of them is the same.
     """
 
     spec: Spec
@@ -97,7 +95,6 @@ class Plan:
     training: Mapping[Trained, GradientRule]
     attacks: tuple[AttackPlan, ...]
     identity: str
-    fleet: Fleet | None = None
 
     @property
     def seed(self) -> int:
@@ -162,7 +159,6 @@ class Plan:
             public=self.public,
             encode=self.encoder,
             task=self.dataset.task,
-            fleet=self.fleet,
         )
 
     @cached_property
@@ -188,7 +184,7 @@ class Plan:
 
     def trainer(self) -> Trainer:
         """A fresh training core for the server's network: no weights of any party in it."""
-        return Trainer(self.architecture, self.execution, self.fleet)
+        return Trainer(self.architecture, self.execution)
 
     def initial(self) -> Parameters:
         """The public initial parameters of the server's network."""

@@ -27,7 +27,6 @@ from fdaudit.elsewhere import Elsewhere
 from fdaudit.parcels import Arrival, pack
 from fdaudit.pool import Answer
 from fdaudit.ray_attack_worker import Parcel, serve_piece_here
-from fdaudit.ray_fleet import RayFleet
 from fdaudit.ray_tasks import Attempt, after_loss, spread
 from fdaudit.ray_worker import Errand, surroundings, versions
 
@@ -43,7 +42,7 @@ _WRITTEN = ("attacks", "vault/scores")
 
 @contextmanager
 def ray_elsewhere(workers: int | None = None, address: str | None = None) -> Iterator[Elsewhere]:
-    """Workers of a Ray cluster, each on one thread, for attack cells and for groups of clients and shadow models.
+    """Workers of a Ray cluster, each on one thread, for attack cells.
 
     Args:
         workers: at a time; default: one a processor of the cluster.
@@ -56,7 +55,7 @@ def ray_elsewhere(workers: int | None = None, address: str | None = None) -> Ite
     ray_connection.refuse_unreachable(address)
     with ExitStack() as opened:
         cluster = _Cluster(lambda: opened.enter_context(ray_connection.connected(workers, address, _OBJECTS)))
-        yield Elsewhere(cells=cluster, fleet=RayFleet(lambda: cluster.size))
+        yield Elsewhere(cells=cluster)
 
 
 class _Cluster:

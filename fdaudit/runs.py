@@ -247,7 +247,7 @@ def _again(
 ) -> list[Cell]:
     adversaries = tuple(dict.fromkeys(a for w in wanted for a in w.adversaries))
     spec = run.plan.spec.model_copy(update={"adversaries": adversaries})
-    plan = replace(run.plan, spec=spec, attacks=wanted, fleet=elsewhere.fleet)
+    plan = replace(run.plan, spec=spec, attacks=wanted)
     workers = elsewhere.cells
     with writing(run.directory):
         refuse_changed(run.directory)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fdaudit.execution import Execution
-    from fdaudit.fleet import Fleet
 
 __all__ = ["Networks", "Trainers"]
 
@@ -66,13 +65,10 @@ class Trainers(Mapping[str, Trainer]):
         networks: who trains which network.
         execution: device, threads, strategy and memory format.
         parties: `server` and the clients.
-        fleet: takes groups of jobs elsewhere; None fits all here.
     """
 
-    def __init__(
-        self, networks: Networks, execution: Execution, parties: Sequence[str], fleet: Fleet | None = None
-    ) -> None:
-        cores = {_key(a): Trainer(a, execution, fleet) for a in networks.distinct}
+    def __init__(self, networks: Networks, execution: Execution, parties: Sequence[str]) -> None:
+        cores = {_key(a): Trainer(a, execution) for a in networks.distinct}
         self._by_party = {party: cores[_key(networks.of(party))] for party in parties}
 
     def __getitem__(self, party: str) -> Trainer:

@@ -6,13 +6,10 @@ models of one architecture at once under `torch.func.vmap`, unless dropout, Batc
 shapes forbid it. The choice follows fixed rules (see `Execution.resolve`), never timing or free memory, so that
 a run's bytes do not depend on the machine's mood.
 
-A `Fleet`, where there is one, takes groups of a loop's jobs to other machines (see `fdaudit.fleet`). Jobs under a
-guard stay, and so do those of networks with dropout, which take turns here on all threads.
-
 Guarantees:
   * both strategies compute the same steps, whole batches or their parts one after another; they agree to float
     tolerance;
-  * jobs fitted side by side, here or in a fleet, end bit for bit as one after the other on one thread;
+  * jobs fitted side by side end bit for bit as one after the other on one thread;
   * no global random state is read or left changed; dropout draws from the job's own seed;
   * a loss that is NaN or infinite stops the run and names the party, the step and the value;
   * a job with a guard uses its records through that guard alone.
@@ -24,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +29,8 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fdaudit.copies import Copy, Traits
 from fdaudit.execution import Execution
-from fdaudit.fleet import Fleet, groups_of, may_leave
 from fdaudit.guard import Guard, Step, per_sample_gradients
 from fdaudit.jobs import Fit, Fitted, Job, Parameters, draw_batches, finite, parameters_of
-from fdaudit.models import Architecture
 from fdaudit.objectives import loss_function
 from fdaudit.optimizers import adam, annealed, moments_of, restore_moments
 from fdaudit.parallel import forked_randomness, side_by_side
@@ -73,12 +68,10 @@ class Trainer:
     Args:
         architecture: builds the network.
         execution: device, threads, strategy and memory format.
-        fleet: takes groups of jobs elsewhere; None fits all here.
     """
 
-    def __init__(self, architecture: Buildable, execution: Execution, fleet: Fleet | None = None) -> None:
+    def __init__(self, architecture: Buildable, execution: Execution) -> None:
         self.execution = execution
-        self._fleet, self._sent = fleet, dict[str, Any]()
         self.device = torch.device(execution.device)
         self._format = (
             torch.channels_last if execution.memory_format == "channels_last" else torch.contiguous_format
@@ -109,29 +102,7 @@ class Trainer:
         alike = bare and _same_shapes(jobs) and self._traits.stackable
         if self.execution.strategy == "stacked" and len(jobs) > 1 and alike:
             return finite(jobs, self._fit_stacked(jobs, fit))
-        return finite(jobs, self._elsewhere(jobs, fit) or self.fit_each(jobs, fit))
-
-    def fit_each(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
-        """Fits every job by itself, here, whatever its losses: what a fleet asks of a core of its own."""
-        return self._by_themselves(lambda copy, job: self._fit_one(copy, job, fit), jobs)
-
-    def _elsewhere(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted] | None:
-        """What the fleet makes of the jobs, in their order; None where they stay here."""
-        fleet, network = self._fleet, self.architecture
-        if fleet is None or not isinstance(network, Architecture):
-            return None
-        plain = not (self._traits.random or self._traits.compiled or self._mixed)
-        if not plain or self.device.type != "cpu" or not may_leave(jobs):
-            return None
-        groups = groups_of(jobs, fleet.size)
-        if len(groups) < 2:
-            return None
-        parts = [[jobs[n] for n in group] for group in groups]
-        made = fleet.fit(network, self.execution, parts, fit, self._sent)
-        by_number = {
-            n: f for g, found in zip(groups, made, strict=True) for n, f in zip(g, found, strict=True)
-        }
-        return [by_number[n] for n in range(len(jobs))]
+        return finite(jobs, self._by_themselves(lambda copy, job: self._fit_one(copy, job, fit), jobs))
 
     def _fit_one(self, copy: Copy, job: Job, fit: Fit) -> Fitted:
         if job.guard is not None:

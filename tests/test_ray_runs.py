@@ -1,4 +1,4 @@
-"""One run's clients, shadow models and attack cells on Ray: the same bytes as here, whatever becomes of a worker."""
+"""One run's attack cells on Ray: the same bytes as here, whatever becomes of a worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,14 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit import fleet as fleets
-from fdaudit import ray_connection, ray_fleet, ray_tasks
+from fdaudit import ray_connection, ray_tasks
 from fdaudit.elsewhere import elsewhere
-from fdaudit.errors import RunError, UsageError
+from fdaudit.errors import UsageError
 from fdaudit.ray_attacks import _Pieces
-from fdaudit.rng import child
 from fdaudit.storage import load_json
-from fdaudit.training import Fit, Job, Trainer, draw_batches
 
-from .ray_cases import cancellations, cluster, descendants, unseen, until, workers_of
+from .ray_cases import cancellations, cluster, unseen, until, workers_of
 from .run_cases import cli, finished, tree, write_spec
-from .test_fleet import LOOP, jobs, network, same
 
 SPEC: dict[str, Any] = {
     "seed": 3,
@@ -51,12 +47,6 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cluster of this machine's own with two workers; where its nodes keep temporary files."""
     with cluster(tmp_path_factory.mktemp("node")) as temporary:
         yield temporary
-
-
-@pytest.fixture
-def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little is worth sending."""
-    monkeypatch.setattr(fleets, "WORTH", 20)
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +83,7 @@ class Killer:
         return {what: times for what, times in self.said.items() if "worker lost" in what}
 
 
-def test_clients_and_cells_come_out_the_same(
-    node: Path, little: None, here: fdaudit.Run, tmp_path: Path
-) -> None:
+def test_cells_come_out_the_same(node: Path, here: fdaudit.Run, tmp_path: Path) -> None:
     with elsewhere("ray") as far, cancellations() as cancelled:
         there = fdaudit.run(SPEC, tmp_path / "there", seed_from=here.directory, elsewhere=far)
     assert cancelled == []
@@ -158,99 +146,6 @@ def test_a_cell_that_has_lost_its_worker_too_often_has_failed_and_the_others_go_
     for name in found.keys() - failed:
         file = f"attacks/{name.replace('/', '-')}.json"
         assert load_json(there / file) == load_json(here.directory / file)
-
-
-def test_an_attack_that_runs_here_has_its_shadow_models_fitted_there(
-    node: Path, here: fdaudit.Run, little: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("FDAUDIT_CACHE", raising=False)
-    monkeypatch.setattr("fdaudit.cache._kept", OrderedDict())
-    run, fitted = fdaudit.load(federated(here, tmp_path / "there")), list[str]()
-    real = Trainer._elsewhere
-
-    def watched(self: Trainer, jobs: Any, fit: Fit) -> Any:
-        found = real(self, jobs, fit)
-        fitted.extend(job.party for job in jobs if found is not None)
-        return found
-
-    monkeypatch.setattr(Trainer, "_elsewhere", watched)
-    with elsewhere("ray") as far:
-        cell = fdaudit.attack("lira-offline", run, "world", elsewhere=far)
-    assert {p for p in fitted if p.startswith("shadow ")}
-    assert cell.to_json() == load_json(here.directory / "attacks" / "world-lira-offline.json")
-
-
-def test_a_group_whose_worker_is_lost_is_fitted_again(node: Path, little: None) -> None:
-    net, fit = network(), Fit(lr=0.1)
-    long = [_longer(job) for job in jobs(2, net)]
-    expected, killed = Trainer(net, LOOP).fit(long, fit), list[int]()
-
-    def kill() -> None:
-        until(lambda: fitting(), 60)
-        pid = fitting()[0]
-        os.kill(pid, signal.SIGKILL)
-        killed.append(pid)
-
-    thread = threading.Thread(target=kill)
-    with elsewhere("ray") as far, cancellations() as cancelled:
-        assert far.fleet is not None
-        trainer = Trainer(net, LOOP, far.fleet)
-        thread.start()
-        found = trainer.fit(long, fit)
-        thread.join()
-        assert killed
-        assert cancelled == []
-        assert all(same(a, b) for a, b in zip(expected, found, strict=True))
-        assert len(trainer._sent) == len({*_payloads(long)})
-
-
-def _longer(job: Job, steps: int = 400) -> Job:
-    batches = draw_batches(len(job.x), 8, steps=steps, generator=child(9, job.party))
-    return Job(**{**vars(job), "batches": batches})
-
-
-def _payloads(made: list[Job]) -> Iterator[int]:
-    for job in made:  # where FedProx stays near is where the job starts, and that is sent once
-        yield from (id(part) for part in (job.parameters, job.x, job.targets, job.batches))
-
-
-def fitting() -> list[int]:
-    """The workers of Ray that fit a group."""
-    return [pid for pid, line in descendants(os.getpid()).items() if line.startswith("ray::fit_group")]
-
-
-def test_what_a_worker_cannot_fit_stops_the_training(node: Path, little: None) -> None:
-    net = network()
-    with elsewhere("ray") as far:
-        trainer = Trainer(net, LOOP, far.fleet)
-        with pytest.raises(RunError, match=r"could not fit a group of models .* needs an anchor"):
-            trainer.fit(jobs(2, net, anchor=None), Fit(lr=0.1, mu=0.1))
-
-
-@pytest.mark.parametrize("at", ["sending", "waiting"])
-def test_an_interrupted_training_leaves_no_group_at_work(
-    at: str, node: Path, little: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    net = network()
-    endless = [_longer(job, 100_000) for job in jobs(2, net)]
-    real, sent = ray_fleet._group, list[Any]()
-
-    def interrupt(*_: Any) -> None:
-        until(fitting)
-        raise KeyboardInterrupt
-
-    def send(*args: Any) -> Any:
-        if sent and at == "sending":
-            interrupt()
-        sent.append(real(*args))
-        return sent[-1]
-
-    monkeypatch.setattr(ray_fleet, "_group", send)
-    monkeypatch.setattr("ray.get", interrupt)
-    with elsewhere("ray") as far, pytest.raises(KeyboardInterrupt):
-        Trainer(net, LOOP, far.fleet).fit(endless, Fit(lr=0.1))
-    assert len(sent) == {"sending": 1, "waiting": 2}[at]
-    until(lambda: not fitting(), 5)
 
 
 def test_nothing_is_begun_where_there_is_nothing_to_send(
@@ -329,7 +224,7 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
         pass
 
 
-def test_who_is_connected_gives_no_address(node: Path, little: None) -> None:
-    net = network()
+def test_who_is_connected_gives_no_address(node: Path, here: fdaudit.Run, tmp_path: Path) -> None:
+    there = federated(here, tmp_path / "there")
     with elsewhere("ray", address="auto") as far, pytest.raises(UsageError, match="connected to a cluster"):
-        Trainer(net, LOOP, far.fleet).fit(jobs(2, net), Fit(lr=0.1))
+        fdaudit.run(None, there, resume=True, elsewhere=far)
