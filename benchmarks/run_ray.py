@@ -24,7 +24,8 @@ from _pairs import table
 
 import fdaudit
 from fdaudit import ray_connection
-from fdaudit.elsewhere import Elsewhere, elsewhere
+from fdaudit.backends import elsewhere
+from fdaudit.elsewhere import Elsewhere
 from fdaudit.errors import UsageError
 
 Way = Callable[[], AbstractContextManager[Elsewhere]]

@@ -26,7 +26,8 @@ from fdaudit.cells import Stage
 from fdaudit.messages import Message
 from fdaudit.metrics import score_membership, score_reconstruction
 from fdaudit.plan import make_plan, plan_attack
-from fdaudit.runs import Run, report
+from fdaudit.run import Run
+from fdaudit.runs import report
 from fdaudit.simulation import federate
 from fdaudit.spec import load_spec
 from fdaudit.transcript import Transcript

@@ -26,10 +26,9 @@ from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.named import TORCHVISION, read_digits
 from fdaudit.explain import card, sections, sights, when
 from fdaudit.guesses import schema as guesses_schema
-from fdaudit.messages import KINDS
 from fdaudit.models.zoo import _ZOO, architecture
 from fdaudit.spec import ModelSpec, Spec
-from fdaudit.types import DefenseSpec
+from fdaudit.types import KINDS, DefenseSpec
 
 __all__ = ["PAGES", "guarantee"]
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from fdaudit.joint_ledger import JointRuns, joint
     from fdaudit.places import mirrored
     from fdaudit.red_team import export_view, score
-    from fdaudit.runs import Run, attack, compare, load, report, run
+    from fdaudit.run import Run
+    from fdaudit.runs import attack, compare, load, report, run
     from fdaudit.spec import Spec, load_spec
 
 __all__ = [

@@ -19,19 +19,19 @@ from typing import Any
 import torch
 from threadpoolctl import ThreadpoolController
 
+from fdaudit.attack_plan import AttackPlan
 from fdaudit.attack_pool import attack_pool, dismiss
 from fdaudit.cells import Adversary, Stage, handed_folder, not_asked
-from fdaudit.plan import AttackPlan, Plan, plan_attack
+from fdaudit.plan import Plan, plan_attack
 from fdaudit.pool import Pool, Workers
+from fdaudit.progress import Tick
 from fdaudit.result import Cell
 from fdaudit.scoring import forget_other_scores, outcome_path
 from fdaudit.storage import save_json, save_json_together
 from fdaudit.timings import TIMINGS, read_timings
 from fdaudit.vault import Vault
 
-__all__ = ["Desk", "Piece", "Tick", "attack_cells", "note_time", "stand_by"]
-
-Tick = Callable[[str, int, int], None]
+__all__ = ["Desk", "Piece", "attack_cells", "note_time", "stand_by"]
 
 
 @dataclass(frozen=True)

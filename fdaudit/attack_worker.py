@@ -42,7 +42,7 @@ def main() -> None:
     attacker.stand_by(launch.fork)
     Thread(target=_read, args=(pieces, desks), daemon=True).start()
     from fdaudit import attack_stage
-    from fdaudit.audit import reopen
+    from fdaudit.run_directory import reopen
 
     def say(value: dict[str, Any]) -> None:
         print(json.dumps(value), file=outcomes)

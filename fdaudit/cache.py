@@ -32,8 +32,8 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
+from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError, UsageError
-from fdaudit.messages import canonical
 from fdaudit.storage import decode, encode
 
 if TYPE_CHECKING:

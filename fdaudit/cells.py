@@ -18,18 +18,19 @@ from typing import Any
 from torch import Tensor
 
 from fdaudit.answering import Answering
+from fdaudit.attack_plan import AttackPlan
 from fdaudit.auxiliary import Assumption, assumptions, known, merged, others, shared
 from fdaudit.controls.kept import kept_controls
 from fdaudit.controls.rehearsed import Rehearsed
 from fdaudit.extraction import RELEASED, Copies
 from fdaudit.handed import Adversary, handed_folder, without_records
 from fdaudit.isolation.attacker import AttackFailedError, attack
-from fdaudit.isolation.rehearsal import Rehearsal
 from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
 from fdaudit.manifest import read_manifest
 from fdaudit.oracle import Oracle
-from fdaudit.plan import AttackPlan, Plan
+from fdaudit.plan import Plan
+from fdaudit.rehearsals import rehearsal_of
 from fdaudit.result import Cell, Control, TargetResult
 from fdaudit.rng import SecretStream, child_seed
 from fdaudit.scoring import Scorer, cell_directory, keep_scores
@@ -106,7 +107,7 @@ class Stage:
             self.plan,
             held or others(self.plan),
             card or {},
-            Rehearsal.of(self.plan, adversary.name, own=adversary.scratch, everybody=self._common),
+            rehearsal_of(self.plan, adversary.name, own=adversary.scratch, everybody=self._common),
         )
 
     def victims(self, adversary: str) -> tuple[str, ...]:

@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fdaudit.elsewhere import elsewhere
+from fdaudit.backends import elsewhere
 from fdaudit.errors import FdauditError, IntegrityError, UsageError
 from fdaudit.evidence_commands import evidence, verify
 from fdaudit.locks import together
+from fdaudit.paths import is_url
 from fdaudit.places import Place, mirrored
 from fdaudit.privacy_commands import calibrate, ledger
+from fdaudit.progress import progress, say, show
 from fdaudit.red_team_commands import export_view, score
-from fdaudit.remote import is_url
 from fdaudit.sweep_commands import curve, sweep
-from fdaudit.terminal import Address, AsJson, ExecutorName, RunPath, RunWorkers, progress, say, show
+from fdaudit.terminal import Address, AsJson, ExecutorName, RunPath, RunWorkers
 
 if TYPE_CHECKING:
-    from fdaudit.attack_stage import Tick
     from fdaudit.elsewhere import Elsewhere
-    from fdaudit.runs import Run
+    from fdaudit.progress import Tick
+    from fdaudit.run import Run
 
 __all__ = ["main"]
 

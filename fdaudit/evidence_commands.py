@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fdaudit.errors import IntegrityError, RunError, UsageError
+from fdaudit.paths import is_url
 from fdaudit.places import Place, mirrored
-from fdaudit.remote import is_url
-from fdaudit.terminal import AsJson, RunPath, say, show
+from fdaudit.progress import say, show
+from fdaudit.terminal import AsJson, RunPath
 
 if TYPE_CHECKING:
     from fdaudit.attestation.check import Outcome

@@ -13,8 +13,7 @@ from typing import Any
 
 from fdaudit import attacks, defenses, protocols
 from fdaudit.errors import UsageError, nearest
-from fdaudit.messages import KINDS
-from fdaudit.types import ONLY_SINGLE_LABEL
+from fdaudit.types import KINDS, ONLY_SINGLE_LABEL
 
 __all__ = ["Section", "Sight", "card", "sections", "sights", "text", "when"]
 

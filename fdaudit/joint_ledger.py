@@ -26,7 +26,7 @@ from fdaudit.errors import RunError, UsageError
 from fdaudit.events import Relation, Unit
 from fdaudit.manifest import read_manifest
 from fdaudit.plan import Plan
-from fdaudit.runs import Run
+from fdaudit.run import Run
 from fdaudit.transcript import read_messages
 
 __all__ = ["JointLedger", "JointRuns", "Share", "joint"]

@@ -17,7 +17,7 @@ from typing import Any
 from fdaudit.accounting.distributions import Distribution
 from fdaudit.accounting.profile import ALPHAS, Profile
 from fdaudit.errors import IntegrityError, RunError
-from fdaudit.remote import local_path
+from fdaudit.paths import local_path
 from fdaudit.reports.ledger_figures import Line, epsilon_figure, trade_off_figure
 from fdaudit.storage import load_json, write_atomically
 from fdaudit.tables import csv_text

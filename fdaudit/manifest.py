@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.limits import JSON_BYTES, TABLE_BYTES, read_file
-from fdaudit.messages import canonical
 from fdaudit.storage import write_atomically
 from fdaudit.transcript import verify_transcript
 

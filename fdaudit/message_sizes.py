@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fdaudit.messages import FIXED_SIZE
+from fdaudit.types import FIXED_SIZE
 
 if TYPE_CHECKING:
     from fdaudit.plan import Plan

@@ -9,22 +9,12 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
+from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError
 from fdaudit.events import Event, event_from_json, event_to_json
+from fdaudit.types import TensorInfo
 
-__all__ = [
-    "ALL",
-    "DATA",
-    "FIXED_SIZE",
-    "GENESIS",
-    "KINDS",
-    "SUM",
-    "Inputs",
-    "Message",
-    "TensorInfo",
-    "canonical",
-    "role",
-]
+__all__ = ["ALL", "DATA", "GENESIS", "SUM", "Inputs", "Message", "role"]
 
 DATA = "data"
 """The input that stands for the sender's raw private data."""
@@ -40,77 +30,10 @@ GENESIS = "0" * 64
 
 Inputs = tuple[str | int, ...] | Literal["all"]
 
-KINDS: Mapping[str, str] = MappingProxyType(
-    {
-        "model_parameters": "named parameters and buffers of a model",
-        "model_update": "named differences: parameters after local training less those before",
-        "gradient": "named gradients of the mean loss of one batch",
-        "sample_count": "n (): how many records the sender trains on",
-        "class_counts": "counts (C,): records per class",
-        "logits": "index (n,), values (n, C)",
-        "soft_labels": "index (n,), values (n, C), rows summing to 1, or to the scores they are weighted by",
-        "hard_labels": "index (n,), values (n,)",
-        "logit_range": "max_abs (): largest absolute logit",
-        "proxy_indices": "index (n,)",
-        "ensemble_labels": "index (n,), values (n, C) or (n,)",
-        "generated_samples": "samples (n, c, h, w)",
-        "logit_cotangents": "values (n, C) where logits were sent, gan_weight () where a discriminator adds its own",
-        "sample_gradients": "values (n, c, h, w)",
-        "discriminator_scores": "values (n,)",
-        "generator_parameters": "named parameters of a generator",
-        "discriminator_parameters": "named parameters of a discriminator",
-        "class_prototypes": "values (C, C)",
-        "vote_counts": "index (n,), counts (n, C)",
-        "release": "a digest or tensors that a party releases to itself",
-        "oracle_query": "samples (n, c, h, w)",
-        "oracle_answer": "values (n, C) or (n,)",
-        "silence": "no tensors: the sender did not answer",
-    }
-)
-"""Every kind that may cross the wire, with its tensors and their shapes (C classes, n samples)."""
-
-
-FIXED_SIZE = frozenset(
-    {
-        "model_parameters",
-        "model_update",
-        "gradient",
-        "sample_count",
-        "class_counts",
-        "logit_range",
-        "generated_samples",
-        "logit_cotangents",
-        "sample_gradients",
-        "discriminator_scores",
-        "generator_parameters",
-        "discriminator_parameters",
-        "class_prototypes",
-        "silence",
-    }
-)
-"""Kinds whose tensors have shapes that networks, classes and batch sizes fix. Messages of the others list the samples
-that they are about, and are as long as the list."""
-
-
-def canonical(value: Any) -> bytes:
-    """The one byte string a JSON value has here: ASCII, sorted keys, no spaces, no NaN, no newline."""
-    return _CANONICAL.encode(value).encode()
-
-
-_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
 
 def role(party: str) -> str:
     """The role of a party: `client/3` has the role `client`."""
     return party.partition("/")[0]
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """What a tensor in a payload is: safetensors dtype name and shape."""
-
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from fdaudit.errors import IntegrityError
+from fdaudit.paths import inside
 from fdaudit.storage import sync_path
 
-__all__ = ["Arrival", "Snapshot", "changes", "inside", "pack", "snapshot"]
+__all__ = ["Arrival", "Snapshot", "changes", "pack", "snapshot"]
 
 _CHUNK = 8 << 20
 """Bytes of a file in one line."""
@@ -74,22 +75,6 @@ def _packed(directory: Path, path: Path) -> Iterator[dict[str, Any]]:
             yield {"file": name, "data": data}
             if not (data := file.read(_CHUNK)):
                 break
-
-
-def inside(directory: Path, name: object) -> Path:
-    """Where a file of a stranger's naming lies below a directory.
-
-    Args:
-        directory: what the file is to lie in.
-        name: its name, relative, with slashes.
-
-    Raises:
-        IntegrityError: the name leads elsewhere, or is none.
-    """
-    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
-    if not parts or "\0" in str(name) or PurePosixPath(str(name)).is_absolute() or ".." in parts:
-        raise IntegrityError([f"{name!r} is no name of a file that was sent"])
-    return directory.joinpath(*parts)
 
 
 class Arrival:

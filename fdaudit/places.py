@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Literal
 
 from fdaudit.cache import DIRECTORY, private_directory
 from fdaudit.errors import FdauditError, IntegrityError, RunError, UsageError
-from fdaudit.remote import is_url
-from fdaudit.terminal import progress, say
+from fdaudit.paths import is_url
+from fdaudit.progress import progress, say
 
 if TYPE_CHECKING:
-    from fdaudit.attack_stage import Tick
     from fdaudit.mirror import Mirror
     from fdaudit.needs import Choice
+    from fdaudit.progress import Tick
 
 __all__ = ["Mode", "Place", "mirrored"]
 

@@ -11,6 +11,7 @@ import torch
 
 from fdaudit import attacks, protocols
 from fdaudit.attached import attach, refuse_untrainable
+from fdaudit.attack_plan import AttackPlan
 from fdaudit.cache import digest_of
 from fdaudit.config import Config, validate
 from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_splits, test_xy
@@ -36,28 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-__all__ = ["AttackPlan", "Plan", "make_plan", "plan_attack"]
-
-
-@dataclass(frozen=True, eq=False)
-class AttackPlan:
-    """One attack. Its code is loaded where it is run, not here.
-
-    Attributes:
-        name: its public name.
-        card: its docstring and literal attributes.
-        target: where its class is, as `"module:Class"`.
-        own: whether it is fdaudit's own; others run apart from these and from each other.
-        params: its settings; None where the spec does not ask for it.
-        adversaries: whose views it is run on.
-    """
-
-    name: str
-    card: Mapping[str, Any]
-    target: str
-    own: bool
-    params: Mapping[str, Any] | None
-    adversaries: tuple[str, ...]
+__all__ = ["Plan", "make_plan", "plan_attack"]
 
 
 @dataclass(frozen=True, eq=False)

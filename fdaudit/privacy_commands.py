@@ -12,12 +12,13 @@ import typer
 from fdaudit.errors import UsageError, nearest
 from fdaudit.events import Relation, Unit
 from fdaudit.places import mirrored
-from fdaudit.terminal import AsJson, say, show
+from fdaudit.progress import say, show
+from fdaudit.terminal import AsJson
 
 if TYPE_CHECKING:
     from fdaudit.accounting.ledger import Ledger
     from fdaudit.joint_ledger import JointRuns
-    from fdaudit.runs import Run
+    from fdaudit.run import Run
 
 __all__ = ["calibrate", "ledger"]
 

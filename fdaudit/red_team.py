@@ -32,8 +32,8 @@ from fdaudit.guesses import (
 )
 from fdaudit.locks import writing
 from fdaudit.manifest import refuse_changed
+from fdaudit.paths import local_path
 from fdaudit.plan import Plan
-from fdaudit.remote import local_path
 from fdaudit.result import Cell
 from fdaudit.storage import encode, load_json, save_json, write_atomically, written_whole
 from fdaudit.types import Challenge
@@ -42,7 +42,7 @@ from fdaudit.view import export_view as write_view
 from fdaudit.view import members_of, view_digest
 
 if TYPE_CHECKING:
-    from fdaudit.runs import Run
+    from fdaudit.run import Run
 
 __all__ = ["CARD", "export_view", "score"]
 

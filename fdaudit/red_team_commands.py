@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from fdaudit.places import mirrored
-from fdaudit.terminal import AsJson, RunPath, show
+from fdaudit.progress import show
+from fdaudit.terminal import AsJson, RunPath
 
 __all__ = ["export_view", "score"]
 

@@ -17,14 +17,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from fdaudit.errors import FdauditError, IntegrityError, RunError, UsageError
-from fdaudit.parcels import inside
+from fdaudit.paths import inside
 
-__all__ = ["Store", "is_url", "local_path"]
+__all__ = ["Store"]
 
 _T = TypeVar("_T")
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z0-9+.-]+)*://")
-"""Two letters at least: what stands before the colon of `C:/runs` is a drive."""
 _PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/@]*@")
 _WHOLE = frozenset(
     {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "ocilake", "oss", "s3", "s3a"}
@@ -33,23 +31,6 @@ _WHOLE = frozenset(
 _AT_ONCE = 16
 """Files on their way at a time, in stores that can do several things at once."""
 _CHECK = "Check the URL, the network and the credentials."
-
-
-def is_url(where: object) -> bool:
-    """Whether something names a directory by a URL; a drive letter is no scheme."""
-    return isinstance(where, str) and _URL.match(where) is not None
-
-
-def local_path(where: Path | str, field: str) -> Path:
-    """A directory of this machine, as a path.
-
-    Raises:
-        UsageError: it is a URL.
-    """
-    if is_url(where):
-        remedy = "Open it with `fdaudit.mirrored` first, and give the path of what that yields."
-        raise UsageError(field, where, "is a URL, and no directory of this machine", remedy)
-    return Path(where)
 
 
 class Store:

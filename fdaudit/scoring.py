@@ -15,10 +15,10 @@ from PIL import Image
 from torch import Tensor
 
 from fdaudit.auxiliary import Assumption
+from fdaudit.digests import canonical
 from fdaudit.encoder import TaskEncoder
 from fdaudit.errors import IntegrityError
 from fdaudit.extraction import Copies
-from fdaudit.messages import canonical
 from fdaudit.metrics import (
     MembershipScore,
     Rank,

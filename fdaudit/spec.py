@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fdaudit.config import Config, validate
+from fdaudit.digests import canonical
 from fdaudit.documents import read_yaml
 from fdaudit.errors import SpecError, nearest
 from fdaudit.limits import MOST_CANDIDATES, MOST_CLIENTS, MOST_QUERIES, MOST_TEXT
-from fdaudit.messages import KINDS, canonical
 from fdaudit.privacy import CanarySpec, PresetSpec, PrivacySpec
+from fdaudit.types import KINDS
 
 __all__ = [
     "AttackSpec",

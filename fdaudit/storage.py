@@ -15,9 +15,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.limits import JSON_BYTES, TENSOR_BYTES, Limit, open_file
-from fdaudit.messages import TensorInfo, canonical
+from fdaudit.types import TensorInfo
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,12 +17,12 @@ from threading import Event
 from typing import Any
 
 from fdaudit import runs
-from fdaudit.attack_stage import Tick
 from fdaudit.audit import attacked, federated
 from fdaudit.elsewhere import HERE, Elsewhere
 from fdaudit.errors import RunError
 from fdaudit.locks import make_private, together, writing
-from fdaudit.runs import Run
+from fdaudit.progress import Tick
+from fdaudit.run import Run
 from fdaudit.spec import Spec, load_spec
 from fdaudit.storage import load_json
 

@@ -19,14 +19,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fdaudit.attack_stage import Tick
 from fdaudit.controls.kept import take_controls
+from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.locks import make_private, writing
 from fdaudit.manifest import MANIFEST
-from fdaudit.messages import canonical
+from fdaudit.paths import local_path
 from fdaudit.pool import Answer, Pool
-from fdaudit.remote import local_path
+from fdaudit.progress import Tick
 from fdaudit.storage import load_json, save_json
 from fdaudit.sweep_grid import Grid, GridCell, expand, load_grid
 from fdaudit.sweep_index import INDEX, SCHEMA, Entry, Index, read_index, write_index

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fdaudit.elsewhere import refuse_misfit
+from fdaudit.backends import refuse_misfit
 from fdaudit.places import mirrored
-from fdaudit.terminal import Address, AsJson, ExecutorName, progress, say, show
+from fdaudit.progress import progress, say, show
+from fdaudit.terminal import Address, AsJson, ExecutorName
 
 if TYPE_CHECKING:
     from fdaudit.sweep import Executor

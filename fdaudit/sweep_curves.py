@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fdaudit.errors import FdauditError, RunError, UsageError, nearest
 from fdaudit.manifest import refuse_changed
-from fdaudit.remote import local_path
+from fdaudit.paths import local_path
 from fdaudit.reports.curve_figures import WIDTHS
 from fdaudit.reports.curves import Sweep, write_curves
 from fdaudit.reports.schema import read

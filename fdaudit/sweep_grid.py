@@ -20,9 +20,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fdaudit.config import Config, validate
+from fdaudit.digests import canonical
 from fdaudit.documents import read_yaml
 from fdaudit.errors import SpecError, nearest
-from fdaudit.messages import canonical
 from fdaudit.spec import Spec
 from fdaudit.sweep_levels import PLACEHOLDER, UNDEFENDED, asks_for_epsilon, filled, in_words
 

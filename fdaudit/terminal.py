@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from fdaudit.attack_stage import Tick
+    pass
 
-__all__ = ["Address", "AsJson", "ExecutorName", "RunPath", "RunWorkers", "progress", "say", "show"]
+__all__ = ["Address", "AsJson", "ExecutorName", "RunPath", "RunWorkers"]
 
 Address = Annotated[
     str | None,
@@ -30,45 +27,3 @@ RunWorkers = Annotated[
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the URL of one.")]
-
-
-def say(line: str) -> None:
-    """One line on standard error."""
-    print(f"fdaudit: {_visible(line)}", file=sys.stderr)  # noqa: T201
-
-
-def _visible(text: str) -> str:
-    """Text with control characters and directional marks written out: it may come from a stranger's file."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-def show(*lines: str) -> None:
-    """Prints lines; a line break inside one is written out, so that no name can pass for a line of ours."""
-    print("\n".join(_visible(line) for line in lines))  # noqa: T201
-
-
-@contextmanager
-def progress(quiet: bool) -> Iterator[Tick]:
-    """One bar for what is under way, on standard error, where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
-        bar = bars.add_task("preparing", total=None)
-
-        def tick(what: str, done: int, total: int) -> None:
-            bars.update(bar, description=what, completed=done, total=total)
-
-        try:
-            yield tick
-        except KeyboardInterrupt:
-            bars.stop()
-            say("interrupted; go on with --resume")
-            raise typer.Exit(130) from None

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fdaudit.messages import canonical, role
+from fdaudit.digests import canonical
+from fdaudit.messages import role
 from fdaudit.models import Architecture
 from fdaudit.rng import child, child_seed
 from fdaudit.training import Fit, Fitted, Job, Parameters, Trainer, parameters_of

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING
 
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.limits import LINE_BYTES, LOG_BYTES, TENSOR_BYTES, Limit, open_file
-from fdaudit.messages import ALL, DATA, GENESIS, KINDS, Message
+from fdaudit.messages import ALL, DATA, GENESIS, Message
 from fdaudit.payloads import PAYLOADS, Payloads, payload_name, placed, read_payload, shared_name
 from fdaudit.rng import SecretStream
 from fdaudit.storage import Syncs, commitment, decode, encode, header
+from fdaudit.types import KINDS
 from fdaudit.writer import InlineWriter, Writer
 
 if TYPE_CHECKING:

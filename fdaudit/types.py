@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from fdaudit.rng import SecretStream
 
 __all__ = [
+    "FIXED_SIZE",
+    "KINDS",
     "ONLY_SINGLE_LABEL",
     "Applicability",
     "AttackTask",
@@ -32,6 +35,7 @@ __all__ = [
     "OracleHandle",
     "Reconstruction",
     "Task",
+    "TensorInfo",
     "Trained",
     "task_of",
 ]
@@ -309,3 +313,63 @@ class Figure:
     def __post_init__(self) -> None:
         if (self.value is None) != bool(self.unavailable):
             raise ValueError(f"Figure {self.name!r}: give either a value or the reason why there is none.")
+
+
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "model_parameters": "named parameters and buffers of a model",
+        "model_update": "named differences: parameters after local training less those before",
+        "gradient": "named gradients of the mean loss of one batch",
+        "sample_count": "n (): how many records the sender trains on",
+        "class_counts": "counts (C,): records per class",
+        "logits": "index (n,), values (n, C)",
+        "soft_labels": "index (n,), values (n, C), rows summing to 1, or to the scores they are weighted by",
+        "hard_labels": "index (n,), values (n,)",
+        "logit_range": "max_abs (): largest absolute logit",
+        "proxy_indices": "index (n,)",
+        "ensemble_labels": "index (n,), values (n, C) or (n,)",
+        "generated_samples": "samples (n, c, h, w)",
+        "logit_cotangents": "values (n, C) where logits were sent, gan_weight () where a discriminator adds its own",
+        "sample_gradients": "values (n, c, h, w)",
+        "discriminator_scores": "values (n,)",
+        "generator_parameters": "named parameters of a generator",
+        "discriminator_parameters": "named parameters of a discriminator",
+        "class_prototypes": "values (C, C)",
+        "vote_counts": "index (n,), counts (n, C)",
+        "release": "a digest or tensors that a party releases to itself",
+        "oracle_query": "samples (n, c, h, w)",
+        "oracle_answer": "values (n, C) or (n,)",
+        "silence": "no tensors: the sender did not answer",
+    }
+)
+"""Every kind that may cross the wire, with its tensors and their shapes (C classes, n samples)."""
+
+
+FIXED_SIZE = frozenset(
+    {
+        "model_parameters",
+        "model_update",
+        "gradient",
+        "sample_count",
+        "class_counts",
+        "logit_range",
+        "generated_samples",
+        "logit_cotangents",
+        "sample_gradients",
+        "discriminator_scores",
+        "generator_parameters",
+        "discriminator_parameters",
+        "class_prototypes",
+        "silence",
+    }
+)
+"""Kinds whose tensors have shapes that networks, classes and batch sizes fix. Messages of the others list the samples
+that they are about, and are as long as the list."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a tensor in a payload is: safetensors dtype name and shape."""
+
+    dtype: str
+    shape: tuple[int, ...]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError, RunError
-from fdaudit.messages import canonical
 from fdaudit.rng import SecretStream
 from fdaudit.storage import (
     commitment,

@@ -22,11 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fdaudit.digests import canonical
 from fdaudit.encoding import readable
 from fdaudit.errors import IntegrityError, SpecError, nearest
 from fdaudit.limits import JSON_BYTES, LINE_BYTES, TENSOR_BYTES, open_file
 from fdaudit.log import read_log
-from fdaudit.messages import GENESIS, Message, canonical
+from fdaudit.messages import GENESIS, Message
 from fdaudit.payloads import PAYLOADS, payload_name, placed, read_payload
 from fdaudit.storage import decode, encode, write_atomically
 from fdaudit.transcript import LOG, read_lines

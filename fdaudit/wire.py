@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fdaudit.encoding import readable
 from fdaudit.errors import ProtocolError, nearest
 from fdaudit.events import Event, NoGuarantee
-from fdaudit.messages import ALL, DATA, KINDS, Inputs, Message, role
+from fdaudit.messages import ALL, DATA, Inputs, Message, role
 from fdaudit.rng import SecretStream
 from fdaudit.transcript import Transcript
+from fdaudit.types import KINDS
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
-from fdaudit.messages import KINDS, role
-from fdaudit.types import Figure
+from fdaudit.messages import role
+from fdaudit.types import KINDS, Figure
 
 from .annex import Document, Item, annex
 from .diagram import diagram

@@ -25,7 +25,7 @@ from fdaudit.answering import Answering
 from fdaudit.messages import Message
 from fdaudit.plan import Plan
 from fdaudit.rng import SecretStream
-from fdaudit.runs import Run
+from fdaudit.run import Run
 from fdaudit.truth import Truth
 from fdaudit.types import Challenge
 from fdaudit.vault import Vault

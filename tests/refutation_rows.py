@@ -15,7 +15,7 @@ from fdaudit.bookkeeping import books_of
 from fdaudit.message_sizes import fixed_sizes
 from fdaudit.messages import role
 from fdaudit.metrics import epsilon_lower_bound
-from fdaudit.runs import Run
+from fdaudit.run import Run
 from fdaudit.transcript import read_messages
 from fdaudit.view import EAVESDROPPER
 

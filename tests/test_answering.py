@@ -10,9 +10,9 @@ import torch
 
 import fdaudit
 from fdaudit.answering import Answering
-from fdaudit.audit import reopen
 from fdaudit.errors import FdauditError
 from fdaudit.rng import SecretStream
+from fdaudit.run_directory import reopen
 from fdaudit.vault import Vault
 
 SHARE = {"soft": "soft_labels", "hard": "hard_labels"}

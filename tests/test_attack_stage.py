@@ -11,10 +11,10 @@ import pytest
 import fdaudit
 from fdaudit import attack_stage, audit
 from fdaudit.attack_stage import Desk, Piece, attack_cells
-from fdaudit.audit import reopen
 from fdaudit.cells import Stage
 from fdaudit.pool import Pool
 from fdaudit.result import Cell
+from fdaudit.run_directory import reopen
 from fdaudit.storage import load_json
 
 SPEC: dict[str, Any] = {

@@ -12,7 +12,7 @@ import pytest
 
 import fdaudit
 from fdaudit import attacks, defenses, protocols
-from fdaudit.terminal import _visible
+from fdaudit.progress import _visible
 
 from .cli_cases import Shell
 from .run_cases import finished, tree, write_spec

@@ -15,7 +15,7 @@ from fdaudit.audit import attacked, federated, perform
 from fdaudit.cells import Stage
 from fdaudit.errors import FdauditError
 from fdaudit.plan import make_plan
-from fdaudit.runs import Run
+from fdaudit.run import Run
 from fdaudit.spec import load_spec
 from fdaudit.types import LabelDistribution, Membership, Reconstruction
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 
 from fdaudit.config import validate
+from fdaudit.digests import canonical
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.events import Gaussian, NoGuarantee, event_from_json, event_to_json
-from fdaudit.messages import KINDS, canonical
 from fdaudit.rng import SecretStream, child
 from fdaudit.transcript import Transcript
+from fdaudit.types import KINDS
 from fdaudit.wire import Released, Wire
 
 from .protocol_cases import run

@@ -22,9 +22,11 @@ import fdaudit
 from fdaudit import attacks, conclusion, defenses, protocols
 from fdaudit.cli import app
 from fdaudit.controls import _membership, gradients
-from fdaudit.messages import KINDS, Message, canonical
+from fdaudit.digests import canonical
+from fdaudit.messages import Message
 from fdaudit.spec import Spec
 from fdaudit.sweep_grid import Grid, expand, load_grid
+from fdaudit.types import KINDS
 from fdaudit.view import export_view
 
 from .docs_pages import PAGES, ROOT, blocks, module, page, slugs, table

@@ -21,9 +21,9 @@ from fdaudit.reports.verdict import judge_all
 import fdaudit
 from fdaudit.attestation.bundle import PARTS
 from fdaudit.attestation.environment import _checked_out, tool
+from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.manifest import read_manifest
-from fdaudit.messages import canonical
 from fdaudit.payloads import read_payload
 from fdaudit.scoring import _scores_of
 from fdaudit.transcript import read_messages

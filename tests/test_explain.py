@@ -9,7 +9,8 @@ import pytest
 from fdaudit.protocols import REGISTRY
 
 from fdaudit.explain import card, sections, sights, text, when
-from fdaudit.messages import KINDS, role
+from fdaudit.messages import role
+from fdaudit.types import KINDS
 
 from .protocol_cases import case_id, every_case, run
 

@@ -26,7 +26,7 @@ from fdaudit.reports.sweep_rows import Row, SweepCell
 
 import fdaudit
 from fdaudit.attestation.check import verify_bundle
-from fdaudit.messages import canonical
+from fdaudit.digests import canonical
 
 from .findings_cases import Commanded, attacked, commanded, error_of, guesses, home, recorded
 

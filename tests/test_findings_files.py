@@ -26,7 +26,8 @@ from safetensors.torch import save
 import fdaudit
 from fdaudit import cache
 from fdaudit.data.files import read_folder, read_npz
-from fdaudit.messages import Message, canonical
+from fdaudit.digests import canonical
+from fdaudit.messages import Message
 from fdaudit.spec import load_spec
 from fdaudit.transcript import read_messages
 from fdaudit.view import open_view

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fdaudit.messages import canonical
+from fdaudit.digests import canonical
 from fdaudit.transcript import LOG, verify_transcript
 
 from .transcript_cases import (

@@ -17,10 +17,11 @@ import pytest
 
 import fdaudit
 from fdaudit import attacks, scratch
+from fdaudit.attack_plan import AttackPlan
 from fdaudit.cells import Stage
 from fdaudit.errors import SpecError
 from fdaudit.isolation.confinement import offered
-from fdaudit.plan import AttackPlan, plan_attack
+from fdaudit.plan import plan_attack
 from fdaudit.result import Cell
 
 from .doubles import spec

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import fdaudit
+from fdaudit.digests import canonical
 from fdaudit.errors import FdauditError
 from fdaudit.manifest import read_manifest, write_manifest
-from fdaudit.messages import canonical
 from fdaudit.spec import Spec
 from fdaudit.view import open_view
 

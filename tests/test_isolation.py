@@ -26,7 +26,7 @@ from fdaudit.cells import Adversary, Stage
 from fdaudit.knowledge import Knowledge
 from fdaudit.plan import Plan, make_plan
 from fdaudit.rng import child
-from fdaudit.runs import Run
+from fdaudit.run import Run
 from fdaudit.spec import load_spec
 from fdaudit.training import Fit, Job, Trainer
 from fdaudit.transcript import read_messages

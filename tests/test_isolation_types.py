@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fdaudit.attack_plan import AttackPlan
 from fdaudit.cells import Stage
 from fdaudit.data import ClientSplit, Dataset, Splits
 from fdaudit.events import Event
@@ -19,9 +20,9 @@ from fdaudit.federation import PartyData, Setting
 from fdaudit.knowledge import Knowledge
 from fdaudit.models import Architecture
 from fdaudit.oracle import Oracle
-from fdaudit.plan import AttackPlan, Plan
+from fdaudit.plan import Plan
 from fdaudit.rng import SecretStream
-from fdaudit.runs import Run
+from fdaudit.run import Run
 from fdaudit.training import Trainer
 from fdaudit.transcript import Transcript
 from fdaudit.truth import Truth

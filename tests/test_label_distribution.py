@@ -20,7 +20,7 @@ from fdaudit.metrics import kl_divergence
 from fdaudit.plan import make_plan
 from fdaudit.registry import Registry
 from fdaudit.result import gates
-from fdaudit.runs import Run
+from fdaudit.run import Run
 from fdaudit.spec import load_spec
 from fdaudit.truth import check_guesses
 from fdaudit.types import Applicability, LabelDistribution

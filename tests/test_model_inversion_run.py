@@ -13,7 +13,7 @@ from fdaudit.cells import Stage
 from fdaudit.controls import classes
 from fdaudit.plan import make_plan
 from fdaudit.registry import loaded
-from fdaudit.runs import Run
+from fdaudit.run import Run
 from fdaudit.spec import load_spec
 from fdaudit.truth import check_guesses
 from fdaudit.types import Reconstruction

@@ -11,7 +11,6 @@ import torch
 
 import fdaudit
 from fdaudit.answering import Answering
-from fdaudit.audit import reopen
 from fdaudit.cells import Stage
 from fdaudit.encoding import readable
 from fdaudit.errors import SpecError
@@ -20,6 +19,7 @@ from fdaudit.isolation.schema import Case
 from fdaudit.oracle_access import oracle_answers, published
 from fdaudit.payloads import read_payload
 from fdaudit.rng import SecretStream
+from fdaudit.run_directory import reopen
 from fdaudit.storage import decode
 from fdaudit.transcript import read_messages
 from fdaudit.types import AttackTask

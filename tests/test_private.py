@@ -14,9 +14,9 @@ import pytest
 import fdaudit
 from fdaudit import suite, sweep
 from fdaudit.attestation.bundle import evidence
+from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.locks import make_private
-from fdaudit.messages import canonical
 from fdaudit.parcels import Arrival
 from fdaudit.spec import load_spec
 

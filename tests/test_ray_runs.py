@@ -16,7 +16,7 @@ import pytest
 
 import fdaudit
 from fdaudit import ray_connection, ray_tasks
-from fdaudit.elsewhere import elsewhere
+from fdaudit.backends import elsewhere
 from fdaudit.errors import UsageError
 from fdaudit.ray_attacks import _Pieces
 from fdaudit.storage import load_json

@@ -12,9 +12,9 @@ from fdaudit.protocols import REGISTRY
 
 import fdaudit
 from fdaudit import attacks, suite
-from fdaudit.attack_stage import Tick
 from fdaudit.errors import UsageError
 from fdaudit.plan import make_plan
+from fdaudit.progress import Tick
 from fdaudit.spec import load_spec
 
 from .report_cases import Document

@@ -148,7 +148,7 @@ def test_a_line_added_with_a_right_chain_is_found(damaged: Path) -> None:
     """Appending needs no secret; only the head in the manifest shows it."""
     import hashlib
 
-    from fdaudit.messages import canonical
+    from fdaudit.digests import canonical
 
     whole = lines(damaged)
     value = json.loads(whole[-1])
@@ -161,7 +161,7 @@ def test_an_edit_whose_whole_chain_was_made_anew_is_found(damaged: Path) -> None
     """Whoever edits an early line and chains all later ones again still misses the head."""
     import hashlib
 
-    from fdaudit.messages import canonical
+    from fdaudit.digests import canonical
 
     changed, previous = [], "0" * 64
     for line in lines(damaged):

@@ -11,8 +11,9 @@ import os
 import pytest
 import torch
 
+from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError, SpecError
-from fdaudit.messages import Message, canonical
+from fdaudit.messages import Message
 from fdaudit.payloads import read_payload
 from fdaudit.rng import child
 from fdaudit.storage import decode

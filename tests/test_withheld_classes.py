@@ -13,7 +13,7 @@ from fdaudit.auxiliary import assumptions
 from fdaudit.cells import Stage
 from fdaudit.plan import make_plan
 from fdaudit.registry import loaded
-from fdaudit.runs import Run
+from fdaudit.run import Run
 from fdaudit.spec import load_spec
 from fdaudit.types import Reconstruction
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fdaudit.events import Gaussian, Laplace, NoGuarantee
-from fdaudit.messages import ALL, KINDS, Message, TensorInfo
+from fdaudit.messages import ALL, Message
 from fdaudit.transcript import Position, Transcript
+from fdaudit.types import KINDS, TensorInfo
 
 SECRET = b"a secret of thirty-two bytes...."
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from torch import Tensor
 
-from fdaudit.messages import canonical
+from fdaudit.digests import canonical
 from fdaudit.rng import child
 from fdaudit.training import Fit, Job, Parameters, draw_batches, parameters_of
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.locks import writing
 from fdaudit.manifest import read_manifest, verify
-from fdaudit.remote import local_path
+from fdaudit.paths import local_path
 from fdaudit.storage import save_json, write_atomically, written_whole
 
 from .commitment import commit_to_vault
@@ -34,7 +34,7 @@ from .strict import MOST_BYTES
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from fdaudit.runs import Run
+    from fdaudit.run import Run
 
 __all__ = ["ENVIRONMENT", "FILES", "PARTS", "RUN", "SBOM", "STATEMENT", "evidence"]
 

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fdaudit.digests import canonical
 from fdaudit.errors import FdauditError, RunError
-from fdaudit.messages import canonical
 from fdaudit.storage import load_tensors
 from fdaudit.vault import Secrets, Vault
 

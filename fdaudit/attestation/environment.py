@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, distribution, distributions
 from pathlib import Path
 from typing import Any
 
-from fdaudit.messages import canonical
+from fdaudit.digests import canonical
 
 __all__ = ["environment", "tool"]
 

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError, UsageError
 from fdaudit.manifest import MANIFEST, read_manifest
-from fdaudit.messages import canonical
 from fdaudit.storage import load_json
 
 from .listing import Entry, digest, is_safe

@@ -26,12 +26,13 @@ from fdaudit.controls.labels import skewed_clients
 from fdaudit.controls.models import overfit_model
 from fdaudit.controls.selectors import rehearsed_selector
 from fdaudit.controls.uploads import recorded_uploads
-from fdaudit.messages import canonical
+from fdaudit.digests import canonical
 from fdaudit.oracle_access import accesses
 from fdaudit.result import Control
 
 if TYPE_CHECKING:
-    from fdaudit.plan import AttackPlan, Plan
+    from fdaudit.attack_plan import AttackPlan
+    from fdaudit.plan import Plan
 
 __all__ = ["CONTROLS", "controls", "depends_on", "setting_of"]
 

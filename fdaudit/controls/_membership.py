@@ -25,7 +25,8 @@ from fdaudit.view import View, view_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fdaudit.plan import AttackPlan, Plan
+    from fdaudit.attack_plan import AttackPlan
+    from fdaudit.plan import Plan
 
 __all__ = [
     "CONFIDENCE",

@@ -20,7 +20,8 @@ from fdaudit.rng import child
 from fdaudit.types import AttackTask, Extraction, Figure
 
 if TYPE_CHECKING:
-    from fdaudit.plan import AttackPlan, Plan
+    from fdaudit.attack_plan import AttackPlan
+    from fdaudit.plan import Plan
     from fdaudit.training import Parameters
 
 __all__ = ["model_that_answers"]

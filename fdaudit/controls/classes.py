@@ -37,7 +37,8 @@ from fdaudit.types import AttackTask, Figure, Guess, Reconstruction
 from fdaudit.view import View, view_of
 
 if TYPE_CHECKING:
-    from fdaudit.plan import AttackPlan, Plan
+    from fdaudit.attack_plan import AttackPlan
+    from fdaudit.plan import Plan
 
 __all__ = ["unseen_classes"]
 

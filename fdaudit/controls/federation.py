@@ -13,7 +13,8 @@ from fdaudit.rng import child
 from fdaudit.training import Fit, Job, Parameters, parameters_of
 
 if TYPE_CHECKING:
-    from fdaudit.plan import AttackPlan, Plan
+    from fdaudit.attack_plan import AttackPlan
+    from fdaudit.plan import Plan
 
 __all__ = ["public_samples", "recorded_answers"]
 

@@ -15,7 +15,8 @@ from fdaudit.rng import child
 from fdaudit.training import parameters_of
 
 if TYPE_CHECKING:
-    from fdaudit.plan import AttackPlan, Plan
+    from fdaudit.attack_plan import AttackPlan
+    from fdaudit.plan import Plan
 
 __all__ = ["generated_samples", "overfit_discriminator"]
 

@@ -27,7 +27,8 @@ from fdaudit.types import AttackTask, Figure, Reconstruction, task_of
 from fdaudit.view import View
 
 if TYPE_CHECKING:
-    from fdaudit.plan import AttackPlan, Plan
+    from fdaudit.attack_plan import AttackPlan
+    from fdaudit.plan import Plan
     from fdaudit.protocols._fedavg_settings import FedAvgConfig
 
 __all__ = ["bare_gradients"]

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdaudit.controls import controls, depends_on, setting_of
+from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError
 from fdaudit.limits import JSON_BYTES, read_file
 from fdaudit.locks import writing
-from fdaudit.messages import canonical
 from fdaudit.result import Control
 from fdaudit.storage import load_json, save_json, write_atomically
 from fdaudit.vault import Vault
 
 if TYPE_CHECKING:
-    from fdaudit.plan import AttackPlan, Plan
+    from fdaudit.attack_plan import AttackPlan
+    from fdaudit.plan import Plan
 
 __all__ = ["controls_directory", "kept_controls", "take_controls"]
 

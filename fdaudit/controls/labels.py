@@ -12,10 +12,10 @@ from fdaudit.config import Config
 from fdaudit.controls._membership import attack_seed
 from fdaudit.data import class_counts
 from fdaudit.isolation.attacker import attack as run_attack
-from fdaudit.isolation.rehearsal import Rehearsal
 from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
 from fdaudit.metrics import mean_figure, total_variation
+from fdaudit.rehearsals import rehearsal_of
 from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy, child_seed
 from fdaudit.scratch import scratch
@@ -23,7 +23,8 @@ from fdaudit.types import AttackTask, Figure, LabelDistribution, task_of
 from fdaudit.view import EAVESDROPPER
 
 if TYPE_CHECKING:
-    from fdaudit.plan import AttackPlan, Plan
+    from fdaudit.attack_plan import AttackPlan
+    from fdaudit.plan import Plan
 
 __all__ = ["skewed_clients"]
 
@@ -113,7 +114,7 @@ def _guesses(
 ) -> Sequence[LabelDistribution] | str:
     """What the attack says of each client, in their order; or, as text, why it says nothing."""
     with scratch("control") as folder:
-        rehearsal = Rehearsal.of(
+        rehearsal = rehearsal_of(
             plan, EAVESDROPPER, config=_short(plan.protocol_config), defended=False, own=folder
         )
         view = rehearsal(list(data), child_seed(plan.seed, "control", attack.name))

@@ -29,8 +29,9 @@ from fdaudit.training import Fit, Job, Parameters
 from fdaudit.types import AttackTask, Challenge, task_of
 
 if TYPE_CHECKING:
+    from fdaudit.attack_plan import AttackPlan
     from fdaudit.data import Dataset
-    from fdaudit.plan import AttackPlan, Plan
+    from fdaudit.plan import Plan
 
 __all__ = ["overfit_model"]
 

@@ -34,8 +34,9 @@ from fdaudit.view import View
 if TYPE_CHECKING:
     import numpy as np
 
+    from fdaudit.attack_plan import AttackPlan
     from fdaudit.knowledge import Knowledge
-    from fdaudit.plan import AttackPlan, Plan
+    from fdaudit.plan import Plan
     from fdaudit.training import Parameters
     from fdaudit.truth import Truth
 

@@ -9,16 +9,17 @@ from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.controls._membership import Design, Measured, attack_seed, guessed, passed
-from fdaudit.isolation.rehearsal import Rehearsal
 from fdaudit.isolation.schema import Case
 from fdaudit.knowledge import Knowledge
+from fdaudit.rehearsals import rehearsal_of
 from fdaudit.rng import child, child_seed
 from fdaudit.scratch import scratch
 from fdaudit.types import AttackTask, Challenge
 from fdaudit.view import EAVESDROPPER
 
 if TYPE_CHECKING:
-    from fdaudit.plan import AttackPlan, Plan
+    from fdaudit.attack_plan import AttackPlan
+    from fdaudit.plan import Plan
     from fdaudit.result import Control
 
 __all__ = ["rehearsed_selector"]
@@ -79,7 +80,7 @@ def _design(attack: AttackPlan, plan: Plan) -> Design:
 def _heard(attack: AttackPlan, plan: Plan, made: Design, data: list[tuple[Tensor, Tensor]]) -> Measured:
     """The attack's AUC about the first client of a rehearsal, as an eavesdropper."""
     with scratch("control") as folder:
-        rehearsal = Rehearsal.of(
+        rehearsal = rehearsal_of(
             plan, EAVESDROPPER, config=_short(plan.protocol_config), defended=False, own=folder
         )
         view = rehearsal(data, child_seed(plan.seed, "control", attack.name))

@@ -19,7 +19,8 @@ from fdaudit.types import AttackTask, task_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fdaudit.plan import AttackPlan, Plan
+    from fdaudit.attack_plan import AttackPlan
+    from fdaudit.plan import Plan
     from fdaudit.result import Control
 
 __all__ = ["recorded_uploads"]

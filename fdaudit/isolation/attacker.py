@@ -37,9 +37,9 @@ from fdaudit.scratch import new_folder
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fdaudit.attack_plan import AttackPlan
     from fdaudit.isolation.schema import Case
     from fdaudit.oracle import Oracle
-    from fdaudit.plan import AttackPlan
     from fdaudit.types import Guess
     from fdaudit.view import View
 

@@ -21,7 +21,6 @@ from fdaudit.spec import load_spec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fdaudit.plan import Plan
     from fdaudit.view import View
 
 __all__ = ["Rehearsal"]
@@ -48,43 +47,6 @@ class Rehearsal:
     shared: tuple[Tensor, Tensor]
     own: Path | None = None
     everybody: Path | None = None
-
-    @classmethod
-    def of(
-        cls,
-        plan: Plan,
-        adversary: str,
-        *,
-        config: Config | None = None,
-        defended: bool = True,
-        own: Path | None = None,
-        everybody: Path | None = None,
-    ) -> Rehearsal:
-        """A rehearsal of a run's protocol.
-
-        Args:
-            plan: the run's plan.
-            adversary: whose view is wanted.
-            config: other settings of the protocol.
-            defended: with the run's defences, messages withheld and transport; else with none of these.
-            own: as above.
-            everybody: as above.
-        """
-        settings = (config or plan.protocol_config).model_dump(mode="json")
-        setting: dict[str, Any] = {
-            "protocol": {"name": plan.protocol.name, "params": settings},
-            "clients": plan.spec.clients,
-        }
-        if defended:
-            setting |= plan.spec.model_dump(mode="json", include={"defenses", "withhold", "transport"})
-        return cls(
-            setting={**setting, "defended": defended},
-            common=plan.common,
-            adversary=adversary,
-            shared=plan.auxiliary,
-            own=own,
-            everybody=everybody,
-        )
 
     def __call__(self, data: list[tuple[Tensor, Tensor]], seed: int) -> View:
         """The adversary's view of a federation of clients with these records."""
