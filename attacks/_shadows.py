@@ -3,7 +3,7 @@
 Guarantees:
   * models are handed to the training core in blocks, and processes that need the same ones share the blocks out;
   * half of the models hold any given record, and a model is fitted on nothing but the records it holds;
-  * equal records, masks, settings, network and seed are trained once (`fdaudit.cache`).
+  * equal records, masks, settings, network and seed are trained once (`fdaudit.storage.cache`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from fdaudit.cache import digest_of, remembered_parts
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError, UsageError
 from fdaudit.rng import child, child_seed
-from fdaudit.training import Fit, Job, Parameters, Trainer, draw_batches, parameters_of
+from fdaudit.storage.cache import digest_of, remembered_parts
+from fdaudit.training.trainer import Fit, Job, Parameters, Trainer, draw_batches, parameters_of
 from fdaudit.types import task_of
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
+    from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.models import Architecture
 
 __all__ = ["Recipe", "Shadows", "in_and_out", "many_at_once", "recipe_of", "shadow_models", "shadows"]

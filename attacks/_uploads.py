@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fdaudit.messages import Message, role
+from fdaudit.transcript.messages import Message, role
 
 from .gradient_inversion.uploads import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fdaudit.training import Parameters
-    from fdaudit.view import View
+    from fdaudit.adversary.view import View
+    from fdaudit.training.trainer import Parameters
 
 __all__ = ["MODELS", "after", "broadcasts", "uploads_of"]
 

@@ -10,11 +10,11 @@ from pydantic import Field
 from fdaudit.config import Config
 from fdaudit.types import Applicability, AttackTask, Membership
 
-from ._asked import answerable, asked, log_likelihood
+from ._target_model import answerable, asked, log_likelihood
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
 
 __all__ = ["LossThreshold", "LossThresholdConfig"]
 

@@ -11,12 +11,12 @@ from fdaudit.protocols.fedavg import FedAvg, FedAvgConfig
 from torch import Tensor
 from torch.nn import functional as F
 
-from fdaudit.execution import Execution
-from fdaudit.federation import PartyData
+from fdaudit.federation.protocol import PartyData
 from fdaudit.models import Architecture, architecture
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
-from fdaudit.training import draw_batches
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import draw_batches
 
 SEED, CLIENTS, STEPS, BATCH, LR = 1, 20, 11, 64, 0.1
 NOISE = 1.5

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from fdaudit import heap
+from fdaudit.parallel import malloc
 
 __all__ = ["Growth", "Sample", "exponent", "in_operators", "measured"]
 
@@ -61,7 +61,7 @@ class Growth:
 def measured(make: Callable[[], Callable[[], object]]) -> Sample:
     """Measures what `make` returns; `make` is called anew for each of two times, unmeasured."""
     work = make()
-    heap.give_back()
+    malloc.give_back()
     before = _memory("VmRSS")
     _RESET.write_text("5")
     seconds = [_timed(work)]

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fdaudit.checkpoints import Checkpoints
-from fdaudit.execution import Execution
-from fdaudit.federation import Common, PartyData
+from fdaudit.federation.checkpoints import Checkpoints
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common, PartyData
+from fdaudit.federation.rehearsal import kinds_of, parties_of, setting_of
 from fdaudit.models import Architecture
-from fdaudit.rehearsal import kinds_of, parties_of, setting_of
-from fdaudit.trainers import Networks
-from fdaudit.transcript import Transcript
-from fdaudit.vault import Secrets, Vault
-from fdaudit.wire import Wire
-from fdaudit.writer import BackgroundWriter
+from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.storage.writer import BackgroundWriter
+from fdaudit.training.execution import Execution
+from fdaudit.transcript.transcript import Transcript
+from fdaudit.transcript.wire import Wire
 
 
 class Recorded:

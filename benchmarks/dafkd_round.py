@@ -1,9 +1,9 @@
 """What recording costs: a DaFKD round with every message on disk and a checkpoint, against a bare loop.
 
-A is `protocols/dafkd.py` over the wire: two models down and three up for each client, encoded, digested, salted,
-chained and written, files made durable, state saved, `round.json` replaced. B is the same arithmetic in plain PyTorch,
-all parties in one process with tensors in common, that keeps nothing. Both must end with the same classifier, or
-this fails. Target: at most 1.2.
+A is `protocols/dafkd/protocol.py` over the wire: two models down and three up for each client, encoded, digested,
+salted, chained and written, files made durable, state saved, `round.json` replaced. B is the same arithmetic in plain
+PyTorch, all parties in one process with tensors in common, that keeps nothing. Both must end with the same classifier,
+or this fails. Target: at most 1.2.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 import torch
 from _pairs import HEADS, Pairs, compare_both, table
 from _recorded import Recorded
-from fdaudit.protocols.dafkd import DaFKD, DaFKDConfig
+from fdaudit.protocols.dafkd.protocol import DaFKD, DaFKDConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fdaudit.execution import Execution
-from fdaudit.federation import PartyData
+from fdaudit.federation.protocol import PartyData
 from fdaudit.models import Architecture, architecture
 from fdaudit.models.conditional import build_conditional, build_domain_head
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
-from fdaudit.training import draw_batches
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import draw_batches
 
 SEED, CLIENTS, STEPS, RECORDS = 1, 10, 10, 320
 SHAPE, CLASSES = (1, 28, 28), 10

@@ -15,13 +15,13 @@ import torch
 from fdaudit.attacks import REGISTRY
 from fdaudit.protocols import REGISTRY as PROTOCOLS
 
-from fdaudit.knowledge import Knowledge
-from fdaudit.plan import make_plan
-from fdaudit.rehearsal import rehearse
-from fdaudit.spec import load_spec
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.view import View
+from fdaudit.federation.rehearsal import rehearse
+from fdaudit.planning.plan import make_plan
+from fdaudit.spec.schema import load_spec
+from fdaudit.storage.vault import Secrets
 from fdaudit.types import AttackTask, Challenge
-from fdaudit.vault import Secrets
-from fdaudit.view import View
 
 SEED, CLIENTS, PAIRS = 4, 10, 40
 """Seed of the run, clients attacked, and pairs of candidates of each."""

@@ -17,9 +17,9 @@ from _images import CLASSES, SHAPE
 from _pairs import HEADS, Pairs, compare_both, table
 from _recorded import Recorded
 
-from fdaudit.execution import Execution
-from fdaudit.federation import PartyData
+from fdaudit.federation.protocol import PartyData
 from fdaudit.rng import child
+from fdaudit.training.execution import Execution
 
 TARGET = 1.15
 

@@ -1,8 +1,8 @@
 """What recording costs: a FedIOD round with every message on disk and a checkpoint, against a bare loop.
 
-A is `protocols/fediod.py` over the wire: five kinds of messages a step, each encoded, digested, salted, chained and
-written, files made durable, state saved, `round.json` replaced. B is the same arithmetic in plain PyTorch, all
-parties in one process with tensors in common, that keeps nothing. Both must end with the same student, or this
+A is `protocols/fediod/protocol.py` over the wire: five kinds of messages a step, each encoded, digested, salted,
+chained and written, files made durable, state saved, `round.json` replaced. B is the same arithmetic in plain PyTorch,
+all parties in one process with tensors in common, that keeps nothing. Both must end with the same student, or this
 fails. Target: at most 1.2.
 """
 
@@ -16,16 +16,16 @@ from pathlib import Path
 import torch
 from _pairs import HEADS, Pairs, compare_both, table
 from _recorded import Recorded
-from fdaudit.protocols.fediod import FedIOD, FedIODConfig
+from fdaudit.protocols.fediod.protocol import FedIOD, FedIODConfig
 from torch import Tensor
 from torch.nn import functional as F
 
-from fdaudit.execution import Execution
-from fdaudit.federation import PartyData
+from fdaudit.federation.protocol import PartyData
 from fdaudit.models import Architecture, architecture
 from fdaudit.models.generative import build_discriminator, build_generator
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
 
 SEED, CLIENTS, STEPS, RECORDS = 1, 10, 10, 200
 SHAPE, CLASSES = (1, 28, 28), 10

@@ -33,9 +33,9 @@ from fdaudit.attacks.gradient_inversion.engine import Matched, match_adam, match
 from fdaudit.attacks.gradient_inversion.gradients import GradientMap, choose_strategy
 from torch import Tensor, nn
 
-from fdaudit import heap
 from fdaudit.models import architecture
-from fdaudit.spec import ModelSpec
+from fdaudit.parallel import malloc
+from fdaudit.spec.schema import ModelSpec
 
 TV, LR = 1e-3, 0.1
 Timed = Callable[[], int]
@@ -216,7 +216,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    heap.keep()  # as every run does
+    malloc.keep()  # as every run does
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, one image a restart")
     breaching = importlib.util.find_spec("breaching") is not None
     if not breaching:

@@ -23,13 +23,13 @@ from fdaudit.attacks.label_only.yoqo import craft_queries
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.data import load_dataset
-from fdaudit.execution import Execution
-from fdaudit.knowledge import Knowledge
 from fdaudit.models import architecture
 from fdaudit.rng import SecretStream, child
-from fdaudit.spec import DatasetSpec, ModelSpec
-from fdaudit.training import Fit, Job, Trainer, draw_batches, parameters_of
+from fdaudit.spec.schema import DatasetSpec, ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Fit, Job, Trainer, draw_batches, parameters_of
 
 EACH = 200
 

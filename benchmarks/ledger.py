@@ -12,7 +12,7 @@ from _pairs import table
 
 from fdaudit.accounting.ledger import Books
 from fdaudit.events import Event, Gaussian, SampledGaussian
-from fdaudit.messages import Message
+from fdaudit.transcript.messages import Message
 
 DP_SGD = SampledGaussian(
     sensitivity=1.0,

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from _pairs import HEADS, compare, table
 
-from fdaudit import log
 from fdaudit.accounting.ledger import Books
-from fdaudit.messages import DATA, Message
+from fdaudit.adversary.view import view_of
 from fdaudit.result import derived_from_data, exposure
-from fdaudit.transcript import Transcript, read_messages
-from fdaudit.view import view_of
+from fdaudit.transcript import log
+from fdaudit.transcript.messages import DATA, Message
+from fdaudit.transcript.transcript import Transcript, read_messages
 
 SETTINGS = {"lr": 0.1}
 

@@ -14,11 +14,11 @@ from _pairs import HEADS, compare
 from fdaudit.attacks._shadows import Recipe, shadow_models
 from fdaudit.attacks.membership._matched import _core
 
-from fdaudit.execution import Execution
-from fdaudit.knowledge import Knowledge
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.models import architecture
-from fdaudit.spec import ModelSpec
-from fdaudit.training import Fit, Trainer
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Fit, Trainer
 
 PAIRS, OTHERS, AUXILIARY, FEW = 31, 3, 100, 20
 

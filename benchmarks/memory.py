@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from _pairs import table
 
-from fdaudit.audit import perform
+from fdaudit.audit.pipeline import perform
 
 CLIENTS, TARGET = 20, 1.10
 STATUS = Path("/proc/self/status")

@@ -23,9 +23,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does
 from _pairs import table
 
 import fdaudit
-from fdaudit import ray_connection
-from fdaudit.backends import elsewhere
-from fdaudit.elsewhere import Elsewhere
+from fdaudit.audit.backend import Elsewhere
+from fdaudit.cluster import connection
+from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import UsageError
 
 Way = Callable[[], AbstractContextManager[Elsewhere]]
@@ -109,12 +109,12 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=1, help="how often; every other time in reverse order")
     options = parser.parse_args()
     try:
-        ray_connection.refuse_absent()
+        connection.refuse_absent()
     except UsageError as error:
         print(f"not measured: {error}")
         return
     begun = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="fdaudit-bench-") as name, ray_connection.connected(2, None):
+    with tempfile.TemporaryDirectory(prefix="fdaudit-bench-") as name, connection.connected(2, None):
         print(f"the cluster took {time.perf_counter() - begun:.1f} s to start", flush=True)
         folder = Path(name)
         federated = fdaudit.run(spec([]), folder / "federated")

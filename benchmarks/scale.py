@@ -61,10 +61,10 @@ class Point:
 
 def run(clients: int, parameters: int, steps: int, record: str, where: str | None) -> Point:
     """In a process of its own: a federation of so many clients, and networks of about so many parameters."""
-    from fdaudit.plan import make_plan
-    from fdaudit.simulation import federate
-    from fdaudit.spec import load_spec
-    from fdaudit.vault import Secrets, Vault
+    from fdaudit.audit.simulation import federate
+    from fdaudit.planning.plan import make_plan
+    from fdaudit.spec.schema import load_spec
+    from fdaudit.storage.vault import Secrets, Vault
 
     width = round((-74 + (74**2 + 4 * parameters) ** 0.5) / 2)
     spec = {

@@ -37,13 +37,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import ToTensor
 
-from fdaudit import heap
-from fdaudit.execution import Execution
-from fdaudit.federation import PartyData
+from fdaudit.federation.protocol import PartyData
 from fdaudit.models import Architecture, architecture
+from fdaudit.parallel import malloc
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
-from fdaudit.training import draw_batches
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import draw_batches
 
 SEED, CLIENTS, PUBLIC, BATCH, LR = 1, 10, 2000, 64, 0.1
 LOCAL, DISTIL = 1, 10
@@ -194,7 +194,7 @@ def measure(
         bare = other(network, data, public, recorded.accepts, asked, layout)
         _same_work(recorded, bare, 1)
         wall, processor = compare_both(
-            partial(_with_heap, heap.keep, recorded),
+            partial(_with_heap, malloc.keep, recorded),
             partial(_with_heap, around, bare),
             pairs=pairs,
             warm_up=1,
@@ -264,7 +264,7 @@ def main() -> None:
     rows = []
     default = torch.contiguous_format
     for name, other, layout, asked, target, around in (
-        ("bare", Bare, same, 256, TARGET, heap.keep),
+        ("bare", Bare, same, 256, TARGET, malloc.keep),
         ("sample by sample", SampleBySample, default, 512, TARGET_LOADED, as_glibc_does),
         ("loader at every step", LoaderAtEveryStep, default, 512, TARGET_LOADED, as_glibc_does),
     ):

@@ -31,8 +31,8 @@ from _pairs import HEADS, Pairs, table
 from _sides import Pause, Side, State, pause_on_pipe, round_by_round
 from torch.func import functional_call
 
-from fdaudit.execution import Execution
 from fdaudit.rng import child
+from fdaudit.training.execution import Execution
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "recorded": (),

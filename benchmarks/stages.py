@@ -19,20 +19,21 @@ import torch
 from _measured import Growth, in_operators, measured
 from _pairs import table
 
-import fdaudit.cells
-from fdaudit import cache, heap
-from fdaudit.audit import perform
-from fdaudit.cells import Stage
-from fdaudit.messages import Message
+import fdaudit.evaluation.stage
+from fdaudit.adversary.view import export_view, open_view, view_of
+from fdaudit.api import report
+from fdaudit.audit.pipeline import perform
+from fdaudit.audit.run import Run
+from fdaudit.audit.simulation import federate
+from fdaudit.evaluation.stage import Stage
 from fdaudit.metrics import score_membership, score_reconstruction
-from fdaudit.plan import make_plan, plan_attack
-from fdaudit.run import Run
-from fdaudit.runs import report
-from fdaudit.simulation import federate
-from fdaudit.spec import load_spec
-from fdaudit.transcript import Transcript
-from fdaudit.vault import Secrets, Vault
-from fdaudit.view import export_view, open_view, view_of
+from fdaudit.parallel import malloc
+from fdaudit.planning.plan import make_plan, plan_attack
+from fdaudit.spec.schema import load_spec
+from fdaudit.storage import cache
+from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.transcript.messages import Message
+from fdaudit.transcript.transcript import Transcript
 
 SEED = 1
 HEADS = ("stage", "grows with", "sizes", "seconds", "exponent", "operators", "MB")
@@ -148,7 +149,7 @@ def of_federations() -> Iterator[Growth]:
 
 
 def of_attacks() -> Iterator[Growth]:
-    fdaudit.cells.controls = lambda attack, plan, setting: {}  # they do not grow with a cell
+    fdaudit.evaluation.stage.controls = lambda attack, plan, setting: {}  # they do not grow with a cell
     more = {
         "gradients": ("fedavg", {"rounds": 2, "upload": "gradient", "batch_size": 4, "lr": 0.1}, {}),
         "perceptron": (
@@ -311,7 +312,7 @@ def main() -> None:
     parser.add_argument("--only", choices=GROUPS, action="append", help="federations, attacks or rest")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    heap.keep()  # as every run does
+    malloc.keep()  # as every run does
     rows = list[list[str]]()
     for name in options.only or GROUPS:
         for found in GROUPS[name]():

@@ -16,11 +16,11 @@ from functools import partial
 
 import torch
 from _pairs import HEADS, compare, table
-from fdaudit.attacks.gradient_inversion.convolutions import Convolution
-from fdaudit.attacks.gradient_inversion.strided import Phases
+from fdaudit.attacks.gradient_inversion.second_order.convolutions import Convolution
+from fdaudit.attacks.gradient_inversion.second_order.strided import Phases
 from torch import Tensor, nn
 
-from fdaudit import heap
+from fdaudit.parallel import malloc
 
 LAYERS = (
     (16, 32, 5, 28),
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--restarts", type=int, default=32)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    heap.keep()  # as every run does
+    malloc.keep()  # as every run does
     rows = []
     for size in LAYERS:
         ours, theirs = (Layer(size, options.restarts, phases=p) for p in (True, False))

@@ -24,10 +24,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does
 import yaml
 from _pairs import table
 
-from fdaudit import sweep as engine
+from fdaudit.cluster.sweeps import ray_cluster
 from fdaudit.errors import UsageError
-from fdaudit.pool import Answer
-from fdaudit.ray_executor import ray_cluster
+from fdaudit.parallel.pool import Answer
+from fdaudit.sweeps import sweep as engine
 
 ROOT = Path(__file__).parents[1]
 TARGET = 1.7

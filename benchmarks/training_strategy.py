@@ -2,9 +2,9 @@
 
 Ten clients of one architecture take a few local steps of SGD; ratios of seconds, both sides in the same run. On
 a CPU also: clients side by side with a thread each against one after the other with all threads inside every
-operation; and ten steps of one client, and predictions, whose batches are worked through in parts (`fdaudit.copies`)
-against the same batches at once. `holds` says that the way the rules choose is not slower than the other, within the
-interval.
+operation; and ten steps of one client, and predictions, whose batches are worked through in parts
+(`fdaudit.training.replicas`) against the same batches at once. `holds` says that the way the rules choose is not slower
+than the other, within the interval.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from unittest.mock import patch
 import torch
 from _pairs import HEADS, Pairs, compare, table
 
-from fdaudit import copies
-from fdaudit.execution import Execution
 from fdaudit.models import architecture
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
-from fdaudit.training import Fit, Job, Trainer, draw_batches, parameters_of
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training import replicas
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Fit, Job, Trainer, draw_batches, parameters_of
 
 SHAPE, CLASSES, CLIENTS, STEPS, BATCH = (1, 28, 28), 10, 10, 3, 64
 MODELS = ("cnn-5-5", "mlp-1024-1024")
@@ -86,7 +86,7 @@ def in_parts(
 
     def run() -> None:
         torch.set_num_threads(1)
-        with patch("fdaudit.copies._PIXELS", pixels):
+        with patch("fdaudit.training.replicas._PIXELS", pixels):
             trainer.predict(start, x) if predicting else trainer.fit([job], Fit(lr=0.05))
 
     return run
@@ -134,7 +134,7 @@ def main() -> None:
     for model, shape in LARGE_IMAGES if ruled.device == "cpu" else ():
         size = f"{shape[1]}x{shape[2]}"
         for what, predicting in (("steps", False), ("predictions", True)):
-            ways = [in_parts(model, shape, predicting, pixels) for pixels in (copies._PIXELS, WHOLE)]
+            ways = [in_parts(model, shape, predicting, pixels) for pixels in (replicas._PIXELS, WHOLE)]
             found = compare(*ways, pairs=options.pairs)
             rows.append(row(f"{model}, {size}: {what} for {LARGE} in parts / at once", found, "A"))
     print(

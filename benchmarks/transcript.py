@@ -19,9 +19,9 @@ import torch
 from _pairs import HEADS, Pairs, compare, table
 from safetensors.torch import save
 
-from fdaudit.messages import DATA, Message
 from fdaudit.rng import child
-from fdaudit.transcript import Transcript
+from fdaudit.transcript.messages import DATA, Message
+from fdaudit.transcript.transcript import Transcript
 
 SIZES = {"1 KB": 1 << 8, "100 KB": 100 << 8, "4 MB": 4 << 18}
 """Numbers of four bytes in a message."""

@@ -23,8 +23,8 @@ from fdaudit.reports.verdict import judge_all
 from scipy.stats import binomtest
 
 import fdaudit
-from fdaudit import family
 from fdaudit.metrics import FigureKey, Pairs, auc, reflip, tpr_at_fpr
+from fdaudit.scoring import family
 from fdaudit.types import Figure
 
 Scores = Mapping[str, Mapping[str, Pairs]]

@@ -14,7 +14,7 @@ from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
 from fdaudit.events import Event, Gaussian, NoGuarantee
 from fdaudit.rng import SecretStream
-from fdaudit.wire import Released
+from fdaudit.transcript.wire import Released
 
 from ._parts import Configured, finite, noised
 from .noise import GaussianNoise, GaussianNoiseConfig

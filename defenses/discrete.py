@@ -9,10 +9,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fdaudit.encoding import MOST_BITS, Grid, packed
 from fdaudit.events import DiscreteGaussian, DiscreteLaplace, Event
 from fdaudit.rng import SecretStream
-from fdaudit.wire import Released
+from fdaudit.transcript.encoding import MOST_BITS, Grid, packed
+from fdaudit.transcript.wire import Released
 
 from ._exact import LEAST_SCALE, MOST_SCALE, Ints, discrete_gaussian, discrete_laplace
 from ._parts import Configured, Moved, NoiseConfig, finite, moved, unclaimed, values_of, without_shares

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fdaudit.events import Event, Gaussian, Laplace, NoGuarantee
 from fdaudit.rng import SecretStream
-from fdaudit.wire import Released
+from fdaudit.transcript.wire import Released
 
 from ._parts import (
     Configured,

@@ -11,11 +11,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.config import Config
-from fdaudit.encoding import Grid, packed
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.events import NoGuarantee
 from fdaudit.rng import SecretStream
-from fdaudit.wire import Released
+from fdaudit.transcript.encoding import Grid, packed
+from fdaudit.transcript.wire import Released
 
 from ._parts import Configured, without_shares
 

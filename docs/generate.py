@@ -21,13 +21,13 @@ import torch
 from fdaudit.reports.document import json_schema as report_schema
 
 from fdaudit import attacks, defenses, protocols
+from fdaudit.audit.guesses import schema as guesses_schema
+from fdaudit.cli.explain import card, sections, sights, when
 from fdaudit.config import Config
 from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.named import TORCHVISION, read_digits
-from fdaudit.explain import card, sections, sights, when
-from fdaudit.guesses import schema as guesses_schema
 from fdaudit.models.zoo import _ZOO, architecture
-from fdaudit.spec import ModelSpec, Spec
+from fdaudit.spec.schema import ModelSpec, Spec
 from fdaudit.types import KINDS, DefenseSpec
 
 __all__ = ["PAGES", "guarantee"]

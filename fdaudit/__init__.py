@@ -9,14 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fdaudit.api import attack, compare, load, report, run
     from fdaudit.attestation.bundle import evidence
+    from fdaudit.audit.joint_ledger import JointRuns, joint
+    from fdaudit.audit.red_team import export_view, score
+    from fdaudit.audit.run import Run
     from fdaudit.errors import FdauditError
-    from fdaudit.joint_ledger import JointRuns, joint
-    from fdaudit.places import mirrored
-    from fdaudit.red_team import export_view, score
-    from fdaudit.run import Run
-    from fdaudit.runs import attack, compare, load, report, run
-    from fdaudit.spec import Spec, load_spec
+    from fdaudit.remote.workspace import mirrored
+    from fdaudit.spec.schema import Spec, load_spec
 
 __all__ = [
     "FdauditError",
@@ -38,20 +38,20 @@ __all__ = [
 
 _HOMES = {
     "FdauditError": "fdaudit.errors",
-    "JointRuns": "fdaudit.joint_ledger",
-    "Run": "fdaudit.runs",
-    "Spec": "fdaudit.spec",
-    "attack": "fdaudit.runs",
-    "compare": "fdaudit.runs",
+    "JointRuns": "fdaudit.audit.joint_ledger",
+    "Run": "fdaudit.api",
+    "Spec": "fdaudit.spec.schema",
+    "attack": "fdaudit.api",
+    "compare": "fdaudit.api",
     "evidence": "fdaudit.attestation.bundle",
-    "export_view": "fdaudit.red_team",
-    "joint": "fdaudit.joint_ledger",
-    "load": "fdaudit.runs",
-    "load_spec": "fdaudit.spec",
-    "mirrored": "fdaudit.places",
-    "report": "fdaudit.runs",
-    "run": "fdaudit.runs",
-    "score": "fdaudit.red_team",
+    "export_view": "fdaudit.audit.red_team",
+    "joint": "fdaudit.audit.joint_ledger",
+    "load": "fdaudit.api",
+    "load_spec": "fdaudit.spec.schema",
+    "mirrored": "fdaudit.remote.workspace",
+    "report": "fdaudit.api",
+    "run": "fdaudit.api",
+    "score": "fdaudit.audit.red_team",
 }
 
 

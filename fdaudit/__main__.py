@@ -1,6 +1,6 @@
 """`python -m fdaudit`."""
 
-from fdaudit.cli import main
+from fdaudit.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from fdaudit.messages import ALL, DATA, Message, role
+from fdaudit.transcript.messages import ALL, DATA, Message, role
 from fdaudit.types import Figure, Goal
 
 __all__ = [

@@ -10,8 +10,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fdaudit.federation import Setting
-from fdaudit.wire import Delivery
+from fdaudit.federation.protocol import Setting
+from fdaudit.transcript.wire import Delivery
 
 from ._clients import ClientModels
 from ._local import LocalTraining

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fdaudit.federation import Setting
-from fdaudit.local import joined
+from fdaudit.federation.local_training import joined
+from fdaudit.federation.protocol import Setting
 from fdaudit.rng import child, child_seed
-from fdaudit.training import Fit, Fitted, Job, Parameters, draw_batches
+from fdaudit.training.trainer import Fit, Fitted, Job, Parameters, draw_batches
 
 from ._local import LocalTraining
 from ._state import basis_of, keep_basis, put, take

@@ -7,10 +7,10 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from fdaudit.federation import ProtocolConfig
+from fdaudit.federation.protocol import ProtocolConfig
 from fdaudit.limits import MOST_ROUNDS
-from fdaudit.objectives import objective_of
-from fdaudit.training import Fit
+from fdaudit.training.objectives import objective_of
+from fdaudit.training.trainer import Fit
 from fdaudit.types import Task, Trained
 
 

@@ -10,11 +10,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fdaudit.federation import Setting
-from fdaudit.local import joined
+from fdaudit.federation.local_training import joined
+from fdaudit.federation.protocol import Setting
 from fdaudit.rng import child
-from fdaudit.training import Fit, Job
-from fdaudit.wire import Delivery
+from fdaudit.training.trainer import Fit, Job
+from fdaudit.transcript.wire import Delivery
 
 from ._clients import ClientModels, draw_job
 from ._local import LocalTraining

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fdaudit.local import Basis, basis_from_tensor, basis_to_tensor
-from fdaudit.messages import ALL
+from fdaudit.federation.local_training import Basis, basis_from_tensor, basis_to_tensor
+from fdaudit.transcript.messages import ALL
 
 __all__ = ["basis_of", "keep_basis", "put", "take"]
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fdaudit.federation import Round, Setting
-from fdaudit.training import Parameters
+from fdaudit.federation.protocol import Round, Setting
+from fdaudit.training.trainer import Parameters
+from fdaudit.transcript.wire import Delivery
 from fdaudit.types import Trained
-from fdaudit.wire import Delivery
 
 from ._public import PublicDistillation, PublicTraining, average
 from ._state import put, take

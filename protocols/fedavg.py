@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fdaudit.errors import ProtocolError
-from fdaudit.federation import PartyData, Round, Setting
-from fdaudit.local import joined
-from fdaudit.messages import ALL, DATA, SUM
+from fdaudit.federation.local_training import joined
+from fdaudit.federation.protocol import PartyData, Round, Setting
 from fdaudit.rng import child, child_seed
-from fdaudit.training import Job, Parameters, draw_batches
-from fdaudit.wire import Delivery
+from fdaudit.training.trainer import Job, Parameters, draw_batches
+from fdaudit.transcript.messages import ALL, DATA, SUM
+from fdaudit.transcript.wire import Delivery
 
 from ._fedavg_settings import FedAvgConfig
 from ._state import put, take

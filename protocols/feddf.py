@@ -10,11 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.errors import ProtocolError
-from fdaudit.federation import Round, Setting
-from fdaudit.messages import DATA
+from fdaudit.federation.protocol import Round, Setting
 from fdaudit.rng import child
-from fdaudit.training import Fit, Parameters
-from fdaudit.wire import Delivery
+from fdaudit.training.trainer import Fit, Parameters
+from fdaudit.transcript.messages import DATA
+from fdaudit.transcript.wire import Delivery
 
 from ._clients import draw_job
 from ._local import LocalTraining

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from fdaudit.errors import ProtocolError
-from fdaudit.federation import Round, Setting
-from fdaudit.local import Basis, joined
+from fdaudit.federation.local_training import Basis, joined
+from fdaudit.federation.protocol import Round, Setting
 from fdaudit.rng import child
-from fdaudit.training import Parameters
-from fdaudit.wire import Delivery
+from fdaudit.training.trainer import Parameters
+from fdaudit.transcript.wire import Delivery
 
 from ._clients import draw_job
 from ._public import PublicTraining, average, draw_samples, existing, predictions

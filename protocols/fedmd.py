@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fdaudit.federation import Round, Setting
+from fdaudit.federation.protocol import Round, Setting
+from fdaudit.transcript.wire import Delivery
 from fdaudit.types import Trained
-from fdaudit.wire import Delivery
 
 from ._public import PublicDistillation, PublicTraining, Share, average
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from fdaudit.federation import Round, Setting
-from fdaudit.wire import Delivery
+from fdaudit.federation.protocol import Round, Setting
+from fdaudit.transcript.wire import Delivery
 
 from ._classwise import ClasswiseDistillation, ClasswiseTraining, combine, mean_by_class
 

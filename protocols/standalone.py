@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fdaudit.federation import PartyData, Round, Setting
+from fdaudit.federation.protocol import PartyData, Round, Setting
 from fdaudit.rng import child, child_seed
-from fdaudit.training import Job, Parameters, draw_batches
+from fdaudit.training.trainer import Job, Parameters, draw_batches
 
 from ._local import LocalTraining
 from ._state import basis_of, keep_basis, put, take

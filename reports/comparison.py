@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fdaudit.messages import role
+from fdaudit.transcript.messages import role
 from fdaudit.types import Figure, Goal
 
 from .rules import RULES

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
-from fdaudit.messages import role
+from fdaudit.transcript.messages import role
 from fdaudit.types import KINDS, Figure
 
 from .annex import Document, Item, annex

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fdaudit.storage import write_atomically
-from fdaudit.tables import csv_text
+from fdaudit.storage.files import write_atomically
+from fdaudit.storage.tables import csv_text
 
 from .curve_axis import by_ledger, view_of
 from .curve_figures import FORMATS, WIDTHS, Curve, files, on_page

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from fdaudit.messages import role
+from fdaudit.transcript.messages import role
 
 from .schema import Exposure
 from .text import clip, kilobytes, visible

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fdaudit.digests import canonical
+from fdaudit.storage.digests import canonical
 
 from .context import build
 from .document import document, to_json

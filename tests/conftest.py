@@ -22,7 +22,7 @@ settings.load_profile("fdaudit")
 @pytest.fixture(autouse=True, scope="session")
 def _a_seed_has_one_secret() -> Iterator[None]:
     """Runs of one seed draw the same records each time, as thresholds need: their secret is derived from the seed."""
-    from fdaudit.vault import Secrets
+    from fdaudit.storage.vault import Secrets
 
     from .run_cases import known
 

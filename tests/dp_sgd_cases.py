@@ -6,9 +6,9 @@ import torch
 from fdaudit.defenses import REGISTRY
 
 from fdaudit.config import validate
-from fdaudit.guard import Guard
 from fdaudit.rng import SecretStream, child
-from fdaudit.training import Job
+from fdaudit.training.private_step import Guard
+from fdaudit.training.trainer import Job
 
 from .protocol_cases import CLASSES, SHAPE, initial
 

@@ -9,7 +9,7 @@ from fdaudit.defenses import REGISTRY as DEFENSES
 from fdaudit.protocols import REGISTRY
 
 from fdaudit.config import validate
-from fdaudit.messages import ALL, DATA, Message
+from fdaudit.transcript.messages import ALL, DATA, Message
 
 from .protocol_cases import Ran, configured, run
 

@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 import fdaudit
+from fdaudit.api import load
 from fdaudit.attestation.check import Outcome, verify_bundle
 from fdaudit.attestation.keys import public_key
-from fdaudit.runs import load
 
 from .run_cases import finished
 

@@ -18,25 +18,25 @@ from PIL import Image
 from torch import Tensor
 
 import fdaudit
-from fdaudit import cache
+from fdaudit.adversary.view import View, open_view
+from fdaudit.api import load
 from fdaudit.attestation.check import verify_bundle
 from fdaudit.attestation.keys import public_key
-from fdaudit.conclusion import utility_table
+from fdaudit.audit.guesses import read_guesses, to_guesses
+from fdaudit.audit.red_team import export_view
+from fdaudit.audit.summary import utility_table
 from fdaudit.data import load_dataset
-from fdaudit.encoding import readable
 from fdaudit.errors import IntegrityError
-from fdaudit.guesses import read_guesses, to_guesses
-from fdaudit.manifest import read_manifest, verify
-from fdaudit.payloads import read_payload
-from fdaudit.red_team import export_view
 from fdaudit.rng import child
-from fdaudit.runs import load
-from fdaudit.spec import DatasetSpec, load_spec
-from fdaudit.storage import decode, header, load_json, save_tensors
-from fdaudit.sweep_grid import expand, load_grid
-from fdaudit.sweep_index import read_index
-from fdaudit.transcript import read_messages
-from fdaudit.view import View, open_view
+from fdaudit.spec.schema import DatasetSpec, load_spec
+from fdaudit.storage import cache
+from fdaudit.storage.files import decode, header, load_json, save_tensors
+from fdaudit.sweeps.grid import expand, load_grid
+from fdaudit.sweeps.index import read_index
+from fdaudit.transcript.encoding import readable
+from fdaudit.transcript.manifest import read_manifest, verify
+from fdaudit.transcript.payloads import read_payload
+from fdaudit.transcript.transcript import read_messages
 
 from .evidence_cases import keypair
 from .fuzzing import Target

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from fdaudit.knowledge import Knowledge
-from fdaudit.messages import Message
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.view import View
+from fdaudit.transcript.messages import Message
 from fdaudit.types import AttackTask
-from fdaudit.view import View
 
 
 @pytest.fixture(autouse=True)

@@ -11,15 +11,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fdaudit.execution import Execution
-from fdaudit.knowledge import Knowledge
-from fdaudit.messages import Message
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.oracle import Oracle, answer, serve
+from fdaudit.adversary.view import View
 from fdaudit.models import Architecture, architecture
-from fdaudit.oracle import Oracle, answer, serve
-from fdaudit.spec import ModelSpec
-from fdaudit.training import Fit, Job, Parameters, Trainer, draw_batches, parameters_of
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Fit, Job, Parameters, Trainer, draw_batches, parameters_of
+from fdaudit.transcript.messages import Message
 from fdaudit.types import AttackTask
-from fdaudit.view import View
 
 LOOP = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
 

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from fdaudit import attacks
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.oracle import Oracle, answer, serve
+from fdaudit.adversary.view import View
 from fdaudit.data import Dataset, load_dataset
-from fdaudit.execution import Execution
-from fdaudit.knowledge import Knowledge
 from fdaudit.metrics import score_membership
 from fdaudit.models import architecture
-from fdaudit.oracle import Oracle, answer, serve
 from fdaudit.rng import child
-from fdaudit.spec import DatasetSpec, ModelSpec
-from fdaudit.training import Fit, Job, Parameters, Trainer, draw_batches, parameters_of
+from fdaudit.spec.schema import DatasetSpec, ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Fit, Job, Parameters, Trainer, draw_batches, parameters_of
 from fdaudit.types import AttackTask, Challenge
-from fdaudit.view import View
 
 from .run_cases import stream
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fdaudit.accounting.costs import converted, epsilon, parts_of
 from fdaudit.events import Gaussian, Laplace, NoGuarantee, PureDP, SampledGaussian
-from fdaudit.messages import Message
+from fdaudit.transcript.messages import Message
 
 __all__ = ["RECORD", "Log", "brute_force", "dp_sgd", "gaussian", "laplace", "pure"]
 

@@ -21,7 +21,7 @@ from numpy.random import Generator
 from fdaudit.accounting.charging import SUM
 from fdaudit.accounting.ledger import OracleAnswers
 from fdaudit.events import Gaussian, NoGuarantee
-from fdaudit.messages import Message
+from fdaudit.transcript.messages import Message
 
 from .ledger_cases import Log, gaussian
 

@@ -1,153 +1,69 @@
-"""The levels of the modules, and what each may import.
-
-One entry a module, or a package of which all modules are on one level. A module that is in no entry fails.
-"""
+"""The order of the packages, and what the rooms may import."""
 
 from __future__ import annotations
 
-VOCABULARY = (  # level 0, lower ones first: nothing of ours but what stands further up in this list
+ORDER = (  # lower ones first: a unit imports nothing of ours but itself and what stands before it
     "errors",
-    "tables",
     "limits",
     "rng",
+    "parallel",
+    "config",
     "events",
     "types",
-    "config",
-    "messages",
-    "locks",
-    "storage",
-    "timings",
-    "encoding",
-    "documents",
-    "privacy",
-    "spec",
     "registry",
-    "heap",
-    "optimizers",
-    "parallel",
-    "queues",
-    "pool",
-    "scratch",
-    "writer",
-    "cache",
-)
-CORE = (  # level 1, lower ones first: the vocabulary, and what stands further up in this list
-    "models",
-    "data",
-    "execution",
-    "objectives",
-    "separation",
-    "guard",
-    "jobs",
-    "copies",
-    "training",
-    "trainers",
-    "learner",
-    "vault",
-    "payloads",
+    "progress",
+    "storage",
+    "spec",
     "transcript",
-    "log",
-    "wire",
-    "local",
-    "view",
+    "result",
+    "metrics",
+    "data",
+    "models",
+    "training",
+    "adversary",
     "accounting",
-    "oracle",
-    "knowledge",
+    "defenses",
     "federation",
-    "checkpoints",
-    "manifest",
-    "encoder",
-    "evaluator",
-    "refutation",
-)
-MEASURES = ("metrics", "result")  # level 4
-JOINTS = (  # level 6: joins the stages, may import everything
-    "rehearsal",
-    "attached",
+    "protocols",
+    "attacks",
+    "reports",
     "isolation",
-    "presets",
-    "plan",
-    "auxiliary",
-    "simulation",
-    "galleries",
-    "extraction",
-    "class_truth",
-    "truth",
+    "planning",
+    "handout",
     "scoring",
-    "oracle_access",
-    "message_sizes",
-    "answering",
-    "controls",
-    "handed",
-    "cells",
-    "elsewhere",
-    "attack_pool",
-    "attack_stage",
-    "bookkeeping",
-    "client_coins",
-    "checks",
-    "family",
-    "containment",
+    "evaluation",
     "audit",
-    "attack_worker",
-    "conclusion",
-    "published",
-    "runs",
-    "joint_ledger",
-    "ledger_files",
-    "guesses",
-    "red_team",
-    "suite",
+    "api",
+    "sweeps",
     "attestation",
-    "sweep_levels",
-    "sweep_grid",
-    "sweep_index",
-    "sweep_worker",
-    "sweep",
-    "parcels",
-    "ray_worker",
-    "ray_tasks",
-    "ray_connection",
-    "ray_executor",
-    "ray_attack_worker",
-    "ray_attacks",
-    "sweep_curves",
-    "explain",
-    "terminal",
+    "cluster",
+    "quickstart",
     "remote",
-    "needs",
-    "mirror",
-    "places",
-    "evidence_commands",
-    "privacy_commands",
-    "red_team_commands",
-    "sweep_commands",
     "cli",
+    "fdaudit",
+    "__main__",
 )
 ROOMS = ("attacks", "defenses", "protocols", "reports")
-FACADES = ("fdaudit", "fdaudit.__main__")  # load level 6, late
+FACADES = ("fdaudit", "fdaudit.__main__")
 
-ATTACKS_MAY = {*VOCABULARY, "models", "training", "view", "oracle", "knowledge"}
-DEFENSES_MAY = PROTOCOLS_MAY = {*VOCABULARY, *CORE} - {"vault"}
-MEASURES_MAY = {*VOCABULARY, "vault", "refutation"}
-REPORTS_MAY = {*VOCABULARY, "result", "transcript"}
+WORDS = {"errors", "limits", "rng", "config", "events", "types", "registry"}
+"""Modules of the root that every room uses."""
+ROOMS_MAY = {
+    "attacks": WORDS
+    | {"adversary", "training", "models"}
+    | {"storage.cache", "storage.digests", "spec.schema", "transcript.messages"},
+    "defenses": WORDS | {"transcript", "accounting", "models", "training"},
+    "protocols": WORDS | {"transcript", "parallel", "models", "training", "federation", "data"},
+    "reports": WORDS | {"result", "transcript", "storage.digests", "storage.files", "storage.tables"},
+}
+"""Packages, and single modules of others, that a room may import besides itself."""
 FROM_TRANSCRIPT_REPORTS_MAY = {"verify_transcript"}
+MOST_MODULES = 12
+"""Modules of one package, its `__init__` not counted."""
 
 
 def may(unit: str) -> set[str]:
-    """The units that a unit may import, itself included."""
-    if unit in VOCABULARY:
-        return {unit, *VOCABULARY[: VOCABULARY.index(unit)]}
-    if unit in CORE:
-        return {unit, *VOCABULARY, *CORE[: CORE.index(unit)]}
-    rooms = {
-        "attacks": ATTACKS_MAY,
-        "defenses": DEFENSES_MAY,
-        "protocols": PROTOCOLS_MAY,
-        "reports": REPORTS_MAY,
-    }
-    if unit in rooms:
-        return {unit, *rooms[unit]}
-    if unit in MEASURES:
-        return {unit, *MEASURES_MAY}
-    return {*VOCABULARY, *CORE, *MEASURES, *JOINTS, *ROOMS, "fdaudit"}
+    """The units, and single modules of others, that a unit may import, itself included."""
+    if unit in ROOMS_MAY:
+        return {unit, *ROOMS_MAY[unit]}
+    return set(ORDER[: ORDER.index(unit) + 1])

@@ -23,10 +23,10 @@ from scipy.stats import norm
 from torch import Tensor
 
 from fdaudit.config import validate
-from fdaudit.encoding import readable
 from fdaudit.events import DiscreteGaussian, DiscreteLaplace, Gaussian, Laplace
-from fdaudit.refutation import Refutation, check_claim
+from fdaudit.metrics.claims.claim_test import Refutation, check_claim
 from fdaudit.rng import SecretStream, child_numpy
+from fdaudit.transcript.encoding import readable
 
 Floats = NDArray[np.float64]
 SECRET = b"noise of the checked mechanisms"

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import torch
 
-from fdaudit.execution import Execution
-from fdaudit.knowledge import Knowledge
-from fdaudit.messages import Message
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.view import view_of
 from fdaudit.models import architecture
-from fdaudit.spec import ModelSpec
-from fdaudit.training import Trainer
-from fdaudit.transcript import Transcript
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Trainer
+from fdaudit.transcript.messages import Message
+from fdaudit.transcript.transcript import Transcript
 from fdaudit.types import AttackTask, Challenge
-from fdaudit.view import view_of
 
 SHAPE, CLASSES = (1, 8, 8), 4
 

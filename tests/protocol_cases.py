@@ -14,20 +14,20 @@ from fdaudit.protocols import REGISTRY
 from torch import Tensor
 
 from fdaudit.config import Config, validate
-from fdaudit.execution import Execution
-from fdaudit.federation import Common, PartyData, Round
-from fdaudit.messages import ALL, DATA, Message
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common, PartyData, Round
+from fdaudit.federation.rehearsal import kinds_of, parties_of, setting_of
 from fdaudit.models import Architecture, architecture
-from fdaudit.payloads import read_payload
-from fdaudit.rehearsal import kinds_of, parties_of, setting_of
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
-from fdaudit.storage import decode, encode
-from fdaudit.trainers import Networks
-from fdaudit.training import Parameters, Trainer
-from fdaudit.transcript import LOG, Position, Transcript, read_messages
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.storage.files import decode, encode
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Parameters, Trainer
+from fdaudit.transcript.messages import ALL, DATA, Message
+from fdaudit.transcript.payloads import read_payload
+from fdaudit.transcript.transcript import LOG, Position, Transcript, read_messages
+from fdaudit.transcript.wire import Delivery, Outage, Wire
 from fdaudit.types import Task
-from fdaudit.wire import Delivery, Outage, Wire
 
 SECRET = b"a secret of the auditor, not the seed"
 SIZES = (9, 6, 12)

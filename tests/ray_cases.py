@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fdaudit import ray_connection
+from fdaudit.cluster import connection
 
 
 @contextmanager
@@ -19,8 +19,8 @@ def cluster(temporary: Path) -> Iterator[Path]:
     """A cluster with two workers, which keep temporary files in `temporary`; skips where Ray is absent."""
     pytest.importorskip("ray")
     with (
-        ray_connection._variables({"TMPDIR": str(temporary)}),
-        ray_connection.connected(2, None, 256 << 20) as size,
+        connection._variables({"TMPDIR": str(temporary)}),
+        connection.connected(2, None, 256 << 20) as size,
     ):
         assert size == 2
         yield temporary

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fdaudit.answering import Answering
-from fdaudit.messages import Message
-from fdaudit.plan import Plan
+from fdaudit.adversary.view import View
+from fdaudit.audit.run import Run
+from fdaudit.handout.oracle_server import Answering
+from fdaudit.planning.plan import Plan
 from fdaudit.rng import SecretStream
-from fdaudit.run import Run
-from fdaudit.truth import Truth
+from fdaudit.scoring.ground_truth import Truth
+from fdaudit.storage.vault import Vault
+from fdaudit.transcript.messages import Message
 from fdaudit.types import Challenge
-from fdaudit.vault import Vault
-from fdaudit.view import View
 
 __all__ = ["Asked", "Attacker", "Scores"]
 

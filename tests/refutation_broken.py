@@ -14,9 +14,9 @@ from fdaudit.defenses.noise import GaussianNoise
 from fdaudit.defenses.pate import aggregators
 from torch import Tensor
 
-from fdaudit import message_sizes
-from fdaudit.answering import Answering
-from fdaudit.rehearsal import set_up
+from fdaudit.federation.rehearsal import set_up
+from fdaudit.handout.oracle_server import Answering
+from fdaudit.planning import message_sizes
 from fdaudit.rng import SecretStream
 
 from . import refutation_rows
@@ -88,7 +88,7 @@ _BELIEVED = {("hard_labels", "aggregator"), ("hard_labels", "client")}
 def _sizes_believed(patch: pytest.MonkeyPatch) -> None:
     """A ledger that takes the size of answers for fixed, although their number varies."""
     honest = message_sizes.fixed_sizes
-    patch.setattr("fdaudit.bookkeeping.fixed_sizes", lambda plan: honest(plan) | _BELIEVED)
+    patch.setattr("fdaudit.audit.ledgers.fixed_sizes", lambda plan: honest(plan) | _BELIEVED)
     patch.setattr(refutation_rows, "fixed_sizes", lambda plan: honest(plan) | _BELIEVED)
 
 

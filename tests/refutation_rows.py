@@ -11,13 +11,13 @@ import torch
 
 import fdaudit
 from fdaudit.accounting.ledger import Ledger
-from fdaudit.bookkeeping import books_of
-from fdaudit.message_sizes import fixed_sizes
-from fdaudit.messages import role
+from fdaudit.adversary.view import EAVESDROPPER
+from fdaudit.audit.ledgers import books_of
+from fdaudit.audit.run import Run
 from fdaudit.metrics import epsilon_lower_bound
-from fdaudit.run import Run
-from fdaudit.transcript import read_messages
-from fdaudit.view import EAVESDROPPER
+from fdaudit.planning.message_sizes import fixed_sizes
+from fdaudit.transcript.messages import role
+from fdaudit.transcript.transcript import read_messages
 
 from .refutation_attacks import Attacker, Scores
 from .refutation_cases import ADVERSARIES, Case

@@ -17,11 +17,11 @@ import pytest
 import yaml
 
 import fdaudit
-import fdaudit.audit
-from fdaudit.cli import main
+import fdaudit.audit.pipeline
+from fdaudit.cli.app import main
 from fdaudit.rng import SecretStream
-from fdaudit.vault import Secrets
-from fdaudit.writer import Work
+from fdaudit.storage.vault import Secrets
+from fdaudit.storage.writer import Work
 
 TINY: Mapping[str, Any] = {
     "seed": 7,
@@ -110,15 +110,15 @@ def tree(directory: Path, without: Sequence[str] = ("timings.json",)) -> dict[st
 
 def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes time and writes nothing: a plan is made once for one spec, nothing waits for the disk."""
-    real, plans = fdaudit.audit.make_plan, dict[str, Any]()
+    real, plans = fdaudit.audit.pipeline.make_plan, dict[str, Any]()
 
     def make(spec: fdaudit.Spec, secrets: Secrets) -> Any:
         key = f"{spec.digest()}/{secrets}"
         return plans.get(key) or plans.setdefault(key, real(spec, secrets))
 
-    monkeypatch.setattr(fdaudit.audit, "make_plan", make)
+    monkeypatch.setattr(fdaudit.audit.pipeline, "make_plan", make)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(fdaudit.audit, "version", functools.cache(fdaudit.audit.version))
+    monkeypatch.setattr(fdaudit.audit.pipeline, "version", functools.cache(fdaudit.audit.pipeline.version))
 
 
 class Waiting:

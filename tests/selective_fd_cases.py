@@ -13,15 +13,15 @@ from torch import Tensor
 
 from fdaudit.config import validate
 from fdaudit.data import Dataset, load_dataset
-from fdaudit.execution import Execution
-from fdaudit.federation import Common, PartyData
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common, PartyData
+from fdaudit.federation.rehearsal import kinds_of, parties_of, setting_of
 from fdaudit.models import Architecture, architecture
-from fdaudit.rehearsal import kinds_of, parties_of, setting_of
 from fdaudit.rng import child
-from fdaudit.spec import DatasetSpec, ModelSpec
-from fdaudit.trainers import Networks
-from fdaudit.transcript import Transcript
-from fdaudit.wire import Wire
+from fdaudit.spec.schema import DatasetSpec, ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.transcript.transcript import Transcript
+from fdaudit.transcript.wire import Wire
 
 from .run_cases import stream
 

@@ -6,8 +6,8 @@ import copy
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from fdaudit.pool import Answer
-from fdaudit.sweep_worker import _outcome
+from fdaudit.parallel.pool import Answer
+from fdaudit.sweeps.worker import _outcome
 
 from .run_cases import TINY
 

@@ -23,18 +23,18 @@ from fdaudit.attacks.membership.accept_set import AcceptSet, AcceptSetConfig
 from fdaudit.protocols.selective_fd import Box, Selection, fit_density
 
 from fdaudit import protocols
-from fdaudit.execution import Execution
-from fdaudit.federation import Common, PartyData
-from fdaudit.knowledge import Knowledge
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.view import View
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common, PartyData
+from fdaudit.federation.rehearsal import rehearse
 from fdaudit.metrics import score_membership
 from fdaudit.models import architecture
 from fdaudit.models.density_ratio import default_bandwidth
-from fdaudit.rehearsal import rehearse
 from fdaudit.rng import child, child_numpy
-from fdaudit.spec import ModelSpec
-from fdaudit.trainers import Networks
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
 from fdaudit.types import AttackTask, Challenge
-from fdaudit.view import View
 
 NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [4]}), (1, 4, 4), 3)
 EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import fdaudit
-from fdaudit.answering import Answering
 from fdaudit.errors import FdauditError
+from fdaudit.handout.oracle_server import Answering
+from fdaudit.planning.run_directory import reopen
 from fdaudit.rng import SecretStream
-from fdaudit.run_directory import reopen
-from fdaudit.vault import Vault
+from fdaudit.storage.vault import Vault
 
 SHARE = {"soft": "soft_labels", "hard": "hard_labels"}
 

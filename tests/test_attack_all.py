@@ -9,12 +9,12 @@ import torch
 
 import fdaudit
 from fdaudit import attacks
-from fdaudit.attack_stage import note_time
-from fdaudit.cells import Stage
+from fdaudit.adversary.oracle import Oracle
+from fdaudit.api import attack_all, every_adversary
+from fdaudit.evaluation.runner import note_time
+from fdaudit.evaluation.stage import Stage
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Case
-from fdaudit.oracle import Oracle
-from fdaudit.runs import attack_all, every_adversary
 from fdaudit.types import AttackTask, Challenge
 
 from .doubles import HOOKS, registered, spec

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from fdaudit import attack_pool, attack_stage
-from fdaudit.plan import Plan, make_plan
-from fdaudit.pool import Pool
-from fdaudit.spec import load_spec
+from fdaudit.evaluation import attack_pool, runner
+from fdaudit.parallel.pool import Pool
+from fdaudit.planning.plan import Plan, make_plan
+from fdaudit.spec.schema import load_spec
 
 from .run_cases import known
 from .test_attack_stage import SPEC
@@ -37,7 +37,7 @@ def test_as_many_as_a_run_will_ask_for(
 
 def test_nobody_waits_where_an_accelerator_attacks(calls: list[str]) -> None:
     attack_pool.stand_by()
-    attack_stage.stand_by(plan(on="cuda"))
+    runner.stand_by(plan(on="cuda"))
     assert calls[-1].endswith(" go")
 
 
@@ -47,5 +47,5 @@ def plan(on: str = "cpu") -> Plan:
 
 
 def test_it_is_loaded_in_no_time() -> None:
-    code = "import sys, fdaudit.attack_pool; assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules)"
+    code = "import sys, fdaudit.evaluation.attack_pool; assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

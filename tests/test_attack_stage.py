@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 import pytest
 
 import fdaudit
-from fdaudit import attack_stage, audit
-from fdaudit.attack_stage import Desk, Piece, attack_cells
-from fdaudit.cells import Stage
-from fdaudit.pool import Pool
+from fdaudit.audit import pipeline
+from fdaudit.evaluation import runner
+from fdaudit.evaluation.runner import Desk, Piece, attack_cells
+from fdaudit.evaluation.stage import Stage
+from fdaudit.parallel.pool import Pool
+from fdaudit.planning.run_directory import reopen
 from fdaudit.result import Cell
-from fdaudit.run_directory import reopen
-from fdaudit.storage import load_json
+from fdaudit.storage.files import load_json
 
 SPEC: dict[str, Any] = {
     "seed": 3,
@@ -82,7 +83,7 @@ class _Dying:
 def test_a_cell_whose_process_ended_has_failed_and_says_so(
     run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attack_stage, "attack_pool", lambda size: _Dying())
+    monkeypatch.setattr(runner, "attack_pool", lambda size: _Dying())
     cells = attack_cells(reopen(run.directory), run.directory, again=True)
     asked = {c.id: c for c in cells if c.status != "not-requested"}
     assert {i: c.status == "failed" for i, c in asked.items()} == {
@@ -182,16 +183,16 @@ def test_one_thread_or_an_accelerator_starts_no_process(
     def refuse(size: int) -> None:
         raise AssertionError("a process was wanted")
 
-    monkeypatch.setattr(attack_stage, "attack_pool", refuse)
+    monkeypatch.setattr(runner, "attack_pool", refuse)
     made = fdaudit.run({**SPEC, "threads": 1}, tmp_path / "run")
     assert {c["status"] for c in made.result["cells"]} <= {"run", "inconclusive", "not-requested"}
 
 
 def test_processes_are_ready_when_the_federation_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = list[str]()
-    ready, federate = Pool.stand_by, audit.federate
+    ready, federate = Pool.stand_by, pipeline.federate
     monkeypatch.setattr(Pool, "stand_by", lambda pool: (begun.append("processes"), ready(pool)))
-    monkeypatch.setattr(audit, "federate", lambda *given: begun.append("federation") or federate(*given))
+    monkeypatch.setattr(pipeline, "federate", lambda *given: begun.append("federation") or federate(*given))
     fdaudit.run(SPEC, tmp_path / "run")
     assert begun == ["processes", "federation"]
     begun.clear()

@@ -15,7 +15,7 @@ import torch
 from fdaudit.attacks.loss_threshold import LossThreshold
 
 import fdaudit
-from fdaudit.scoring import kept_scores
+from fdaudit.scoring.scoring import kept_scores
 
 from .run_cases import tiny
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdaudit import attacks
-from fdaudit.auxiliary import assumptions, by_classes, known, merged, others, shared, shifted
+from fdaudit.adversary.oracle import Oracle
 from fdaudit.errors import SpecError
-from fdaudit.oracle import Oracle
-from fdaudit.plan import make_plan
-from fdaudit.spec import load_spec
+from fdaudit.handout.auxiliary import assumptions, by_classes, known, merged, others, shared, shifted
+from fdaudit.planning.plan import make_plan
+from fdaudit.spec.schema import load_spec
 from fdaudit.types import AttackTask, Membership, Reconstruction
 
 from .run_cases import known as secrets

@@ -15,7 +15,7 @@ import yaml
 
 from fdaudit import attacks, protocols
 from fdaudit.errors import SpecError
-from fdaudit.spec import load_spec
+from fdaudit.spec.schema import load_spec
 
 from .mistakes import IN_SPECS
 from .run_cases import cli, known, tiny, write_spec
@@ -223,7 +223,7 @@ def test_there_are_many_distinct_mistakes() -> None:
 
 def test_the_good_spec_is_good(folder: Path) -> None:
     """Each mistake is the only one: without it the spec makes a plan."""
-    from fdaudit.plan import make_plan
+    from fdaudit.planning.plan import make_plan
 
     make_plan(load_spec(tiny()), known(0))
     make_plan(load_spec(tiny(dataset={"name": f"npz:{folder / 'good.npz'}"})), known(0))

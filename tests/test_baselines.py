@@ -12,8 +12,8 @@ from fdaudit.protocols.ds_fl import sharpen
 from fdaudit.protocols.feddf import mean_logits, weighted_mean
 from torch.nn import functional as F
 
-from fdaudit.federation import PartyData
-from fdaudit.wire import Outage
+from fdaudit.federation.protocol import PartyData
+from fdaudit.transcript.wire import Outage
 
 from .protocol_cases import CLASSES, SHAPE, configured, network, public, records, run
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fdaudit.execution import Execution
+from fdaudit.training.execution import Execution
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

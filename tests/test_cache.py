@@ -13,10 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdaudit import attack_pool, cache
-from fdaudit.cache import computed_once, digest_of, remembered
 from fdaudit.errors import UsageError
-from fdaudit.storage import save_tensors
+from fdaudit.evaluation import attack_pool
+from fdaudit.storage import cache
+from fdaudit.storage.cache import computed_once, digest_of, remembered
+from fdaudit.storage.files import save_tensors
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +175,7 @@ def test_processes_that_need_the_same_at_once_compute_it_once(monkeypatch, tmp_p
     code = f"""
 import time, torch
 from pathlib import Path
-from fdaudit.cache import remembered
+from fdaudit.storage.cache import remembered
 def make():
     with Path({str(tmp_path / "calls")!r}).open("a") as file:
         file.write("x")
@@ -192,7 +193,7 @@ def test_processes_that_need_the_same_pieces_share_them_out(monkeypatch, tmp_pat
     code = f"""
 import sys, time, torch
 from pathlib import Path
-from fdaudit.cache import remembered_parts
+from fdaudit.storage.cache import remembered_parts
 calls = Path({str(tmp_path / "calls")!r})
 def work(name):
     def make():

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fdaudit.accounting.calibration import SHAPES, Shape, calibrate, noise_for, written
 from fdaudit.accounting.costs import epsilon
-from fdaudit.cli import app
+from fdaudit.cli.app import app
 from fdaudit.errors import SpecError, UsageError
 
 DELTA = 1e-5

@@ -13,11 +13,11 @@ from scipy.stats import binomtest, chisquare
 from fdaudit.config import validate
 from fdaudit.data import Splits, insert_canaries, load_dataset, make_splits
 from fdaudit.errors import SpecError
-from fdaudit.plan import make_plan
-from fdaudit.privacy import CanarySpec
-from fdaudit.spec import DatasetSpec, PartitionSpec, SplitSpec, load_spec
-from fdaudit.truth import Truth
-from fdaudit.vault import Vault
+from fdaudit.planning.plan import make_plan
+from fdaudit.scoring.ground_truth import Truth
+from fdaudit.spec.privacy import CanarySpec
+from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec, load_spec
+from fdaudit.storage.vault import Vault
 
 from .run_cases import known, stream, tiny
 

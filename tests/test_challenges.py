@@ -9,10 +9,10 @@ import torch
 from scipy.stats import binomtest
 
 from fdaudit.data import make_splits
-from fdaudit.plan import make_plan
-from fdaudit.spec import PartitionSpec, SplitSpec, load_spec
-from fdaudit.truth import Truth
-from fdaudit.vault import Vault
+from fdaudit.planning.plan import make_plan
+from fdaudit.scoring.ground_truth import Truth
+from fdaudit.spec.schema import PartitionSpec, SplitSpec, load_spec
+from fdaudit.storage.vault import Vault
 
 from .doubles import SEED, registered, spec
 from .run_cases import known, stream

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fdaudit
-from fdaudit import simulation
-from fdaudit.checkpoints import Checkpoints
-from fdaudit.federation import Round
-from fdaudit.messages import Message
-from fdaudit.transcript import Transcript, read_messages
-from fdaudit.vault import Secrets, Vault
+from fdaudit.audit import simulation
+from fdaudit.federation.checkpoints import Checkpoints
+from fdaudit.federation.protocol import Round
+from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.transcript.messages import Message
+from fdaudit.transcript.transcript import Transcript, read_messages
 
 from .run_cases import Waiting, tiny
 

@@ -13,10 +13,10 @@ from fdaudit.reports.verdict import judge_all
 
 import fdaudit
 from fdaudit.accounting.ledger import Ledger
-from fdaudit.checks import Evidence, check_claims, judge
 from fdaudit.errors import IntegrityError
 from fdaudit.metrics import gdp_epsilon
-from fdaudit.scoring import kept_scores
+from fdaudit.scoring.claims import Evidence, check_claims, judge
+from fdaudit.scoring.scoring import kept_scores
 
 from .check_cases import audited, without_noise
 from .report_cases import Document

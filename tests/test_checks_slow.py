@@ -11,13 +11,13 @@ import pytest
 
 import fdaudit
 from fdaudit.accounting.calibration import Shape, noise_for
-from fdaudit.checks import CONFIDENCE
 from fdaudit.metrics import epsilon_lower_bound
-from fdaudit.plan import make_plan
-from fdaudit.scoring import kept_scores
-from fdaudit.spec import load_spec
-from fdaudit.truth import Truth
-from fdaudit.vault import Vault
+from fdaudit.planning.plan import make_plan
+from fdaudit.scoring.claims import CONFIDENCE
+from fdaudit.scoring.ground_truth import Truth
+from fdaudit.scoring.scoring import kept_scores
+from fdaudit.spec.schema import load_spec
+from fdaudit.storage.vault import Vault
 
 from .check_cases import audited, without_noise
 

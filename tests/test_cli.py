@@ -226,11 +226,11 @@ def test_attack_refuses_a_changed_record_with_3(shell: Shell, done: Path) -> Non
 
 
 def test_attack_all_runs_every_attack_against_the_spec_s_adversaries(shell: Shell, done: Path) -> None:
-    from fdaudit import runs
+    from fdaudit import api
 
     asked = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "attack_all", lambda run, tick, far: asked.append(run.directory) or [])
+        patch.setattr(api, "attack_all", lambda run, tick, far: asked.append(run.directory) or [])
         assert shell.json("attack", done, "--all") == []
     assert asked == [done]
 

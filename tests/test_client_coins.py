@@ -15,8 +15,8 @@ from scipy.stats import binom
 
 import fdaudit
 from fdaudit import defenses
-from fdaudit.client_coins import by_client
 from fdaudit.metrics import epsilon_lower_bound, most_contradictable
+from fdaudit.scoring.client_coins import by_client
 
 from .run_cases import tiny
 

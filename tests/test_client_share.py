@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdaudit.config import validate
-from fdaudit.encoding import readable
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.events import Gaussian, Laplace, NoGuarantee
 from fdaudit.rng import SecretStream, child
-from fdaudit.wire import Outage
+from fdaudit.transcript.encoding import readable
+from fdaudit.transcript.wire import Outage
 
 from .protocol_cases import CLASSES, records, run
 

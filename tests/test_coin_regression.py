@@ -18,18 +18,18 @@ from fdaudit.attacks.membership.coin_regression import (
 )
 
 from fdaudit import protocols
-from fdaudit.execution import Execution
-from fdaudit.federation import Common
-from fdaudit.knowledge import Knowledge
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.view import View
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common
+from fdaudit.federation.rehearsal import rehearse
 from fdaudit.metrics import score_membership
 from fdaudit.models import architecture
-from fdaudit.rehearsal import rehearse
 from fdaudit.rng import child_numpy
-from fdaudit.spec import ModelSpec
-from fdaudit.trainers import Networks
-from fdaudit.training import Trainer
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Trainer
 from fdaudit.types import AttackTask, Challenge
-from fdaudit.view import View
 
 NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [16]}), (1, 6, 6), 4)
 EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")

@@ -10,7 +10,7 @@ from fdaudit.errors import SpecError
 from fdaudit.models import architecture
 from fdaudit.models.conditional import build_conditional, build_domain_head, shared_network
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
+from fdaudit.spec.schema import ModelSpec
 
 CLASSES = 3
 

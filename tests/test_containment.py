@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from fdaudit.containment import contained
-from fdaudit.messages import Message
-from fdaudit.oracle_access import Access
-from fdaudit.view import EAVESDROPPER, View, members_of
+from fdaudit.adversary.view import EAVESDROPPER, View, members_of
+from fdaudit.handout.oracle_access import Access
+from fdaudit.scoring.containment import contained
+from fdaudit.transcript.messages import Message
 
 PARTIES = ("server", "client/0", "client/1", "world")
 SENT = (  # (sender, receivers, kind)

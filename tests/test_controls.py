@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-import fdaudit.controls.kept
+import fdaudit.evaluation.controls.kept
 import fdaudit.isolation.attacker
-from fdaudit.audit import attacked, federated, perform
-from fdaudit.cells import Stage
+from fdaudit.audit.pipeline import attacked, federated, perform
+from fdaudit.audit.run import Run
 from fdaudit.errors import FdauditError
-from fdaudit.plan import make_plan
-from fdaudit.run import Run
-from fdaudit.spec import load_spec
+from fdaudit.evaluation.stage import Stage
+from fdaudit.planning.plan import make_plan
+from fdaudit.spec.schema import load_spec
 from fdaudit.types import LabelDistribution, Membership, Reconstruction
 
 from .doubles import HOOKS, SEED, in_a_thread, registered, spec
@@ -92,9 +92,9 @@ def test_controls_are_run_once_and_are_the_same_for_every_adversary(tried):
 def test_controls_are_taken_over_where_all_that_they_depend_on_is_the_same(
     tried, tmp_path, monkeypatch, changes, again
 ):
-    asked, real = [], fdaudit.controls.kept.controls
+    asked, real = [], fdaudit.evaluation.controls.kept.controls
     monkeypatch.setattr(
-        fdaudit.controls.kept, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s)
+        fdaudit.evaluation.controls.kept, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s)
     )
     with registered("noise", "cheat"):
         wanted = load_spec(spec(attacks=[{"name": "noise"}], **changes))
@@ -105,9 +105,9 @@ def test_controls_are_taken_over_where_all_that_they_depend_on_is_the_same(
 
 
 def test_controls_of_a_run_beside_are_not_run_again(tried, tmp_path, monkeypatch):
-    asked, real = [], fdaudit.controls.kept.controls
+    asked, real = [], fdaudit.evaluation.controls.kept.controls
     monkeypatch.setattr(
-        fdaudit.controls.kept, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s)
+        fdaudit.evaluation.controls.kept, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s)
     )
     with registered("noise", "cheat"):
         plan = federated(load_spec(spec(attacks=[{"name": "noise"}])), tmp_path / "run", seed_from=tried)
@@ -118,9 +118,9 @@ def test_controls_of_a_run_beside_are_not_run_again(tried, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("planted", ["passed", "of another attack", "no JSON", "a list"])
 def test_outcomes_of_controls_that_somebody_planted_are_not_believed(tried, tmp_path, monkeypatch, planted):
-    asked, real = [], fdaudit.controls.kept.controls
+    asked, real = [], fdaudit.evaluation.controls.kept.controls
     monkeypatch.setattr(
-        fdaudit.controls.kept, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s)
+        fdaudit.evaluation.controls.kept, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s)
     )
     source = tmp_path / "source"
     shutil.copytree(tried, source)

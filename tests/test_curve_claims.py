@@ -21,11 +21,11 @@ from fdaudit.reports.sweep_rows import Row, SweepCell, axis_adversary
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fdaudit import sweep as engine
 from fdaudit.errors import SpecError, UsageError
-from fdaudit.sweep_curves import curve
-from fdaudit.sweep_grid import expand, load_grid
-from fdaudit.sweep_levels import asks_for_epsilon
+from fdaudit.sweeps import sweep as engine
+from fdaudit.sweeps.curves import curve
+from fdaudit.sweeps.grid import expand, load_grid
+from fdaudit.sweeps.levels import asks_for_epsilon
 
 from .run_cases import TINY
 from .sweep_cases import grid, inline

@@ -18,10 +18,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fdaudit import sweep as engine
 from fdaudit.errors import RunError, UsageError
-from fdaudit.sweep_curves import curve
-from fdaudit.sweep_index import read_index
+from fdaudit.sweeps import sweep as engine
+from fdaudit.sweeps.curves import curve
+from fdaudit.sweeps.index import read_index
 
 from .browser import chromium
 from .report_cases import Document

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fdaudit.protocols.dafkd import DaFKD
+from fdaudit.protocols.dafkd.protocol import DaFKD
 from torch import nn
 
 from fdaudit.errors import SpecError, TrainingDivergedError
-from fdaudit.execution import Execution
-from fdaudit.federation import Common
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common
 from fdaudit.models import architecture
-from fdaudit.spec import ModelSpec
-from fdaudit.trainers import Networks
-from fdaudit.training import Trainer
-from fdaudit.wire import Outage
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Trainer
+from fdaudit.transcript.wire import Outage
 
 from . import protocol_cases
 from .protocol_cases import SHAPE, common, configured, network, records, run

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from fdaudit.protocols._dafkd_losses import (
+from fdaudit.protocols.dafkd.losses import (
     adversarial_loss,
     ensemble,
     generator_loss,
@@ -17,8 +17,8 @@ from fdaudit.protocols._dafkd_losses import (
 )
 from scipy.special import expit, log_softmax, rel_entr, softmax
 
-from fdaudit.objectives import loss_function
 from fdaudit.rng import child
+from fdaudit.training.objectives import loss_function
 
 K, N, C = 4, 6, 3
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from fdaudit.data import load_dataset
 from fdaudit.errors import DataError
-from fdaudit.spec import DatasetSpec
+from fdaudit.spec.schema import DatasetSpec
 
 from .run_cases import stream
 

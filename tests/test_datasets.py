@@ -16,7 +16,7 @@ import torch
 
 from fdaudit.data import DATASETS, Dataset, load_dataset
 from fdaudit.errors import DataError
-from fdaudit.spec import DatasetSpec
+from fdaudit.spec.schema import DatasetSpec
 
 from .run_cases import stream
 

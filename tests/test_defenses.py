@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 
 from fdaudit.config import validate
-from fdaudit.digests import canonical
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.events import Gaussian, NoGuarantee, event_from_json, event_to_json
 from fdaudit.rng import SecretStream, child
-from fdaudit.transcript import Transcript
+from fdaudit.storage.digests import canonical
+from fdaudit.transcript.transcript import Transcript
+from fdaudit.transcript.wire import Released, Wire
 from fdaudit.types import KINDS
-from fdaudit.wire import Released, Wire
 
 from .protocol_cases import run
 

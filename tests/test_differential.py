@@ -10,9 +10,9 @@ import torch
 from fdaudit.protocols import REGISTRY
 from torch import Tensor
 
-from fdaudit.federation import PartyData
-from fdaudit.messages import ALL, DATA
-from fdaudit.wire import Delivery
+from fdaudit.federation.protocol import PartyData
+from fdaudit.transcript.messages import ALL, DATA
+from fdaudit.transcript.wire import Delivery
 
 from .protocol_cases import CLASSES, Ran, ancestry, case_id, every_case, records, run
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from fdaudit.config import validate
-from fdaudit.encoding import readable
 from fdaudit.errors import SpecError
 from fdaudit.events import DiscreteGaussian, DiscreteLaplace, NoGuarantee
 from fdaudit.rng import SecretStream, child
+from fdaudit.transcript.encoding import readable
 
 SECRET = b"a secret of sixteen bytes or more"
 DRAW = {"laplace": _exact.discrete_laplace, "gaussian": _exact.discrete_gaussian}

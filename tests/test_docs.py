@@ -19,15 +19,16 @@ import typer
 import yaml
 
 import fdaudit
-from fdaudit import attacks, conclusion, defenses, protocols
-from fdaudit.cli import app
-from fdaudit.controls import _membership, gradients
-from fdaudit.digests import canonical
-from fdaudit.messages import Message
-from fdaudit.spec import Spec
-from fdaudit.sweep_grid import Grid, expand, load_grid
+from fdaudit import attacks, defenses, protocols
+from fdaudit.adversary.view import export_view
+from fdaudit.audit import summary
+from fdaudit.cli.app import app
+from fdaudit.evaluation.controls import _membership, gradients
+from fdaudit.spec.schema import Spec
+from fdaudit.storage.digests import canonical
+from fdaudit.sweeps.grid import Grid, expand, load_grid
+from fdaudit.transcript.messages import Message
 from fdaudit.types import KINDS
-from fdaudit.view import export_view
 
 from .docs_pages import PAGES, ROOT, blocks, module, page, slugs, table
 
@@ -276,7 +277,7 @@ def _commands() -> Iterator[tuple[str, str]]:
                     yield name, line.split(" #")[0].strip().removeprefix(".venv/bin/")
         for inline in re.findall(r"`(fdaudit [^`]+)`", text):
             yield name, inline
-    for line in conclusion._reproduce()["commands"]:
+    for line in summary._reproduce()["commands"]:
         yield "the report", line
 
 

@@ -14,8 +14,8 @@ import yaml
 
 import fdaudit
 from fdaudit import attacks, defenses, protocols
-from fdaudit.explain import card, text
-from fdaudit.manifest import read_manifest
+from fdaudit.cli.explain import card, text
+from fdaudit.transcript.manifest import read_manifest
 
 from .docs_pages import blocks
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 from torch.nn import functional as F
 
-from fdaudit import guard
 from fdaudit.errors import TrainingDivergedError
-from fdaudit.guard import Guard
 from fdaudit.models import architecture
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
-from fdaudit.training import Fit, Job, Trainer, parameters_of
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training import private_step as guard
+from fdaudit.training.private_step import Guard
+from fdaudit.training.trainer import Fit, Job, Trainer, parameters_of
 
 from .dp_sgd_cases import HUGE, LR, N, data, job, rule, stream
 from .protocol_cases import CLASSES, execution, initial, network, trainer

@@ -11,11 +11,11 @@ from scipy.stats import binomtest
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.events import SampledGaussian
-from fdaudit.guard import Guard, per_sample_gradients, unfit
 from fdaudit.models import architecture
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
-from fdaudit.training import Fit, draw_batches
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.private_step import Guard, per_sample_gradients, unfit
+from fdaudit.training.trainer import Fit, draw_batches
 
 from .dp_sgd_cases import CLS, HUGE, LR, N, data, job, rule, stream
 from .protocol_cases import CLASSES, SHAPE, network, trainer

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from fdaudit.config import validate
 from fdaudit.events import NoGuarantee
-from fdaudit.federation import PartyData
-from fdaudit.messages import DATA, role
+from fdaudit.federation.protocol import PartyData
 from fdaudit.rng import SecretStream, child
-from fdaudit.storage import decode
+from fdaudit.storage.files import decode
+from fdaudit.transcript.messages import DATA, role
 
 from .dp_sgd_run_cases import SETTINGS, declares_release, defended, releases, training
 from .protocol_cases import SECRET, SIZES, SMALL, initial, network, records, run

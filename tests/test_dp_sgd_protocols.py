@@ -10,10 +10,10 @@ import torch
 from fdaudit.protocols import REGISTRY
 
 from fdaudit.events import SampledGaussian
-from fdaudit.federation import PartyData
-from fdaudit.guard import Guard, Step
-from fdaudit.messages import ALL, DATA, Message, role
-from fdaudit.transcript import verify_transcript
+from fdaudit.federation.protocol import PartyData
+from fdaudit.training.private_step import Guard, Step
+from fdaudit.transcript.messages import ALL, DATA, Message, role
+from fdaudit.transcript.transcript import verify_transcript
 
 from .dp_sgd_run_cases import SETTINGS, declares_release, defended, releases, training
 from .protocol_cases import (

@@ -11,10 +11,10 @@ import torch
 import yaml
 
 import fdaudit
-from fdaudit import simulation
+from fdaudit.audit import simulation
 from fdaudit.errors import SpecError
-from fdaudit.plan import make_plan
-from fdaudit.spec import load_spec
+from fdaudit.planning.plan import make_plan
+from fdaudit.spec.schema import load_spec
 
 from .run_cases import known, tiny
 

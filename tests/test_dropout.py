@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from fdaudit.execution import Execution
-from fdaudit.guard import Guard
 from fdaudit.rng import child
-from fdaudit.training import Fit, Job, Trainer, parameters_of
+from fdaudit.training.execution import Execution
+from fdaudit.training.private_step import Guard
+from fdaudit.training.trainer import Fit, Job, Trainer, parameters_of
 
 from .dp_sgd_cases import rule, stream
 

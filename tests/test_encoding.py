@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdaudit.encoding import Grid, packed, readable
 from fdaudit.errors import IntegrityError
 from fdaudit.rng import child
-from fdaudit.storage import decode, encode
+from fdaudit.storage.files import decode, encode
+from fdaudit.transcript.encoding import Grid, packed, readable
 
 from .docs_pages import blocks
 

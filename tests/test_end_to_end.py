@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import fdaudit
-from fdaudit import attacks, suite
-from fdaudit.cli import main
-from fdaudit.spec import Spec
+from fdaudit import attacks
+from fdaudit.cli.app import main
+from fdaudit.quickstart import suite
+from fdaudit.spec.schema import Spec
 
 from .browser import Browser, chromium
 from .report_cases import SECTIONS

@@ -21,13 +21,13 @@ from fdaudit.reports.verdict import judge_all
 import fdaudit
 from fdaudit.attestation.bundle import PARTS
 from fdaudit.attestation.environment import _checked_out, tool
-from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError, RunError, UsageError
-from fdaudit.manifest import read_manifest
-from fdaudit.payloads import read_payload
-from fdaudit.scoring import _scores_of
-from fdaudit.transcript import read_messages
-from fdaudit.vault import Vault
+from fdaudit.scoring.scoring import _scores_of
+from fdaudit.storage.digests import canonical
+from fdaudit.storage.vault import Vault
+from fdaudit.transcript.manifest import read_manifest
+from fdaudit.transcript.payloads import read_payload
+from fdaudit.transcript.transcript import read_messages
 
 from .docs_pages import ROOT
 from .evidence_cases import envelope_of, flip, keypair, payload_of, sha, statement_of

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import fdaudit
+from fdaudit.api import attack, load
 from fdaudit.attestation.check import Outcome, is_bundle
 from fdaudit.attestation.keys import key_id, public_key
-from fdaudit.runs import attack, load
 
 from . import evidence_cases as cases
 from .evidence_cases import (

@@ -17,8 +17,8 @@ import yaml
 import fdaudit
 from fdaudit.attestation.bundle import PARTS
 from fdaudit.attestation.statement import PREDICATE_TYPE
-from fdaudit.cli import app
-from fdaudit.spec import GateSpec
+from fdaudit.cli.app import app
+from fdaudit.spec.schema import GateSpec
 
 from .docs_pages import blocks, page, table
 from .evidence_cases import STATEMENT, envelope_of, flip, keypair, statement_of

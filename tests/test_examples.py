@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fdaudit.errors import DataError
-from fdaudit.plan import make_plan
-from fdaudit.spec import load_spec
+from fdaudit.planning.plan import make_plan
+from fdaudit.spec.schema import load_spec
 
 from .docs_pages import ROOT, page
 from .run_cases import known

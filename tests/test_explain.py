@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fdaudit.protocols import REGISTRY
 
-from fdaudit.explain import card, sections, sights, text, when
-from fdaudit.messages import role
+from fdaudit.cli.explain import card, sections, sights, text, when
+from fdaudit.transcript.messages import role
 from fdaudit.types import KINDS
 
 from .protocol_cases import case_id, every_case, run

@@ -15,16 +15,16 @@ from fdaudit.reports.schema import read
 from fdaudit.reports.verdict import judge_all
 
 import fdaudit
-from fdaudit.cells import Stage
+from fdaudit.audit.red_team import export_view, score
 from fdaudit.errors import UsageError
-from fdaudit.extraction import Copies, check_copy
+from fdaudit.evaluation.stage import Stage
 from fdaudit.isolation.frames import MalformedError, Tensors
 from fdaudit.isolation.schema import guesses_of, packed_guesses
-from fdaudit.red_team import export_view, score
-from fdaudit.storage import save_tensors
-from fdaudit.training import parameters_of
+from fdaudit.scoring.extraction import Copies, check_copy
+from fdaudit.storage.files import save_tensors
+from fdaudit.storage.vault import Vault
+from fdaudit.training.trainer import parameters_of
 from fdaudit.types import AttackTask, Extraction, Figure
-from fdaudit.vault import Vault
 
 from .run_cases import tiny
 

@@ -11,10 +11,10 @@ from fdaudit.reports.public import public
 from fdaudit.reports.schema import Family, read
 from fdaudit.reports.verdict import judge_all
 
-from fdaudit import family
-from fdaudit.family import BY_COINS, LEVEL, family_of
 from fdaudit.metrics import Pairs, holm, reflip
 from fdaudit.rng import child_numpy
+from fdaudit.scoring import family
+from fdaudit.scoring.family import BY_COINS, LEVEL, family_of
 
 from .report_cases import load
 

@@ -211,7 +211,7 @@ def test_one_client_on_full_batches_is_fedavg_standalone_and_centralized_alike(t
 
 
 def test_centralized_training_is_standalone_training_of_one_client_that_holds_the_union(tmp_path):
-    from fdaudit.federation import PartyData
+    from fdaudit.federation.protocol import PartyData
 
     whole = {"client/0": PartyData(*union(records()))}
     central = final(run(tmp_path / "a", "centralized", {"momentum": 0.9}))
@@ -287,7 +287,7 @@ def test_settings_that_cannot_be_are_refused_with_a_remedy(params, says):
 
 def test_a_noised_count_of_nothing_or_less_counts_as_one_record(tmp_path):
     from fdaudit.events import NoGuarantee
-    from fdaudit.wire import Released
+    from fdaudit.transcript.wire import Released
 
     class Minus:
         name = "minus"

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fdaudit.protocols._fediod_server import Replay
-from fdaudit.protocols.fediod import FedIOD, FedIODConfig
+from fdaudit.protocols.fediod.protocol import FedIOD, FedIODConfig
+from fdaudit.protocols.fediod.server import Replay
 from torch.nn import functional as F
 
 from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError, TrainingDivergedError
-from fdaudit.execution import Execution
-from fdaudit.federation import Common, PartyData
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common, PartyData
+from fdaudit.federation.rehearsal import NoWire, setting_of
 from fdaudit.models import architecture
-from fdaudit.rehearsal import NoWire, setting_of
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec, load_spec
-from fdaudit.storage import encode
-from fdaudit.trainers import Networks
-from fdaudit.wire import Outage
+from fdaudit.spec.schema import ModelSpec, load_spec
+from fdaudit.storage.files import encode
+from fdaudit.training.execution import Execution
+from fdaudit.transcript.wire import Outage
 
 from . import protocol_cases
 from .docs_pages import ROOT

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from fdaudit.defenses import REGISTRY as DEFENSES
-from fdaudit.protocols._fediod_config import FedIODConfig
-from fdaudit.protocols._fediod_losses import label_loss
-from fdaudit.protocols._fediod_votes import count_votes, shares_of
-from fdaudit.protocols.fediod import FedIOD
+from fdaudit.protocols.fediod.config import FedIODConfig
+from fdaudit.protocols.fediod.losses import label_loss
+from fdaudit.protocols.fediod.protocol import FedIOD
+from fdaudit.protocols.fediod.votes import count_votes, shares_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -20,13 +20,13 @@ from torch.nn import functional as F
 import fdaudit
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
-from fdaudit.messages import ALL, DATA, role
-from fdaudit.plan import make_plan
-from fdaudit.rehearsal import NoWire, setting_of
+from fdaudit.federation.rehearsal import NoWire, setting_of
+from fdaudit.planning.plan import make_plan
 from fdaudit.rng import SecretStream, child
-from fdaudit.spec import load_spec
-from fdaudit.storage import encode
-from fdaudit.wire import Outage
+from fdaudit.spec.schema import load_spec
+from fdaudit.storage.files import encode
+from fdaudit.transcript.messages import ALL, DATA, role
+from fdaudit.transcript.wire import Outage
 
 from .protocol_cases import CLASSES, FAST, SHAPE, VOTES, Ran, common, configured, records, run
 from .run_cases import known, secrets_apart, tiny

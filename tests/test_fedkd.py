@@ -7,18 +7,18 @@ import pytest
 import torch
 from fdaudit.defenses.quantization import uniform_quantize
 from fdaudit.protocols import REGISTRY
-from fdaudit.protocols.fedkd import class_weights, ensemble
+from fdaudit.protocols.fedkd.protocol import class_weights, ensemble
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from fdaudit.config import validate
-from fdaudit.encoding import readable
 from fdaudit.errors import SpecError, TrainingDivergedError
 from fdaudit.events import Laplace, NoGuarantee
 from fdaudit.rng import child
-from fdaudit.storage import encode
-from fdaudit.wire import Outage
+from fdaudit.storage.files import encode
+from fdaudit.transcript.encoding import readable
+from fdaudit.transcript.wire import Outage
 
 from .protocol_cases import CLASSES, initial, network, public, records, run
 from .run_cases import finished

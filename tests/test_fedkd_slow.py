@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit.transcript import read_messages
+from fdaudit.transcript.transcript import read_messages
 
 pytestmark = [
     pytest.mark.slow,

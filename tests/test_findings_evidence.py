@@ -26,7 +26,7 @@ from fdaudit.reports.sweep_rows import Row, SweepCell
 
 import fdaudit
 from fdaudit.attestation.check import verify_bundle
-from fdaudit.digests import canonical
+from fdaudit.storage.digests import canonical
 
 from .findings_cases import Commanded, attacked, commanded, error_of, guesses, home, recorded
 
@@ -121,7 +121,7 @@ def test_what_a_killed_process_left_goes_with_the_next(recorded: Path, tmp_path:
 import os, signal, sys
 from pathlib import Path
 import fdaudit
-from fdaudit.cells import Stage
+from fdaudit.evaluation.stage import Stage
 run = Path(sys.argv[1])
 with Stage(fdaudit.load(run).plan, run).adversary("server"):
     if sys.argv[2] == "dies":

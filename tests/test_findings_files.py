@@ -24,13 +24,13 @@ from PIL import Image, ImageFile
 from safetensors.torch import save
 
 import fdaudit
-from fdaudit import cache
+from fdaudit.adversary.view import open_view
 from fdaudit.data.files import read_folder, read_npz
-from fdaudit.digests import canonical
-from fdaudit.messages import Message
-from fdaudit.spec import load_spec
-from fdaudit.transcript import read_messages
-from fdaudit.view import open_view
+from fdaudit.spec.schema import load_spec
+from fdaudit.storage import cache
+from fdaudit.storage.digests import canonical
+from fdaudit.transcript.messages import Message
+from fdaudit.transcript.transcript import read_messages
 
 from .findings_cases import command, error_of, home, is_one_line, recorded
 from .fuzzing import watched

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import fdaudit
-from fdaudit import suite
+from fdaudit.quickstart import suite
 
 from .browser import Browser, axe, chromium
 from .report_cases import SECTIONS

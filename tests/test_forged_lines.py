@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from fdaudit.digests import canonical
-from fdaudit.transcript import LOG, verify_transcript
+from fdaudit.storage.digests import canonical
+from fdaudit.transcript.transcript import LOG, verify_transcript
 
 from .transcript_cases import (
     filled,

@@ -13,13 +13,13 @@ from fdaudit.reports.identification import LOOK
 from fdaudit.reports.schema import Cell, Control, Controls, Image, Target
 from fdaudit.reports.verdict import judge
 
-import fdaudit.galleries
+import fdaudit.scoring.galleries
 from fdaudit.data import load_dataset
 from fdaudit.errors import DataError
-from fdaudit.galleries import gallery_tests
 from fdaudit.metrics import Gallery, Probe
-from fdaudit.plan import Plan, make_plan
-from fdaudit.spec import DatasetSpec, load_spec
+from fdaudit.planning.plan import Plan, make_plan
+from fdaudit.scoring.galleries import gallery_tests
+from fdaudit.spec.schema import DatasetSpec, load_spec
 from fdaudit.types import Figure, Reconstruction
 
 from .run_cases import known, stream, tiny
@@ -37,8 +37,8 @@ def _tested(
 ) -> tuple[Gallery, list[Probe]]:
     """The gallery and the probes of a reconstruction of client/1 that an adversary made."""
     seen: list[Any] = []
-    real = fdaudit.galleries.identify
-    monkeypatch.setattr(fdaudit.galleries, "identify", lambda *a: seen.append(a) or real(*a))
+    real = fdaudit.scoring.galleries.identify
+    monkeypatch.setattr(fdaudit.scoring.galleries, "identify", lambda *a: seen.append(a) or real(*a))
     guess = Reconstruction(target="client/1", messages=(1,), images=plan.dataset.x[rows])
     found = gallery_tests(plan, [guess], [rows], f"{adversary}/dlg")
     assert {f.name for f in found.figures} >= {"identification", "identification_chance"}

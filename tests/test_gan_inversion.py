@@ -12,14 +12,14 @@ from fdaudit.attacks.model_inversion.plg_mi import _Attack as Pseudolabels
 from fdaudit.attacks.model_inversion.priors import augmented
 from torch import Tensor, nn
 
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.oracle import Oracle, answer, serve
 from fdaudit.data.named import read_digits
 from fdaudit.errors import SpecError
-from fdaudit.knowledge import Knowledge
 from fdaudit.models import architecture
 from fdaudit.models.generative import build_projection_discriminator
-from fdaudit.oracle import Oracle, answer, serve
-from fdaudit.spec import ModelSpec
-from fdaudit.training import Trainer, parameters_of
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.trainer import Trainer, parameters_of
 from fdaudit.types import AttackTask
 
 from .inversion_cases import LOOP, Withheld, g, view

@@ -11,7 +11,7 @@ from fdaudit.attacks.model_inversion.ideal import IdealConfig, IdealSoft
 from fdaudit.attacks.model_inversion.plg_mi import PLGMI, PLGMIConfig
 
 from fdaudit.data.named import read_torchvision
-from fdaudit.spec import ModelSpec
+from fdaudit.spec.schema import ModelSpec
 
 from .inversion_cases import Withheld
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fdaudit.errors import SpecError
 from fdaudit.result import gates
-from fdaudit.spec import Spec, load_spec
+from fdaudit.spec.schema import Spec, load_spec
 
 from .run_cases import finished
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from fdaudit import heap
+from fdaudit.parallel import malloc
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 
@@ -74,6 +74,6 @@ def test_the_user_s_own_settings_stand() -> None:
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap, "_glibc", lambda: None)
-    assert heap.keep() is False
-    heap.give_back()
+    monkeypatch.setattr(malloc, "_glibc", lambda: None)
+    assert malloc.keep() is False
+    malloc.give_back()

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit import attacks, scratch
-from fdaudit.attack_plan import AttackPlan
-from fdaudit.cells import Stage
+from fdaudit import attacks
+from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.errors import SpecError
+from fdaudit.evaluation.stage import Stage
 from fdaudit.isolation.confinement import offered
-from fdaudit.plan import plan_attack
+from fdaudit.planning.plan import plan_attack
 from fdaudit.result import Cell
+from fdaudit.storage import scratch
 
 from .doubles import spec
 

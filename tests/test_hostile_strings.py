@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit.digests import canonical
+from fdaudit.adversary.view import open_view
 from fdaudit.errors import FdauditError
-from fdaudit.manifest import read_manifest, write_manifest
-from fdaudit.spec import Spec
-from fdaudit.view import open_view
+from fdaudit.spec.schema import Spec
+from fdaudit.storage.digests import canonical
+from fdaudit.transcript.manifest import read_manifest, write_manifest
 
 from .report_cases import Document
 from .run_cases import cli, tiny, write_spec

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .levels import CORE, FACADES, FROM_TRANSCRIPT_REPORTS_MAY, JOINTS, MEASURES, ROOMS, VOCABULARY, may
+from .levels import FACADES, FROM_TRANSCRIPT_REPORTS_MAY, MOST_MODULES, ORDER, ROOMS, may
 
 ROOT = Path(__file__).parents[1]
 PACKAGE_DIR: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
@@ -40,8 +40,8 @@ def tree_of(module: str) -> ast.Module:
 
 
 def unit_of(module: str) -> str:
-    """`fdaudit.attacks.dlg` -> `attacks`; the facades stand for themselves."""
-    return module if module in FACADES else module.split(".")[1]
+    """`fdaudit.attacks.dlg` -> `attacks`; a module of the root is a unit of its own."""
+    return module.removeprefix("fdaudit.") if module in FACADES else module.split(".")[1]
 
 
 @cache
@@ -75,6 +75,9 @@ def ours(module: str) -> Iterator[tuple[str, str | None, int]]:
 
 ALL = sorted(modules())
 
+TRUTH = ORDER[ORDER.index("isolation") :]
+"""Units that hold the truth or can reach it."""
+
 # -- the rules --------------------------------------------------------------------------------------------------
 
 Rule = Callable[[str], None]
@@ -97,25 +100,40 @@ def rule(*rooms: str) -> Callable[[Rule], Rule]:
     return kept
 
 
-def test_every_module_has_a_level() -> None:
-    known = {*VOCABULARY, *CORE, *MEASURES, *JOINTS, *ROOMS, *FACADES}
-    assert {unit_of(m) for m in ALL} == known, (
-        "put a new module in the table above, on the level it belongs to"
-    )
+def test_every_unit_has_its_place_in_the_order() -> None:
+    assert {unit_of(m) for m in ALL} == set(ORDER)
+    assert len(ORDER) == len(set(ORDER))
+
+
+def test_no_package_holds_more_modules_than_a_reader_oversees() -> None:
+    held: dict[str, list[str]] = {}
+    for module, path in modules().items():
+        if path.name != "__init__.py":
+            held.setdefault(module.rpartition(".")[0], []).append(module)
+    ours_to_order = {k: v for k, v in held.items() if unit_of(k) not in ROOMS}
+    assert {k: len(v) for k, v in ours_to_order.items() if len(v) > MOST_MODULES} == {}
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    after = {m: {t for t, _, _ in ours(m) if t in modules() and t != m} for m in ALL}
+    while free := [m for m, targets in after.items() if not targets & after.keys()]:
+        for module in free:
+            del after[module]
+    assert after == {}, "each of these imports another of them, directly or through others"
 
 
 def test_the_tree_is_read(tmp_path: Path) -> None:
     """The reader sees every form of import; were it blind, every rule below would hold."""
-    seen = {(target, name) for target, name, _ in ours("fdaudit.plan")}
+    seen = {(target, name) for target, name, _ in ours("fdaudit.planning.plan")}
     assert ("fdaudit.protocols", None) in seen  # from fdaudit import protocols
     assert ("fdaudit.errors", "SpecError") in seen
     assert ("fdaudit.reports.security", "write_report") in {
-        (t, n) for t, n, _ in ours("fdaudit.runs")
+        (t, n) for t, n, _ in ours("fdaudit.api")
     }  # in a function
     assert ("fdaudit.protocols._local", "LocalTraining") in {
         (t, n) for t, n, _ in ours("fdaudit.protocols._fedavg_settings")
     }
-    assert ("fdaudit.view", "View") in {
+    assert ("fdaudit.adversary.view", "View") in {
         (t, n) for t, n, _ in ours("fdaudit.attacks.loss_threshold")
     }  # TYPE_CHECKING
     assert ("fdaudit.attacks.gradient_inversion.labels", "recover_labels") in {
@@ -127,40 +145,39 @@ def test_the_tree_is_read(tmp_path: Path) -> None:
 def imports_go_one_way(module: str) -> None:
     allowed = may(unit_of(module))
     wrong = [
-        f"line {line}: {t}" for t, _, line in ours(module) if t not in modules() or unit_of(t) not in allowed
+        f"line {line}: {t}"
+        for t, _, line in ours(module)
+        if t not in modules() or not {unit_of(t), t.removeprefix("fdaudit.")} & allowed
     ]
     assert wrong == [], f"{module} may import {sorted(allowed)}"
 
 
 @rule("reports")
 def reports_take_nothing_from_the_transcript_but_its_verification(module: str) -> None:
-    taken = {name for target, name, _ in ours(module) if target == "fdaudit.transcript"}
+    taken = {name for target, name, _ in ours(module) if target == "fdaudit.transcript.transcript"}
     assert taken <= FROM_TRANSCRIPT_REPORTS_MAY
 
 
 @rule("attacks")
 def attacks_reach_no_truth(module: str) -> None:
     """Said once more in words: what an attack must never reach, whatever becomes of the table."""
-    reached = {unit_of(t) for t, _, _ in ours(module) if t in modules()}
-    assert not reached & {
+    reached = {t.removeprefix("fdaudit.") for t, _, _ in ours(module) if t in modules()}
+    assert not {unit_of(f"fdaudit.{t}") for t in reached} & {
         "data",
-        "vault",
-        "wire",
-        "transcript",
-        "protocols",
         "defenses",
         "metrics",
-        "truth",
-        "scoring",
-        *JOINTS,
+        "protocols",
+        *TRUTH,
     }
+    assert not reached & {"storage.vault", "transcript.wire", "transcript.transcript", "transcript.payloads"}
 
 
 @rule("defenses", "protocols")
 def defences_and_protocols_know_neither_each_other_nor_the_vault(module: str) -> None:
     reached = {unit_of(t) for t, _, _ in ours(module) if t in modules()}
     other = {"defenses": "protocols", "protocols": "defenses"}[unit_of(module)]
-    assert not reached & {other, "attacks", "vault", "metrics", "reports", *JOINTS}
+    assert not reached & {other, "attacks", "metrics", "reports", *TRUTH}
+    assert "fdaudit.storage.vault" not in {t for t, _, _ in ours(module)}
 
 
 @rule()
@@ -224,7 +241,7 @@ FORBIDDEN_MODULES = {
 }
 
 
-PROCESSES = {"fdaudit.pool": {"subprocess"}, "fdaudit.isolation.launch": {"subprocess"}}
+PROCESSES = {"fdaudit.parallel.pool": {"subprocess"}, "fdaudit.isolation.launch": {"subprocess"}}
 """The modules that start processes: of this Python, with a module of ours, told what to do in JSON."""
 
 
@@ -255,7 +272,7 @@ FORBIDDEN_CALLS = {
 }
 MARKED = {
     # Weights of a pinned digest, tensors only.
-    ("fdaudit.metrics.weights", "torch.load"): 1,
+    ("fdaudit.metrics.images.weights", "torch.load"): 1,
 }
 
 
@@ -269,7 +286,7 @@ def no_forbidden_call(module: str) -> None:
 
 
 def test_the_marked_load_reads_tensors_alone() -> None:
-    (load,) = [call for name, call in calls("fdaudit.metrics.weights") if name == "torch.load"]
+    (load,) = [call for name, call in calls("fdaudit.metrics.images.weights") if name == "torch.load"]
     assert {k.arg: ast.literal_eval(k.value) for k in load.keywords}["weights_only"] is True
 
 
@@ -289,8 +306,8 @@ NUMPY_RANDOM = {"numpy.random.default_rng", "numpy.random.Generator", "numpy.ran
 GLOBAL_GENERATOR = {
     # Initialisers and dropout can only draw from the global generator: inside a fork, which puts it back.
     "fdaudit.models.network": "torch.default_generator.manual_seed",
-    "fdaudit.separation": "torch.default_generator.manual_seed",
-    "fdaudit.training": "torch.default_generator.manual_seed",
+    "fdaudit.training.separation": "torch.default_generator.manual_seed",
+    "fdaudit.training.trainer": "torch.default_generator.manual_seed",
 }
 
 
@@ -341,7 +358,7 @@ def test_the_rules_find_what_they_forbid(monkeypatch: pytest.MonkeyPatch) -> Non
     """Each rule on a file that breaks it."""
     bad = (
         "import pickle\nimport numpy as np\nfrom torch import load\nimport torch as t\n"
-        "def f():\n    from fdaudit.vault import Vault\n    from ..defenses import noise\n"
+        "def f():\n    from fdaudit.storage.vault import Vault\n    from ..defenses import noise\n"
         "load(1); t.load(2); eval('3'); np.random.seed(4); t.rand(5)\n"
     )
     monkeypatch.setitem(modules(), "fdaudit.attacks.bad", ROOT / "attacks" / "bad.py")
@@ -362,4 +379,4 @@ def test_the_rules_find_what_they_forbid(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.count("torch.load") == 2
     assert {"eval", "numpy.random.seed", "torch.rand"} <= set(found)
     reached = {target for target, _, _ in ours("fdaudit.attacks.bad")}
-    assert reached == {"fdaudit.vault", "fdaudit.defenses.noise"}
+    assert reached == {"fdaudit.storage.vault", "fdaudit.defenses.noise"}

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fdaudit.knowledge import Knowledge
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.types import AttackTask
 
 from .gradient_inversion_cases import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from fdaudit.attacks.gradient_inversion.columns import Columns, Geometry, Plain, arranged
+from fdaudit.attacks.gradient_inversion.second_order.columns import Columns, Geometry, Plain, arranged
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

@@ -40,7 +40,7 @@ from .gradient_inversion_cases import (
     true_gradient,
 )
 
-LIMIT = "fdaudit.attacks.gradient_inversion.convolutions._PATCH_VALUES"
+LIMIT = "fdaudit.attacks.gradient_inversion.second_order.convolutions._PATCH_VALUES"
 STRATEGIES: tuple[Strategy, ...] = ("loop", "vmap", "folded")
 NETWORKS = {"lenet": dlg_lenet, "strided": strided_cnn, "pooling": pooling_cnn, "mlp": mlp}
 

@@ -8,8 +8,8 @@ from types import FunctionType
 import pytest
 import torch
 import torch.nn.functional as F
-from fdaudit.attacks.gradient_inversion.convolutions import Convolution
-from fdaudit.attacks.gradient_inversion.layers import (
+from fdaudit.attacks.gradient_inversion.second_order.convolutions import Convolution
+from fdaudit.attacks.gradient_inversion.second_order.layers import (
     RELU,
     SIGMOID,
     TANH,
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.functional import jvp, vjp
 from torch.func import functional_call
 
-LIMIT = "fdaudit.attacks.gradient_inversion.convolutions._PATCH_VALUES"
+LIMIT = "fdaudit.attacks.gradient_inversion.second_order.convolutions._PATCH_VALUES"
 R = 3
 
 

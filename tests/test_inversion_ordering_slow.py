@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit.controls import kept
+from fdaudit.evaluation.controls import kept
 
 pytestmark = [
     pytest.mark.slow,

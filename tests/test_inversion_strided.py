@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fdaudit.attacks.gradient_inversion import convolutions
-from fdaudit.attacks.gradient_inversion.columns import Geometry
-from fdaudit.attacks.gradient_inversion.convolutions import Convolution
-from fdaudit.attacks.gradient_inversion.strided import Phases, pays
+from fdaudit.attacks.gradient_inversion.second_order.columns import Geometry
+from fdaudit.attacks.gradient_inversion.second_order.convolutions import Convolution
+from fdaudit.attacks.gradient_inversion.second_order.strided import Phases, pays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn

@@ -20,10 +20,10 @@ from fdaudit.attacks.gradient_inversion.updates import LocalSGD, UpdateMap, grad
 from fdaudit.attacks.gradient_inversion.uploads import Upload
 from torch import Tensor
 
-from fdaudit import cache
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.isolation.frames import Tensors
 from fdaudit.isolation.schema import guesses_of, packed_guesses
-from fdaudit.knowledge import Knowledge
+from fdaudit.storage import cache
 from fdaudit.types import AttackTask, Reconstruction
 
 from .gradient_inversion_cases import (

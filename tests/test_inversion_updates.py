@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fdaudit.errors import UsageError
-from fdaudit.training import draw_batches
+from fdaudit.training.trainer import draw_batches
 
 from .gradient_inversion_cases import (
     digits,

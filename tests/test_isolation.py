@@ -21,19 +21,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdaudit.audit import perform
-from fdaudit.cells import Adversary, Stage
-from fdaudit.knowledge import Knowledge
-from fdaudit.plan import Plan, make_plan
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.view import View
+from fdaudit.audit.pipeline import perform
+from fdaudit.audit.run import Run
+from fdaudit.evaluation.stage import Adversary, Stage
+from fdaudit.planning.plan import Plan, make_plan
 from fdaudit.rng import child
-from fdaudit.run import Run
-from fdaudit.spec import load_spec
-from fdaudit.training import Fit, Job, Trainer
-from fdaudit.transcript import read_messages
-from fdaudit.truth import Truth
+from fdaudit.scoring.ground_truth import Truth
+from fdaudit.spec.schema import load_spec
+from fdaudit.storage.vault import Vault
+from fdaudit.training.trainer import Fit, Job, Trainer
+from fdaudit.transcript.transcript import read_messages
 from fdaudit.types import AttackTask
-from fdaudit.vault import Vault
-from fdaudit.view import View
 
 from .doubles import HOOKS, SEED, registered, spec
 from .run_cases import known
@@ -133,7 +133,7 @@ def audited(tmp_path_factory):
         wanted = load_spec(spec(adversaries=ADVERSARIES))
         made.plan = make_plan(wanted, known(SEED))
         patch.setattr(
-            "fdaudit.audit.make_plan", lambda spec, secrets: made.plan
+            "fdaudit.audit.pipeline.make_plan", lambda spec, secrets: made.plan
         )  # one dataset, at one address
         HOOKS["spy"] = look
         try:

@@ -12,24 +12,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdaudit.attack_plan import AttackPlan
-from fdaudit.cells import Stage
+from fdaudit.adversary.attack_plan import AttackPlan
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.oracle import Oracle
+from fdaudit.adversary.view import View
+from fdaudit.audit.run import Run
 from fdaudit.data import ClientSplit, Dataset, Splits
+from fdaudit.evaluation.stage import Stage
 from fdaudit.events import Event
-from fdaudit.federation import PartyData, Setting
-from fdaudit.knowledge import Knowledge
+from fdaudit.federation.protocol import PartyData, Setting
 from fdaudit.models import Architecture
-from fdaudit.oracle import Oracle
-from fdaudit.plan import Plan
+from fdaudit.planning.plan import Plan
 from fdaudit.rng import SecretStream
-from fdaudit.run import Run
-from fdaudit.training import Trainer
-from fdaudit.transcript import Transcript
-from fdaudit.truth import Truth
+from fdaudit.scoring.ground_truth import Truth
+from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.training.trainer import Trainer
+from fdaudit.transcript.transcript import Transcript
+from fdaudit.transcript.wire import Wire
 from fdaudit.types import AttackTask, Challenge, OracleHandle
-from fdaudit.vault import Secrets, Vault
-from fdaudit.view import View
-from fdaudit.wire import Wire
 
 AUDITOR_ONLY = (
     *(Vault, Secrets, Splits, ClientSplit, Dataset, Plan, AttackPlan, Run, Stage, Truth),

@@ -18,9 +18,9 @@ from fdaudit.accounting.accounts import Accounts
 from fdaudit.accounting.costs import Charge, epsilon
 from fdaudit.accounting.joint import joined
 from fdaudit.accounting.profile import profile
-from fdaudit.cli import app
+from fdaudit.audit.joint_ledger import joint
+from fdaudit.cli.app import app
 from fdaudit.errors import RunError, UsageError
-from fdaudit.joint_ledger import joint
 
 from .ledger_cases import dp_sgd, gaussian, laplace
 
@@ -160,7 +160,7 @@ def test_the_same_record_twice_and_shared_noise_are_refused(
 def test_runs_that_draw_from_one_stream_are_refused(
     runs: dict[str, fdaudit.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fdaudit.joint_ledger._first_salt", lambda run: "one salt")
+    monkeypatch.setattr("fdaudit.audit.joint_ledger._first_salt", lambda run: "one salt")
     with pytest.raises(RunError, match="draws its noise from the same stream as a"):
         joint([runs["a"], runs["b"]])
 

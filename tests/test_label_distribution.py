@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 import fdaudit
 from fdaudit import attacks
-from fdaudit.controls import controls
+from fdaudit.audit.run import Run
+from fdaudit.evaluation.controls import controls
 from fdaudit.metrics import kl_divergence
-from fdaudit.plan import make_plan
+from fdaudit.planning.plan import make_plan
 from fdaudit.registry import Registry
 from fdaudit.result import gates
-from fdaudit.run import Run
-from fdaudit.spec import load_spec
-from fdaudit.truth import check_guesses
+from fdaudit.scoring.ground_truth import check_guesses
+from fdaudit.spec.schema import load_spec
 from fdaudit.types import Applicability, LabelDistribution
 
 from .doubles import SEED, NoSettings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fdaudit.attacks._asked import Asked
-from fdaudit.attacks.label_only.asking import Voter
+from fdaudit.attacks._target_model import Asked
 from fdaudit.attacks.label_only.augmentation import _moved, augmentations, best_weights
+from fdaudit.attacks.label_only.base import Voter
 from fdaudit.attacks.label_only.boundary import note_on, scores_of
 from fdaudit.attacks.label_only.hopskipjump import Boundary
 from fdaudit.attacks.label_only.yoqo import craft_queries
@@ -17,10 +17,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from fdaudit import attacks
-from fdaudit.knowledge import Knowledge
-from fdaudit.oracle import Oracle
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.oracle import Oracle
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
+from fdaudit.spec.schema import ModelSpec
 from fdaudit.types import AttackTask
 
 from .label_only_cases import Case, empty_view

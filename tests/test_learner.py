@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from fdaudit.errors import TrainingDivergedError
-from fdaudit.learner import Learner, Optimizer
 from fdaudit.rng import child
-from fdaudit.storage import decode, encode
+from fdaudit.storage.files import decode, encode
+from fdaudit.training.stepwise import Learner, Optimizer
 
 SETTINGS = [
     Optimizer(lr=0.05),

@@ -17,7 +17,7 @@ from fdaudit.accounting.costs import ORDERS, epsilon
 from fdaudit.accounting.ledger import Books, OracleAnswers
 from fdaudit.errors import IntegrityError, SpecError
 from fdaudit.events import Composed, DiscreteGaussian, Gaussian, NoGuarantee
-from fdaudit.privacy import PrivacySpec
+from fdaudit.spec.privacy import PrivacySpec
 
 from .ledger_cases import CLIENT, RECORD, Log, brute_force, dp_sgd, gaussian, laplace, pure
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fdaudit
-from fdaudit.cli import app
+from fdaudit.cli.app import app
 from fdaudit.errors import SpecError
 
 NOISE = {"sigma": 40.0, "clip": 1.0}

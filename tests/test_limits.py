@@ -17,24 +17,24 @@ from PIL import Image
 
 import fdaudit
 import fdaudit.data.files
-import fdaudit.log
+import fdaudit.transcript.log
 from fdaudit import limits
-from fdaudit.conclusion import conclude
+from fdaudit.adversary.view import open_view
+from fdaudit.api import load
+from fdaudit.audit.guesses import read_guesses
+from fdaudit.audit.summary import conclude
 from fdaudit.data import load_dataset
-from fdaudit.encoding import Grid, packed, readable
 from fdaudit.errors import DataError, FdauditError, IntegrityError, RunError, SpecError, UsageError
-from fdaudit.guesses import read_guesses
 from fdaudit.limits import FILE_LIMITS, Limit, open_file, read_file
-from fdaudit.log import read_log
-from fdaudit.messages import Message
 from fdaudit.models import architecture
 from fdaudit.rng import child
-from fdaudit.runs import load
-from fdaudit.spec import DatasetSpec, ModelSpec, load_spec
-from fdaudit.storage import load_json, load_tensors
-from fdaudit.sweep_grid import load_grid
-from fdaudit.transcript import Transcript, read_messages, verify_transcript
-from fdaudit.view import open_view
+from fdaudit.spec.schema import DatasetSpec, ModelSpec, load_spec
+from fdaudit.storage.files import load_json, load_tensors
+from fdaudit.sweeps.grid import load_grid
+from fdaudit.transcript.encoding import Grid, packed, readable
+from fdaudit.transcript.log import read_log
+from fdaudit.transcript.messages import Message
+from fdaudit.transcript.transcript import Transcript, read_messages, verify_transcript
 
 from .fuzzing import SPARSE, watched
 from .run_cases import finished, tiny
@@ -181,7 +181,7 @@ def test_values_are_the_same_in_however_many_parts_they_are_unpacked(monkeypatch
     codes = torch.randint(0, 200, (37, 11), generator=child(0, "codes"))
     made = packed("z", codes, Grid(-1.5, 0.015, 200))
     whole = readable(made)["z"]
-    monkeypatch.setattr("fdaudit.encoding._AT_ONCE", 8)
+    monkeypatch.setattr("fdaudit.transcript.encoding._AT_ONCE", 8)
     assert torch.equal(readable(made)["z"], whole)
     assert torch.equal(whole, Grid(-1.5, 0.015, 200).values(codes))
 
@@ -195,10 +195,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 def test_a_log_is_parsed_once_however_many_parties_there_are(
     runs: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, real = list[Path](), fdaudit.log.read_messages
-    monkeypatch.setattr(fdaudit.log, "read_messages", lambda path: read.append(path) or real(path))
+    read, real = list[Path](), fdaudit.transcript.log.read_messages
+    monkeypatch.setattr(fdaudit.transcript.log, "read_messages", lambda path: read.append(path) or real(path))
     for run in runs.values():
-        fdaudit.log._last.clear()
+        fdaudit.transcript.log._last.clear()
         plan = load(run).plan
         read.clear()
         conclude(plan, run)
@@ -228,7 +228,7 @@ def test_a_view_is_what_a_scan_of_the_log_finds(runs: dict[int, Path]) -> None:
 
 
 def test_an_exported_log_is_read_line_by_line(runs: dict[int, Path], tmp_path: Path) -> None:
-    from fdaudit.red_team import export_view
+    from fdaudit.audit.red_team import export_view
 
     view = export_view(load(runs[2]), "server", tmp_path / "out") / "view"
     with (view / "messages.jsonl").open("ab") as file:
@@ -288,7 +288,7 @@ def test_seeds_are_compared_in_a_moment(tmp_path: Path) -> None:
     ],
 )
 def test_whole_numbers_have_an_end(field: str, value: int) -> None:
-    from fdaudit.plan import make_plan
+    from fdaudit.planning.plan import make_plan
 
     with pytest.raises(SpecError) as error:
         make_plan(load_spec(tiny(**{field: value})), 0)

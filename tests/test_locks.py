@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 import fdaudit
+from fdaudit.adversary.view import view_digest
 from fdaudit.attestation.bundle import evidence
 from fdaudit.errors import RunError
-from fdaudit.locks import make_private, together, writing
-from fdaudit.manifest import verify
-from fdaudit.view import view_digest
+from fdaudit.storage.locks import make_private, together, writing
+from fdaudit.transcript.manifest import verify
 
 from .run_cases import cli, tiny, tree, write_spec
 
@@ -63,7 +63,7 @@ def interrupted(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def held_elsewhere(directory: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lock on a directory."""
     code = (
-        "import sys; from pathlib import Path; from fdaudit.locks import writing\n"
+        "import sys; from pathlib import Path; from fdaudit.storage.locks import writing\n"
         "with writing(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     arguments = [sys.executable, "-c", code, str(directory)]
@@ -82,8 +82,8 @@ def held_elsewhere(directory: Path) -> Iterator[subprocess.Popen[str]]:
 RESUMER = """
 import sys
 from pathlib import Path
-import fdaudit.audit
-from fdaudit.cli import main
+import fdaudit.audit.pipeline
+from fdaudit.cli.app import main
 answers, sys.stdout = sys.stdout, sys.stderr
 print("ready", file=answers, flush=True)
 for line in sys.stdin:

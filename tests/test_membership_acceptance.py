@@ -11,11 +11,11 @@ from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold, cross_val_predict
 
-from fdaudit.audit import perform
-from fdaudit.controls import controls
+from fdaudit.audit.pipeline import perform
 from fdaudit.data import load_dataset, make_splits
-from fdaudit.plan import make_plan
-from fdaudit.spec import DatasetSpec, PartitionSpec, SplitSpec, load_spec
+from fdaudit.evaluation.controls import controls
+from fdaudit.planning.plan import make_plan
+from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec, load_spec
 
 from .doubles import SEED, spec
 from .run_cases import known, stream

@@ -12,8 +12,8 @@ from fdaudit.defenses import REGISTRY as DEFENSES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdaudit.encoding import readable
 from fdaudit.rng import SecretStream
+from fdaudit.transcript.encoding import readable
 
 from .membership_cases import CLASSES, knowledge, records, view
 

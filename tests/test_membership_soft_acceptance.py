@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fdaudit.controls import _membership, controls
-from fdaudit.plan import make_plan
-from fdaudit.spec import load_spec
+from fdaudit.evaluation.controls import _membership, controls
+from fdaudit.planning.plan import make_plan
+from fdaudit.spec.schema import load_spec
 
 from .doubles import SEED, spec
 from .run_cases import known

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fdaudit.attacks.membership.discriminator import DiscriminatorScore
-from fdaudit.attacks.membership.distilled import CoopLiRA, DistillationLiRA
-from fdaudit.attacks.membership.generator import GeneratorLeakage, distances, proximity
+from fdaudit.attacks.membership.distillation_lira import CoopLiRA, DistillationLiRA
+from fdaudit.attacks.membership.generator_leakage import GeneratorLeakage, distances, proximity
+from fdaudit.attacks.membership.logan import DiscriminatorScore
 from sklearn.metrics import roc_auc_score
 from torch.nn import functional as F
 
 from fdaudit.metrics import score_generated
 from fdaudit.models.conditional import build_conditional
-from fdaudit.training import Fit, Job, parameters_of
+from fdaudit.training.trainer import Fit, Job, parameters_of
 
 from .membership_cases import CLASSES, SHAPE, core, knowledge, network, records, task, view
 

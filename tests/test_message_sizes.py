@@ -10,9 +10,9 @@ import pytest
 
 import fdaudit
 from fdaudit.errors import SpecError
-from fdaudit.message_sizes import fixed_sizes
-from fdaudit.plan import make_plan
-from fdaudit.spec import load_spec
+from fdaudit.planning.message_sizes import fixed_sizes
+from fdaudit.planning.plan import make_plan
+from fdaudit.spec.schema import load_spec
 
 from .oracle_cases import on_message, spec
 from .run_cases import known

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError
-from fdaudit.messages import Message, role
+from fdaudit.storage.digests import canonical
+from fdaudit.transcript.messages import Message, role
 
 from .transcript_cases import (
     messages,

@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import fdaudit
 from fdaudit.errors import FdauditError, IntegrityError, RunError, UsageError
-from fdaudit.places import mirrored
+from fdaudit.remote.workspace import mirrored
 
 from .far_cases import FAR, far_away  # noqa: F401
 from .run_cases import finished, tiny
@@ -69,8 +69,8 @@ def test_a_path_is_used_as_it_is(tmp_path: Path) -> None:
 def test_fsspec_is_loaded_for_urls_only(whole: Path) -> None:
     code = (
         "import sys\n"
-        "from fdaudit.places import mirrored\n"
-        "from fdaudit.cli import app\n"
+        "from fdaudit.remote.workspace import mirrored\n"
+        "from fdaudit.cli.app import app\n"
         f"with mirrored({str(whole)!r}) as place: pass\n"
         "assert 'fsspec' not in sys.modules\n"
         f"with mirrored({f'file://{whole}'!r}) as place: pass\n"

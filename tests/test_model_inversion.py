@@ -8,18 +8,18 @@ from fdaudit.attacks.model_inversion.gan import GanConfig, gan_prior
 from fdaudit.attacks.model_inversion.gmi import GMI, GMIConfig
 from fdaudit.attacks.model_inversion.ideal import IdealConfig, IdealHard, IdealSoft
 from fdaudit.attacks.model_inversion.inversion import InversionConfig
-from fdaudit.attacks.model_inversion.network import InversionNetwork, InversionNetworkConfig
-from fdaudit.attacks.model_inversion.paired import PairedLogits, PairedLogitsConfig
+from fdaudit.attacks.model_inversion.inversion_network import InversionNetwork, InversionNetworkConfig
+from fdaudit.attacks.model_inversion.paired_logits import PairedLogits, PairedLogitsConfig
 from fdaudit.attacks.model_inversion.surrogate import SurrogateConfig
 from fdaudit.attacks.model_inversion.victims import model_of
 from torch import Tensor
 
-from fdaudit.execution import Execution
-from fdaudit.knowledge import Knowledge
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.oracle import Oracle, answer, serve
 from fdaudit.models import architecture
-from fdaudit.oracle import Oracle, answer, serve
-from fdaudit.spec import ModelSpec
-from fdaudit.training import Trainer, parameters_of
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Trainer, parameters_of
 from fdaudit.types import AttackTask
 
 from .inversion_cases import view
@@ -242,7 +242,7 @@ def test_gmi_needs_a_model_in_view() -> None:
 
 
 def test_a_gan_prior_is_kept_and_would_be_the_same_if_it_were_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fdaudit import cache
+    from fdaudit.storage import cache
 
     config, x = GanConfig(gan_steps=2, latent=4, width=4, batch=4), torch.rand(6, *SHAPE, generator=g())
     monkeypatch.delenv(cache.DIRECTORY, raising=False)
@@ -260,12 +260,12 @@ def test_a_gan_prior_is_kept_and_would_be_the_same_if_it_were_not(monkeypatch: p
 
 
 def test_who_has_the_same_model_in_view_finds_the_same_and_pays_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fdaudit.attacks._asked import Asked
+    from fdaudit.attacks._target_model import Asked
     from fdaudit.attacks.model_inversion.victims import Askable
 
-    from fdaudit import cache
+    from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.config import Config
-    from fdaudit.knowledge import Knowledge
+    from fdaudit.storage import cache
 
     monkeypatch.delenv(cache.DIRECTORY, raising=False)
     monkeypatch.setattr(cache, "_kept", type(cache._kept)())

@@ -8,14 +8,14 @@ import pytest
 import torch
 from fdaudit.attacks.model_inversion.priors import centres
 
-from fdaudit import controls as tried
-from fdaudit.cells import Stage
-from fdaudit.controls import classes
-from fdaudit.plan import make_plan
+from fdaudit.audit.run import Run
+from fdaudit.evaluation import controls as tried
+from fdaudit.evaluation.controls import classes
+from fdaudit.evaluation.stage import Stage
+from fdaudit.planning.plan import make_plan
 from fdaudit.registry import loaded
-from fdaudit.run import Run
-from fdaudit.spec import load_spec
-from fdaudit.truth import check_guesses
+from fdaudit.scoring.ground_truth import check_guesses
+from fdaudit.spec.schema import load_spec
 from fdaudit.types import Reconstruction
 
 from .doubles import in_a_thread

@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 from fdaudit.errors import SpecError
 from fdaudit.models import MODELS, PAPER_TABLES, Architecture, Network, architecture, paper_model
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
+from fdaudit.spec.schema import ModelSpec
 
 ZOO = MODELS[:-1]
 LIGHT = [name for name in ZOO if name not in ("resnet18", "resnet34", "resnet50")]

@@ -16,7 +16,7 @@ from fdaudit.data import Dataset, class_table, load_dataset, make_splits, partit
 from fdaudit.data.stratify import stratified_draw
 from fdaudit.errors import DataError, SpecError
 from fdaudit.rng import child
-from fdaudit.spec import DatasetSpec, PartitionSpec, SplitSpec
+from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec
 
 from .run_cases import stream
 

@@ -13,15 +13,15 @@ from fdaudit.protocols.fedavg import FedAvg
 from sklearn.metrics import f1_score, roc_auc_score
 
 import fdaudit
-from fdaudit.encoder import TaskEncoder
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.oracle import answer
 from fdaudit.errors import SpecError
-from fdaudit.execution import Execution
-from fdaudit.knowledge import Knowledge
-from fdaudit.oracle import answer
-from fdaudit.plan import make_plan
+from fdaudit.planning.plan import make_plan
 from fdaudit.rng import child
-from fdaudit.spec import load_spec
-from fdaudit.storage import load_tensors
+from fdaudit.spec.schema import load_spec
+from fdaudit.storage.files import load_tensors
+from fdaudit.training.encoder import TaskEncoder
+from fdaudit.training.execution import Execution
 from fdaudit.types import AttackTask, Challenge
 
 from .protocol_cases import case_id, every_case, records, several

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fdaudit.manifest import verify
+from fdaudit.transcript.manifest import verify
 
 from .run_cases import cli, finished, tiny, tree, write_spec
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdaudit.optimizers import adam, moments_of, restore_moments
+from fdaudit.training.optimizers import adam, moments_of, restore_moments
 
 SHAPES = ((4, 3, 5, 5), (7,), (2, 3))
 

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from fdaudit.audit import perform
+from fdaudit.adversary.oracle import Oracle, answer, serve
+from fdaudit.audit.pipeline import perform
 from fdaudit.errors import BudgetExceededError, FdauditError
-from fdaudit.manifest import read_manifest
-from fdaudit.oracle import Oracle, answer, serve
-from fdaudit.payloads import read_payload
-from fdaudit.storage import decode
-from fdaudit.transcript import read_messages, verify_transcript
+from fdaudit.storage.files import decode
+from fdaudit.transcript.manifest import read_manifest
+from fdaudit.transcript.payloads import read_payload
+from fdaudit.transcript.transcript import read_messages, verify_transcript
 
 from .doubles import HOOKS, registered, spec
 

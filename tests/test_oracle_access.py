@@ -10,20 +10,20 @@ import pytest
 import torch
 
 import fdaudit
-from fdaudit.answering import Answering
-from fdaudit.cells import Stage
-from fdaudit.encoding import readable
 from fdaudit.errors import SpecError
+from fdaudit.evaluation.stage import Stage
 from fdaudit.events import Gaussian
+from fdaudit.handout.oracle_access import oracle_answers, published
+from fdaudit.handout.oracle_server import Answering
 from fdaudit.isolation.schema import Case
-from fdaudit.oracle_access import oracle_answers, published
-from fdaudit.payloads import read_payload
+from fdaudit.planning.run_directory import reopen
 from fdaudit.rng import SecretStream
-from fdaudit.run_directory import reopen
-from fdaudit.storage import decode
-from fdaudit.transcript import read_messages
+from fdaudit.storage.files import decode
+from fdaudit.storage.vault import Vault
+from fdaudit.transcript.encoding import readable
+from fdaudit.transcript.payloads import read_payload
+from fdaudit.transcript.transcript import read_messages
 from fdaudit.types import AttackTask
-from fdaudit.vault import Vault
 
 from .oracle_cases import PRIVATE, on_message, spec
 
@@ -216,7 +216,7 @@ def test_an_attack_that_is_run_again_gets_new_noise_on_new_questions(
             found.append(reply(x, "client/0").double().log())
             return ()
 
-        monkeypatch.setattr("fdaudit.cells.attack", attack)
+        monkeypatch.setattr("fdaudit.evaluation.stage.attack", attack)
         with stage.adversary("server") as adversary:
             case = Case(knowledge=stage.knowledge(adversary), task=task, seed=0)
             stage._ask("server/one-attack", stage.plan.attacks[0], adversary.view, [case])

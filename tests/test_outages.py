@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fdaudit.transcript import read_messages
+from fdaudit.transcript.transcript import read_messages
 
 from .run_cases import cli, finished
 

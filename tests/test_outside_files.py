@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 import fdaudit
 from fdaudit.attestation.check import verify_bundle
 from fdaudit.attestation.keys import public_key, refuse_weak
+from fdaudit.audit.guesses import read_guesses
 from fdaudit.errors import IntegrityError, RunError, UsageError
-from fdaudit.guesses import read_guesses
-from fdaudit.manifest import MANIFEST, verify
-from fdaudit.storage import load_json, parse_json
-from fdaudit.tables import csv_text
+from fdaudit.storage.files import load_json, parse_json
+from fdaudit.storage.tables import csv_text
+from fdaudit.transcript.manifest import MANIFEST, verify
 
 from .evidence_cases import SPEC
 from .run_cases import cli, finished

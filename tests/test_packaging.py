@@ -72,7 +72,7 @@ def test_every_data_file_is_declared() -> None:
         for p in (ROOT / "reports" / "templates").iterdir()
         if p.is_file()
     }
-    quickstart = {f"fdaudit/quickstart/{p.name}" for p in (ROOT / "fdaudit" / "quickstart").iterdir()}
+    quickstart = {f"fdaudit/quickstart/{p.name}" for p in (ROOT / "fdaudit" / "quickstart").glob("*.yaml")}
     assert declared == found | templates | quickstart
     assert {"fdaudit/py.typed", "fdaudit/quickstart/fedavg.yaml"} <= declared
 
@@ -89,7 +89,7 @@ def test_no_room_is_a_package_of_its_own(room: str) -> None:
 
 def test_the_console_script_is_there() -> None:
     (script,) = [e for e in entry_points(group="console_scripts") if e.name == "fdaudit"]
-    assert script.value == PROJECT["project"]["scripts"]["fdaudit"] == "fdaudit.cli:main"
+    assert script.value == PROJECT["project"]["scripts"]["fdaudit"] == "fdaudit.cli.app:main"
     assert callable(script.load())
 
 
@@ -119,7 +119,7 @@ def loaded_by(*arguments: str) -> tuple[set[str], str]:
     code = (
         "import sys, json\n"
         f"sys.argv = ['fdaudit', *{list(arguments)!r}]\n"
-        "from fdaudit.cli import main\n"
+        "from fdaudit.cli.app import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
         "print('LOADED', json.dumps(sorted({n.partition('.')[0] for n in sys.modules})))"
     )
@@ -227,7 +227,7 @@ def test_what_is_not_listed_is_underscored(module: str, path: Path) -> None:
     # Commands are offered to the shell, not to Python.
     unlisted = {n for n in defined - names if not n.startswith("_")}
     allowed = {
-        "fdaudit.cli": {
+        "fdaudit.cli.app": {
             "attack",
             "compare",
             "explain",
@@ -287,7 +287,7 @@ def test_the_wheel_puts_one_name_into_site_packages(wheel: zipfile.ZipFile) -> N
 
 def test_the_wheel_carries_licence_and_script(wheel: zipfile.ZipFile) -> None:
     (script,) = [n for n in wheel.namelist() if n.endswith("entry_points.txt")]
-    assert "fdaudit = fdaudit.cli:main" in wheel.read(script).decode()
+    assert "fdaudit = fdaudit.cli.app:main" in wheel.read(script).decode()
     assert [n for n in wheel.namelist() if n.endswith("LICENSE")]
 
 

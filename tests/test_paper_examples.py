@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fdaudit.plan import make_plan
-from fdaudit.spec import load_spec
+from fdaudit.planning.plan import make_plan
+from fdaudit.spec.schema import load_spec
 
 from .docs_pages import ROOT
 from .run_cases import known

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from fdaudit.errors import TrainingDivergedError
-from fdaudit.execution import Execution
 from fdaudit.models import architecture
-from fdaudit.parallel import side_by_side
+from fdaudit.parallel.threads import side_by_side
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
-from fdaudit.training import Fit, Fitted, Job, Trainer, draw_batches, parameters_of
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Fit, Fitted, Job, Trainer, draw_batches, parameters_of
 
 SHAPE, CLASSES = (1, 16, 16), 4
 

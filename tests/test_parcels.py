@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdaudit import parcels
+from fdaudit.cluster import transfer
+from fdaudit.cluster.transfer import Arrival, changes, pack, snapshot
 from fdaudit.errors import IntegrityError
-from fdaudit.parcels import Arrival, changes, pack, snapshot
 
 from .run_cases import tree
 
@@ -23,7 +23,7 @@ names = st.lists(st.sampled_from(["a", "b", ".tmp", "ä"]), min_size=1, max_size
 @given(st.dictionaries(names, st.binary(max_size=40), max_size=6), st.integers(1, 50))
 def test_what_is_sent_arrives(files: dict[str, bytes], chunk: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parcels, "_CHUNK", chunk)
+        patch.setattr(transfer, "_CHUNK", chunk)
         source, target = Path(folder) / "source", Path(folder) / "target"
         (source / "empty").mkdir(parents=True)
         (source / "empty").chmod(0o700)

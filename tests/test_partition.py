@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fdaudit.config import validate
 from fdaudit.data import class_table, partition
 from fdaudit.errors import DataError, SpecError
-from fdaudit.spec import PartitionSpec
+from fdaudit.spec.schema import PartitionSpec
 
 from .run_cases import stream
 

@@ -17,8 +17,8 @@ from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.events import Composed, Gaussian, NoGuarantee, PureDP
 from fdaudit.rng import SecretStream
-from fdaudit.transcript import Transcript
-from fdaudit.wire import Wire
+from fdaudit.transcript.transcript import Transcript
+from fdaudit.transcript.wire import Wire
 
 from .pate_exact import gaussian, laplace, law
 

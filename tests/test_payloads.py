@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
 
-from fdaudit import payloads
+from fdaudit.adversary.view import export_view, open_view, view_of
 from fdaudit.errors import IntegrityError
-from fdaudit.messages import Message
-from fdaudit.payloads import read_payload
 from fdaudit.rng import child
-from fdaudit.storage import decode, encode
-from fdaudit.transcript import LOG, Position, Transcript, read_messages, verify_transcript
-from fdaudit.view import export_view, open_view, view_of
+from fdaudit.storage.files import decode, encode
+from fdaudit.transcript import payloads
+from fdaudit.transcript.messages import Message
+from fdaudit.transcript.payloads import read_payload
+from fdaudit.transcript.transcript import LOG, Position, Transcript, read_messages, verify_transcript
 
 from .run_cases import tree
 

@@ -16,12 +16,12 @@ import yaml
 from fsspec.implementations.memory import MemoryFileSystem
 
 import fdaudit
-import fdaudit.audit
-from fdaudit import suite
-from fdaudit.mirror import Mirror
-from fdaudit.places import mirrored
-from fdaudit.remote import Store
-from fdaudit.spec import load_spec
+import fdaudit.audit.pipeline
+from fdaudit.quickstart import suite
+from fdaudit.remote.mirror import Mirror
+from fdaudit.remote.store import Store
+from fdaudit.remote.workspace import mirrored
+from fdaudit.spec.schema import load_spec
 
 from .cli_cases import Shell
 from .far_cases import FAR, Killed, dying, far_away, held  # noqa: F401
@@ -277,7 +277,7 @@ def test_a_store_that_may_not_be_written_ends_a_run_before_it_trains(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(MemoryFileSystem, "put_file", refuse)
-    monkeypatch.setattr(fdaudit.audit, "federate", lambda *args: pytest.fail("it trains"))
+    monkeypatch.setattr(fdaudit.audit.pipeline, "federate", lambda *args: pytest.fail("it trains"))
     spec = write_spec(tmp_path / "spec.yaml", SPEC)
     assert "cannot be written (PermissionError" in shell.refused("run", spec, "--out", FAR)
     assert list((tmp_path / "cache").glob("fdaudit-copy-*")) == []

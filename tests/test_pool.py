@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fdaudit.pool import Pool
+from fdaudit.parallel.pool import Pool
 
 WORKER = """
 import json, os, signal, sys, time
@@ -146,7 +146,7 @@ def test_what_a_lost_process_had_in_hand_is_told_and_the_rest_is_done(pool: Pool
 def test_whoever_stops_listening_leaves_no_process_at_work(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fdaudit.pool._PATIENCE", 0.2)
+    monkeypatch.setattr("fdaudit.parallel.pool._PATIENCE", 0.2)
     answers = pool.work([{"say": n, "sleep": 60} for n in range(4)])
     _, line = next(answers)
     assert line is not None
@@ -168,8 +168,8 @@ def test_the_attack_worker_ends_and_tidies_up_when_whoever_started_it_is_killed(
 
     script = (
         "import json, sys, time\n"
-        "from fdaudit.pool import Pool\n"
-        "pool = Pool('fdaudit.attack_worker', 1)\n"
+        "from fdaudit.parallel.pool import Pool\n"
+        "pool = Pool('fdaudit.evaluation.attack_worker', 1)\n"
         "process = pool._start()\n"
         "print(process.pid, flush=True)\n"
         "time.sleep(60)\n"

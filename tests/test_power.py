@@ -10,7 +10,7 @@ from fdaudit.reports.schema import Control, Controls
 from fdaudit.reports.verdict import judge
 
 import fdaudit
-from fdaudit.controls.rehearsed import tossed_anew
+from fdaudit.evaluation.controls.rehearsed import tossed_anew
 from fdaudit.rng import SecretStream
 
 from .test_verdict import cell, figure
@@ -72,7 +72,7 @@ def test_what_is_expected_stands_beside_what_was_found(run: fdaudit.Run) -> None
 
 
 def test_the_rehearsal_has_coins_of_its_own(run: fdaudit.Run) -> None:
-    from fdaudit.cells import Stage
+    from fdaudit.evaluation.stage import Stage
 
     rehearsed = Stage(run.plan, run.directory)._rehearsed
     truth = Stage(run.plan, run.directory)._truth
@@ -92,7 +92,7 @@ def test_the_report_prints_it(run: fdaudit.Run) -> None:
 
 
 def test_quick_audits_do_without() -> None:
-    from fdaudit.spec import load_spec
+    from fdaudit.spec.schema import load_spec
 
     assert not load_spec({"fdaudit": 1, "profile": "quick"}).rehearses
     assert load_spec({"fdaudit": 1, "profile": "standard"}).rehearses

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit import suite, sweep
 from fdaudit.attestation.bundle import evidence
-from fdaudit.digests import canonical
+from fdaudit.cluster.transfer import Arrival
 from fdaudit.errors import IntegrityError, RunError
-from fdaudit.locks import make_private
-from fdaudit.parcels import Arrival
-from fdaudit.spec import load_spec
+from fdaudit.quickstart import suite
+from fdaudit.spec.schema import load_spec
+from fdaudit.storage.digests import canonical
+from fdaudit.storage.locks import make_private
+from fdaudit.sweeps import sweep
 
 from .run_cases import cli, tiny
 from .sweep_cases import grid, inline

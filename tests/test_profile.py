@@ -22,9 +22,9 @@ from fdaudit.accounting.exact import gdp, rounded_up, worst_gdp, worst_zcdp, zcd
 from fdaudit.accounting.ledger import Books
 from fdaudit.accounting.losses import ROUNDING
 from fdaudit.accounting.profile import ALPHAS, DELTAS, profile, trade_off, with_delta
+from fdaudit.audit.ledger_files import write_profiles
 from fdaudit.errors import RunError, SpecError
 from fdaudit.events import DiscreteGaussian
-from fdaudit.ledger_files import write_profiles
 
 from .docs_pages import blocks
 from .ledger_cases import RECORD, Log, dp_sgd, gaussian, laplace

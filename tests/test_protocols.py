@@ -14,12 +14,12 @@ from fdaudit.protocols import REGISTRY
 
 from fdaudit import defenses
 from fdaudit.errors import ProtocolError
-from fdaudit.federation import PartyData
-from fdaudit.messages import ALL, DATA, role
-from fdaudit.storage import decode, encode
-from fdaudit.transcript import verify_transcript
+from fdaudit.federation.protocol import PartyData
+from fdaudit.storage.files import decode, encode
+from fdaudit.transcript.messages import ALL, DATA, role
+from fdaudit.transcript.transcript import verify_transcript
+from fdaudit.transcript.wire import Outage
 from fdaudit.types import KINDS
-from fdaudit.wire import Outage
 
 from .protocol_cases import CLASSES, SIZES, case_id, configured, every_case, initial, public, records, run
 

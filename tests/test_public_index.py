@@ -9,10 +9,10 @@ from fdaudit.protocols import REGISTRY
 
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
-from fdaudit.federation import has_public_index
-from fdaudit.messages import role
-from fdaudit.plan import make_plan
-from fdaudit.spec import Spec
+from fdaudit.federation.protocol import has_public_index
+from fdaudit.planning.plan import make_plan
+from fdaudit.spec.schema import Spec
+from fdaudit.transcript.messages import role
 from fdaudit.types import KINDS
 
 from .protocol_cases import case_id, configured, every_case, records, run

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from fdaudit.reports.security import public_outcomes, render_report, report_json
 
+from fdaudit.audit.published import PUBLISHED, publish_once
 from fdaudit.errors import RunError
 from fdaudit.metrics import score_membership
 from fdaudit.metrics.membership import MembershipScore
-from fdaudit.published import PUBLISHED, publish_once
 
 from .public_attacker import by_curve, by_regression, drawn, listed, marked, numbers_of
 from .report_cases import FIXTURES, load

@@ -12,13 +12,13 @@ from fdaudit.defenses.quantization import uniform_quantize
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fdaudit.adversary.view import view_of
 from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.events import Gaussian, NoGuarantee
 from fdaudit.rng import SecretStream, child
-from fdaudit.transcript import Transcript, read_messages
-from fdaudit.view import view_of
-from fdaudit.wire import Wire
+from fdaudit.transcript.transcript import Transcript, read_messages
+from fdaudit.transcript.wire import Wire
 
 CLS = REGISTRY.load("uniform-quantization")
 SECRET = b"a secret of sixteen bytes or more"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdaudit.queues import Queue
+from fdaudit.parallel.task_queue import Queue
 
 KINDS = st.lists(st.sampled_from(["a", "b", "c", None]), max_size=12)
 

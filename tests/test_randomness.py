@@ -19,12 +19,12 @@ from scipy.stats import chisquare, kstest
 import fdaudit
 from fdaudit import rng
 from fdaudit.data import insert_canaries, load_dataset, make_splits
-from fdaudit.plan import Plan, make_plan
-from fdaudit.privacy import CanarySpec
+from fdaudit.planning.plan import Plan, make_plan
 from fdaudit.rng import SecretStream, child, child_seed
-from fdaudit.spec import DatasetSpec, PartitionSpec, SplitSpec, load_spec
-from fdaudit.truth import Truth
-from fdaudit.vault import Secrets, Vault
+from fdaudit.scoring.ground_truth import Truth
+from fdaudit.spec.privacy import CanarySpec
+from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec, load_spec
+from fdaudit.storage.vault import Secrets, Vault
 
 from .draws import RAW, ROOT, draws
 from .run_cases import known, tiny
@@ -158,11 +158,11 @@ DECIDES = {
     "fdaudit/data/partition.py": None,
     "fdaudit/data/splits.py": None,
     "fdaudit/data/stratify.py": None,
-    "fdaudit/red_team.py": None,
-    "fdaudit/vault.py": None,
-    "fdaudit/view.py": None,
-    "fdaudit/plan.py": {"_records", "_public", "make_plan"},
-    "fdaudit/truth.py": {"challenge", "canaries", "_shuffled"},
+    "fdaudit/audit/red_team.py": None,
+    "fdaudit/storage/vault.py": None,
+    "fdaudit/adversary/view.py": None,
+    "fdaudit/planning/plan.py": {"_records", "_public", "make_plan"},
+    "fdaudit/scoring/ground_truth.py": {"challenge", "canaries", "_shuffled"},
 }
 """Modules that decide truth or hand it out, and of two of them the functions that do."""
 SMALL = {
@@ -345,7 +345,7 @@ def test_the_review_note_has_every_draw():
 
 def test_the_review_note_names_nothing_that_is_gone():
     found = {d.name for d in draws()} | {d.module for d in draws()} | RAW
-    extra = {"truth", "challenge", "canary-challenge", "coins", "fdaudit/wire.py"}
+    extra = {"truth", "challenge", "canary-challenge", "coins", "fdaudit/transcript/wire.py"}
     assert not {name for name in _told() if name not in found | extra}
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit import ray_attack_worker
-from fdaudit.attack_stage import Piece
-from fdaudit.parcels import Arrival, pack
-from fdaudit.pool import Pool, _standing
-from fdaudit.ray_attack_worker import Parcel, serve_piece
-from fdaudit.ray_worker import Errand, surroundings, versions
+from fdaudit.cluster import attack_worker
+from fdaudit.cluster.attack_worker import Parcel, serve_piece
+from fdaudit.cluster.transfer import Arrival, pack
+from fdaudit.cluster.worker import Errand, surroundings, versions
+from fdaudit.evaluation.runner import Piece
+from fdaudit.parallel.pool import Pool, _standing
 
 from .ray_cases import until
 from .run_cases import tree
@@ -39,9 +39,9 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where this node keeps temporary files; its process ends with the test."""
     (tmp_path / "node").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "node"))
-    monkeypatch.setattr(ray_attack_worker, "_copy", None)
-    pool = Pool("fdaudit.attack_worker", 1)
-    monkeypatch.setitem(_standing, ("fdaudit.attack_worker", 1), pool)
+    monkeypatch.setattr(attack_worker, "_copy", None)
+    pool = Pool("fdaudit.evaluation.attack_worker", 1)
+    monkeypatch.setitem(_standing, ("fdaudit.evaluation.attack_worker", 1), pool)
     yield tmp_path / "node"
     pool.close()
 
@@ -88,7 +88,7 @@ def test_what_a_cell_wrote_is_sent_before_its_outcome_and_nothing_stays(
     assert tree(at / "attacks") == mine
     scores = {n: b for n, b in tree(run.directory / "vault" / "scores").items() if f"-{name}/" in n}
     assert tree(at / "vault" / "scores") == scores
-    _standing["fdaudit.attack_worker", 1].close()
+    _standing["fdaudit.evaluation.attack_worker", 1].close()
     until(lambda: not list(node.iterdir()), 20)
 
 
@@ -121,7 +121,7 @@ def test_only_what_a_process_had_in_hand_is_lost_with_it(
     parcel = Parcel(digest="1", parts=[list(pack(at))])
     lines = serve_piece(errand(run, at, "gap", tmp_path / "unseen"), parcel, list)
     next(lines)
-    pool = _standing["fdaudit.attack_worker", 1]
+    pool = _standing["fdaudit.evaluation.attack_worker", 1]
     until(lambda: pool._idle, 20)
     (process,) = pool._idle
     with ThreadPoolExecutor(1) as beside:

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import yaml
 
-from fdaudit import ray_connection, ray_tasks
-from fdaudit import sweep as engine
+from fdaudit.cluster import connection, tasks
+from fdaudit.cluster.sweeps import _Cell, ray_cluster
+from fdaudit.cluster.worker import Errand, serve
 from fdaudit.errors import UsageError
-from fdaudit.ray_executor import _Cell, ray_cluster
-from fdaudit.ray_worker import Errand, serve
-from fdaudit.sweep_index import Index
+from fdaudit.sweeps import sweep as engine
+from fdaudit.sweeps.index import Index
 
 from .ray_cases import cancellations, cluster, descendants, unseen, until
 from .run_cases import cli, tree
@@ -126,7 +126,7 @@ def test_a_killed_worker_costs_only_its_cell_and_the_bytes_are_the_same(
 @pytest.fixture
 def apart(node: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cluster, as if its nodes did not see this machine's directories."""
-    monkeypatch.setattr(ray_connection, "marked", unseen)
+    monkeypatch.setattr(connection, "marked", unseen)
     return node
 
 
@@ -147,8 +147,8 @@ def test_nodes_without_the_directory_send_their_cells_and_keep_nothing(
 def test_a_cell_that_always_loses_its_worker_fails_with_the_reason_and_leaves_nothing(
     apart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ray_tasks.RETRIES == 2
-    monkeypatch.setattr(ray_tasks, "RETRIES", 1)
+    assert tasks.RETRIES == 2
+    monkeypatch.setattr(tasks, "RETRIES", 1)
     small = made()
     small["seeds"] = [1]
     (cell,) = engine.expand(engine.load_grid(small))
@@ -247,7 +247,7 @@ def test_a_killed_command_leaves_nothing_at_work(tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    at_work = {pid for pid, line in left.items() if "serve_here" in line or "fdaudit.sweep_worker" in line}
+    at_work = {pid for pid, line in left.items() if "serve_here" in line or "fdaudit.sweeps.worker" in line}
     assert len(at_work) == 2
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in at_work), 30)
     for pid in left:  # Ray's own helpers take a minute or two to notice

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit import ray_connection, ray_tasks
-from fdaudit.backends import elsewhere
+from fdaudit.cluster import connection, tasks
+from fdaudit.cluster.attacks import _Pieces
+from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import UsageError
-from fdaudit.ray_attacks import _Pieces
-from fdaudit.storage import load_json
+from fdaudit.storage.files import load_json
 
 from .ray_cases import cancellations, cluster, unseen, until, workers_of
 from .run_cases import cli, finished, tree, write_spec
@@ -39,7 +39,7 @@ SPEC: dict[str, Any] = {
     "victims": 2,
     "attacks": [{"name": "ideal-hard"}, {"name": "lira-offline"}, {"name": "gap"}],
 }
-WORKER = "fdaudit.attack_worker"
+WORKER = "fdaudit.evaluation.attack_worker"
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_cells_come_out_the_same(node: Path, here: fdaudit.Run, tmp_path: Path) 
 def test_a_lost_worker_on_a_node_without_the_directory_costs_its_cell_only(
     node: Path, here: fdaudit.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_connection, "marked", unseen)
+    monkeypatch.setattr(connection, "marked", unseen)
     there = federated(here, tmp_path / "there")
     killer, copies = Killer({"server: gap", "world: gap", "server: ideal-hard"}), set[str]()
 
@@ -119,7 +119,7 @@ def test_a_lost_worker_on_a_node_without_the_directory_costs_its_cell_only(
 def test_a_cell_that_has_lost_its_worker_too_often_has_failed_and_the_others_go_on(
     node: Path, here: fdaudit.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_tasks, "RETRIES", 0)
+    monkeypatch.setattr(tasks, "RETRIES", 0)
     there = federated(here, tmp_path / "there")
     stop = threading.Event()
 
@@ -156,7 +156,7 @@ def test_nothing_is_begun_where_there_is_nothing_to_send(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a cluster was begun")
 
-    monkeypatch.setattr(ray_connection, "connected", refuse)
+    monkeypatch.setattr(connection, "connected", refuse)
     with elsewhere("ray", 2) as far:
         fdaudit.run({**SPEC, "attacks": []}, tmp_path / "run", elsewhere=far)
 

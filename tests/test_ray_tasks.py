@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from fdaudit.cluster.tasks import Attempt, spread
 from fdaudit.errors import IntegrityError
-from fdaudit.ray_tasks import Attempt, spread
 
 ray = pytest.importorskip("ray")
 

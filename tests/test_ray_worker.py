@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from fdaudit import ray_worker
+from fdaudit.cluster import worker
 
 
 def test_of_quick_progress_a_burst_some_a_second_and_every_last_step_are_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(ray_worker.time, "monotonic", lambda: now)
+    monkeypatch.setattr(worker.time, "monotonic", lambda: now)
 
     def steps(what: str, of: int, seconds: float) -> Iterator[dict[str, Any]]:
         nonlocal now
@@ -32,7 +32,7 @@ def test_of_quick_progress_a_burst_some_a_second_and_every_last_step_are_told(
         yield from steps("slow", 30, 0.2)
         yield {"status": "done"}
 
-    told = list(ray_worker._paced(lines()))
+    told = list(worker._paced(lines()))
     quick = [line["tick"][1] for line in told if line.get("tick", [""])[0] == "quick"]
     assert quick[:10] == list(range(1, 11))
     assert len(quick) == pytest.approx(10 + 10 + 1, abs=1)

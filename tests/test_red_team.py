@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fdaudit
+from fdaudit.adversary.view import open_view
+from fdaudit.audit.guesses import Guesses, to_guesses
 from fdaudit.errors import IntegrityError
-from fdaudit.guesses import Guesses, to_guesses
-from fdaudit.vault import Vault
-from fdaudit.view import open_view
+from fdaudit.storage.vault import Vault
 
 from .run_cases import cli, tree
 
@@ -219,7 +219,7 @@ def test_an_outcome_names_the_very_bytes_that_were_scored(home, monkeypatch):
         path.write_text("another file by now")
         return to_guesses(given, folder, shape)
 
-    monkeypatch.setattr("fdaudit.red_team.to_guesses", swapped)
+    monkeypatch.setattr("fdaudit.audit.red_team.to_guesses", swapped)
     cell = fdaudit.score(fdaudit.load(home / "quiet"), path)
     assert cell.params["guesses_sha256"] == scored
 

@@ -13,20 +13,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fdaudit
-from fdaudit.cells import Stage
 from fdaudit.data import load_dataset
 from fdaudit.errors import UsageError
+from fdaudit.evaluation.stage import Stage
 from fdaudit.metrics import (
     Bystanders,
     score_class_reconstruction,
     score_label_distribution,
     score_reconstruction,
 )
-from fdaudit.plan import plan_attack
+from fdaudit.planning.plan import plan_attack
 from fdaudit.result import Cell
-from fdaudit.spec import DatasetSpec
+from fdaudit.spec.schema import DatasetSpec
+from fdaudit.storage.vault import Vault
 from fdaudit.types import LabelDistribution, Membership, Reconstruction
-from fdaudit.vault import Vault
 
 from .doubles import Spy, in_a_thread, registered
 from .run_cases import cli, stream, tiny, tree

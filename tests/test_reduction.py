@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.events import NoGuarantee
-from fdaudit.plan import make_plan
+from fdaudit.planning.plan import make_plan
 from fdaudit.rng import SecretStream, child
-from fdaudit.spec import Spec
+from fdaudit.spec.schema import Spec
 
 from .protocol_cases import run
 from .run_cases import known

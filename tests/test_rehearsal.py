@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from fdaudit.protocols import REGISTRY
 
+from fdaudit.adversary.view import EAVESDROPPER
 from fdaudit.events import NoGuarantee
-from fdaudit.execution import Execution
-from fdaudit.federation import Common
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common
+from fdaudit.federation.rehearsal import rehearse
 from fdaudit.models import architecture
-from fdaudit.rehearsal import rehearse
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
-from fdaudit.trainers import Networks
-from fdaudit.view import EAVESDROPPER
-from fdaudit.wire import Released
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.transcript.wire import Released
 
 
 class Quiet:

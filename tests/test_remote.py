@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdaudit.errors import IntegrityError, RunError, UsageError
-from fdaudit.mirror import Mirror, rank
-from fdaudit.needs import everything, for_curves, for_verification, seed_and_controls, whole_cells
-from fdaudit.paths import is_url, local_path
-from fdaudit.remote import Store
+from fdaudit.remote.mirror import Mirror, rank
+from fdaudit.remote.selection import everything, for_curves, for_verification, seed_and_controls, whole_cells
+from fdaudit.remote.store import Store
+from fdaudit.storage.paths import is_url, local_path
 
 from .far_cases import Killed, dying, empty_store, held
 from .run_cases import tree

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fdaudit.wire import Outage
+from fdaudit.transcript.wire import Outage
 
 from .protocol_cases import CLASSES, public, run
 from .record_reader import Arrays, Record, read

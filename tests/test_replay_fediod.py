@@ -20,8 +20,8 @@ import yaml
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save, save_file
 
-from fdaudit.plan import make_plan
-from fdaudit.spec import load_spec
+from fdaudit.planning.plan import make_plan
+from fdaudit.spec.schema import load_spec
 
 from .record_reader import Arrays, read, standing_alone
 from .run_cases import finished, known, tiny

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 import fdaudit
-import fdaudit.audit
-import fdaudit.controls.kept
-import fdaudit.plan
-from fdaudit import simulation
+import fdaudit.audit.pipeline
+import fdaudit.evaluation.controls.kept
+import fdaudit.planning.plan
+from fdaudit.audit import simulation
 from fdaudit.errors import IntegrityError, RunError, SpecError
-from fdaudit.manifest import verify
-from fdaudit.transcript import Transcript
+from fdaudit.transcript.manifest import verify
+from fdaudit.transcript.transcript import Transcript
 
 from .run_cases import Waiting, finished, hasten, tiny, tree
 
@@ -126,11 +126,12 @@ def swift(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hasten(monkeypatch)
     kept = json.loads((whole / "attacks" / "controls" / "loss-threshold.json").read_bytes())
     outcome = {
-        name: fdaudit.controls.kept.Control.from_json(value) for name, value in kept["controls"].items()
+        name: fdaudit.evaluation.controls.kept.Control.from_json(value)
+        for name, value in kept["controls"].items()
     }
-    monkeypatch.setattr(fdaudit.controls.kept, "controls", lambda attack, plan, setting: outcome)
+    monkeypatch.setattr(fdaudit.evaluation.controls.kept, "controls", lambda attack, plan, setting: outcome)
     monkeypatch.setattr(
-        fdaudit.plan, "TaskEncoder", lambda *args, **kwargs: None
+        fdaudit.planning.plan, "TaskEncoder", lambda *args, **kwargs: None
     )  # loss-threshold asks for none
 
 

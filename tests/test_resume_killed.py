@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import fdaudit
-from fdaudit.manifest import verify
+from fdaudit.transcript.manifest import verify
 
 from .run_cases import tiny, tree, write_spec
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import fdaudit
-import fdaudit.cells
-from fdaudit.payloads import read_payload
+import fdaudit.evaluation.stage
 from fdaudit.rng import SecretStream
-from fdaudit.storage import decode
-from fdaudit.transcript import read_messages
-from fdaudit.vault import Secrets, Vault
+from fdaudit.storage.files import decode
+from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.transcript.payloads import read_payload
+from fdaudit.transcript.transcript import read_messages
 
 from .run_cases import tiny, tree
 
@@ -186,7 +186,7 @@ def test_an_oracles_noise_is_the_runs_own_and_the_questions_own(
             drawn.append((secret, path))
         return SecretStream(secret, *path)
 
-    monkeypatch.setattr(fdaudit.cells, "SecretStream", watched)
+    monkeypatch.setattr(fdaudit.evaluation.stage, "SecretStream", watched)
     asked = {"attacks": [{"name": "loss-threshold"}], "adversaries": ["world"]}
     run(home, "oracle-one", **asked)
     run(home, "oracle-two", **asked, name="another")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fdaudit import scratch
+from fdaudit.storage import scratch
 
 
 @pytest.fixture

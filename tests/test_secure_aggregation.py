@@ -12,16 +12,16 @@ from fdaudit.defenses import REGISTRY as DEFENSES
 from fdaudit.protocols import REGISTRY
 
 from fdaudit.accounting.ledger import Books
+from fdaudit.adversary.view import view_of
+from fdaudit.cli.explain import card, sections
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian
-from fdaudit.explain import card, sections
-from fdaudit.messages import SUM, role
-from fdaudit.plan import make_plan
-from fdaudit.rehearsal import parties_of
-from fdaudit.spec import load_spec
-from fdaudit.view import view_of
-from fdaudit.wire import Outage
+from fdaudit.federation.rehearsal import parties_of
+from fdaudit.planning.plan import make_plan
+from fdaudit.spec.schema import load_spec
+from fdaudit.transcript.messages import SUM, role
+from fdaudit.transcript.wire import Outage
 
 from .ledger_cases import Log
 from .protocol_cases import SIZES, Ran, configured, encode, initial, records, run

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fdaudit.config import validate
 from fdaudit.errors import SpecError, TrainingDivergedError
-from fdaudit.federation import PartyData
+from fdaudit.federation.protocol import PartyData
 from fdaudit.rng import child
 
 from .protocol_cases import records, run

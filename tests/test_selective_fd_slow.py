@@ -16,9 +16,9 @@ from fdaudit.protocols.selective_fd import Box, Selection, confidence, energy, f
 from scipy.stats import rankdata
 from torch import Tensor
 
+from fdaudit.federation.networks import Networks, Trainers
 from fdaudit.rng import child
-from fdaudit.trainers import Networks, Trainers
-from fdaudit.training import Fit, Job, draw_batches
+from fdaudit.training.trainer import Fit, Job, draw_batches
 
 from .selective_fd_cases import accuracy_after, divided, execution, network
 

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 import fdaudit
 from fdaudit.errors import SpecError
-from fdaudit.guard import unfit
 from fdaudit.models import architecture
 from fdaudit.models.generative import build_discriminator
 from fdaudit.models.network import Network
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.private_step import unfit
 
 from .run_cases import tiny
 

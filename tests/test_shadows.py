@@ -8,12 +8,12 @@ from fdaudit.attacks._shadows import in_and_out, recipe_of, shadow_models, shado
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdaudit import cache
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.errors import UsageError
-from fdaudit.knowledge import Knowledge
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
-from fdaudit.training import Trainer
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.storage import cache
+from fdaudit.training.trainer import Trainer
 
 from .label_only_cases import Case
 

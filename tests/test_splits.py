@@ -19,7 +19,7 @@ from fdaudit.data import Dataset, Splits, load_dataset, make_splits
 from fdaudit.data import test_xy as xy_of_test
 from fdaudit.errors import DataError, IntegrityError, SpecError
 from fdaudit.rng import child
-from fdaudit.spec import DatasetSpec, PartitionSpec, SplitSpec
+from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec
 
 from .run_cases import stream
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fdaudit.errors import IntegrityError
-from fdaudit.storage import (
+from fdaudit.storage.files import (
     commitment,
     decode,
     encode,

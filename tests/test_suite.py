@@ -11,11 +11,12 @@ import pytest
 from fdaudit.protocols import REGISTRY
 
 import fdaudit
-from fdaudit import attacks, suite
+from fdaudit import attacks
 from fdaudit.errors import UsageError
-from fdaudit.plan import make_plan
+from fdaudit.planning.plan import make_plan
 from fdaudit.progress import Tick
-from fdaudit.spec import load_spec
+from fdaudit.quickstart import suite
+from fdaudit.spec.schema import load_spec
 
 from .report_cases import Document
 from .run_cases import cli, known, tiny, tree

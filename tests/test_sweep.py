@@ -17,12 +17,12 @@ import pytest
 import yaml
 
 import fdaudit
-from fdaudit import sweep as engine
 from fdaudit.errors import RunError, SpecError, UsageError
-from fdaudit.locks import writing
-from fdaudit.pool import Answer
-from fdaudit.sweep_grid import expand, load_grid
-from fdaudit.sweep_index import Index, read_index
+from fdaudit.parallel.pool import Answer
+from fdaudit.storage.locks import writing
+from fdaudit.sweeps import sweep as engine
+from fdaudit.sweeps.grid import expand, load_grid
+from fdaudit.sweeps.index import Index, read_index
 
 from .run_cases import cli, tree
 from .sweep_cases import grid, inline
@@ -203,7 +203,7 @@ def test_stopped_at_a_seam_it_goes_on(where: str, tmp_path: Path, monkeypatch: p
 
     with monkeypatch.context() as patch:
         if where == "perform":
-            patch.setattr("fdaudit.audit.conclude", stops)
+            patch.setattr("fdaudit.audit.pipeline.conclude", stops)
         elif where == "note":
             patch.setattr(engine, "save_json", stops)
         else:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fdaudit.accounting.calibration import Shape, noise_for
 from fdaudit.errors import SpecError
-from fdaudit.sweep_grid import Grid, expand, load_grid
-from fdaudit.sweep_levels import UNDEFENDED
+from fdaudit.sweeps.grid import Grid, expand, load_grid
+from fdaudit.sweeps.levels import UNDEFENDED
 
 from .docs_pages import ROOT
 from .sweep_cases import grid
@@ -204,7 +204,7 @@ def test_a_base_may_be_a_file_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_the_example_grids_expand(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "fdaudit.sweep_levels._calibrated", lambda defence, shape, epsilon, delta: 1 / epsilon
+        "fdaudit.sweeps.levels._calibrated", lambda defence, shape, epsilon, delta: 1 / epsilon
     )
     made = load_grid(path)
     cells = expand(made)

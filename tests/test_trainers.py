@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fdaudit.execution import Execution
+from fdaudit.federation.networks import Networks, Trainers
 from fdaudit.models import architecture
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
-from fdaudit.storage import encode
-from fdaudit.trainers import Networks, Trainers
-from fdaudit.training import Fit, Job, Trainer, draw_batches
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.storage.files import encode
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Fit, Job, Trainer, draw_batches
 
 SHAPE, CLASSES = (1, 4, 4), 3
 EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")

@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as F
 
 from fdaudit.errors import TrainingDivergedError
-from fdaudit.execution import Execution
 from fdaudit.rng import child
-from fdaudit.storage import decode, encode
-from fdaudit.training import Fit, Trainer, parameters_of
+from fdaudit.storage.files import decode, encode
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Fit, Trainer, parameters_of
 
 from .training_cases import CLASSES, FITS, NETWORKS, SHAPE, STEPS, close, execution, jobs, plain
 
@@ -123,7 +123,7 @@ def test_channels_last_agrees_with_contiguous():
 
 def part_sizes(monkeypatch, network, work, fit, memory_format="channels_last"):
     """What is fitted where two images and a half fill a processor's caches, and the sizes of the forward passes."""
-    monkeypatch.setattr("fdaudit.copies._PIXELS", 2.5 * 64)
+    monkeypatch.setattr("fdaudit.training.replicas._PIXELS", 2.5 * 64)
     trainer, sizes = Trainer(network, execution(memory_format=memory_format)), []
     trainer._module.register_forward_hook(lambda module, given, logits: sizes.append(len(logits)))
     return trainer.fit(work, fit), sizes

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdaudit import execution as execution_module
-from fdaudit.execution import Execution
 from fdaudit.rng import child
-from fdaudit.spec import Spec
-from fdaudit.training import draw_batches
+from fdaudit.spec.schema import Spec
+from fdaudit.training import execution as execution_module
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import draw_batches
 
 # -- batches ------------------------------------------------------------------------------------------------------
 

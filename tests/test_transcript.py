@@ -17,16 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fdaudit.audit.simulation import _keep
 from fdaudit.errors import IntegrityError
-from fdaudit.messages import GENESIS
-from fdaudit.payloads import read_payload
-from fdaudit.simulation import _keep
-from fdaudit.spec import RecordRounds, Spec
-from fdaudit.storage import (
+from fdaudit.spec.schema import RecordRounds, Spec
+from fdaudit.storage.files import (
     decode,
     encode,
 )
-from fdaudit.transcript import LOG, Transcript, read_messages, verify_transcript
+from fdaudit.transcript.messages import GENESIS
+from fdaudit.transcript.payloads import read_payload
+from fdaudit.transcript.transcript import LOG, Transcript, read_messages, verify_transcript
 
 from .transcript_cases import (
     SECRET,

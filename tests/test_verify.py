@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from fdaudit.api import attack, load, run
 from fdaudit.errors import IntegrityError, RunError
-from fdaudit.manifest import read_manifest, verify, write_manifest
-from fdaudit.runs import attack, load, run
-from fdaudit.transcript import verify_transcript
+from fdaudit.transcript.manifest import read_manifest, verify, write_manifest
+from fdaudit.transcript.transcript import verify_transcript
 
 from .run_cases import cli, finished, tiny
 
@@ -148,7 +148,7 @@ def test_a_line_added_with_a_right_chain_is_found(damaged: Path) -> None:
     """Appending needs no secret; only the head in the manifest shows it."""
     import hashlib
 
-    from fdaudit.digests import canonical
+    from fdaudit.storage.digests import canonical
 
     whole = lines(damaged)
     value = json.loads(whole[-1])
@@ -161,7 +161,7 @@ def test_an_edit_whose_whole_chain_was_made_anew_is_found(damaged: Path) -> None
     """Whoever edits an early line and chains all later ones again still misses the head."""
     import hashlib
 
-    from fdaudit.digests import canonical
+    from fdaudit.storage.digests import canonical
 
     changed, previous = [], "0" * 64
     for line in lines(damaged):

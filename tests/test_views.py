@@ -11,14 +11,14 @@ import os
 import pytest
 import torch
 
-from fdaudit.digests import canonical
+from fdaudit.adversary.view import EAVESDROPPER, export_view, members_of, open_view, view_digest, view_of
 from fdaudit.errors import IntegrityError, SpecError
-from fdaudit.messages import Message
-from fdaudit.payloads import read_payload
 from fdaudit.rng import child
-from fdaudit.storage import decode
-from fdaudit.transcript import LOG, Transcript, read_messages
-from fdaudit.view import EAVESDROPPER, export_view, members_of, open_view, view_digest, view_of
+from fdaudit.storage.digests import canonical
+from fdaudit.storage.files import decode
+from fdaudit.transcript.messages import Message
+from fdaudit.transcript.payloads import read_payload
+from fdaudit.transcript.transcript import LOG, Transcript, read_messages
 
 PARTIES = ("server", "client/0", "client/1", "client/2", "world")
 SENT = [  # (sender, receivers): by party, what it sees follows by hand

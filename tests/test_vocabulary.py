@@ -29,10 +29,10 @@ from fdaudit.events import (
     event_from_json,
     event_to_json,
 )
-from fdaudit.plan import make_plan
+from fdaudit.planning.plan import make_plan
 from fdaudit.rng import SecretStream, child, child_numpy, child_seed
-from fdaudit.spec import Spec, load_spec
-from fdaudit.storage import decode, encode
+from fdaudit.spec.schema import Spec, load_spec
+from fdaudit.storage.files import decode, encode
 
 from .run_cases import known
 

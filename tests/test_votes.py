@@ -19,13 +19,13 @@ from fdaudit.accounting.ledger import Books
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian
-from fdaudit.messages import DATA
-from fdaudit.plan import make_plan
-from fdaudit.rehearsal import parties_of
+from fdaudit.federation.rehearsal import parties_of
+from fdaudit.planning.plan import make_plan
 from fdaudit.rng import child
-from fdaudit.spec import Spec, load_spec
-from fdaudit.storage import encode
-from fdaudit.wire import Outage
+from fdaudit.spec.schema import Spec, load_spec
+from fdaudit.storage.files import encode
+from fdaudit.transcript.messages import DATA
+from fdaudit.transcript.wire import Outage
 
 from .protocol_cases import CLASSES, FAST, Ran, configured, initial, network, public, records, run
 from .run_cases import known

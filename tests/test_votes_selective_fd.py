@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from fdaudit.accounting.ledger import Books
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
-from fdaudit.messages import ALL, role
-from fdaudit.plan import make_plan
-from fdaudit.rehearsal import parties_of
+from fdaudit.federation.rehearsal import parties_of
+from fdaudit.planning.plan import make_plan
 from fdaudit.rng import child
-from fdaudit.spec import load_spec
+from fdaudit.spec.schema import load_spec
+from fdaudit.transcript.messages import ALL, role
 
 from .protocol_cases import CLASSES, SIZES, Ran, configured, network, public, records, run
 from .run_cases import known

@@ -11,7 +11,7 @@ import torch
 
 import fdaudit
 from fdaudit.errors import SpecError
-from fdaudit.messages import SUM, role
+from fdaudit.transcript.messages import SUM, role
 
 from .protocol_cases import SIZES, records, run
 from .run_cases import tiny

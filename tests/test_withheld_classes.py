@@ -8,13 +8,13 @@ import pytest
 import torch
 from fdaudit.attacks.model_inversion.priors import centres
 
-from fdaudit import controls as tried
-from fdaudit.auxiliary import assumptions
-from fdaudit.cells import Stage
-from fdaudit.plan import make_plan
+from fdaudit.audit.run import Run
+from fdaudit.evaluation import controls as tried
+from fdaudit.evaluation.stage import Stage
+from fdaudit.handout.auxiliary import assumptions
+from fdaudit.planning.plan import make_plan
 from fdaudit.registry import loaded
-from fdaudit.run import Run
-from fdaudit.spec import load_spec
+from fdaudit.spec.schema import load_spec
 from fdaudit.types import Reconstruction
 
 from .doubles import in_a_thread

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdaudit import payloads
-from fdaudit.messages import Message
-from fdaudit.payloads import read_payload
-from fdaudit.storage import decode
-from fdaudit.transcript import Transcript, read_messages
-from fdaudit.writer import BackgroundWriter, InlineWriter, Writer
+from fdaudit.storage.files import decode
+from fdaudit.storage.writer import BackgroundWriter, InlineWriter, Writer
+from fdaudit.transcript import payloads
+from fdaudit.transcript.messages import Message
+from fdaudit.transcript.payloads import read_payload
+from fdaudit.transcript.transcript import Transcript, read_messages
 
 SECONDS = 60
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from fdaudit.execution import Execution
 from fdaudit.models import architecture
 from fdaudit.rng import child
-from fdaudit.spec import ModelSpec
-from fdaudit.training import Fit, Job, draw_batches, parameters_of
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Fit, Job, draw_batches, parameters_of
 
 SHAPE, CLASSES, STEPS = (1, 8, 8), 4, 6
 NETWORKS = {

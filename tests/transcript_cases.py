@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fdaudit.events import Gaussian, Laplace, NoGuarantee
-from fdaudit.messages import ALL, Message
-from fdaudit.transcript import Position, Transcript
+from fdaudit.transcript.messages import ALL, Message
+from fdaudit.transcript.transcript import Position, Transcript
 from fdaudit.types import KINDS, TensorInfo
 
 SECRET = b"a secret of thirty-two bytes...."

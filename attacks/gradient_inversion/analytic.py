@@ -17,8 +17,8 @@ from .labels import recover_labels
 from .uploads import Upload, adversary_probes, applies, find_uploads, network
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
 
 __all__ = ["AnalyticConfig", "AnalyticRecovery", "Candidates", "candidates", "first_linear", "recover_image"]
 

@@ -29,8 +29,8 @@ from .uploads import (
 )
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
 
 __all__ = ["DLG", "DLGConfig", "deep_leakage"]
 

@@ -23,7 +23,7 @@ from torch.func import functional_call, grad, vmap
 
 from fdaudit.errors import UsageError
 
-from .folded import Folded, foldable
+from .second_order.folded import Folded, foldable
 
 __all__ = [
     "GradientMap",

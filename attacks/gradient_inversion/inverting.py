@@ -11,9 +11,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fdaudit.cache import computed_once
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
+from fdaudit.storage.cache import computed_once
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
 from .composition import class_means, labels_behind
@@ -35,8 +35,8 @@ from .uploads import (
 )
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
 
 __all__ = ["InvertingGradients", "InvertingGradientsConfig", "invert_gradients"]
 

@@ -15,7 +15,7 @@ from .updates import UpdateMap
 from .uploads import UNCOUNTED, Upload, read_upload, sample_count, sent_from
 
 if TYPE_CHECKING:
-    from fdaudit.view import View
+    from fdaudit.adversary.view import View
 
 __all__ = ["COUNTS", "auxiliary_distance", "find_readings", "likeliest", "relative_distance"]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fdaudit.cache import computed_once
-from fdaudit.messages import role
+from fdaudit.storage.cache import computed_once
+from fdaudit.transcript.messages import role
 
 from .composition import batch_like, class_means, labels_behind
 from .defended import defended
@@ -21,8 +21,8 @@ from .updates import LocalSGD, UpdateMap, schedule
 from .uploads import Upload, described
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
 
 __all__ = ["auxiliary_trial", "compositions", "peers", "trained_alike", "tuned"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fdaudit.cache import computed_once
+from fdaudit.storage.cache import computed_once
 from fdaudit.types import Applicability, Reconstruction
 
 from .engine import Matched
@@ -18,9 +18,9 @@ from .labels import probe_images
 from .updates import LocalSGD, gradient_of_update, schedule
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.messages import Message
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+    from fdaudit.transcript.messages import Message
 
 __all__ = [
     "KINDS",
@@ -250,7 +250,7 @@ def matched_once(
     upload: Upload,
     match: Callable[[torch.Generator], Matched],
 ) -> Matched:
-    """What an attack makes of an upload: once for all who have the same upload in view (`fdaudit.cache`).
+    """What an attack makes of an upload: once for all who have the same upload in view (`fdaudit.storage.cache`).
 
     Nothing but the upload and the settings decides it, neither the adversary nor its other victims. A coalition
     therefore finds what its members find.

@@ -12,8 +12,8 @@ from ._shadows import uniform
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
 
 __all__ = ["can_rehearse", "guesses", "sent_by"]
 

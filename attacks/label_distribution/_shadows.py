@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdaudit.cache import digest_of
+from fdaudit.storage.cache import digest_of
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
 
 __all__ = ["Reading", "ShareModel", "calibrated", "draw_shadow", "uniform"]
 

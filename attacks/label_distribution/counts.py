@@ -15,8 +15,8 @@ from ._shadows import uniform
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
 
 __all__ = ["LabelCounts", "LabelCountsConfig"]
 

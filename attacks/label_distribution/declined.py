@@ -16,8 +16,8 @@ from ._guesses import can_rehearse, guesses, sent_by
 from ._shadows import calibrated
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
 
 __all__ = ["LabelDeclined", "LabelDeclinedConfig", "accepted_samples", "public_classes", "read_declined"]
 

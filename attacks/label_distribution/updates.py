@@ -25,9 +25,9 @@ from ..gradient_inversion.mixtures import class_gradients, mixture
 from ._guesses import guesses, sent_by
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.messages import Message
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+    from fdaudit.transcript.messages import Message
 
 __all__ = ["LabelUpdates", "LabelUpdatesConfig", "class_gradients", "mixture"]
 

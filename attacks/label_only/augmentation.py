@@ -13,15 +13,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from fdaudit.cache import digest_of, remembered
+from fdaudit.storage.cache import digest_of, remembered
 from fdaudit.types import Challenge
 
 from .._shadows import shadows
-from .asking import Given, LabelOnly, LabelOnlyConfig, Voter
+from .base import Given, LabelOnly, LabelOnlyConfig, Voter
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.training import Parameters, Trainer
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.training.trainer import Parameters, Trainer
 
 __all__ = ["Augmentation", "AugmentationConfig", "augmentations", "best_weights"]
 

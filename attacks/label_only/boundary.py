@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fdaudit.types import Challenge
 
-from .asking import Given, LabelOnly, LabelOnlyConfig, Voter
+from .base import Given, LabelOnly, LabelOnlyConfig, Voter
 from .hopskipjump import Boundary, Schedule, boundary_distances
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
+    from fdaudit.adversary.knowledge import Knowledge
 
 __all__ = ["BoundaryDistance", "BoundaryDistanceConfig", "note_on", "scores_of"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fdaudit.types import Challenge
 
-from .asking import Given, LabelOnly, LabelOnlyConfig, Voter
+from .base import Given, LabelOnly, LabelOnlyConfig, Voter
 
 __all__ = ["NoiseRobustness", "NoiseRobustnessConfig"]
 

@@ -10,15 +10,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fdaudit.cache import digest_of, remembered
-from fdaudit.optimizers import adam
+from fdaudit.storage.cache import digest_of, remembered
+from fdaudit.training.optimizers import adam
 from fdaudit.types import Challenge
 
 from .._shadows import Shadows, shadows
-from .asking import Given, LabelOnly, LabelOnlyConfig, Voter
+from .base import Given, LabelOnly, LabelOnlyConfig, Voter
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
+    from fdaudit.adversary.knowledge import Knowledge
 
 __all__ = ["YOQO", "YOQOConfig", "craft_queries"]
 

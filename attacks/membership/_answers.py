@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fdaudit.messages import Message, role
+from fdaudit.transcript.messages import Message, role
 
 from ._treatment import Treatment, treatment_of
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
 
 __all__ = ["Recorded", "recorded"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fdaudit.types import AttackTask
 
-from .._asked import Asked, asked, log_likelihood
+from .._target_model import Asked, asked, log_likelihood
 from ._references import References, ShadowConfig, matched_references, references
 from ._statistics import confidence
 from ._treatment import Treatment, treatments
@@ -18,9 +18,9 @@ from ._treatment import Treatment, treatments
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.training import Parameters
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+    from fdaudit.training.trainer import Parameters
 
 
 __all__ = ["Case", "cases", "probabilities"]

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from fdaudit.messages import role
+from fdaudit.transcript.messages import role
 from fdaudit.types import AttackTask
 
 from ._matched import told_counts
 from ._treatment import treatment_of
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.messages import Message
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+    from fdaudit.transcript.messages import Message
 
 __all__ = ["Ensemble", "Form", "answered_as", "ensemble_of"]
 

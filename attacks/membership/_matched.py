@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fdaudit.rng import child
-from fdaudit.training import parameters_of
+from fdaudit.training.trainer import parameters_of
 
 from .._shadows import recipe_of, shadow_models
 from ._coins import pairs_of
@@ -17,10 +17,10 @@ from ._coins import pairs_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.training import Parameters
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+    from fdaudit.training.trainer import Parameters
     from fdaudit.types import Challenge
-    from fdaudit.view import View
 
 __all__ = ["Matched", "before_answers", "matched", "strangers", "told_counts"]
 

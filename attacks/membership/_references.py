@@ -21,9 +21,9 @@ from .._shadows import Shadows, shadows
 from ._matched import before_answers, matched
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.training import Parameters
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+    from fdaudit.training.trainer import Parameters
 
 __all__ = ["References", "ShadowConfig", "matched_references", "missing", "references"]
 

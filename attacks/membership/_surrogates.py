@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from torch import Tensor
 
-from fdaudit.digests import canonical
 from fdaudit.rng import child
-from fdaudit.training import Fit, Job, Parameters, draw_batches, parameters_of
+from fdaudit.storage.digests import canonical
+from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
 
 from .._shadows import many_at_once
 from ._references import ShadowConfig
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
+    from fdaudit.adversary.knowledge import Knowledge
 
 __all__ = ["SurrogateConfig", "distil", "teach"]
 

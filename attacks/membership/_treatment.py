@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from fdaudit.view import View
+    from fdaudit.adversary.view import View
 
 __all__ = ["Treatment", "treatment_of", "treatments"]
 

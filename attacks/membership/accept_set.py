@@ -17,9 +17,9 @@ from ._chains import Annealing, coins
 from ._coins import pairs_of
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
     from fdaudit.types import Challenge
-    from fdaudit.view import View
 
 __all__ = ["AcceptSet", "AcceptSetConfig"]
 

@@ -21,10 +21,10 @@ from ._references import missing
 from ._ridge import Regressed, regressed, regressed_sum
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.training import Parameters
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+    from fdaudit.training.trainer import Parameters
     from fdaudit.types import Challenge
-    from fdaudit.view import View
 
 __all__ = ["CoinRegression", "CoinRegressionConfig"]
 

@@ -21,10 +21,10 @@ from ._coins import against_its_pair
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.messages import Message
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+    from fdaudit.transcript.messages import Message
     from fdaudit.types import Challenge
-    from fdaudit.view import View
 
 __all__ = ["Projected", "UpdateProjection", "UpdateProjectionConfig", "projected"]
 

@@ -8,17 +8,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fdaudit.cache import computed_once
 from fdaudit.config import Config
-from fdaudit.messages import role
-from fdaudit.training import Fit, Job, Parameters, draw_batches, parameters_of
+from fdaudit.storage.cache import computed_once
+from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
+from fdaudit.transcript.messages import role
 from fdaudit.types import Applicability, AttackTask, Extraction
 
 from ..membership._answers import recorded
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
 
 __all__ = ["ExtractionConfig", "ExtractionHard", "ExtractionSoft"]
 

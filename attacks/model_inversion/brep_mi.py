@@ -19,8 +19,8 @@ from .priors import centres
 from .victims import Askable, as_probabilities, askable, of_classes, wanted
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
 
 __all__ = ["BREPMI", "BREPMIConfig"]
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fdaudit.config import Config
 from fdaudit.limits import MOST_INNER
 from fdaudit.models.network import seed_from, seeded
-from fdaudit.optimizers import adam
+from fdaudit.training.optimizers import adam
 
 __all__ = ["DecoderConfig", "evidence", "fit_decoder", "sure_of"]
 

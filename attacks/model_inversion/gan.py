@@ -10,17 +10,17 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fdaudit.cache import computed_once
 from fdaudit.config import Config
 from fdaudit.limits import MOST_INNER
 from fdaudit.models.generative import SMALLEST_SIDE, build_discriminator, build_generator
-from fdaudit.optimizers import adam
+from fdaudit.storage.cache import computed_once
+from fdaudit.training.optimizers import adam
 from fdaudit.types import Applicability
 
 from .priors import composites
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
+    from fdaudit.adversary.knowledge import Knowledge
 
 __all__ = ["GanConfig", "GanPrior", "gan_prior", "learnable"]
 
@@ -61,7 +61,8 @@ def learnable(knowledge: Knowledge) -> Applicability:
 
 
 def gan_prior(images: Tensor, config: GanConfig, device: torch.device) -> GanPrior:
-    """A GAN fitted to auxiliary images (N, c, h, w), kept for other attacks with the same images (`fdaudit.cache`).
+    """A GAN fitted to auxiliary images (N, c, h, w), kept for other attacks with the same images
+    (`fdaudit.storage.cache`).
 
     Its seed is a digest of the images and settings, so that it is the same GAN whether it was kept or not. It learns
     images that join two auxiliary ones, which spreads it over shapes that no auxiliary class has.

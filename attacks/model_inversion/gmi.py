@@ -10,8 +10,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fdaudit.cache import computed_once
-from fdaudit.optimizers import adam
+from fdaudit.storage.cache import computed_once
+from fdaudit.training.optimizers import adam
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
 from .gan import GanConfig, GanPrior, gan_prior
@@ -19,8 +19,8 @@ from .priors import centres
 from .victims import card_of, invertible, models_in_view, of_classes, wanted
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
 
 __all__ = ["GMI", "GMIConfig"]
 

@@ -16,8 +16,8 @@ from .surrogate import SurrogateConfig, fit_surrogate, surrogate_of
 from .victims import Askable, as_probabilities, askable, of_classes, wanted
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
 
 __all__ = ["IdealConfig", "IdealHard", "IdealSoft"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fdaudit.config import Config
-from fdaudit.optimizers import adam
+from fdaudit.training.optimizers import adam
 
 from .priors import total_variation
 

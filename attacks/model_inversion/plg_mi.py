@@ -10,19 +10,19 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fdaudit.cache import computed_once
 from fdaudit.config import Config
 from fdaudit.limits import MOST_INNER
 from fdaudit.models.generative import Generator, build_generator, build_projection_discriminator
-from fdaudit.optimizers import adam
+from fdaudit.storage.cache import computed_once
+from fdaudit.training.optimizers import adam
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
 from .priors import augmented, composites
 from .victims import card_of, invertible, models_in_view, of_classes, wanted
 
 if TYPE_CHECKING:
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.view import View
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
 
 __all__ = ["PLGMI", "PLGMIConfig", "max_margin"]
 

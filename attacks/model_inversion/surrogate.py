@@ -13,8 +13,8 @@ from fdaudit.config import Config
 from fdaudit.limits import MOST_INNER
 from fdaudit.models import Architecture, architecture
 from fdaudit.models.generative import SMALLEST_SIDE, build_generator
-from fdaudit.optimizers import adam
-from fdaudit.spec import ModelSpec
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.optimizers import adam
 
 __all__ = ["SurrogateConfig", "fit_surrogate", "surrogate_of"]
 

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fdaudit.cache import computed_once
+from fdaudit.storage.cache import computed_once
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
-from .._asked import Asked, asked, shared_model
+from .._target_model import Asked, asked, shared_model
 from .gan import learnable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
     from fdaudit.config import Config
-    from fdaudit.knowledge import Knowledge
-    from fdaudit.messages import Message
-    from fdaudit.view import View
+    from fdaudit.transcript.messages import Message
 
 __all__ = [
     "Askable",
@@ -53,7 +53,8 @@ class Askable:
         generator: torch.Generator,
         invert: Callable[[torch.Generator], Mapping[str, Tensor]],
     ) -> Mapping[str, Tensor]:
-        """What an attack makes of the model: once for all who have the same parameters in view (`fdaudit.cache`).
+        """What an attack makes of the model: once for all who have the same parameters in view
+        (`fdaudit.storage.cache`).
 
         An oracle is asked by everybody who has one, since every answer is on record; chance then comes from
         `generator`.

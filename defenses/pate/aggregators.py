@@ -26,7 +26,7 @@ from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
 from fdaudit.events import Composed, Event, Gaussian, NoGuarantee, PureDP, Relation, Unit
 from fdaudit.rng import SecretStream
-from fdaudit.wire import Released
+from fdaudit.transcript.wire import Released
 
 from .._parts import Configured
 

@@ -26,10 +26,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fdaudit.accounting.costs import ORDERS, Charge, converted, curve, epsilon, parts_of
+from fdaudit.adversary.view import EAVESDROPPER, members_of
 from fdaudit.errors import SpecError
 from fdaudit.events import Event, NoGuarantee, Relation, Release, Unit
-from fdaudit.messages import ALL, DATA, Message, role
-from fdaudit.view import EAVESDROPPER, members_of
+from fdaudit.transcript.messages import ALL, DATA, Message, role
 
 __all__ = ["Meter"]
 

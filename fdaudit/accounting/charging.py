@@ -25,7 +25,7 @@ from fdaudit.accounting.costs import (
 )
 from fdaudit.accounting.graph import Guarantees, Leak, MessageGraph, State, Unchanged
 from fdaudit.events import Gaussian, Mechanism, NoGuarantee, Relation, Release, SampledGaussian, Unit
-from fdaudit.messages import ALL, DATA, SUM, Message, role
+from fdaudit.transcript.messages import ALL, DATA, SUM, Message, role
 
 __all__ = ["Bill", "Contribution", "Entry", "mechanisms", "sampling"]
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from fdaudit.errors import IntegrityError
 from fdaudit.events import NoGuarantee, Release
-from fdaudit.messages import ALL, DATA, Message
+from fdaudit.transcript.messages import ALL, DATA, Message
 
 __all__ = ["Guarantees", "Leak", "MessageGraph", "State", "Unchanged"]
 

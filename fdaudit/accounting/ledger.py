@@ -13,11 +13,11 @@ from fdaudit.accounting.charging import Contribution, Entry, mechanisms, samplin
 from fdaudit.accounting.costs import Charges
 from fdaudit.accounting.exact import worst_gdp, worst_zcdp
 from fdaudit.accounting.graph import Leak, MessageGraph
+from fdaudit.adversary.view import EAVESDROPPER, members_of
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian, Laplace, Relation, SampledGaussian, Unit
-from fdaudit.messages import Message, role
-from fdaudit.privacy import PrivacySpec
-from fdaudit.view import EAVESDROPPER, members_of
+from fdaudit.spec.privacy import PrivacySpec
+from fdaudit.transcript.messages import Message, role
 
 __all__ = ["Books", "Ledger", "OracleAnswers", "may_ask"]
 

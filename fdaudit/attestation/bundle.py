@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fdaudit.errors import IntegrityError, RunError
-from fdaudit.locks import writing
-from fdaudit.manifest import read_manifest, verify
-from fdaudit.paths import local_path
-from fdaudit.storage import save_json, write_atomically, written_whole
+from fdaudit.storage.files import save_json, write_atomically, written_whole
+from fdaudit.storage.locks import writing
+from fdaudit.storage.paths import local_path
+from fdaudit.transcript.manifest import read_manifest, verify
 
 from .commitment import commit_to_vault
 from .dsse import seal
@@ -34,7 +34,7 @@ from .strict import MOST_BYTES
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from fdaudit.run import Run
+    from fdaudit.audit.run import Run
 
 __all__ = ["ENVIRONMENT", "FILES", "PARTS", "RUN", "SBOM", "STATEMENT", "evidence"]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fdaudit.digests import canonical
 from fdaudit.errors import FdauditError, IntegrityError
-from fdaudit.manifest import MANIFEST, read_manifest, verify
+from fdaudit.storage.digests import canonical
+from fdaudit.transcript.manifest import MANIFEST, read_manifest, verify
 
 from .bundle import ENVIRONMENT, FILES, RUN, STATEMENT
 from .commitment import check_vault

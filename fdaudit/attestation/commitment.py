@@ -16,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fdaudit.digests import canonical
 from fdaudit.errors import FdauditError, RunError
-from fdaudit.storage import load_tensors
-from fdaudit.vault import Secrets, Vault
+from fdaudit.storage.digests import canonical
+from fdaudit.storage.files import load_tensors
+from fdaudit.storage.vault import Secrets, Vault
 
 from .listing import Entry, digest, is_temporary, walk
 

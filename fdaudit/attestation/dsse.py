@@ -13,8 +13,8 @@ import binascii
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError
+from fdaudit.storage.digests import canonical
 
 from .strict import parse_canonical
 

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, distribution, distributions
 from pathlib import Path
 from typing import Any
 
-from fdaudit.digests import canonical
+from fdaudit.storage.digests import canonical
 
 __all__ = ["environment", "tool"]
 

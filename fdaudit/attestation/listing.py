@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError
 from fdaudit.limits import LOG_BYTES, open_file
+from fdaudit.storage.digests import canonical
 
 from .strict import is_digest, parse_canonical
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fdaudit.errors import FdauditError
-from fdaudit.storage import load_json
-from fdaudit.timings import read_timings
+from fdaudit.storage.files import load_json
+from fdaudit.storage.timings import read_timings
 
 from .environment import environment
 

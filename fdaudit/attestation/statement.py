@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError, UsageError
-from fdaudit.manifest import MANIFEST, read_manifest
-from fdaudit.storage import load_json
+from fdaudit.storage.digests import canonical
+from fdaudit.storage.files import load_json
+from fdaudit.transcript.manifest import MANIFEST, read_manifest
 
 from .listing import Entry, digest, is_safe
 from .strict import is_digest, parse_canonical

@@ -13,8 +13,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from fdaudit.digests import canonical
 from fdaudit.errors import IntegrityError
+from fdaudit.storage.digests import canonical
 
 __all__ = ["MOST_BYTES", "is_digest", "parse_canonical", "read_bounded"]
 

@@ -12,8 +12,8 @@ from fdaudit.data.datasets import Dataset
 from fdaudit.data.partition import class_table
 from fdaudit.data.splits import ClientSplit, Splits
 from fdaudit.errors import SpecError
-from fdaudit.privacy import CanarySpec
 from fdaudit.rng import SecretStream
+from fdaudit.spec.privacy import CanarySpec
 from fdaudit.types import task_of
 
 __all__ = ["insert_canaries"]

@@ -19,7 +19,7 @@ from fdaudit.data.resize import fit, to_unit
 from fdaudit.data.stratify import stratified_draw
 from fdaudit.errors import DataError, nearest
 from fdaudit.rng import SecretStream
-from fdaudit.spec import DatasetSpec
+from fdaudit.spec.schema import DatasetSpec
 from fdaudit.types import Task, task_of
 
 __all__ = ["DATASETS", "Dataset", "load_dataset"]

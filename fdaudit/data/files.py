@@ -59,7 +59,7 @@ def read_npz(file: Path) -> RawData:
     with C > 1 for the multi-label task (ChestMNIST's layout): 1 where a class occurs, 0 where not, -1 where
     unknown. `val_images` and `val_labels` may be there and are not read: no stage of an audit tunes on a
     validation split. `train_identities` (n,), whole numbers, may say whose record each is: see
-    `fdaudit.metrics.identification`.
+    `fdaudit.metrics.galleries.identification`.
 
     Raises:
         DataError: absent, truncated, holding pickled objects, or not as described.

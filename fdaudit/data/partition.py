@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fdaudit.errors import DataError, SpecError
 from fdaudit.rng import SecretStream
-from fdaudit.spec import PartitionSpec
+from fdaudit.spec.schema import PartitionSpec
 from fdaudit.types import task_of
 
 __all__ = ["class_counts", "class_table", "partition"]

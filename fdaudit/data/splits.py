@@ -14,7 +14,7 @@ from fdaudit.data.partition import class_table, partition
 from fdaudit.data.stratify import apportion, stratified_draw
 from fdaudit.errors import DataError, IntegrityError
 from fdaudit.rng import SecretStream
-from fdaudit.spec import PartitionSpec, SplitSpec
+from fdaudit.spec.schema import PartitionSpec, SplitSpec
 from fdaudit.types import task_of
 
 __all__ = ["ClientSplit", "Splits", "make_splits", "test_xy"]

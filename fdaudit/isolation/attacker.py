@@ -27,21 +27,21 @@ from tempfile import TemporaryDirectory, gettempdir
 from threading import Lock
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from fdaudit.cache import DIRECTORY, handed_on
 from fdaudit.errors import BudgetExceededError, FdauditError, SpecError
 from fdaudit.isolation.frames import EndedError, Frame, MalformedError, Tensors, receive, send
 from fdaudit.isolation.launch import THREADS, Launch, Process, new_program
 from fdaudit.isolation.paths import devices, readable
-from fdaudit.scratch import new_folder
+from fdaudit.storage.cache import DIRECTORY, handed_on
+from fdaudit.storage.scratch import new_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fdaudit.attack_plan import AttackPlan
+    from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.adversary.oracle import Oracle
+    from fdaudit.adversary.view import View
     from fdaudit.isolation.schema import Case
-    from fdaudit.oracle import Oracle
     from fdaudit.types import Guess
-    from fdaudit.view import View
 
 __all__ = ["AttackFailedError", "Attacker", "attack", "dismiss", "home", "settings_of", "stand_by"]
 
@@ -236,7 +236,7 @@ def attack(asked: AttackPlan, view: View, case: Case, reply: Reply | None = None
 
 def _laid_out(view: View, readable_below: Path, place: Path) -> Path:
     """Where a process finds the view that may read below a directory: there already, or in `place` from now on."""
-    from fdaudit.view import export_view, is_exported
+    from fdaudit.adversary.view import export_view, is_exported
 
     if not is_exported(view):
         export_view(view, place)
@@ -283,7 +283,7 @@ def _settings_of(target: str, profile: str, params: str, where: str) -> dict[str
 
 
 def _served(case: Case, reply: Reply | None) -> _Served | None:
-    from fdaudit.oracle import Oracle
+    from fdaudit.adversary.oracle import Oracle
 
     oracle, network = case.task.oracle, case.knowledge.architecture
     if reply is None or not isinstance(oracle, Oracle) or network is None:

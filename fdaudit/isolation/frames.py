@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fdaudit.errors import FdauditError, IntegrityError
-from fdaudit.storage import decode, encode, parse_json
+from fdaudit.storage.files import decode, encode, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor

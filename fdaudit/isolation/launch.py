@@ -82,7 +82,7 @@ def _load_libraries() -> None:
     import scipy.stats
     import torch._dynamo  # which PyTorch loads when an optimiser is first made
 
-    from fdaudit import view
+    from fdaudit.adversary import view
     from fdaudit.isolation import schema
 
     del scipy, torch, view, schema

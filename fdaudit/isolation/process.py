@@ -25,8 +25,8 @@ from fdaudit.isolation.confinement import confine
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fdaudit.adversary.view import View
     from fdaudit.isolation.frames import Frame
-    from fdaudit.view import View
 
 __all__ = ["main", "serve_cases", "serve_until_the_end"]
 
@@ -118,7 +118,7 @@ def _settings(asked: Mapping[str, Any]) -> dict[str, Any]:
 @lru_cache(maxsize=16)  # a piece of work is one attack on the views of several adversaries
 def _opened(directory: Path) -> View:
     """An exported view; the next case on it finds it read and checked already."""
-    from fdaudit.view import open_view
+    from fdaudit.adversary.view import open_view
 
     return open_view(directory)
 
@@ -129,10 +129,10 @@ def _attacked(
     """One attack on one case, from its view on disk to its guesses."""
     import torch
 
+    from fdaudit.adversary.oracle import Oracle, serve
     from fdaudit.config import validate
     from fdaudit.isolation.frames import EndedError, Tensors, send
     from fdaudit.isolation.schema import packed_guesses, unpacked
-    from fdaudit.oracle import Oracle, serve
     from fdaudit.registry import loaded
 
     view = _opened(Path(frame.fields["view"]))

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdaudit import protocols
-from fdaudit.attached import Attached, attach
-from fdaudit.cache import digest_of
 from fdaudit.config import Config, validate
-from fdaudit.federation import Common
-from fdaudit.rehearsal import rehearse
-from fdaudit.spec import load_spec
+from fdaudit.federation.defenses import Attached, attach
+from fdaudit.federation.protocol import Common
+from fdaudit.federation.rehearsal import rehearse
+from fdaudit.spec.schema import load_spec
+from fdaudit.storage.cache import digest_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fdaudit.view import View
+    from fdaudit.adversary.view import View
 
 __all__ = ["Rehearsal"]
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fdaudit.encoder import TaskEncoder
-from fdaudit.execution import Execution
-from fdaudit.federation import Common
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.oracle import Oracle
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common
 from fdaudit.isolation.frames import MalformedError, Tensors
 from fdaudit.isolation.rehearsal import Rehearsal
-from fdaudit.knowledge import Knowledge
 from fdaudit.models import Architecture
-from fdaudit.oracle import Oracle
-from fdaudit.trainers import Networks
-from fdaudit.training import Trainer
+from fdaudit.training.encoder import TaskEncoder
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Trainer
 from fdaudit.types import (
     AttackTask,
     Challenge,

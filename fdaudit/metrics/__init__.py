@@ -6,19 +6,44 @@ Random ones (bootstrap, prior draws) take a `numpy.random.Generator`. Importing 
 the libraries that pretrained networks or image measures need; the functions that use them do.
 """
 
-from fdaudit.metrics.bystanders import OWN_IMAGES, Bystanders
 from fdaudit.metrics.chance import auc_p_value, tpr_p_value
-from fdaudit.metrics.class_evaluation import Judge, relabelled_p_value, score_class_evaluation
-from fdaudit.metrics.class_reconstruction import nearest_records, score_class_reconstruction
+from fdaudit.metrics.claims.gaussian_bounds import gdp_epsilon, mu_lower_bound, mu_p_value, one_run_mu
+from fdaudit.metrics.claims.lower_bounds import (
+    Design,
+    epsilon_lower_bound,
+    epsilon_p_value,
+    guesses_needed,
+    most_contradictable,
+    one_run_epsilon,
+)
 from fdaudit.metrics.clients import mean_and_worst
 from fdaudit.metrics.extraction import score_extraction
 from fdaudit.metrics.family import REFLIPS, FigureKey, Pairs, Reflipped, holm, reflip
-from fdaudit.metrics.frechet import frechet_distance, frechet_figure, task_encoder_distance
-from fdaudit.metrics.gallery import Gallery, Probe
-from fdaudit.metrics.gaussian_bounds import gdp_epsilon, mu_lower_bound, mu_p_value, one_run_mu
-from fdaudit.metrics.generated import score_generated
-from fdaudit.metrics.identification import Identification, Rank, identify
-from fdaudit.metrics.images import match, mse, psnr, ssim, ssim_window
+from fdaudit.metrics.galleries.gallery import Gallery, Probe
+from fdaudit.metrics.galleries.identification import Identification, Rank, identify
+from fdaudit.metrics.images.bystanders import OWN_IMAGES, Bystanders
+from fdaudit.metrics.images.class_evaluation import Judge, relabelled_p_value, score_class_evaluation
+from fdaudit.metrics.images.class_reconstruction import nearest_records, score_class_reconstruction
+from fdaudit.metrics.images.frechet import frechet_distance, frechet_figure, task_encoder_distance
+from fdaudit.metrics.images.generated import score_generated
+from fdaudit.metrics.images.perceptual import (
+    LPIPS_SIDE,
+    fid_figure,
+    inception_features,
+    load_fid,
+    load_lpips,
+    lpips_distance,
+    lpips_figure,
+)
+from fdaudit.metrics.images.prior import AuxiliaryPool, ClassPriors, Measure, choose_strategies
+from fdaudit.metrics.images.reconstruction import (
+    PSNR_CEILING,
+    ImageScore,
+    ReconstructionScore,
+    score_reconstruction,
+)
+from fdaudit.metrics.images.similarity import match, mse, psnr, ssim, ssim_window
+from fdaudit.metrics.images.weights import PINS, Pin, WeightsUnavailableError, load_weights
 from fdaudit.metrics.intervals import Interval, bootstrap, clopper_pearson, mean_figure
 from fdaudit.metrics.labels import (
     SMOOTHING,
@@ -28,14 +53,6 @@ from fdaudit.metrics.labels import (
     label_recovery_figures,
     score_label_distribution,
     total_variation,
-)
-from fdaudit.metrics.lower_bounds import (
-    Design,
-    epsilon_lower_bound,
-    epsilon_p_value,
-    guesses_needed,
-    most_contradictable,
-    one_run_epsilon,
 )
 from fdaudit.metrics.membership import (
     FPRS,
@@ -53,18 +70,7 @@ from fdaudit.metrics.multilabel import (
     mean_auc_figure,
     multilabel_macro_f1,
 )
-from fdaudit.metrics.perceptual import (
-    LPIPS_SIDE,
-    fid_figure,
-    inception_features,
-    load_fid,
-    load_lpips,
-    lpips_distance,
-    lpips_figure,
-)
-from fdaudit.metrics.prior import AuxiliaryPool, ClassPriors, Measure, choose_strategies
 from fdaudit.metrics.ranking import RocCurve, auc, balanced_accuracy, pair_accuracy, roc_curve, tpr_at_fpr
-from fdaudit.metrics.reconstruction import PSNR_CEILING, ImageScore, ReconstructionScore, score_reconstruction
 from fdaudit.metrics.utility import (
     WireBytes,
     accuracy,
@@ -74,7 +80,6 @@ from fdaudit.metrics.utility import (
     macro_f1,
     macro_f1_figure,
 )
-from fdaudit.metrics.weights import PINS, Pin, WeightsUnavailableError, load_weights
 
 __all__ = [
     "FPRS",

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from fdaudit.errors import UsageError
-from fdaudit.messages import Message, role
 from fdaudit.metrics._arrays import Floats, Integers, integers
 from fdaudit.metrics.intervals import clopper_pearson
+from fdaudit.transcript.messages import Message, role
 from fdaudit.types import Figure
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from fdaudit.parallel import forked_randomness
+from fdaudit.parallel.threads import forked_randomness
 
 __all__ = ["Network", "feature_width", "group_norm", "seed_from", "seeded"]
 

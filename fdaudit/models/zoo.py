@@ -32,8 +32,8 @@ from fdaudit.models.small import (
     pooled_cnn,
     strided_cnn,
 )
-from fdaudit.parallel import forked_randomness
-from fdaudit.spec import ModelSpec
+from fdaudit.parallel.threads import forked_randomness
+from fdaudit.spec.schema import ModelSpec
 
 __all__ = ["MODELS", "PAPER_TABLES", "Architecture", "architecture", "paper_model"]
 

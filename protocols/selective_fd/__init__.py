@@ -2,9 +2,9 @@
 
 from fdaudit.models.density_ratio import DensityRatio, KuLSIF, NystromKuLSIF
 
+from .config import SelectiveFDConfig
 from .protocol import SelectiveFD
 from .selectors import Box, DensitySelector, Selection, confidence, energy, fit_density
-from .settings import SelectiveFDConfig
 
 __all__ = [
     "Box",

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fdaudit.federation import PartyData
-from fdaudit.local import Basis
-from fdaudit.messages import ALL
+from fdaudit.federation.local_training import Basis
+from fdaudit.federation.protocol import PartyData
 from fdaudit.rng import child, child_seed
-from fdaudit.training import Job, Parameters, draw_batches
+from fdaudit.training.trainer import Job, Parameters, draw_batches
+from fdaudit.transcript.messages import ALL
 
 from .._votes import ballot, count
 from .selectors import Box, Selection, confidence, energy, fit_density, threshold

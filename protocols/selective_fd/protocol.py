@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from fdaudit.errors import ProtocolError, SpecError
-from fdaudit.federation import Round, Setting
-from fdaudit.local import joined
-from fdaudit.messages import ALL
-from fdaudit.training import Fit, Fitted, Job, Parameters
-from fdaudit.wire import Delivery
+from fdaudit.federation.local_training import joined
+from fdaudit.federation.protocol import Round, Setting
+from fdaudit.training.trainer import Fit, Fitted, Job, Parameters
+from fdaudit.transcript.messages import ALL
+from fdaudit.transcript.wire import Delivery
 
 from .._state import basis_of, keep_basis, put, take
 from .._votes import targets
+from .config import SelectiveFDConfig
 from .parties import Client, Server
 from .selectors import Box
-from .settings import SelectiveFDConfig
 
 __all__ = ["SelectiveFD", "SelectiveFDConfig"]
 

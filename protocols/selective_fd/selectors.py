@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fdaudit.federation import PartyData, ProtocolConfig
+from fdaudit.federation.protocol import PartyData, ProtocolConfig
 from fdaudit.models.density_ratio import (
     DensityRatio,
     KuLSIF,

@@ -11,7 +11,7 @@ from scipy import linalg
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics import frechet_distance, frechet_figure, task_encoder_distance
-from fdaudit.metrics.frechet import frechet_to_subsets
+from fdaudit.metrics.images.frechet import frechet_to_subsets
 
 SEEDS = st.integers(0, 2**32 - 1)
 

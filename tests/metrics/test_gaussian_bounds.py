@@ -19,7 +19,7 @@ from fdaudit.metrics import (
     mu_p_value,
     one_run_mu,
 )
-from fdaudit.metrics.gaussian_bounds import _refuted
+from fdaudit.metrics.claims.gaussian_bounds import _refuted
 
 RUNS = 1000
 MOST_ABOVE = int(binom.ppf(0.999, RUNS, 0.05))

@@ -10,7 +10,7 @@ import torch
 from scipy.stats import binom
 
 from fdaudit.metrics import Gallery, Identification, Probe, identify, match, psnr
-from fdaudit.metrics.resemblance import resemblances
+from fdaudit.metrics.galleries.resemblance import resemblances
 from fdaudit.types import Figure
 
 from .face_cases import blurred, faces

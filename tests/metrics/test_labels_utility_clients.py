@@ -10,7 +10,6 @@ from scipy import stats
 from sklearn.metrics import accuracy_score, f1_score
 
 from fdaudit.errors import UsageError
-from fdaudit.messages import Message
 from fdaudit.metrics import (
     SMOOTHING,
     accuracy,
@@ -28,6 +27,7 @@ from fdaudit.metrics import (
     score_label_distribution,
     total_variation,
 )
+from fdaudit.transcript.messages import Message
 from fdaudit.types import Figure
 
 _WEIGHTS = st.lists(st.floats(0, 1), min_size=4, max_size=4).filter(lambda w: sum(w) > 0.1)

@@ -13,7 +13,7 @@ from scipy.stats import beta, binom
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics import epsilon_lower_bound, guesses_needed, most_contradictable, one_run_epsilon
-from fdaudit.metrics.lower_bounds import _p_value
+from fdaudit.metrics.claims.lower_bounds import _p_value
 
 SIMULATIONS = 1000
 MOST_ABOVE = int(binom.ppf(0.999, SIMULATIONS, 0.05))

@@ -61,7 +61,7 @@ def lpips_network(tmp_path_factory: pytest.TempPathFactory) -> torch.nn.Module:
         fan_in = shape[1] * shape[2] * shape[3]
         state[f"features.{layer}.weight"] = torch.randn(shape, generator=g) * (2 / fan_in) ** 0.5
         state[f"features.{layer}.bias"] = 0.1 * torch.randn(shape[0], generator=g)
-    with mock.patch("fdaudit.metrics.weights.PINS", _pinned(directory, "alexnet", state)):
+    with mock.patch("fdaudit.metrics.images.weights.PINS", _pinned(directory, "alexnet", state)):
         return load_lpips(directory)
 
 
@@ -86,7 +86,7 @@ def inception_state() -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def fid_network(inception_state: dict[str, torch.Tensor]) -> torch.nn.Module:
-    with mock.patch("fdaudit.metrics.perceptual.load_weights", return_value=inception_state):
+    with mock.patch("fdaudit.metrics.images.perceptual.load_weights", return_value=inception_state):
         return load_fid()
 
 
@@ -173,7 +173,7 @@ def test_fid_of_known_features_is_the_closed_form() -> None:
 
 def test_loading_leaves_the_global_generator_alone(inception_state: dict[str, torch.Tensor]) -> None:
     before = torch.get_rng_state()
-    with mock.patch("fdaudit.metrics.perceptual.load_weights", return_value=inception_state):
+    with mock.patch("fdaudit.metrics.images.perceptual.load_weights", return_value=inception_state):
         network = load_fid()
     assert torch.equal(torch.get_rng_state(), before)
     assert not network.training
@@ -197,7 +197,7 @@ def test_wrong_weights_are_refused_even_if_right_ones_lie_elsewhere(
     cache = tmp_path / "hub-home" / "hub" / "checkpoints"
     cache.mkdir(parents=True)
     pins = _pinned(cache, key, {"x": torch.ones(1)})
-    monkeypatch.setattr("fdaudit.metrics.weights.PINS", pins)
+    monkeypatch.setattr("fdaudit.metrics.images.weights.PINS", pins)
     assert torch.equal(load_weights(key)["x"], torch.ones(1))
     torch.save({"x": torch.zeros(1)}, tmp_path / PINS[key].file)
     with pytest.raises(WeightsUnavailableError, match="not the pinned"):
@@ -210,7 +210,7 @@ def test_wrong_weights_are_refused_even_if_right_ones_lie_elsewhere(
 def test_weights_of_the_right_digest_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
     pins = _pinned(tmp_path, "alexnet", {"x": 1})
     with (
-        mock.patch("fdaudit.metrics.weights.PINS", pins),
+        mock.patch("fdaudit.metrics.images.weights.PINS", pins),
         pytest.raises(UsageError, match="names to tensors"),
     ):
         load_weights("alexnet", tmp_path)
@@ -223,7 +223,7 @@ def test_a_pickle_of_the_right_digest_runs_nothing(tmp_path: Path) -> None:
 
     pins = _pinned(tmp_path, "alexnet", {"x": Hostile()})
     with (
-        mock.patch("fdaudit.metrics.weights.PINS", pins),
+        mock.patch("fdaudit.metrics.images.weights.PINS", pins),
         pytest.raises(WeightsUnavailableError, match="tensors"),
     ):
         load_weights("alexnet", tmp_path)

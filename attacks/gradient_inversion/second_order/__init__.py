@@ -1,0 +1,1 @@
+"""Gradients of gradients, layer by layer."""

@@ -1,0 +1,162 @@
+"""What label-only attacks share: whom they ask, how often, and how the budget is split.
+
+Guarantees:
+  * every candidate of every victim has the same number of queries;
+  * an attack that could not ask each candidate as often as it must is refused before anything is asked;
+  * questions are asked in batches of bounded size, whatever the number of candidates.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.errors import UsageError
+from fdaudit.types import Applicability, AttackTask, Challenge, Membership
+
+from .._target_model import Asked, asked
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+
+__all__ = ["Given", "LabelOnly", "LabelOnlyConfig", "Voter", "voter_for"]
+
+_CHUNK = {"cpu": 128, "cuda": 4096}
+"""Samples asked at a time: what a small network's forward pass is quickest with."""
+
+
+class LabelOnlyConfig(Config):
+    """What every label-only attack can be told."""
+
+    repeats: int = Field(1, ge=1)
+    """Times that each question is asked; the most frequent answer counts. More than one averages out a defence
+    that draws fresh noise for every answer, and divides the number of different questions."""
+
+
+class Voter:
+    """A victim's model as a function from samples to classes, by majority of repeated answers.
+
+    Args:
+        target: the model that is asked.
+        repeats: times that each question is asked.
+        chunk: samples asked at a time.
+    """
+
+    def __init__(self, target: Asked, *, repeats: int = 1, chunk: int = 128) -> None:
+        self._target, self._repeats, self.chunk = target, repeats, chunk
+        self.spent = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Classes (n,) of samples (n, c, h, w); of answers equally frequent the smaller class."""
+        if not len(x):
+            return torch.zeros(0, dtype=torch.int64)
+        self.spent += len(x) * self._repeats
+        found = []
+        for part in x.split(max(1, self.chunk // self._repeats)):
+            answers = self._target(part if self._repeats == 1 else part.repeat(self._repeats, 1, 1, 1))
+            found.append(answers.view(self._repeats, -1).mode(0).values)
+        return torch.cat(found)
+
+
+def voter_for(target: Asked, knowledge: Knowledge, repeats: int) -> Voter:
+    """A voter with the batch size that suits the adversary's own device."""
+    device = "cpu" if knowledge.train is None else knowledge.train.device.type
+    return Voter(target, repeats=repeats, chunk=_CHUNK.get(device, 4096))
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What an attack was run with."""
+
+    view: View
+    knowledge: Knowledge
+    task: AttackTask
+    generator: torch.Generator
+
+
+class LabelOnly(ABC):
+    """The run of a label-only attack: a subclass says what it needs and how it scores one victim's candidates."""
+
+    name: ClassVar[str]
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    # -- what a subclass says -------------------------------------------------------------------------------
+
+    def least(self) -> int:
+        """Different questions a candidate at the least."""
+        return 1
+
+    def most(self) -> int:
+        """Different questions a candidate at the most."""
+        return self.least()
+
+    def missing(self, knowledge: Knowledge) -> str:
+        """What the adversary would have to know besides, as a reason; empty: nothing."""
+        return ""
+
+    @abstractmethod
+    def score(self, ask: Voter, challenge: Challenge, questions: int, given: Given) -> tuple[Tensor, str]:
+        """Scores (n,) of one victim's candidates, higher for members, and a note for the reader.
+
+        Args:
+            ask: the victim's model.
+            challenge: the candidates.
+            questions: different questions that may be asked for each, between `least` and `most`.
+            given: what the attack was run with.
+        """
+
+    # -- what they share ------------------------------------------------------------------------------------
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Yes with a hard-label oracle or a model in view, and queries enough for every candidate."""
+        if not task.challenges:
+            return Applicability(False, "no challenge was issued for the victims")
+        found = [asked("hard", view, knowledge, task, name) for name in task.challenges]
+        if refused := [reason for target, reason in found if target is None]:
+            return refused[0]
+        if missing := self.missing(knowledge):
+            return Applicability(False, missing)
+        candidates = sum(len(c.y) for c in task.challenges.values())
+        each = self.least() * self.config.repeats
+        allowed = min(target.remaining for target, _ in found if target is not None)
+        if each * candidates > allowed:
+            reason = f"needs {each * candidates} queries, {each} a candidate; the budget allows {allowed}"
+            return Applicability(False, reason)
+        return Applicability(True)
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Membership, ...]:
+        """One `Membership` for each challenge."""
+        targets = self._targets(view, knowledge, task)
+        candidates = sum(len(c.y) for c in task.challenges.values())
+        allowed = min((t.remaining for t in targets.values()), default=0)
+        questions = min(self.most(), allowed // max(1, candidates * self.config.repeats))
+        given = Given(view, knowledge, task, generator)
+        found = []
+        for name, challenge in task.challenges.items():
+            ask = voter_for(targets[name], knowledge, self.config.repeats)
+            scores, note = self.score(ask, challenge, questions, given)
+            found.append(Membership(target=name, scores=scores.double(), note=note))
+        return tuple(found)
+
+    def _targets(self, view: View, knowledge: Knowledge, task: AttackTask) -> Mapping[str, Asked]:
+        found = {}
+        for name in task.challenges:
+            target, refused = asked("hard", view, knowledge, task, name)
+            if target is None:
+                raise UsageError(
+                    "view", view.name, f"does not do: {refused.reason}", "Ask `applicable` first."
+                )
+            found[name] = target
+        return found

@@ -1,0 +1,211 @@
+"""Membership inference from the transcript alone: surrogates of clients' models, distilled from recorded answers.
+
+In public-data federated distillation nobody but a client holds its model, yet its answers about public samples are on
+the wire. Who sees them distils a model that answers alike, and asks that one about the candidates.
+
+Shi, Ouyang & Wang 2025 describe two attacks on FedMD, DS-FL and Cronus, of which the authors' published code takes the
+target's score from the client's own checkpoint. A server has no such checkpoint, so that here the target is a
+surrogate in both. Co-op LiRA is otherwise theirs: the other clients' models are the ones without the candidate, by a
+Gaussian's distribution function. Their distillation LiRA takes students of the victim itself for those; where the
+target is a student, too, these would say nothing, so that ours are students of shadow models. That is our reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fdaudit.types import Applicability, AttackTask, Challenge, Membership
+
+from ._answers import Recorded, recorded
+from ._case import probabilities
+from ._coins import against_its_pair
+from ._references import matched_references, missing
+from ._statistics import confidence, lira_offline, lira_online
+from ._surrogates import SurrogateConfig, distil, teach
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+    from fdaudit.training.trainer import Parameters
+
+__all__ = ["CoopLiRA", "DistillationLiRA"]
+
+_FEW = 64
+"""From so many models on a candidate has a variance of its own (Carlini 2022, section VI-B)."""
+_LEAST_SAMPLES = 10
+"""Answers below which a surrogate would have learnt nothing."""
+_LEAST_OTHERS = 2
+"""Other clients without whom there is no distribution to compare with."""
+
+
+class DistillationLiRA:
+    """LiRA on a surrogate of the victim's model, against surrogates of shadow models; no model is asked.
+
+    The surrogate is distilled from the victim's recorded answers about public (or generated) samples. Shadow models
+    that train as the victim does answer about the same samples, and a surrogate is distilled from each. The likelihood
+    ratio is taken between surrogates of those with and those without a candidate: what distillation loses, it loses on
+    both sides.
+    """
+
+    name: ClassVar[str] = "distillation-lira"
+    goal: ClassVar[str] = "membership"
+    needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels")
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "public samples")
+    oracle: ClassVar[str | None] = None
+    source: ClassVar[str] = "Shi, Ouyang & Wang 2025, with shadow models (our reading)"
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"matched": 96, "students": 4, "distill_steps": 80, "distill_batch_size": 64},
+        "standard": {"matched": 500, "students": 64},
+        "full": {"matched": 2000, "students": 256, "distill_steps": 2000},
+    }
+    control: ClassVar[dict[str, Any]] = {"on": "federation"}
+    Config: ClassVar[type[SurrogateConfig]] = SurrogateConfig
+
+    def __init__(self, config: SurrogateConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Yes where a victim's answers are in view, with their samples, and shadow models can be trained."""
+        if not (lacking := missing(knowledge, task)):
+            return lacking
+        return _answered(recorded(view, knowledge, self.config.samples), task)
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Membership, ...]:
+        """One `Membership` for each challenged victim; what is random is `seed`'s, so that attacks share models."""
+        answers = recorded(view, knowledge, self.config.samples)
+        kind = _kind(answers, task)
+        lessons: list[tuple[Tensor, Tensor]] = []
+        inside: dict[str, Tensor] = {}
+        for name, challenge in task.challenges.items():
+            made = matched_references(view, knowledge, challenge, self.config)
+            teachers, x = made.models[: self.config.students], answers[name].x
+            inside[name] = made.candidates[name][: len(teachers)]
+            lessons.append((x, _as(answers[name], kind)))
+            lessons += [(x, teach(knowledge, model, x, kind)) for model in teachers]
+        taught = iter(distil(knowledge, lessons, kind, self.config))
+        score = lira_online if self.config.online else lira_offline
+        found = []
+        for name, challenge in task.challenges.items():
+            victim = next(taught)
+            students = list(islice(taught, len(inside[name])))
+            phi, reference = _phi(knowledge, victim, challenge), _phis(knowledge, students, challenge)
+            scores = score(
+                phi,
+                reference,
+                inside[name],
+                fixed_variance=len(students) < _FEW,
+                blur=answers[name].treatment.blur(phi),
+            )
+            found.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
+        return tuple(found)
+
+
+class CoopLiRA:
+    """LiRA on a surrogate of the victim's model, against surrogates of the other clients' models.
+
+    The other clients were not trained on the victim's records, so that their surrogates say how sure a model without
+    a candidate is of it; no shadow model is trained. The score is by how many standard deviations the victim's
+    surrogate is surer. Clients of unlike data blur it: what a client knows of its classes looks like membership.
+    """
+
+    name: ClassVar[str] = "co-op-lira"
+    goal: ClassVar[str] = "membership"
+    needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels")
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "public samples")
+    oracle: ClassVar[str | None] = None
+    source: ClassVar[str] = "Shi, Ouyang & Wang 2025"
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"distill_steps": 120, "distill_batch_size": 64},
+        "standard": {},
+        "full": {"distill_steps": 2000},
+    }
+    control: ClassVar[dict[str, Any]] = {"on": "federation"}
+    Config: ClassVar[type[SurrogateConfig]] = SurrogateConfig
+
+    def __init__(self, config: SurrogateConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Yes where a victim's answers and those of at least two other clients are in view."""
+        if not task.challenges:
+            return Applicability(False, "no challenge was issued for the victims")
+        if knowledge.architecture is None or knowledge.train is None:
+            return Applicability(
+                False, "the architecture is not known, so that no surrogate can be distilled"
+            )
+        answers = recorded(view, knowledge, self.config.samples)
+        if not (refused := _answered(answers, task)):
+            return refused
+        if len(answers) - 1 < _LEAST_OTHERS:
+            return Applicability(
+                False,
+                f"answers of {len(answers)} clients are in view, {_LEAST_OTHERS + 1} or more are needed",
+            )
+        return Applicability(True)
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Membership, ...]:
+        """One `Membership` for each challenged victim; what is random is `seed`'s."""
+        answers = recorded(view, knowledge, self.config.samples)
+        kind = _kind(answers, task)
+        lessons = [(told.x, _as(told, kind)) for told in answers.values()]
+        surrogates = dict(zip(answers, distil(knowledge, lessons, kind, self.config), strict=True))
+        found = []
+        for name, challenge in task.challenges.items():
+            others = [s for client, s in surrogates.items() if client != name]
+            phi, reference = (
+                _phi(knowledge, surrogates[name], challenge),
+                _phis(knowledge, others, challenge),
+            )
+            scores = lira_offline(
+                phi,
+                reference,
+                torch.zeros(reference.shape, dtype=torch.bool),
+                fixed_variance=len(others) < _FEW,
+                blur=answers[name].treatment.blur(phi),
+            )
+            found.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
+        return tuple(found)
+
+
+def _answered(answers: dict[str, Recorded], task: AttackTask) -> Applicability:
+    """Whether every challenged victim has answers enough in view."""
+    for client in task.challenges:
+        told = answers.get(client)
+        if told is None:
+            return Applicability(
+                False, f"no logits or soft labels of {client} with their samples are in view"
+            )
+        if len(told.x) < _LEAST_SAMPLES:
+            return Applicability(
+                False, f"{client} answered for {len(told.x)} samples, {_LEAST_SAMPLES} or more are needed"
+            )
+    return Applicability(True)
+
+
+def _kind(answers: dict[str, Recorded], task: AttackTask) -> str:
+    """`logits` where every client sent them; else all are read as probabilities."""
+    return "logits" if all(told.kind == "logits" for told in answers.values()) else "soft_labels"
+
+
+def _as(told: Recorded, kind: str) -> Tensor:
+    return told.values.softmax(1) if told.kind == "logits" and kind == "soft_labels" else told.values
+
+
+def _phi(knowledge: Knowledge, model: Parameters, challenge: Challenge) -> Tensor:
+    """φ (n,) of a surrogate of the adversary's own."""
+    return confidence(probabilities(knowledge, model, challenge.x), challenge.y)
+
+
+def _phis(knowledge: Knowledge, models: Sequence[Parameters], challenge: Challenge) -> Tensor:
+    return torch.stack([_phi(knowledge, model, challenge) for model in models])

@@ -1,0 +1,167 @@
+"""What generated samples give away: candidates that lie near them were likelier trained on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.models.conditional import build_conditional
+from fdaudit.rng import child
+from fdaudit.types import Applicability, AttackTask, Membership
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+    from fdaudit.transcript.messages import Message
+
+__all__ = ["GeneratorLeakage", "GeneratorLeakageConfig", "distances", "proximity"]
+
+_BATCH = 4096
+
+
+class GeneratorLeakageConfig(Config):
+    """Settings of generator leakage."""
+
+    samples: int = Field(10_000, ge=1)
+    """Samples drawn from the victim's generator, or taken from those on record, the last ones first."""
+    rule: Literal["nearest", "monte-carlo"] = "nearest"
+    """Score by the distance to the nearest sample, or by the share of samples within ε of the candidate."""
+    space: Literal["both", "features", "pixels"] = "both"
+    """Where distances are taken: in pixels, in a task encoder's features, or the mean of both in standard scores."""
+
+
+class GeneratorLeakage:
+    """Scores a candidate by how near generated samples come to it.
+
+    A generator that repeats its training records puts samples next to them. Samples are drawn from the generator that
+    the victim sent, else from the shared one, or are those that the server sent out. With `monte-carlo` the
+    score is the share of samples within ε, the median over candidates of the distance to the nearest sample, each
+    counted by how near it is (Hilprecht 2019, Eq. 4 and the median heuristic); ties are broken by the nearest sample.
+    What a generator gives away by being realistic alone brings every image near: what counts is members against
+    non-members, and so do the figures of the generated sets.
+    """
+
+    name: ClassVar[str] = "generator-leakage"
+    goal: ClassVar[str] = "membership"
+    needs: ClassVar[tuple[str, ...]] = ("generator_parameters", "generated_samples")
+    assumes: ClassVar[tuple[str, ...]] = ("encoder",)
+    oracle: ClassVar[str | None] = None
+    source: ClassVar[str] = "Hilprecht, Härterich & Bernau 2019, Monte Carlo attacks"
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"samples": 1000},
+        "standard": {"samples": 10000},
+        "full": {"samples": 100000},
+    }
+    control: ClassVar[dict[str, Any]] = {"on": "generated"}
+    Config: ClassVar[type[GeneratorLeakageConfig]] = GeneratorLeakageConfig
+
+    def __init__(self, config: GeneratorLeakageConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Yes where a generator or generated samples are in view."""
+        if not task.challenges:
+            return Applicability(False, "no challenge was issued for the victims")
+        if self.config.space != "pixels" and knowledge.encode is None:
+            return Applicability(False, "no feature extractor is known; space: pixels needs none")
+        if _kept(view, "generated_samples") or _kept(view, "generator_parameters"):
+            return Applicability(True)
+        return Applicability(False, "neither a generator nor generated samples are in view")
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Membership, ...]:
+        """One `Membership` for each challenge, with the generated samples (k, c, h, w) that it rests on."""
+        found = []
+        for name, challenge in task.challenges.items():
+            x = challenge.x
+            made = self._generated(view, name, (x.shape[1], x.shape[2], x.shape[3]), generator)
+            scores = self._scores(x, made, knowledge)
+            found.append(Membership(target=name, scores=scores, generated=made))
+        return tuple(found)
+
+    def _generated(
+        self, view: View, client: str, shape: tuple[int, int, int], generator: torch.Generator
+    ) -> Tensor:
+        """Samples (k, c, h, w) of the victim's generator, of the shared one, or on record."""
+        mine = [m for m in _kept(view, "generator_parameters") if m.sender == client]
+        sent = mine or [m for m in _kept(view, "generator_parameters") if m.sender == "server"]
+        if sent:
+            return _drawn(view.tensors(sent[-1]), self.config.samples, shape, generator)
+        parts, left = list[Tensor](), self.config.samples
+        for message in reversed(_kept(view, "generated_samples")):
+            if left <= 0:
+                break
+            parts.append(view.tensors(message)["samples"].float().cpu()[:left])
+            left -= len(parts[-1])
+        return torch.cat(parts)
+
+    def _scores(self, x: Tensor, made: Tensor, knowledge: Knowledge) -> Tensor:
+        """(n,) higher where samples are nearer."""
+        spaces = []
+        if self.config.space != "features":
+            spaces.append((x.flatten(1), made.flatten(1)))
+        if self.config.space != "pixels" and knowledge.encode is not None:
+            encode = knowledge.encode
+            spaces.append(
+                (encode(x).flatten(1), torch.cat([encode(p).flatten(1) for p in made.split(_BATCH)]))
+            )
+        scores = [proximity(a, b, self.config.rule) for a, b in spaces]
+        return torch.stack([_standardised(s) for s in scores]).mean(0) if len(scores) > 1 else scores[0]
+
+
+def proximity(points: Tensor, samples: Tensor, rule: str) -> Tensor:
+    """How near samples (k, d) come to points (n, d): (n,), higher is nearer.
+
+    Args:
+        points: the candidates.
+        samples: generated ones.
+        rule: `nearest`: minus the Euclidean distance to the nearest. `monte-carlo`: the mean over samples of
+            log(ε / distance) where it is below ε, and 0 elsewhere, ε the median of the nearest distances; and, since
+            half of all candidates have none within ε, less their nearest distance in units far below any share.
+    """
+    nearest = distances(points, samples)
+    if rule == "nearest":
+        return -nearest
+    epsilon = nearest.median().clamp_min(1e-12)
+    closeness = torch.zeros(len(points), dtype=torch.float64)
+    for part in samples.split(_BATCH):
+        d = torch.cdist(points.double(), part.double()).clamp_min(1e-9 * float(epsilon))
+        closeness += (epsilon / d).log().clamp_min(0).sum(1)
+    return closeness / len(samples) - 1e-6 * nearest / epsilon
+
+
+def distances(points: Tensor, samples: Tensor) -> Tensor:
+    """Euclidean distance (n,) of each point (n, d) to the nearest of samples (k, d), in float64."""
+    found = torch.full((len(points),), torch.inf, dtype=torch.float64)
+    for part in samples.split(_BATCH):
+        found = torch.minimum(found, torch.cdist(points.double(), part.double()).amin(1))
+    return found
+
+
+def _standardised(values: Tensor) -> Tensor:
+    return (values - values.mean()) / values.std(correction=0).clamp_min(1e-12)
+
+
+def _kept(view: View, kind: str) -> tuple[Message, ...]:
+    return tuple(m for m in view.select(kind=kind) if m.payload is not None)
+
+
+def _drawn(
+    parameters: dict[str, Tensor], count: int, shape: tuple[int, int, int], generator: torch.Generator
+) -> Tensor:
+    """`count` samples (n, c, h, w) of a conditional generator, of all classes alike."""
+    width, latent = parameters["of_noise.weight"].shape
+    classes = parameters["of_class.weight"].shape[1]
+    module = build_conditional(child(0, "generator-leakage"), latent, width, shape, classes).eval()
+    module.load_state_dict(parameters)
+    y = torch.arange(count) % classes
+    with torch.no_grad():
+        return torch.cat(
+            [module(torch.randn(len(p), latent, generator=generator), p) for p in y.split(_BATCH)]
+        )

@@ -1,0 +1,199 @@
+"""Attacks on soft answers that compare the target with shadow models: calibrated loss, LiRA and RMIA."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.types import Applicability, AttackTask, Membership
+
+from .._target_model import answerable
+from ._case import Case, cases
+from ._coins import against_its_pair
+from ._references import ShadowConfig, missing
+from ._statistics import calibrated, lira_offline, lira_online, rmia
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+
+__all__ = [
+    "RMIA",
+    "CalibratedLoss",
+    "LiRAOffline",
+    "LiRAOfflineConfig",
+    "LiRAOnline",
+    "RMIAConfig",
+    "ShadowedConfig",
+]
+
+FEW = 64
+"""From so many shadow models on a candidate has a variance of its own (Carlini 2022, section VI-B)."""
+
+
+class ShadowedConfig(ShadowConfig):
+    """Settings of an attack that compares soft answers with those of shadow models."""
+
+    floor: float = Field(1e-12, gt=0, lt=1)
+    """Smallest probability before the logarithm."""
+    repeats: int = Field(4, ge=1)
+    """How often the same is asked, and the answers averaged, where each has fresh noise."""
+
+
+class LiRAOfflineConfig(ShadowedConfig):
+    """Settings of the offline likelihood-ratio attack."""
+
+    online: bool = False
+    """The pool holds the candidates beside the auxiliary records; otherwise auxiliary records alone."""
+
+
+class RMIAConfig(ShadowedConfig):
+    """Settings of RMIA."""
+
+    gamma: float = Field(1.0, ge=1)
+    """γ: by which factor a candidate's likelihood ratio must exceed a population record's."""
+    population: int = Field(500, ge=1)
+    """Population records z, at most; each is one query for each victim."""
+    a: float = Field(0.3, ge=0, le=1)
+    """a of the offline attack (`online: false`), which extrapolates Pr(x) from models without x."""
+
+
+class _Shadowed(ABC):
+    """What the attacks of this file share: one answer a candidate, the same shadow models, a score from both."""
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters", "model_update")
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
+    goal: ClassVar[str] = "membership"
+    oracle: ClassVar[str | None] = "soft"
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"shadows": 8, "most_steps": 300, "matched": 96},
+        "standard": {"shadows": 64, "most_steps": 1000, "matched": 500},
+        "full": {"shadows": 256, "most_steps": 2000, "matched": 960},
+    }
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Yes with soft answers or a model in view, auxiliary records, and the architecture to train shadows of."""
+        if not (lacking := missing(knowledge, task)):
+            return lacking
+        return answerable("soft", view, knowledge, task, besides=1 if self._besides else 0)
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Membership, ...]:
+        """One `Membership` for each challenge; what is random is `seed`'s, so that attacks share shadow models."""
+        found = cases(
+            view,
+            knowledge,
+            task,
+            self.config,
+            repeats=self.config.repeats,
+            besides=self._besides,
+            floor=self.config.floor,
+        )
+        return tuple(
+            Membership(target=name, scores=against_its_pair(self._score(case), task.challenges[name]))
+            for name, case in found.items()
+        )
+
+    @property
+    def _besides(self) -> int:
+        """Records asked about for each victim beside the candidates."""
+        return 0
+
+    @abstractmethod
+    def _score(self, case: Case) -> Tensor:
+        """Scores (n,) of one victim's candidates, higher for members."""
+
+
+class CalibratedLoss(_Shadowed):
+    """Scores a candidate by its loss, less what is usual for it under models that never saw it.
+
+    Records that are hard for every model have a large loss whether or not they were trained on. The mean loss
+    under shadow models without the candidate is taken off, so that what is left says what this model knows.
+    """
+
+    name: ClassVar[str] = "calibrated-loss"
+    source: ClassVar[str] = "Watson, Guo, Cormode & Sablayrolles 2022, Eq. 2"
+    Config: ClassVar[type[ShadowedConfig]] = ShadowedConfig
+
+    def _score(self, case: Case) -> Tensor:
+        return calibrated(*case.likelihood(case.x, case.y), case.inside)
+
+
+class LiRAOnline(_Shadowed):
+    """Likelihood-ratio attack: is this confidence more likely of models with the candidate, or of those without it?
+
+    Half of the shadow models are trained with each candidate. The logit-scaled confidence of both halves is
+    fitted by a Gaussian each; the score is the logarithm of their ratio at what the target answers. With fewer than 64
+    shadow models all candidates share one variance, as in the paper.
+    """
+
+    name: ClassVar[str] = "lira-online"
+    source: ClassVar[str] = "Carlini, Chien, Nasr, Song, Terzis & Tramèr 2022, Algorithm 1"
+    Config: ClassVar[type[ShadowedConfig]] = ShadowedConfig
+
+    def _score(self, case: Case) -> Tensor:
+        return _likelihood_ratio(case, self.config.online)
+
+
+class LiRAOffline(_Shadowed):
+    """Likelihood-ratio attack without a model trained on any candidate: how unusual is this confidence without it?
+
+    Shadow models are trained on auxiliary records alone, before anybody knows the candidates. The score is by how
+    many standard deviations the target's logit-scaled confidence lies above theirs.
+    """
+
+    name: ClassVar[str] = "lira-offline"
+    source: ClassVar[str] = "Carlini, Chien, Nasr, Song, Terzis & Tramèr 2022, section V-D, Eq. 4"
+    Config: ClassVar[type[LiRAOfflineConfig]] = LiRAOfflineConfig
+
+    def _score(self, case: Case) -> Tensor:
+        return _likelihood_ratio(case, self.config.online)
+
+
+class RMIA(_Shadowed):
+    """Robust membership inference: over how many records of the population does the candidate's likelihood ratio win?
+
+    The ratio of a candidate is its likelihood under the target by its mean likelihood under shadow models. It is
+    compared with the same ratio of population records, drawn from the auxiliary ones.
+    """
+
+    name: ClassVar[str] = "rmia"
+    source: ClassVar[str] = "Zarifzadeh, Liu & Shokri 2024, Eq. 2 to 4"
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"shadows": 8, "most_steps": 300, "matched": 96, "population": 100},
+        "standard": {"shadows": 64, "most_steps": 1000, "matched": 500, "population": 500},
+        "full": {"shadows": 256, "most_steps": 2000, "matched": 960, "population": 2500},
+    }
+    Config: ClassVar[type[RMIAConfig]] = RMIAConfig
+
+    @property
+    def _besides(self) -> int:
+        return int(self.config.population)
+
+    def _score(self, case: Case) -> Tensor:
+        k = case.besides
+        z, z_y = (part[:k] for part in case.references.population)
+        return rmia(
+            *case.likelihood(case.x, case.y),
+            case.inside,
+            *case.likelihood(z, z_y),
+            case.references.held[:, :k],
+            gamma=self.config.gamma,
+            a=None if self.config.online else self.config.a,
+        )
+
+
+def _likelihood_ratio(case: Case, online: bool) -> Tensor:
+    phi, shadows = case.confidence()
+    score = lira_online if online else lira_offline
+    return score(phi, shadows, case.inside, fixed_variance=len(shadows) < FEW, blur=case.treatment.blur(phi))

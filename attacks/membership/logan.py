@@ -1,0 +1,102 @@
+"""Membership inference by a discriminator that a client trained on its records (LOGAN)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fdaudit.config import Config
+from fdaudit.models.conditional import shared_network
+from fdaudit.transcript.messages import Message
+from fdaudit.types import Applicability, AttackTask, Membership
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+
+__all__ = ["DiscriminatorScore", "DiscriminatorScoreConfig"]
+
+_BATCH = 1024
+
+
+class DiscriminatorScoreConfig(Config):
+    """The attack has no settings."""
+
+
+class DiscriminatorScore:
+    """Scores a candidate by how real the victim's own discriminator finds it.
+
+    A discriminator learns to tell the records that it was trained on from generated ones; overfit, it knows them by
+    heart (Hayes 2019, white box). DaFKD's clients send theirs: a layer over the features of the classifier
+    that they send in the same round. Scores that a client gives to samples which the server chose say nothing of
+    candidates unless those were among them; where only such scores cross the wire, the attack does not apply.
+    """
+
+    name: ClassVar[str] = "logan"
+    goal: ClassVar[str] = "membership"
+    needs: ClassVar[tuple[str, ...]] = ("discriminator_parameters", "model_parameters")
+    assumes: ClassVar[tuple[str, ...]] = ("architecture",)
+    oracle: ClassVar[str | None] = None
+    source: ClassVar[str] = "Hayes, Melis, Danezis & De Cristofaro 2019 (LOGAN), white box"
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
+    control: ClassVar[dict[str, Any]] = {"on": "discriminator"}
+    Config: ClassVar[type[DiscriminatorScoreConfig]] = DiscriminatorScoreConfig
+
+    def __init__(self, config: DiscriminatorScoreConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Yes where every challenged victim's discriminator and the classifier below it are in view."""
+        if not task.challenges:
+            return Applicability(False, "no challenge was issued for the victims")
+        if knowledge.architecture is None or knowledge.train is None:
+            return Applicability(False, "the architecture is not known, whose extractor discriminators share")
+        for client in task.challenges:
+            if _sent(view, client) is not None:
+                continue
+            if view.select(kind="discriminator_scores", sender=client):
+                reason = f"discriminator scores of {client} are about generated samples, not about candidates"
+                return Applicability(False, reason)
+            return Applicability(False, f"no discriminator of {client} is in view")
+        return Applicability(True)
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Membership, ...]:
+        """One `Membership` for each challenge: the discriminator's logits; nothing is drawn at random."""
+        found = []
+        for name, challenge in task.challenges.items():
+            sent = _sent(view, name)
+            if sent is None or knowledge.train is None:
+                raise ValueError(f"logan: run on a view to which it does not apply: nothing of {name}.")
+            head, network = (view.tensors(m) for m in sent)
+            module = shared_network(knowledge.train.network(network)).eval()
+            scores = _logits(module.extractor, head, challenge.x, knowledge.train.device)
+            found.append(Membership(target=name, scores=scores))
+        return tuple(found)
+
+
+def _sent(view: View, client: str) -> tuple[Message, Message] | None:
+    """A client's last discriminator, and the classifier that it sent in the same round; None where one is absent."""
+    for head in reversed(view.select(kind="discriminator_parameters", sender=client)):
+        below = [
+            m
+            for m in view.select(kind="model_parameters", sender=client, round=head.round)
+            if m.payload is not None
+        ]
+        if head.payload is not None and below:
+            return head, below[-1]
+    return None
+
+
+@torch.no_grad()
+def _logits(extractor: nn.Module, head: dict[str, Tensor], x: Tensor, device: torch.device) -> Tensor:
+    """The discriminator's logits (n,) of images (n, c, h, w), on the CPU."""
+    weight, bias = head["weight"].to(device), head["bias"].to(device)
+    logits = [
+        nn.functional.linear(extractor(part.to(device)), weight, bias)[:, 0].cpu() for part in x.split(_BATCH)
+    ]
+    return torch.cat(logits).double()

@@ -1,0 +1,101 @@
+"""Training-based model inversion: a network learns to undo the model on auxiliary images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.types import Applicability, AttackTask, Reconstruction
+
+from .decoder import DecoderConfig, evidence, fit_decoder, sure_of
+from .priors import composites
+from .victims import Askable, as_probabilities, askable, of_classes
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+
+__all__ = ["InversionNetwork", "InversionNetworkConfig"]
+
+
+class InversionNetworkConfig(DecoderConfig):
+    """Settings of training-based model inversion."""
+
+    queries: int = Field(20_000, ge=1)
+    """Images that one model is asked, budget allowing."""
+    least_queries: int = Field(500, ge=1)
+    """With fewer images a model the attack is not tried."""
+    noise: float = Field(0.15, ge=0)
+    """Standard deviation of noise on the images that are asked."""
+
+
+class InversionNetwork:
+    """Learns a network from answers back to images, on auxiliary images, and has it draw an answer sure of each class.
+
+    Yang 2019 inverts recorded answers about private inputs. In federated distillation the answers on record are
+    about public samples, which an adversary holds anyway; what is private is what a model is sure of. So the
+    answer inverted is, for each class, one that is as sure of it as answers to the images typically are, and
+    all other classes alike in it: the image is what the model takes for the class. The model is asked for
+    images that join two auxiliary ones along a line, with noise, because it answers real ones with their own
+    classes only.
+    """
+
+    name: ClassVar[str] = "inversion-network"
+    goal: ClassVar[str] = "reconstruction"
+    needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters")
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
+    oracle: ClassVar[str | None] = "soft"
+    source: ClassVar[str] = "Yang, Zhang, Chang & Liang 2019"
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"queries": 2000, "steps": 300},
+        "standard": {"queries": 20_000, "steps": 3000, "width": 256},
+        "full": {"queries": 100_000, "steps": 10_000, "width": 512},
+    }
+    control: ClassVar[dict[str, Any]] = {"on": "classes", "through": "oracle"}
+    Config: ClassVar[type[InversionNetworkConfig]] = InversionNetworkConfig
+
+    def __init__(self, config: InversionNetworkConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Yes with auxiliary images, where a model answers softly, as an oracle or in view, within the budget."""
+        return self._askable(view, knowledge, task)[1]
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Reconstruction, ...]:
+        """One image of every class for each victim; no message is named, since it is classes that are shown."""
+        models, why = self._askable(view, knowledge, task)
+        if not models:
+            raise ValueError(f"inversion-network: run on a view to which it does not apply: {why.reason}.")
+        return tuple(guess for model in models for guess in self._invert(model, knowledge, generator))
+
+    def _askable(
+        self, view: View, knowledge: Knowledge, task: AttackTask
+    ) -> tuple[list[Askable], Applicability]:
+        if knowledge.auxiliary is None or not len(knowledge.auxiliary[1]):
+            return [], Applicability(False, "no auxiliary images to learn from: bring auxiliary records")
+        least, most = self.config.least_queries, self.config.queries
+        return askable("soft", view, knowledge, task, least=least, most=max(least, most))
+
+    def _invert(
+        self, model: Askable, knowledge: Knowledge, generator: torch.Generator
+    ) -> list[Reconstruction]:
+        if knowledge.auxiliary is None:
+            raise ValueError("inversion-network: no auxiliary images. Ask `applicable` first.")
+        config, classes = self.config, knowledge.classes
+        device = torch.device("cpu") if knowledge.train is None else knowledge.train.device
+        auxiliary = knowledge.auxiliary[0]
+
+        def invert(draws: torch.Generator) -> dict[str, Tensor]:
+            images = composites(auxiliary, model.queries, config.noise, draws)
+            answers = evidence(as_probabilities(model.model(images), classes), config.floor)
+            decode = fit_decoder(answers, images, config, draws, device)
+            return {"images": decode(sure_of(answers, config.quantile))}
+
+        found = model.once("inversion-network", config, knowledge, [auxiliary], generator, invert)
+        return of_classes(model.targets, found["images"], torch.arange(classes))

@@ -1,0 +1,174 @@
+"""Paired-logits inversion: what a client answers surely, and the others do not, shows the client's own records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.types import Applicability, AttackTask, Reconstruction
+
+from .decoder import DecoderConfig, evidence, fit_decoder, sure_of
+from .victims import as_probabilities, of_classes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+    from fdaudit.transcript.messages import Message
+
+__all__ = ["PairedLogits", "PairedLogitsConfig"]
+
+_KINDS = ("logits", "soft_labels")
+
+
+class PairedLogitsConfig(DecoderConfig):
+    """Settings of paired-logits inversion."""
+
+    least_samples: int = Field(50, ge=2)
+    """Victims with fewer public samples answered by both sides are not tried."""
+    most_samples: int = Field(50_000, ge=2)
+    """The latest answers to so many public samples are learnt from."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """A client's answers (n, C), those of the other side, and the public samples' indices (n,)."""
+
+    client: Tensor
+    server: Tensor
+    index: Tensor
+
+
+class PairedLogits:
+    """Learns a network from pairs of answers (a client's, the ensemble's) to public samples; inverts the telling pair.
+
+    Takahashi 2023 attacks FedMD: a server that trains a network from (client's, server's) logits to public
+    images, then asks it for the pair in which the client is sure of a class and the server is not, since only
+    the client has learnt it. Here the other side is the ensemble the client was answered with, or the mean of
+    the other clients where no ensemble is in view; the client's own share stays in it. Their server's model
+    trained on labelled public data has no counterpart: public samples are unlabelled here. A victim's answers
+    are inverted as recorded, so no query is spent.
+    """
+
+    name: ClassVar[str] = "paired-logits"
+    goal: ClassVar[str] = "reconstruction"
+    needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels", "ensemble_labels")
+    assumes: ClassVar[tuple[str, ...]] = ("public",)
+    source: ClassVar[str] = "Takahashi, Liu & Liu 2023"
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"steps": 300},
+        "standard": {"steps": 3000, "width": 256},
+        "full": {"steps": 10_000, "width": 512},
+    }
+    control: ClassVar[dict[str, Any]] = {"on": "classes", "through": "messages"}
+    Config: ClassVar[type[PairedLogitsConfig]] = PairedLogitsConfig
+
+    def __init__(self, config: PairedLogitsConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Yes where a victim's soft answers to public samples are in view, and others' to the same samples."""
+        found, reason = self._pairs(view, knowledge, task)
+        return Applicability(True) if found else Applicability(False, reason)
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Reconstruction, ...]:
+        """One image of every class for each victim with pairs; no message is named: it is classes that are shown."""
+        found, reason = self._pairs(view, knowledge, task)
+        if not found or knowledge.public is None:
+            raise ValueError(f"paired-logits: run on a view to which it does not apply: {reason}.")
+        device = torch.device("cpu") if knowledge.train is None else knowledge.train.device
+        guesses = []
+        for target, pairs in found.items():
+            images = knowledge.public[pairs.index]
+            shown = self._invert(pairs, images, generator, device)
+            guesses += of_classes([target], shown, torch.arange(len(shown)))
+        return tuple(guesses)
+
+    def _invert(
+        self, pairs: _Pairs, images: Tensor, generator: torch.Generator, device: torch.device
+    ) -> Tensor:
+        """The image (C, c, h, w) behind each class's telling pair: sure of it, against a server in doubt."""
+        config = self.config
+        client, server = evidence(pairs.client, config.floor), evidence(pairs.server, config.floor)
+        invert = fit_decoder(torch.cat([client, server], 1), images, config, generator, device)
+        doubt = server.mean(0).expand(server.shape[1], -1).clone()
+        doubt.diagonal().copy_(server.median(0).values)
+        return invert(torch.cat([sure_of(client, config.quantile), doubt], 1))
+
+    def _pairs(self, view: View, knowledge: Knowledge, task: AttackTask) -> tuple[dict[str, _Pairs], str]:
+        """By victim its pairs; and why there are none, where there are none."""
+        if knowledge.public is None:
+            return {}, "the public samples are not known"
+        if not task.targets:
+            return {}, "no victim is named"
+        if view.select(kind="generated_samples") or view.select(kind="generator_parameters"):
+            return {}, "clients answer generated samples, not public ones"
+        sent = [m for kind in _KINDS for m in view.select(kind=kind) if m.payload is not None]
+        ensemble = [m for m in view.select(kind="ensemble_labels") if m.payload is not None]
+        found, reasons = {}, []
+        for target in task.targets:
+            own = [m for m in sent if m.sender == target]
+            others = ensemble or [m for m in sent if m.sender != target]
+            if not own or not others:
+                missing = "soft answers of its own" if not own else "others' answers"
+                reasons.append(f"{target}: no {missing} to public samples in view")
+                continue
+            pairs = self._joined(view, knowledge, own, others)
+            if len(pairs.index) < self.config.least_samples:
+                reasons.append(
+                    f"{target}: {len(pairs.index)} public samples answered by both sides, "
+                    f"least_samples is {self.config.least_samples}"
+                )
+            else:
+                found[target] = pairs
+        return found, "; ".join(reasons)
+
+    def _joined(
+        self, view: View, knowledge: Knowledge, own: Iterable[Message], others: Iterable[Message]
+    ) -> _Pairs:
+        """The last answers of both sides to the samples that both answered."""
+        C, n = knowledge.classes, len(knowledge.public if knowledge.public is not None else ())
+        sides = [_last(view, messages, n, C) for messages in (own, others)]
+        both = (sides[0][1] & sides[1][1]).nonzero().squeeze(1)[: self.config.most_samples]
+        return _Pairs(sides[0][0][both], sides[1][0][both], both)
+
+
+def _last(view: View, messages: Iterable[Message], n: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Each public sample's last answer (n, C), that round's senders averaged, and which were answered (n,)."""
+    answers, known = torch.zeros(n, classes), torch.zeros(n, dtype=torch.bool)
+    rounds: dict[int, list[Message]] = {}
+    for message in messages:
+        rounds.setdefault(message.round, []).append(message)
+    for number in sorted(rounds):
+        total, count = torch.zeros(n, classes), torch.zeros(n)
+        for message in rounds[number]:
+            tensors = view.tensors(message)
+            index, values = tensors.get("index"), tensors["values"]
+            if index is None or values.ndim != 2 or values.shape[1] != classes or len(index) != len(values):
+                continue
+            index = index.long()
+            inside = (index >= 0) & (index < n)
+            if _scores(message, values):
+                values = values.float().nan_to_num(0.0).softmax(1)
+            p = as_probabilities(values, classes)
+            total.index_add_(0, index[inside], p[inside])
+            count.index_add_(0, index[inside], torch.ones(int(inside.sum())))
+        some = count > 0
+        answers[some], known = total[some] / count[some, None], known | some
+    return answers, known
+
+
+def _scores(message: Message, values: Tensor) -> bool:
+    """Whether values are class scores; ensembles are whatever the clients sent, so their rows tell."""
+    if message.kind == "logits":
+        return True
+    rows = values.float().sum(1)
+    return bool((values < 0).any() or (rows - 1).abs().median() > 0.1)

@@ -1,0 +1,1 @@
+"""What an attack may know: view, knowledge, oracle."""

@@ -1,0 +1,51 @@
+"""Knowledge: what an adversary is assumed to have beyond its view, bound by the audit and on record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from fdaudit.types import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.adversary.view import View
+    from fdaudit.models import Architecture
+    from fdaudit.training.trainer import Trainer
+
+__all__ = ["Knowledge"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Knowledge:
+    """What an adversary is assumed to know. Whatever is None it does not have.
+
+    Attributes:
+        architecture: builds the network that the federation trains; no weights.
+        auxiliary: records (x, y) from the same distribution as the clients', disjoint from theirs.
+        train: a training core of the adversary's own, for shadow models.
+        encode: a feature extractor (n, c, h, w) -> (n, d), trained on `auxiliary` alone.
+        rehearse: runs the protocol on data of the adversary's choosing, (x, y) a client, with a seed of its
+            own, and returns the view that the adversary would have had: a shadow run.
+        public: (n, c, h, w) the unlabelled samples that every party holds, in the order of the messages' `index`.
+        initial: seed of the public initial weights, which all clients with the federation's network start from:
+            `architecture.build(torch.Generator().manual_seed(initial))`. Who takes part was handed them.
+        classes: number of classes C.
+        task: what the models learn: one class a record, or for each class whether it occurs.
+    """
+
+    architecture: Architecture | None = None
+    auxiliary: tuple[Tensor, Tensor] | None = None
+    train: Trainer | None = None
+    encode: Callable[[Tensor], Tensor] | None = None
+    rehearse: Callable[[list[tuple[Tensor, Tensor]], int], View] | None = None
+    public: Tensor | None = None
+    initial: int | None = None
+    classes: int = 0
+    task: Task = "single-label"
+
+    def declared(self) -> tuple[str, ...]:
+        """Names of what the adversary is assumed to have."""
+        return tuple(f.name for f in fields(self) if getattr(self, f.name) not in (None, 0))

@@ -1,0 +1,391 @@
+"""The view: what a stated adversary saw and knows by its role, and nothing else.
+
+Guarantees:
+  * a view holds the messages that a member sent or received, and no other message's tensors or line;
+  * an exported view lies in a directory of its own, where every other message is the SHA-256 of its line: the
+    lines carry random salts, so the hash hides them. Payloads of others leave no gap and no length behind;
+  * an exported view shares no file with the run: whoever writes to it changes nothing on record;
+  * `view.json` lists every other file by digest, and holds its own: a view with a byte changed, or with a file more
+    or less, is refused. One whose list was made anew is another view, with another `view_digest`;
+  * an eavesdropper on an encrypted transport sees sizes and order only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.errors import IntegrityError, SpecError, nearest
+from fdaudit.limits import JSON_BYTES, LINE_BYTES, TENSOR_BYTES, open_file
+from fdaudit.storage.digests import canonical
+from fdaudit.storage.files import decode, encode, write_atomically
+from fdaudit.transcript.encoding import readable
+from fdaudit.transcript.log import read_log
+from fdaudit.transcript.messages import GENESIS, Message
+from fdaudit.transcript.payloads import PAYLOADS, payload_name, placed, read_payload
+from fdaudit.transcript.transcript import LOG, read_lines
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "EAVESDROPPER",
+    "View",
+    "export_view",
+    "is_exported",
+    "members_of",
+    "open_view",
+    "view_digest",
+    "view_of",
+]
+
+EAVESDROPPER = "eavesdropper"
+_SCHEMA = "fdaudit-view/2"
+_CARD = "view.json"
+_CARD_TYPES: Mapping[str, type] = {
+    "schema": str,
+    "name": str,
+    "members": list,
+    "parties": list,
+    "hyperparameters": dict,
+    "sizes": list,
+    "own_data": list,
+    "files": dict,
+}
+_CHUNK = 1 << 20
+
+
+def members_of(name: str, parties: Sequence[str]) -> tuple[str, ...]:
+    """The members of an adversary's name: `server`, `client/3`, `eavesdropper`, or `server+client/3`.
+
+    Raises:
+        SpecError: a member is not a party of the federation.
+    """
+    members = tuple(name.split("+"))
+    known = [*parties, EAVESDROPPER]
+    for member in members:
+        if member not in known:
+            raise SpecError("adversary", name, f"names {member!r}, not a party", nearest(member, known))
+    return members
+
+
+def _overhears(message: Message, members: Sequence[str]) -> bool:
+    """Whether a coalition with an eavesdropper notices a message: a member's own, or one that crosses the wire."""
+    return any(r != message.sender for r in message.receivers) or any(m in message.parties() for m in members)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class View:
+    """What one adversary saw.
+
+    Attributes:
+        name: the adversary, for example `server` or `server+client/3`.
+        members: its parties.
+        parties: every party of the federation; who takes part is public.
+        hyperparameters: the protocol's public configuration.
+        messages: what a member sent or received, in order; read their tensors with `tensors`.
+        own_data: by member, the records (x, y) that are its own.
+        sizes: for an eavesdropper on an encrypted transport, bytes of each message in order.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    parties: tuple[str, ...]
+    hyperparameters: Mapping[str, Any]
+    messages: tuple[Message, ...]
+    own_data: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    sizes: tuple[int, ...] = ()
+    directory: Path = field(repr=False)
+
+    def select(
+        self, kind: str | None = None, sender: str | None = None, round: int | None = None
+    ) -> tuple[Message, ...]:
+        """The messages of a kind, a sender, a round, in order of `seq`."""
+        return tuple(
+            m
+            for m in self.messages
+            if kind in (None, m.kind) and sender in (None, m.sender) and round in (None, m.round)
+        )
+
+    def tensors(self, message: Message) -> dict[str, Tensor]:
+        """The tensors of a message of this view, quantised ones as floats, checked against its digest.
+
+        Raises:
+            IntegrityError: the payload is damaged, or was recorded as a digest only.
+        """
+        # The same message may lie elsewhere in the file of another view, or of the transcript.
+        found = bisect_left(self.messages, message.seq, key=lambda m: m.seq)
+        own = next((m for m in self.messages[found : found + 1] if m == message), message)
+        return readable(decode(read_payload(self.directory, own)))
+
+
+def view_of(
+    transcript: Path,
+    name: str,
+    *,
+    parties: Sequence[str],
+    hyperparameters: Mapping[str, Any],
+    transport: str = "plain",
+    own_data: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+) -> View:
+    """The view of an adversary on a transcript.
+
+    Args:
+        transcript: the transcript's directory.
+        name: the adversary.
+        parties: every party of the federation.
+        hyperparameters: the protocol's public configuration.
+        transport: `plain` or `encrypted`.
+        own_data: records by party; those of members are put in the view.
+    """
+    members = members_of(name, parties)
+    log = read_log(transcript)
+    messages, sizes = log.of(members), tuple[int, ...]()
+    if EAVESDROPPER in members:
+        heard = tuple(m for m in log.messages if _overhears(m, members))
+        messages = heard if transport == "plain" else messages
+        sizes = tuple(m.bytes_on_wire for m in heard) if transport == "encrypted" else ()
+    return View(
+        name=name,
+        members=members,
+        parties=tuple(parties),
+        hyperparameters=dict(hyperparameters),
+        messages=messages,
+        own_data={k: v for k, v in (own_data or {}).items() if k in members},
+        sizes=sizes,
+        directory=transcript,
+    )
+
+
+def export_view(view: View, directory: Path) -> str:
+    """Writes a view as a directory of its own; other messages appear as hashes of their lines only.
+
+    Args:
+        view: a view on a run's transcript.
+        directory: a new directory; nothing in it leads back to the run.
+
+    Returns:
+        The view's digest, as `view_digest` gives it.
+    """
+    (directory / PAYLOADS).mkdir(parents=True)
+    files = {}
+    for name, parts in _contents(view):
+        with (directory / name).open("xb") as file:
+            files[name] = _entry(parts, file.write)
+    card = _card(view, files)
+    write_atomically(directory / _CARD, card, sync=False)
+    return hashlib.sha256(card).hexdigest()
+
+
+def view_digest(view: View) -> str:
+    """SHA-256 of the `view.json` that an export of the view has, and so of every file in it."""
+    files = {name: _entry(parts, len) for name, parts in _contents(view)}
+    return hashlib.sha256(_card(view, files)).hexdigest()
+
+
+def _contents(view: View) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """The files of an export but for `view.json`: name, and what is written into it part by part."""
+    yield LOG, _log(view)
+    for party, (x, y) in view.own_data.items():
+        yield _own_name(party), [encode({"x": x, "y": y})]
+    shown: dict[str, list[Message]] = {}
+    for message in view.messages:
+        if message.payload is not None:
+            shown.setdefault(payload_name(message), []).append(message)
+    for name, messages in shown.items():
+        yield name, (read_payload(view.directory, message) for message in messages)
+
+
+def _log(view: View) -> Iterator[bytes]:
+    """The log of an export, line by line: the view's own messages' lines, and of others their lines' hashes."""
+    mine = {m.seq for m in view.messages}
+    for seq, line in enumerate(read_lines(view.directory / LOG)):
+        if seq not in mine:
+            line = canonical({"seq": seq, "line_sha256": hashlib.sha256(line).hexdigest()})
+        yield line + b"\n"
+
+
+def _entry(parts: Iterable[bytes], write: Callable[[bytes], object]) -> dict[str, Any]:
+    """Writes a file's parts; returns its size and SHA-256."""
+    digest, size = hashlib.sha256(), 0
+    for part in parts:
+        write(part)
+        digest.update(part)
+        size += len(part)
+    return {"size": size, "sha256": digest.hexdigest()}
+
+
+def _own_name(party: str) -> str:
+    """The file of a member's own records in an export."""
+    return f"own-{party.replace('/', '-')}.safetensors"
+
+
+def _card(view: View, files: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """An export's `view.json`: one canonical line with the digests of all other files, and of itself."""
+    body = {
+        "schema": _SCHEMA,
+        "name": view.name,
+        "members": list(view.members),
+        "parties": list(view.parties),
+        "hyperparameters": dict(view.hyperparameters),
+        "sizes": list(view.sizes),
+        "own_data": sorted(view.own_data),
+        "files": files,
+    }
+    return canonical({**body, "self": hashlib.sha256(canonical(body)).hexdigest()}) + b"\n"
+
+
+# -- an exported view -------------------------------------------------------------------------------------------
+
+
+def is_exported(view: View) -> bool:
+    """Whether a view lies in a directory of its own, not in a run's transcript."""
+    return (view.directory / _CARD).is_file()
+
+
+def open_view(directory: Path, sha256: str | None = None) -> View:
+    """Opens an exported view, once every byte of it is found to be as `view.json` says.
+
+    Args:
+        directory: what `export_view` wrote.
+        sha256: the digest that it returned; where it is given, a view with another is refused.
+
+    Raises:
+        IntegrityError: the directory is not an exported view, or was changed.
+    """
+    try:
+        card = _read_card(directory, sha256)
+        files = card["files"]
+        _refuse_strays(directory, files)
+        messages = tuple(placed(_visible(_content(directory, LOG, files[LOG]))))
+        lengths = Counter[str]()
+        for message in messages:
+            if message.payload is not None:
+                lengths[payload_name(message)] += message.payload["length"]
+        own = {party: _own_name(party) for party in card["own_data"]}
+        if files.keys() != {LOG, *own.values(), *lengths}:
+            raise ValueError("its files are not those of its messages and members")
+        for name, length in lengths.items():
+            if files[name]["size"] != length:
+                raise ValueError(f"{name} is not as long as the payloads in it")
+            for _ in _pieces(directory, name, files[name]):
+                pass
+        records = {p: decode(_content(directory, name, files[name])) for p, name in own.items()}
+        return View(
+            name=card["name"],
+            members=tuple(card["members"]),
+            parties=tuple(card["parties"]),
+            hyperparameters=card["hyperparameters"],
+            messages=messages,
+            own_data={party: (tensors["x"], tensors["y"]) for party, tensors in records.items()},
+            sizes=tuple(card["sizes"]),
+            directory=directory,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
+        said = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise IntegrityError([f"{directory.name} is no exported view, or a damaged one: {said}"]) from None
+
+
+def _read_card(directory: Path, sha256: str | None) -> dict[str, Any]:
+    """The fields of `view.json`, each of its type."""
+    with open_file(directory / _CARD, JSON_BYTES, follow=False) as file:
+        data = file.read(JSON_BYTES.most)
+    if sha256 not in (None, hashlib.sha256(data).hexdigest()):
+        raise ValueError(f"{_CARD} does not have the digest that was handed out")
+    card = json.loads(data)
+    if card["schema"] != _SCHEMA:
+        raise ValueError(f"its schema is {card['schema']!r}, not {_SCHEMA}")
+    body = {name: value for name, value in card.items() if name != "self"}
+    if canonical(card) + b"\n" != data or hashlib.sha256(canonical(body)).hexdigest() != card["self"]:
+        raise ValueError(f"{_CARD} does not match its own digest")
+    if {name: type(value) for name, value in body.items()} != _CARD_TYPES:
+        raise TypeError(f"{_CARD} has other fields than an exported view")
+    texts = [*card["parties"], *card["members"], *card["own_data"]]
+    entries = [(set(e), type(e["size"]), type(e["sha256"])) for e in card["files"].values()]
+    if not all(type(text) is str for text in texts) or not all(type(n) is int for n in card["sizes"]):
+        raise TypeError(f"{_CARD} names parties by something other than text, or sizes other than numbers")
+    if any(entry != ({"size", "sha256"}, int, str) for entry in entries):
+        raise TypeError(f"{_CARD} does not list the size and sha256 of every file")
+    if card["name"].split("+") != card["members"] or not {*card["members"]} <= {
+        *card["parties"],
+        EAVESDROPPER,
+    }:
+        raise ValueError(f"its members are not the parties that {card['name'][:80]!r} names")
+    if not set(card["own_data"]) <= set(card["members"]):
+        raise ValueError("it holds records of somebody who is no member")
+    return body
+
+
+def _refuse_strays(directory: Path, files: Mapping[str, Any]) -> None:
+    """Raises unless exactly these files lie there, and `view.json`, all of them regular."""
+    found = set[str]()
+    for folder in ("", f"{PAYLOADS}/"):
+        with os.scandir(directory / folder) as entries:
+            for entry in entries:
+                name = folder + entry.name
+                if name == PAYLOADS and entry.is_dir(follow_symlinks=False):
+                    continue
+                if name != _CARD and name not in files:
+                    raise ValueError(f"{name[:80]!r} is listed nowhere")
+                if not entry.is_file(follow_symlinks=False):
+                    raise ValueError(f"{name} is no regular file")
+                found.add(name)
+    if missing := files.keys() - found:
+        raise ValueError(f"{min(missing)[:80]!r} is missing")
+
+
+def _content(directory: Path, name: str, entry: Mapping[str, Any]) -> bytes:
+    """A file that is read as a whole."""
+    if entry["size"] > TENSOR_BYTES.most:
+        raise ValueError(f"{name} has {TENSOR_BYTES.refusal(entry['size'])}")
+    return b"".join(_pieces(directory, name, entry))
+
+
+def _pieces(directory: Path, name: str, entry: Mapping[str, Any]) -> Iterator[bytes]:
+    """A file piece by piece; raises at the end unless it is the one that is listed."""
+    digest = hashlib.sha256()
+    with open_file(directory / name, follow=False) as file:
+        if os.fstat(file.fileno()).st_size != entry["size"]:
+            raise ValueError(f"{name} is not as long as {_CARD} says")
+        while piece := file.read(_CHUNK):
+            digest.update(piece)
+            yield piece
+    if digest.hexdigest() != entry["sha256"]:
+        raise ValueError(f"{name} does not match its digest in {_CARD}")
+
+
+def _visible(log: bytes) -> Iterator[Message]:
+    """The messages whose lines the view holds; hidden ones still count in the chain."""
+    previous = GENESIS
+    *lines, rest = log.split(b"\n")
+    if rest:
+        raise IntegrityError([f"{LOG} does not end with a newline"])
+    for seq, line in enumerate(lines):
+        if len(line) > LINE_BYTES.most:
+            raise IntegrityError([f"{LOG} has {LINE_BYTES.refusal(len(line))}"])
+        if line.startswith(b'{"line_sha256":'):
+            hidden = _hidden(line)
+            previous, found = hidden["line_sha256"], hidden["seq"]
+        else:
+            message = Message.from_line(line)
+            if message.previous != previous:
+                raise IntegrityError([f"{LOG} line {seq + 1}: does not chain to the line before"])
+            previous, found = hashlib.sha256(line).hexdigest(), message.seq
+            yield message
+        if found != seq:
+            raise IntegrityError([f"{LOG} line {seq + 1}: seq is {found}, not {seq}"])
+
+
+def _hidden(line: bytes) -> dict[str, Any]:
+    """A hidden message's line of an exported view: its `seq` and the SHA-256 of what stood there."""
+    value = json.loads(line)
+    if set(value) != {"line_sha256", "seq"} or not isinstance(value["line_sha256"], str):
+        raise ValueError("a hidden line has fields other than seq and line_sha256")
+    return dict(value)

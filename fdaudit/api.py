@@ -1,0 +1,251 @@
+"""A run as an object: the Python counterpart of the commands."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from fdaudit.adversary.view import EAVESDROPPER
+from fdaudit.audit.backend import HERE, Elsewhere
+from fdaudit.audit.pipeline import perform
+from fdaudit.audit.published import publish_once
+from fdaudit.audit.run import Run
+from fdaudit.audit.summary import conclude
+from fdaudit.errors import RunError, UsageError
+from fdaudit.evaluation.runner import attack_cells
+from fdaudit.planning.plan import plan_attack
+from fdaudit.progress import Tick
+from fdaudit.result import Cell
+from fdaudit.spec.schema import Spec, load_spec
+from fdaudit.storage.locks import writing
+from fdaudit.storage.paths import local_path
+from fdaudit.transcript.manifest import refuse_changed
+from fdaudit.transcript.messages import role
+
+if TYPE_CHECKING:
+    from fdaudit.reports.comparison import Entry
+
+__all__ = ["attack", "attack_all", "compare", "every_adversary", "load", "report", "run"]
+
+_QUIET: Tick = lambda what, done, total: None  # noqa: E731  # a default, not a function of its own
+
+
+def run(
+    spec: Spec | Path | str | dict[str, Any] | None,
+    out: Path | str | None = None,
+    *,
+    resume: bool = False,
+    seed_from: Path | str | None = None,
+    elsewhere: Elsewhere = HERE,
+    tick: Tick = _QUIET,
+) -> Run:
+    """Runs a spec: federation, transcript, attacks, result.
+
+    Args:
+        spec: a `Spec`, a mapping, or the path of a YAML file; None with `resume` takes the run's own.
+        out: the run directory; by default `runs/NAME-DIGEST` from the spec's name and content.
+        resume: go on from the last whole round.
+        seed_from: a run directory whose seed and secret are used again.
+        elsewhere: other machines' part in it; see `fdaudit.audit.backend`.
+        tick: called with what is under way, how far it is, and of how much.
+
+    Raises:
+        UsageError: the spec is wrong or the directory occupied; nothing was written.
+    """
+    if out is None:
+        if spec is None:
+            raise RunError("out", None, "is missing", "Give the run directory to resume.")
+        out = _default_directory(load_spec(spec))
+    source = local_path(seed_from, "seed-from") if seed_from is not None else None
+    directory = local_path(out, "out")
+    perform(spec, directory, resume=resume, seed_from=source, elsewhere=elsewhere, tick=tick)
+    return Run(directory)
+
+
+def load(path: Path | str) -> Run:
+    """Opens a finished run.
+
+    Raises:
+        RunError: the directory holds no finished run.
+    """
+    directory = local_path(path, "run")
+    if not (directory / "manifest.json").is_file():
+        problem = "is not a finished run" if (directory / "vault").is_dir() else "is not a run directory"
+        raise RunError("run", str(path), problem, "Finish it with `fdaudit run --resume`, or give another.")
+    return Run(directory)
+
+
+def attack(
+    name: str,
+    run: Run,
+    adversary: str = "server",
+    tick: Tick = _QUIET,
+    elsewhere: Elsewhere = HERE,
+    **params: Any,
+) -> Cell:
+    """Runs one attack against one adversary's view of a finished run, and keeps the outcome in the run.
+
+    Args:
+        name: the attack's public name.
+        run: the run.
+        adversary: whose view.
+        tick: progress.
+        elsewhere: other machines' part in it: one cell runs here, its shadow models may be fitted there.
+        **params: the attack's settings, above those of the run's profile.
+
+    Raises:
+        SpecError: the attack or a setting is unknown.
+    """
+    plan = run.plan
+    wanted = plan_attack(name, params, plan.spec, "attack", (adversary,))
+    run.view(adversary)  # an unknown party is refused before anything is written
+    (cell,) = _again(run, (wanted,), lambda a, b: (a, b) == (adversary, name), tick, elsewhere)
+    return cell
+
+
+def _again(
+    run: Run,
+    wanted: tuple[Any, ...],
+    only: Callable[[str, str], bool],
+    tick: Tick,
+    elsewhere: Elsewhere,
+) -> list[Cell]:
+    adversaries = tuple(dict.fromkeys(a for w in wanted for a in w.adversaries))
+    spec = run.plan.spec.model_copy(update={"adversaries": adversaries})
+    plan = replace(run.plan, spec=spec, attacks=wanted)
+    workers = elsewhere.cells
+    with writing(run.directory):
+        refuse_changed(run.directory)
+        cells = attack_cells(plan, run.directory, only=only, again=True, workers=workers, tick=tick)
+        conclude(run.plan, run.directory)
+    return cells
+
+
+def attack_all(run: Run, tick: Tick = _QUIET, elsewhere: Elsewhere = HERE) -> list[Cell]:
+    """Runs every attack against every adversary anew, whether or not the spec asks for it.
+
+    Adversaries are the spec's and those that every federation has: see `every_adversary`. An attack that the spec asks
+    for keeps the spec's settings; the others have those of the run's profile.
+    """
+    plan, adversaries = run.plan, every_adversary(run)
+    wanted = tuple(
+        replace(a, adversaries=adversaries)
+        if a.params is not None
+        else plan_attack(a.name, {}, plan.spec, "attack", adversaries)
+        for a in plan.attacks
+    )
+    return _again(run, wanted, lambda adversary, attack: True, tick, elsewhere)
+
+
+def every_adversary(run: Run) -> tuple[str, ...]:
+    """The spec's adversaries, each party that is no client, the first client, an eavesdropper, and server and client.
+
+    Where a protocol has an aggregator, it is among the parties; one client stands for all, and the coalition of the
+    server with it for all such coalitions.
+    """
+    plan = run.plan
+    asked = [a for p in plan.attacks for a in p.adversaries]
+    others = [p for p in plan.parties if role(p) != "client"]
+    coalition = ["server+client/0"] if "server" in others else []
+    return tuple(
+        dict.fromkeys([*plan.spec.adversaries, *asked, *others, "client/0", EAVESDROPPER, *coalition])
+    )
+
+
+def report(run: Run, path: Path | str | None = None, *, public: bool = False) -> Path:
+    """Writes the security report of a run as one HTML file, and the same as JSON beside it.
+
+    Args:
+        run: the run.
+        path: the HTML file; by default `report/index.html` in the run, or `report/public.html`.
+        public: leave out what itself leaks: images, class counts, exact scores, and all that is of single victims.
+
+    Returns:
+        The HTML file; the JSON has its name and the ending `.json`.
+
+    Raises:
+        RunError: the file cannot be written, or a public page of this run had other outcomes.
+    """
+    from fdaudit.reports.security import public_outcomes, write_report
+
+    usual = _report_of(run).with_name("public.html") if public else _report_of(run)
+    target = usual if path is None else local_path(path, "out")
+    if target.is_dir() or target.suffix == ".json":
+        problem = "is a directory" if target.is_dir() else "is the name of the JSON beside the page"
+        raise RunError("out", str(target), problem, "Give the path of an HTML file.")
+    inside = target.resolve().is_relative_to(run.directory.resolve())
+    with writing(run.directory) if inside or public else nullcontext():
+        refuse_changed(run.directory)
+        result, timings = run.result, run.timings
+        _make(target.parent, target)
+        if public:
+            publish_once(run.directory, public_outcomes(result))
+        write_report(result, run.directory, target, timings, public=public)
+    return target
+
+
+def compare(runs: Sequence[Run], out: Path | str) -> Path:
+    """Writes `index.html` and `comparison.json` into a directory: finished runs side by side.
+
+    Args:
+        runs: two at least, in the order of their rows; each is called by its directory's name.
+        out: the directory; reports that the runs have are linked from it.
+
+    Raises:
+        UsageError: a run has no result, is given twice, or stands alone; nothing was written.
+    """
+    from fdaudit.reports import write_comparison
+
+    directory = local_path(out, "out")
+    if len(runs) < 2:
+        found = str(runs[0].directory) if runs else None
+        raise RunError("run", found, "stands alone", "Give two runs or more to compare.")
+    places = [r.directory.resolve() for r in runs]
+    for place, given in zip(places, runs, strict=True):
+        if places.count(place) > 1:
+            raise RunError("run", str(given.directory), "is given twice", "Give each run once.")
+    short = [place.name for place in places]
+    names = short if len(set(short)) == len(short) else [r.directory.as_posix() for r in runs]
+    for each in runs:
+        refuse_changed(each.directory, results=True)
+    entries = [_entry(r, name, directory) for r, name in zip(runs, names, strict=True)]
+    _make(directory, directory)
+    return write_comparison(entries, directory)
+
+
+def _entry(run: Run, name: str, directory: Path) -> Entry:
+    from fdaudit.reports.comparison import Entry
+    from fdaudit.reports.schema import read
+
+    try:
+        result = read(run.result)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error.field}", error.value, error.problem, error.remedy) from None
+    page, link = _report_of(run), None
+    if page.is_file():
+        relative = Path(os.path.relpath(page.resolve(), directory.resolve()))
+        link = quote(relative.as_posix())
+    return Entry(name=name, result=result, report=link, seconds=sum(run.timings.values()) or None)
+
+
+def _report_of(run: Run) -> Path:
+    return run.directory / "report" / "index.html"
+
+
+def _make(folder: Path, target: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror})"
+        raise RunError("out", str(target), problem, "Give another path.") from None
+
+
+def _default_directory(spec: Spec) -> Path:
+    slug = re.sub(r"[^a-z0-9]+", "-", spec.name.lower()).strip("-")[:40] or "run"
+    return Path("runs") / f"{slug}-{spec.digest()[:8]}"

@@ -1,0 +1,1 @@
+"""The pipeline of a run, and its result."""

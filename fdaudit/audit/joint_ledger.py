@@ -1,0 +1,285 @@
+"""The joint ledger: ε of several runs whose views one recipient has.
+
+Guarantees:
+  * runs are matched record by record where they split one dataset, and by the worst client of each otherwise;
+  * runs that draw from one stream of randomness are refused: noise that two releases share protects neither;
+  * a record that one run protects and another hands out has no ε.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from fdaudit.accounting.accounts import Accounts
+from fdaudit.accounting.costs import epsilon
+from fdaudit.accounting.joint import Holders, Joint, joined
+from fdaudit.accounting.ledger import Ledger
+from fdaudit.accounting.profile import Profile, profile, with_delta
+from fdaudit.audit.ledgers import views_of
+from fdaudit.audit.run import Run
+from fdaudit.errors import RunError, UsageError
+from fdaudit.events import Relation, Unit
+from fdaudit.planning.plan import Plan
+from fdaudit.transcript.manifest import read_manifest
+from fdaudit.transcript.transcript import read_messages
+
+__all__ = ["JointLedger", "JointRuns", "Share", "joint"]
+
+_ADAPTIVE = (
+    "Each run was set up without private data, except for what earlier runs had released to the adversary."
+)
+_MATCHED = "The runs split one dataset: a record is charged for every client that holds it."
+_APART = "The runs split one dataset and no record is in two of them: the dearest run counts alone."
+_UNMATCHED = (
+    "The runs' data differ: one {unit} may be that of any client in each run, once in each at most. "
+    "The dearest combination of clients counts."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The part of one run in what the worst record costs.
+
+    Attributes:
+        run: its name.
+        client: the client that holds the record there; empty where none does.
+        epsilon: what this run costs the record alone, at the joint ledger's δ.
+    """
+
+    run: str
+    client: str
+    epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointLedger(Ledger):
+    """The ledger of several runs that one recipient has.
+
+    Attributes:
+        runs: what each adds for the worst record.
+    """
+
+    runs: tuple[Share, ...] = ()
+
+
+class JointRuns:
+    """Several runs, one recipient.
+
+    Args:
+        runs: two at least, each finished.
+
+    Attributes:
+        names: of the runs: those of their directories, or their paths where two have one name.
+
+    Raises:
+        RunError: a run stands alone, is given twice, or shares its noise with another.
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        if len(runs) < 2:
+            found = str(runs[0].directory) if runs else None
+            raise RunError(
+                "run", found, "stands alone", "Give two runs or more, or use the run's own ledger."
+            )
+        self._runs = tuple(runs)
+        short = [r.directory.resolve().name for r in runs]
+        self.names = tuple(short if len(set(short)) == len(short) else (str(r.directory) for r in runs))
+        self._refuse_one_record_twice()
+        self._refuse_shared_noise()
+
+    @cached_property
+    def views(self) -> tuple[str, ...]:
+        """The adversaries whose ledgers every run shows."""
+        first, *others = (views_of(plan) for plan in self._plans)
+        return tuple(view for view in first if all(view in other for other in others))
+
+    def ledger(
+        self,
+        view: str = "server",
+        *,
+        delta: float | None = None,
+        unit: Unit | None = None,
+        relation: Relation | None = None,
+    ) -> JointLedger:
+        """Return what ε the views of all runs together cost the worst record, or why none can be claimed.
+
+        Args:
+            view: an adversary, the same in every run.
+            delta: δ; default: that of the first run's spec.
+            unit: `record` or `client`; default: that of the first run's spec.
+            relation: `add-or-remove` or `replace-one`; default: that of the first run's ledger.
+
+        Raises:
+            SpecError: a run has no such party, or δ is out of range.
+            UsageError: clients cannot be matched between the runs.
+        """
+        delta = self._plans[0].spec.privacy.delta if delta is None else delta
+        with_delta(delta)  # refuses one that is out of range
+        found = self._joined(view, delta, unit, relation)
+        priced = profile(found.accounts, np.array([delta]), distributions=False)
+        victim = priced.clients[0]
+        held = found.holders.get(victim, (None,) * len(self.names))
+        parts = found.shares.get(victim, ({},) * len(self.names))
+        shares = tuple(
+            Share(run=name, client=client or "", epsilon=epsilon(charges, delta).value)
+            for name, client, charges in zip(self.names, held, parts, strict=True)
+        )
+        return JointLedger(
+            view=view,
+            epsilon=float(priced.epsilons[0]),
+            delta=delta,
+            unit=priced.unit,
+            relation=priced.relation,
+            victim=victim,
+            cause=priced.cause,
+            accountant=priced.accountants[0],
+            assumptions=priced.assumptions,
+            warnings=tuple(
+                dict.fromkeys(w for run in self._runs for w in run.books.warnings(delta, priced.unit))
+            ),
+            gdp=priced.gdp,
+            zcdp=priced.zcdp,
+            runs=() if priced.cause else shares,
+        )
+
+    def profile(
+        self,
+        view: str = "server",
+        *,
+        delta: float | None = None,
+        unit: Unit | None = None,
+        relation: Relation | None = None,
+    ) -> Profile:
+        """Return ε of all runs together at many δ; `delta` is one of them.
+
+        Args:
+            view: an adversary, the same in every run.
+            delta: as `ledger` takes it.
+            unit: as `ledger` takes it.
+            relation: as `ledger` takes it.
+        """
+        delta = self._plans[0].spec.privacy.delta if delta is None else delta
+        deltas = with_delta(delta)
+        return profile(self._joined(view, delta, unit, relation).accounts, deltas)
+
+    def _joined(self, view: str, delta: float, unit: Unit | None, relation: Relation | None) -> Joint:
+        unit = unit or self._plans[0].spec.privacy.unit
+        if unit == "client" and self._one_dataset and not self._same_clients:
+            problem = "has no meaning here: the runs split one dataset between clients in different ways"
+            raise UsageError("unit", unit, problem, "Ask for the unit record.")
+        first = self._runs[0].accounts(view, unit=unit, relation=relation)
+        others = [run.accounts(view, unit=unit, relation=first.relation) for run in self._runs[1:]]
+        accounts = [self._without_public(a, n) for n, a in enumerate([first, *others])]
+        found = joined(accounts, self.names, self._holders, delta)
+        how = _UNMATCHED.format(unit=unit) if self._holders is None else _MATCHED if self._overlap else _APART
+        assumed = (*found.accounts.assumptions, _ADAPTIVE, how)
+        return replace(found, accounts=replace(found.accounts, assumptions=assumed))
+
+    def _without_public(self, accounts: Accounts, number: int) -> Accounts:
+        """The accounts of one run in which clients whose records another run hands out have a cause."""
+        told = {c: why for c, why in self._handed_out[number].items() if c in accounts.charges}
+        kept = {c: ways for c, ways in accounts.charges.items() if c not in told}
+        return replace(accounts, charges=kept, causes={**accounts.causes, **told})
+
+    @property
+    def _plans(self) -> tuple[Plan, ...]:
+        return tuple(run.plan for run in self._runs)
+
+    @cached_property
+    def _one_dataset(self) -> bool:
+        """True where one index means one record in every run; canaries are records that a run makes itself."""
+        made = any(plan.spec.canaries is not None for plan in self._plans)
+        return not made and len({plan.dataset.sha256() for plan in self._plans}) == 1
+
+    @cached_property
+    def _holders(self) -> tuple[Holders, ...] | None:
+        """Every combination of clients that hold one record; None where records cannot be matched."""
+        if not self._one_dataset:
+            return None
+        table = np.full((len(self._plans[0].dataset.x), len(self._plans)), -1)
+        for column, plan in enumerate(self._plans):
+            for client, split in enumerate(plan.splits.clients):
+                table[split.train.numpy(), column] = client
+        rows = np.unique(table[(table >= 0).any(axis=1)], axis=0)
+        return tuple(tuple(f"client/{k}" if k >= 0 else None for k in row) for row in rows.tolist())
+
+    @cached_property
+    def _same_clients(self) -> bool:
+        return all(None not in held and len(set(held)) == 1 for held in self._holders or ())
+
+    @cached_property
+    def _overlap(self) -> bool:
+        return any(sum(client is not None for client in held) > 1 for held in self._holders or ())
+
+    @cached_property
+    def _handed_out(self) -> tuple[dict[str, str], ...]:
+        """By run, the clients of which another run hands records out as proxy or auxiliary data, and the reason."""
+        found = tuple(dict[str, str]() for _ in self._plans)
+        known = [self._public(plan) for plan in self._plans]
+        for number, plan in enumerate(self._plans):
+            for client, split in zip(plan.clients, plan.splits.clients, strict=True):
+                own = self._identified(plan, split.train)
+                for other, public in enumerate(known):
+                    if other != number and (shared := len(own & public)):
+                        told = (
+                            f"{shared} records of {client} are proxy or auxiliary data of {self.names[other]}"
+                        )
+                        found[number].setdefault(client, told)
+        return found
+
+    def _public(self, plan: Plan) -> set[Any]:
+        index = torch.cat([plan.splits.proxy, plan.splits.auxiliary])
+        public = self._identified(plan, index)
+        return public if self._one_dataset else public | {image.numpy().tobytes() for image in plan.public}
+
+    def _identified(self, plan: Plan, index: torch.Tensor) -> set[Any]:
+        """Records as their indices where the runs split one dataset, as their images' bytes otherwise."""
+        if self._one_dataset:
+            return set(index.tolist())
+        return {image.numpy().tobytes() for image in plan.dataset.x[index]}
+
+    def _refuse_one_record_twice(self) -> None:
+        seen = dict[str, str]()
+        for run, name in zip(self._runs, self.names, strict=True):
+            head = str(read_manifest(run.directory)["head"])
+            if head in seen:
+                problem = "is given twice" if seen[head] == name else f"has the same record as {seen[head]}"
+                raise RunError(
+                    "run", str(run.directory), problem, "Give each run once: its copy tells nothing new."
+                )
+            seen[head] = name
+
+    def _refuse_shared_noise(self) -> None:
+        """Salts and noise come from one key: runs of which the first message has one salt have one stream of noise."""
+        seen = dict[str, str]()
+        for run, name in zip(self._runs, self.names, strict=True):
+            salt = _first_salt(run)
+            if salt in seen:
+                problem = f"draws its noise from the same stream as {seen[salt]}"
+                remedy = "Run one of them anew: noise that two releases share protects neither."
+                raise RunError("run", str(run.directory), problem, remedy)
+            if salt:
+                seen[salt] = name
+
+
+def joint(runs: Sequence[Run]) -> JointRuns:
+    """Return several finished runs as what one recipient has of them all.
+
+    Args:
+        runs: two at least, each released to the same recipient.
+
+    Raises:
+        RunError: a run stands alone, is given twice, or shares its noise with another.
+    """
+    return JointRuns(runs)
+
+
+def _first_salt(run: Run) -> str:
+    """The salt of a run's first message, which comes from the key of its noise; empty where nothing was sent."""
+    return next((message.salt for message in read_messages(run.directory / "transcript")), "")

@@ -1,0 +1,85 @@
+"""The books of a run: its transcript, what oracles may answer, and what the protocol declares of its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fdaudit.accounting.exact import rounded_up
+from fdaudit.accounting.ledger import Books, Ledger
+from fdaudit.handout.oracle_access import finished, oracle_answers
+from fdaudit.planning.message_sizes import fixed_sizes
+from fdaudit.transcript.log import read_log
+from fdaudit.transcript.messages import role
+
+if TYPE_CHECKING:
+    from fdaudit.planning.plan import Plan
+
+__all__ = ["books_of", "table", "views_of"]
+
+
+def books_of(plan: Plan, run: Path) -> Books:
+    """Return a run made ready for the ledger of any adversary, with what each could ask of models."""
+    messages = read_log(run / "transcript").messages
+    reveals = {(m["kind"], m["from"]): m["reveals"] for m in plan.declared_messages if "reveals" in m}
+    return Books(
+        messages,
+        plan.parties,
+        transport=plan.spec.transport,
+        choices=plan.spec.privacy,
+        reveals=reveals,
+        records=min(len(plan.records(k)[1]) for k in plan.clients),
+        oracles=oracle_answers(plan, messages, finished=finished(plan, run)),
+        fixed_sizes=fixed_sizes(plan),
+        assumptions=_assumptions(plan),
+        pooled=plan.clients[0] if plan.protocol.pools_data else "",
+    )
+
+
+def _assumptions(plan: Plan) -> tuple[str, ...]:
+    """Return what the settings of a run take on trust, beside what every ledger does."""
+    found: tuple[str, ...] = plan.protocol_config.assumptions()  # type: ignore[attr-defined]
+    preset = plan.spec.preset
+    if preset is None or preset.name == "as-published" or preset.sample_rate is not None:
+        return found
+    if not any(entry.name == "dp-sgd" for entry in plan.spec.defenses):
+        return found
+    return (
+        *found,
+        "The preset's sampling rate follows from the number of all clients' records, which is public.",
+    )
+
+
+def views_of(plan: Plan) -> tuple[str, ...]:
+    """Whose ledgers are shown: every party that is no client, and the spec's adversaries."""
+    return tuple(dict.fromkeys([*(p for p in plan.parties if role(p) != "client"), *plan.spec.adversaries]))
+
+
+def table(ledgers: Sequence[Ledger]) -> list[str]:
+    """Ledgers as lines for a terminal: ε by adversary, then why and from what."""
+    lines = [f"{'adversary':<20} {'ε':>12}  {'δ':<8} {'worst client':<13} unit, relation"]
+    for entry in ledgers:
+        value = rounded_up(entry.epsilon)
+        stated = f"{entry.unit}, {entry.relation}"
+        lines.append(
+            f"{entry.view:<20} {value:>12}  {entry.delta:<8g} {entry.victim or 'nobody':<13} {stated}"
+        )
+        lines += [f"    {line}" for line in _details(entry)]
+    assumed = dict.fromkeys(line for entry in ledgers for line in entry.assumptions)
+    return [*lines, "", "Assumed", *(f"  {line}" for line in assumed)]
+
+
+def _details(entry: Ledger) -> Iterator[str]:
+    if entry.cause:
+        yield f"because of {entry.cause}"
+    for part in entry.contributions:
+        what = f"{part.kind} of {part.sender}: {part.charges} times {part.mechanism}"
+        yield f"{what}, ε {rounded_up(part.epsilon)} alone"
+    if entry.finite and entry.epsilon > 0:
+        yield f"by {entry.accountant}"
+        exact = [(entry.gdp, "GDP"), (entry.zcdp, "zCDP")]
+        if told := [f"{rounded_up(figure)}-{name}" for figure, name in exact if figure]:
+            yield f"{' and '.join(told)}, exact"
+    if entry.sampling:
+        yield f"sampling {entry.sampling}"

@@ -1,0 +1,138 @@
+"""The audit: spec -> plan -> federation -> transcript -> views -> attacks -> figures -> result, on one screen."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fdaudit.audit.backend import HERE, Elsewhere
+from fdaudit.audit.simulation import federate
+from fdaudit.audit.summary import conclude
+from fdaudit.evaluation.controls.kept import take_controls
+from fdaudit.evaluation.runner import attack_cells, note_time, stand_by
+from fdaudit.parallel import malloc
+from fdaudit.planning.plan import Plan, make_plan
+from fdaudit.planning.run_directory import (
+    commitments,
+    open_directory,
+    refuse_begun_meanwhile,
+    the_secrets,
+    the_spec,
+)
+from fdaudit.progress import Tick
+from fdaudit.spec.schema import Spec
+from fdaudit.storage.locks import make_private, together, writing
+from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.transcript.manifest import MANIFEST, refuse_changed, write_manifest
+from fdaudit.transcript.transcript import Position
+
+__all__ = ["attacked", "federated", "perform"]
+
+_PACKAGES = ("fdaudit", "numpy", "safetensors", "scikit-learn", "scipy", "torch", "torchvision")
+
+
+def perform(
+    source: Spec | Path | str | dict[str, Any] | None,
+    out: Path,
+    *,
+    resume: bool = False,
+    seed_from: Path | None = None,
+    elsewhere: Elsewhere = HERE,
+    tick: Tick = lambda what, done, total: None,
+) -> None:
+    """Runs a spec into a run directory: federation, transcript, attacks, result.
+
+    Args:
+        source: the spec; None with `resume` takes the one in the run directory.
+        out: the run directory; must not exist yet, unless `resume`.
+        resume: go on from the last whole round.
+        seed_from: a run directory whose vault's seed and secret are used again, and outcomes of controls where
+            they depend on nothing else.
+        elsewhere: other machines' part in it.
+        tick: called with what is under way, how far it is, and of how much.
+
+    Raises:
+        UsageError: the spec is wrong, or the directory is occupied or being written; nothing was written.
+    """
+    with together():
+        plan = federated(source, out, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=tick)
+        attacked(plan, out, seed_from=seed_from, elsewhere=elsewhere, tick=tick)
+
+
+def federated(
+    source: Spec | Path | str | dict[str, Any] | None,
+    out: Path,
+    *,
+    resume: bool = False,
+    seed_from: Path | None = None,
+    elsewhere: Elsewhere = HERE,
+    tick: Tick = lambda what, done, total: None,
+) -> Plan:
+    """The first half of `perform`, with its arguments: federation and transcript, sealed."""
+    with ExitStack() as held:
+        if out.is_dir():
+            held.enter_context(writing(out))
+        spec = the_spec(source, out, resume)
+        secrets = the_secrets(spec, out, resume, seed_from)
+        plan = make_plan(spec, secrets)
+        make_private(out)
+        held.enter_context(writing(out))
+        refuse_begun_meanwhile(spec, out, resume, seed_from, secrets)
+        plan.execution.begin()
+        open_directory(plan, out, secrets)
+        if seed_from is not None and (shown := Vault(seed_from / "vault").handed_out):
+            Vault(out / "vault").note_handed_out(shown)  # the same secret means the same candidates
+        if (out / MANIFEST).is_file():
+            refuse_changed(out)
+            return plan
+        if elsewhere.cells is None:
+            stand_by(plan)
+        tick(plan.protocol.name, 0, plan.protocol_config.rounds)  # type: ignore[attr-defined]
+        seconds = time.perf_counter()
+        end = federate(plan, out, tick)
+        _seal(plan, out, secrets, end)
+        malloc.give_back()
+        note_time(out, "federation", time.perf_counter() - seconds)
+        return plan
+
+
+def attacked(
+    plan: Plan,
+    out: Path,
+    *,
+    seed_from: Path | None = None,
+    beside: Sequence[Path] = (),
+    elsewhere: Elsewhere = HERE,
+    tick: Tick = lambda what, done, total: None,
+) -> None:
+    """The second half of `perform`: the attacks on a sealed record, and the result; `beside` as in `attack_cells`."""
+    with writing(out):
+        if seed_from is not None:
+            take_controls(seed_from, out)
+        attack_cells(plan, out, beside=beside, workers=elsewhere.cells, tick=tick)
+        conclude(plan, out)
+
+
+# -- the stages -----------------------------------------------------------------------------------------------
+
+
+def _seal(plan: Plan, run: Path, secrets: Secrets, end: Position) -> None:
+    """Writes the manifest: the federation is over, and changes to its record become visible."""
+    write_manifest(
+        run,
+        {
+            "head": end.head,
+            "messages": end.seq,
+            "commitments": commitments(plan, secrets),
+            "spec_sha256": plan.spec.digest(),
+            "versions": {**{p: version(p) for p in _PACKAGES}, "python": platform.python_version()},
+        },
+    )
+
+
+# -- details --------------------------------------------------------------------------------------------------

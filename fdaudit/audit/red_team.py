@@ -1,0 +1,261 @@
+"""The loop with a red team outside: it is handed a view, never the truth, and hands back guesses to be scored.
+
+Guarantees:
+  * what is handed out is the view, what the adversary is assumed to know, and candidates without an answer; no file
+    of it is linked to the run's;
+  * of whom candidates were handed out is noted in the vault before anybody has them, and no guess about its classes or
+    images is scored from then on: candidates show both;
+  * guesses name the view and the candidates that they are about by digest, and are scored by the code that scores the
+    run's own attacks; nothing is written before they have been.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.adversary.view import export_view as write_view
+from fdaudit.adversary.view import members_of, view_digest
+from fdaudit.audit.guesses import (
+    ExtractionGuess,
+    Guesses,
+    LabelGuess,
+    ReconstructionGuess,
+    guesses_and_digest,
+    schema,
+    to_guesses,
+)
+from fdaudit.audit.summary import conclude
+from fdaudit.errors import RunError, UsageError, nearest
+from fdaudit.evaluation.stage import Stage
+from fdaudit.handout.auxiliary import others
+from fdaudit.planning.plan import Plan
+from fdaudit.result import Cell
+from fdaudit.scoring.extraction import RELEASED
+from fdaudit.storage.files import encode, load_json, save_json, write_atomically, written_whole
+from fdaudit.storage.locks import writing
+from fdaudit.storage.paths import local_path
+from fdaudit.storage.vault import Vault
+from fdaudit.transcript.manifest import refuse_changed
+from fdaudit.types import Challenge
+
+if TYPE_CHECKING:
+    from fdaudit.audit.run import Run
+
+__all__ = ["CARD", "export_view", "score"]
+
+CARD = "card.json"
+_SCHEMA = "fdaudit-handout/2"
+_README = """\
+# What {adversary} saw
+
+This directory holds what one adversary saw of a federation, for an attack from outside. The truth is not in it.
+
+- `view/`: the adversary's view. `fdaudit.adversary.view.open_view` opens it. `view/view.json` lists the digest of every
+  file; each line of `view/messages.jsonl` is a message it sent or received, or the hash of another's line;
+  `view/payloads/` holds the tensors (safetensors).
+- `knowledge/`: what the adversary is assumed to have besides: `auxiliary.safetensors` (`x`, `y`) and, where there
+  are any, `public.safetensors` (`x`).
+- `challenges/`: for membership, where it was asked for: candidates `x`, `y` of each victim and the number `pair` of the
+  matched pair; one of each pair was trained on.
+- `card.json`: the victims, the model, and the digests that guesses must name.
+- `guesses.schema.json`: the JSON schema of what to hand back. `fdaudit score RUN GUESSES.json` scores it.
+"""
+
+
+def export_view(run: Run, adversary: str, out: Path | str, *, challenges: bool = False) -> Path:
+    """Writes what an adversary saw and is assumed to know as a directory of its own, to be attacked elsewhere.
+
+    Args:
+        run: a finished run.
+        adversary: `server`, `client/3`, `eavesdropper`, `world`, or a coalition `a+b`.
+        out: a directory that does not exist yet.
+        challenges: whether candidates for membership go with it. From then on guesses about classes and images of
+            these victims are not scored any more, whoever makes them.
+
+    Returns:
+        The directory.
+
+    Raises:
+        UsageError: the adversary is nobody, or the directory exists or cannot be made; nothing was written.
+    """
+    target, plan = local_path(out, "out"), run.plan
+    members_of(adversary, plan.parties)
+    if target.exists() or target.is_symlink():
+        raise RunError("out", str(target), "exists already", "Choose another directory.")
+    refuse_changed(run.directory)
+    with written_whole(target) as scratch:
+        issued = _fill(scratch, Stage(plan, run.directory), adversary, challenges)
+        if issued:
+            Vault(run.directory / "vault").note_handed_out(issued)
+    target.chmod(0o755)  # it is to be given away; before it is whole, it is not
+    return target
+
+
+def score(run: Run, guesses: Path | str) -> Cell:
+    """Scores guesses that were made elsewhere, and keeps the outcome in the run.
+
+    Args:
+        run: the run whose exported view was attacked.
+        guesses: a JSON file; `docs/guesses.schema.json` is its schema.
+
+    Returns:
+        The outcome, which the report shows as the attack `external-NAME`; it has no controls.
+
+    Raises:
+        UsageError: the file is wrong, names another view, other candidates or nobody's messages, or is about classes
+            or images of a victim whose candidates were handed out; nothing was written.
+    """
+    with writing(run.directory):
+        refuse_changed(run.directory)
+        return _score(run, Path(guesses))
+
+
+def _score(run: Run, path: Path) -> Cell:
+    (given, digest), plan = guesses_and_digest(path), run.plan
+    stage = Stage(plan, run.directory)
+    _refuse_other_view(given, stage)
+    _refuse_other_candidates(given, stage)
+    _refuse_spoilt(given, Vault(run.directory / "vault").handed_out)
+    kept = run.directory / "attacks" / f"external-{given.name}.json"
+    earlier = _earlier(kept, given)
+    made = to_guesses(given, path.parent, plan.dataset.input_shape)
+    attack = f"external-{given.name}"
+    try:
+        figures, targets = stage.score(f"{given.adversary}/{attack}", given.adversary, made)
+    except ValueError as error:
+        raise UsageError("guesses", str(path), f"cannot be scored: {error}", "Correct the file.") from None
+    cell = Cell(
+        protocol=plan.protocol.name,
+        adversary=given.adversary,
+        attack=attack,
+        goal=given.goal,
+        source=given.source or "guesses from outside",
+        status="run",
+        assumes=given.assumes,
+        params={"guesses_sha256": digest, "submission": earlier + 1},
+        figures=figures,
+        targets=targets,
+    )
+    kept.parent.mkdir(exist_ok=True)
+    save_json(kept, cell.to_json(), indent=1)
+    conclude(plan, run.directory)
+    return cell
+
+
+# -- what is handed out -----------------------------------------------------------------------------------------
+
+
+def _fill(folder: Path, stage: Stage, adversary: str, challenges: bool) -> Mapping[str, Challenge]:
+    """Write everything that is handed out. Return the challenges among it."""
+    plan, view = stage.plan, stage.view(adversary)
+    digest = write_view(view, folder / "view")
+    (folder / "knowledge").mkdir()
+    held = others(plan).records
+    if held is not None:
+        write_atomically(
+            folder / "knowledge" / "auxiliary.safetensors", encode(dict(zip("xy", held, strict=True)))
+        )
+    if len(plan.public):
+        write_atomically(folder / "knowledge" / "public.safetensors", encode({"x": plan.public}))
+    issued = stage.challenges(adversary) if challenges else {}
+    if issued:
+        (folder / "challenges").mkdir()
+    for target, challenge in issued.items():
+        write_atomically(folder / "challenges" / _file_of(target), _candidates(challenge))
+    write_atomically(folder / "README.md", _README.format(adversary=adversary).encode("utf-8"))
+    save_json(folder / "guesses.schema.json", schema(), indent=1)
+    save_json(folder / CARD, _card(plan, stage, adversary, issued, digest), indent=1)
+    return issued
+
+
+def _card(
+    plan: Plan, stage: Stage, adversary: str, issued: Mapping[str, Challenge], digest: str
+) -> dict[str, Any]:
+    return {
+        "schema": _SCHEMA,
+        "adversary": adversary,
+        "view_sha256": digest,
+        "victims": list(stage.victims(adversary)),
+        "protocol": plan.protocol.name,
+        "model": plan.spec.model.model_dump(mode="json"),
+        "input_shape": list(plan.dataset.input_shape),
+        "classes": plan.dataset.classes,
+        "task": plan.dataset.task,
+        "challenges": {
+            k: {
+                "file": f"challenges/{_file_of(k)}",
+                "sha256": hashlib.sha256(_candidates(c)).hexdigest(),
+                "candidates": len(c.y),
+                "design": c.design,
+            }
+            for k, c in issued.items()
+        },
+    }
+
+
+def _file_of(client: str) -> str:
+    return f"{client.replace('/', '-')}.safetensors"
+
+
+def _candidates(challenge: Challenge) -> bytes:
+    return encode({"x": challenge.x, "y": challenge.y, "pair": challenge.pair})
+
+
+# -- what is handed back ----------------------------------------------------------------------------------------
+
+
+def _refuse_other_view(given: Guesses, stage: Stage) -> None:
+    members_of(given.adversary, stage.plan.parties)
+    if given.view != view_digest(stage.view(given.adversary)):
+        problem = f"is not the digest of what {given.adversary} saw in this run"
+        raise UsageError(
+            "guesses.view", given.view, problem, "Attack a view that `fdaudit export-view` wrote."
+        )
+
+
+def _refuse_other_candidates(given: Guesses, stage: Stage) -> None:
+    issued = stage.challenges(given.adversary) if given.membership else {}
+    for number, guess in enumerate(given.membership or ()):
+        field = f"guesses.membership.{number}"
+        if guess.target not in issued:
+            raise UsageError(
+                f"{field}.target", guess.target, "was not challenged", nearest(guess.target, issued)
+            )
+        if guess.challenge != hashlib.sha256(_candidates(issued[guess.target])).hexdigest():
+            problem = f"is not the digest of the candidates issued for {guess.target}"
+            remedy = "Score the candidates that `fdaudit export-view --challenges` wrote."
+            raise UsageError(f"{field}.challenge", guess.challenge, problem, remedy)
+
+
+def _refuse_spoilt(given: Guesses, handed_out: Collection[str]) -> None:
+    """Refuse guesses about what candidates show: classes in about the client's shares, and images of which it has half.
+
+    Copies of models are refused, too: a copy can be trained on the candidates, half of which trained the model.
+    It does not matter to whom they were handed out, or by which name: nobody knows who has seen them since.
+    """
+    guesses: Sequence[LabelGuess | ReconstructionGuess | ExtractionGuess] = (
+        given.label_distribution or given.reconstruction or given.model_extraction or ()
+    )
+    kind = given.goal.replace("-", "_")
+    for number, guess in enumerate(guesses):
+        if guess.target in handed_out or (guess.target == RELEASED and handed_out):
+            problem = "had its candidates for membership handed out, which show its classes and images"
+            remedy = (
+                f"Score guesses of {kind} before `fdaudit export-view --challenges`, or run again under a new secret "
+                "(without --seed-from) and export without --challenges."
+            )
+            raise UsageError(f"guesses.{kind}.{number}.target", guess.target, problem, remedy)
+
+
+def _earlier(kept: Path, given: Guesses) -> int:
+    """How often guesses of this name were scored before: who may try often will be right by chance."""
+    if not kept.is_file():
+        return 0
+    cell = load_json(kept)
+    if (cell["adversary"], cell["goal"]) != (given.adversary, given.goal):
+        problem = f"is the name of guesses about {cell['goal']} by {cell['adversary']}"
+        raise UsageError("guesses.name", given.name, problem, "Choose another name.")
+    return int(cell["params"]["submission"])

@@ -1,0 +1,147 @@
+"""A finished run as an object."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.accounting.accounts import Accounts
+from fdaudit.accounting.ledger import Books, Ledger
+from fdaudit.accounting.profile import Profile, profile, with_delta
+from fdaudit.adversary.view import View
+from fdaudit.audit.ledgers import books_of
+from fdaudit.audit.summary import utility_table
+from fdaudit.errors import RunError
+from fdaudit.evaluation.stage import Stage
+from fdaudit.events import Relation, Unit
+from fdaudit.planning.plan import Plan
+from fdaudit.planning.run_directory import reopen
+from fdaudit.storage.files import load_json
+from fdaudit.storage.timings import read_timings
+from fdaudit.transcript.manifest import verify
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Run"]
+
+
+class Run:
+    """A finished run on disk.
+
+    Args:
+        directory: the run directory.
+
+    Attributes:
+        directory: where it lies.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._plan: Plan | None = None
+        self._books: Books | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The run's plan, rebuilt from its spec and its vault on first use."""
+        if self._plan is None:
+            self._plan = reopen(self.directory)
+        return self._plan
+
+    @property
+    def books(self) -> Books:
+        """The run's transcript made ready for the ledger of any view, on first use."""
+        if self._books is None:
+            self._books = books_of(self.plan, self.directory)
+        return self._books
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """`result.json`.
+
+        Raises:
+            RunError: the run was not concluded.
+        """
+        path = self.directory / "result.json"
+        if not path.is_file():
+            raise RunError("run", str(self.directory), "has no result yet", "Finish it with --resume.")
+        value: dict[str, Any] = load_json(path)
+        return value
+
+    @property
+    def utility(self) -> pd.DataFrame:
+        """`utility.csv`: columns line, round, party, accuracy, macro_f1, n.
+
+        Of multi-label data: mean_auc, its interval low and high, macro_f1, left_out (classes) and n.
+        """
+        return utility_table(self.directory)
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds by stage; no digest covers them.
+
+        Raises:
+            RunError: `timings.json` holds something else.
+        """
+        return read_timings(self.directory)
+
+    def view(self, name: str) -> View:
+        """What an adversary saw: `server`, `client/3`, `eavesdropper`, `world`, or a coalition `a+b`."""
+        return Stage(self.plan, self.directory).view(name)
+
+    def ledger(
+        self,
+        view: str = "server",
+        *,
+        delta: float | None = None,
+        unit: Unit | None = None,
+        relation: Relation | None = None,
+    ) -> Ledger:
+        """What ε an adversary's view costs the client that it costs most, or why none can be claimed.
+
+        Args:
+            view: an adversary, as `view` takes it.
+            delta: δ; default: the spec's `privacy.delta`.
+            unit: `record` or `client`; default: the spec's.
+            relation: `add-or-remove` or `replace-one`; default: the spec's, or what the run's events suit.
+        """
+        asked = self.plan.spec.privacy
+        return self.books.ledger(
+            view,
+            delta=asked.delta if delta is None else delta,
+            unit=unit or asked.unit,
+            relation=relation or asked.relation,
+        )
+
+    def accounts(
+        self, view: str = "server", *, unit: Unit | None = None, relation: Relation | None = None
+    ) -> Accounts:
+        """Return the mechanisms that each client is charged in an adversary's view; arguments as of `ledger`."""
+        asked = self.plan.spec.privacy
+        return self.books.accounts(view, unit=unit or asked.unit, relation=relation or asked.relation)
+
+    def profile(
+        self,
+        view: str = "server",
+        *,
+        delta: float | None = None,
+        unit: Unit | None = None,
+        relation: Relation | None = None,
+    ) -> Profile:
+        """Return ε of an adversary's view at many δ, its loss distributions and its trade-off function.
+
+        Args:
+            view: an adversary, as `view` takes it.
+            delta: a δ that is surely among them; default: the spec's `privacy.delta`.
+            unit: as `ledger` takes it.
+            relation: as `ledger` takes it.
+        """
+        delta = self.plan.spec.privacy.delta if delta is None else delta
+        return profile(self.accounts(view, unit=unit, relation=relation), with_delta(delta))
+
+    def verify(self) -> list[str]:
+        """Defects of the run's record, one sentence each; empty when there is none."""
+        return verify(self.directory)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.directory)!r})"

@@ -1,0 +1,231 @@
+"""The simulation: runs a protocol over the wire, round by round, so that it can be resumed after any of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fdaudit.accounting.budget import Meter
+from fdaudit.federation.checkpoints import Checkpoints
+from fdaudit.federation.networks import Trainers
+from fdaudit.federation.protocol import PartyData, Round
+from fdaudit.federation.rehearsal import NoWire, kinds_of, networks_of, setting_of
+from fdaudit.handout.oracle_access import exposed
+from fdaudit.metrics import accuracy, macro_f1, mean_auc, mean_auc_figure, multilabel_macro_f1
+from fdaudit.planning.message_sizes import fixed_events
+from fdaudit.planning.plan import Plan
+from fdaudit.spec.schema import RecordRounds
+from fdaudit.storage.tables import csv_text
+from fdaudit.storage.vault import Vault
+from fdaudit.storage.writer import BackgroundWriter
+from fdaudit.training.trainer import Parameters
+from fdaudit.transcript.transcript import Position, Transcript, read_messages
+from fdaudit.transcript.wire import Wire
+from fdaudit.types import Task, task_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Utility", "federate"]
+
+Tick = Callable[[str, int, int], None]
+"""Progress: what, how far, of how much."""
+
+_WHO = ("line", "round", "party")
+_COLUMNS: Mapping[Task, tuple[str, ...]] = {
+    "single-label": (*_WHO, "accuracy", "macro_f1", "n"),
+    "multi-label": (*_WHO, "mean_auc", "low", "high", "macro_f1", "left_out", "n"),
+}
+
+
+class Utility:
+    """`utility.csv`: one row for each model evaluated on the test records.
+
+    Of the multi-label task a row has mAUC with its interval (empty where there is none), and how many
+    classes it had to leave out.
+
+    Args:
+        path: the file.
+        offset: where to go on; what lies beyond is removed first.
+        task: what was learnt.
+    """
+
+    def __init__(self, path: Path, offset: int, task: Task = "single-label") -> None:
+        self._path = path
+        path.touch()
+        os.truncate(path, offset)
+        self.offset = offset
+        if offset == 0:
+            self._write([_COLUMNS[task]])
+
+    def add(
+        self, line: str, round: int, models: Mapping[str, Parameters], trainers: Trainers, plan: Plan
+    ) -> None:
+        """Evaluates models on the test records and appends their rows."""
+        if not models:
+            return
+        x, y = plan.test
+        rows = []
+        for party, parameters in models.items():
+            logits = trainers[party].predict(parameters, x)
+            rows.append((line, round, party, *_measured(logits, y)))
+        self._write(rows)
+
+    def _write(self, rows: list[tuple[Any, ...]]) -> None:
+        with self._path.open("ab") as file:
+            file.write(csv_text(rows).encode("utf-8"))
+            file.flush()
+            os.fsync(file.fileno())
+        self.offset = self._path.stat().st_size
+
+
+def _measured(logits: Tensor, y: Tensor) -> tuple[Any, ...]:
+    """The figures of one row, in the order of `_COLUMNS`."""
+    if task_of(y) == "single-label":
+        guess = logits.argmax(1)
+        return accuracy(guess, y), macro_f1(guess, y), len(y)
+    figure = mean_auc_figure(logits, y)
+    left_out = len(mean_auc(logits, y).left_out)
+    return figure.value, figure.low, figure.high, multilabel_macro_f1(logits > 0, y), left_out, len(y)
+
+
+@dataclass(frozen=True, eq=False)
+class _Stage:
+    """One protocol set up on a plan: the run's own, or a reference line."""
+
+    plan: Plan
+    protocol: Any
+    evaluators: Trainers
+
+    @classmethod
+    def set_up(cls, plan: Plan, protocol: Any, config: Any, wire: Any) -> _Stage:
+        clients = {k: PartyData(*plan.records(k)) for k in plan.clients}
+        setting = setting_of(protocol, plan.common, clients, wire, plan.seed)
+        # The auditor measures with training cores of its own: a protocol's have its parties' weights in them.
+        networks = networks_of(protocol, plan.common.networks)
+        evaluators = Trainers(networks, plan.execution, tuple(setting.trainers))
+        return cls(plan, protocol(config, setting), evaluators)
+
+    def worth_a_row(self, done: Round, last: bool) -> Mapping[str, Parameters]:
+        """The models to evaluate: what a server holds as the run goes, everybody's at the end."""
+        if not last and done.index % self.plan.spec.evaluate_every:
+            return {}
+        shared = {p: m for p, m in done.models.items() if not p.startswith("client/")}
+        return done.models if last or not shared else shared
+
+
+def federate(plan: Plan, run: Path, tick: Tick) -> Position:
+    """Runs the protocol from the last checkpoint to its end, then the reference lines.
+
+    Rounds are made durable by a thread while the next ones compute. A run killed at any instant resumes from the
+    last `round.json` and ends bit for bit as an uninterrupted one.
+
+    Args:
+        plan: the run's plan.
+        run: the run directory.
+        tick: progress; told of a round when it is durable, by the thread that made it so.
+
+    Returns:
+        Where the transcript ended.
+    """
+    vault = Vault(run / "vault")
+    key, checkpoint = vault.secrets.for_run(plan.identity), vault.load_round()
+    start = Position(**checkpoint["transcript"]) if checkpoint else Position()
+    utility = Utility(run / "utility.csv", checkpoint["utility"] if checkpoint else 0, plan.dataset.task)
+    with Transcript(
+        run / "transcript",
+        secret=key,
+        start=start,
+        keep=_keep(plan),
+        writer=BackgroundWriter(),
+    ) as transcript:
+        checkpoints = Checkpoints(vault, transcript, checkpoint["state"] if checkpoint else None)
+        meter = _meter(plan, run, start)
+        wire = _wire(plan, transcript, key, meter)
+        stage = _Stage.set_up(plan, plan.protocol, plan.protocol_config, wire)
+        if checkpoint:
+            stage.protocol.state = vault.load(checkpoint["state"], checkpoint["state_sha256"])
+        rounds = plan.protocol_config.rounds  # type: ignore[attr-defined]
+        done: Round | None = None
+        first = checkpoint["round"] + 1 if checkpoint else 0
+        for done in stage.protocol.rounds(first) if _goes_on(meter) else ():
+            last = done.index == rounds - 1 or not _goes_on(meter)
+            utility.add(plan.protocol.name, done.index, stage.worth_a_row(done, last), stage.evaluators, plan)
+            if last:
+                for party, parameters in done.models.items():
+                    vault.save(f"models/{party.replace('/', '-')}", parameters)
+            # Told of once it is durable: whoever then copies the directory finds it whole.
+            told = partial(tick, plan.protocol.name, done.index + 1, rounds)
+            checkpoints.save(done, stage.protocol.state, utility.offset, told)
+            if last:
+                break
+        end = transcript.position
+    for protocol, config in plan.references:
+        for _ in _reference_line(plan, protocol, config, utility, tick):
+            pass
+    return end
+
+
+def _wire(plan: Plan, transcript: Transcript, secret: bytes, meter: Meter | None) -> Wire:
+    """The wire of the plan's protocol, on which the plan's defences stand."""
+    return Wire(
+        transcript,
+        parties=plan.parties,
+        kinds=kinds_of(plan.protocol),
+        device=torch.device(plan.execution.device),
+        secret=secret,
+        defenses=plan.defenses,
+        training=plan.training,
+        withheld=plan.spec.withhold,
+        withholdable=plan.protocol.withholdable,
+        outages=plan.outages,
+        meter=meter,
+    )
+
+
+def _meter(plan: Plan, run: Path, start: Position) -> Meter | None:
+    """What keeps the budget, with all that is on record already; None where the spec sets none."""
+    asked = plan.spec.privacy
+    if asked.budget is None:
+        return None
+    meter = Meter(
+        asked.budget.adversary,
+        asked.budget.epsilon,
+        asked.delta,
+        asked.unit,
+        # What is stated for records that come and go cannot be counted for records that are replaced.
+        asked.relation or ("add-or-remove" if plan.training else "replace-one"),
+        plan.parties,
+        fixed=fixed_events(plan),
+    )
+    meter.expose(exposed(plan, asked.budget.adversary.split("+")), "model" in plan.training)
+    for message in read_messages(run / "transcript") if start.seq else ():
+        if message.seq < start.seq:
+            meter.read(message)
+    return meter
+
+
+def _goes_on(meter: Meter | None) -> bool:
+    return meter is None or meter.allows_another()
+
+
+def _reference_line(plan: Plan, protocol: Any, config: Any, utility: Utility, tick: Tick) -> Iterator[None]:
+    stage = _Stage.set_up(plan, protocol, config, NoWire())
+    for done in stage.protocol.rounds(0):
+        last = done.index == config.rounds - 1
+        utility.add(protocol.name, done.index, stage.worth_a_row(done, last), stage.evaluators, plan)
+        tick(protocol.name, done.index + 1, config.rounds)
+        yield
+
+
+def _keep(plan: Plan) -> Callable[[int], bool]:
+    record = plan.spec.record
+    if isinstance(record, RecordRounds):
+        return frozenset(record.rounds).__contains__
+    return lambda round: record == "full"

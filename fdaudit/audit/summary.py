@@ -1,0 +1,312 @@
+"""The conclusion: gathers what lies in a run directory into `result.json`, from which reports are made."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.audit.ledgers import books_of, views_of
+from fdaudit.config import validate
+from fdaudit.errors import IntegrityError, SpecError
+from fdaudit.evaluation.stage import Stage
+from fdaudit.federation.rehearsal import roles_of
+from fdaudit.handout.oracle_access import accesses
+from fdaudit.limits import TABLE_BYTES, open_file, read_file
+from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson
+from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
+from fdaudit.scoring.claims import check_claims
+from fdaudit.scoring.containment import contained
+from fdaudit.scoring.family import family_of
+from fdaudit.storage.files import load_json, save_json
+from fdaudit.storage.vault import Vault
+from fdaudit.transcript.log import read_log
+from fdaudit.transcript.manifest import read_manifest
+from fdaudit.transcript.messages import role
+from fdaudit.types import Figure, Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fdaudit.accounting.ledger import Ledger
+    from fdaudit.planning.plan import Plan
+
+__all__ = ["OUT_OF_SCOPE", "conclude", "utility_table"]
+
+_PIECE = 1 << 20
+
+OUT_OF_SCOPE: tuple[Mapping[str, str], ...] = (
+    {
+        "name": "property inference",
+        "what": "properties of a client's records other than their class shares (Ateniese 2015)",
+    },
+    {"name": "attribute inference", "what": "a missing attribute of a known record (Fredrikson 2014)"},
+    {
+        "name": "linkage of clients over rounds",
+        "what": "which anonymous messages come from one client, or one client's device or site",
+    },
+    {
+        "name": "active servers",
+        "what": "parameters or samples made to single records out (Boenisch 2023); only samples that a protocol lets "
+        "the server choose are chosen here",
+    },
+    {
+        "name": "poisoning and backdoors",
+        "what": "clients that harm the model (Bagdasaryan 2020): its integrity",
+    },
+    {"name": "evasion", "what": "inputs made to be misclassified: its integrity"},
+    {
+        "name": "side channels",
+        "what": "time, energy, sizes of compressed messages, memory of a client's machine",
+    },
+)
+"""Attacks that no run tries, each with what it is after: the coverage table cannot name what is not registered."""
+
+
+def conclude(plan: Plan, run: Path) -> dict[str, Any]:
+    """Writes `result.json` and returns its value."""
+    spec, manifest = plan.spec, read_manifest(run)
+    stage = Stage(plan, run)
+    cells = [_outcome(path) for path in sorted((run / "attacks").glob("*.json"))]
+    seen = dict.fromkeys([*plan.parties, *spec.adversaries])
+    card = plan.protocol
+    silences = _silences(run)
+    ledgers = _ledgers(plan, run)
+    costs = [entry.to_json() for entry in ledgers]
+    private = derived_from_data(read_log(run / "transcript").messages)
+    views, oracles = {p: stage.view(p) for p in seen}, accesses(plan)
+    value = {
+        "schema": SCHEMA,
+        "auditor_only": True,
+        "run": _run_card(plan, run, manifest, silences),
+        "class_table": plan.splits.class_table.tolist(),
+        "utility": _utility(run, plan.dataset.task, plan.dataset.classes),
+        "exposure": [row for p in seen for row in exposure(views[p].messages, p, private)],
+        "views": contained(views.values(), oracles, spec.transport),
+        "wire": [
+            {"kind": w.kind, "sender_role": w.sender, "messages": w.messages, "bytes": w.bytes}
+            for w in bytes_on_wire(read_log(run / "transcript").messages)
+        ],
+        "assumptions": list(card.trust),
+        "oracles": [
+            {"name": a.name, "available_to": list(a.available_to), "answers": ", ".join(a.answers)}
+            for a in oracles
+        ],
+        "ledger": costs,
+        "checks": [check.to_json() for check in check_claims(plan, run, ledgers)],
+        "cells": cells,
+        "family": family_of(plan, run, cells),
+        "gates": gates(spec.gates.model_dump(), cells, costs),
+        "out_of_scope": [dict(attack) for attack in OUT_OF_SCOPE],
+        "limits": [*_limits(plan), *_went_silent(silences), *_stopped(plan, run)],
+        "reproduce": _reproduce(),
+    }
+    save_json(run / "result.json", value, indent=1)
+    return value
+
+
+def _run_card(
+    plan: Plan, run: Path, manifest: dict[str, Any], silences: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What was run, with which code and on what: the system card."""
+    spec, card = plan.spec, plan.protocol
+    return {
+        "name": spec.name,
+        "status": manifest["status"],
+        "profile": spec.profile,
+        "protocol": card.name,
+        "protocol_summary": (card.__doc__ or "").strip().split("\n")[0],
+        "roles": list(roles_of(card, plan.protocol_config)),
+        "deviations": list(card.deviations),
+        "dataset": spec.dataset.name,
+        "dataset_provenance": plan.dataset.provenance,
+        "task": plan.dataset.task,
+        "clients": spec.clients,
+        "rounds": _rounds_run(plan, run),
+        "model": spec.model.name,
+        "client_models": [m.name for m in spec.client_models],
+        "silences": silences,
+        "parameters": sum(t.numel() for t in plan.initial().values()),
+        "head": manifest["head"],
+        "messages": manifest["messages"],
+        "record": spec.record if isinstance(spec.record, str) else f"rounds {list(spec.record.rounds)}",
+        "transport": spec.transport,
+        "spec": spec.public(manifest["commitments"]["seed"]),
+        "spec_sha256": manifest["spec_sha256"],
+        "versions": manifest["versions"],
+        "device": plan.execution.device,
+        "threads": plan.execution.threads,
+        "strategy": plan.execution.strategy,
+        "seed_commitment": manifest["commitments"]["seed"],
+        "release": spec.release,
+        "data_commitment": manifest["commitments"].get("data", ""),
+        "model_hashes": _model_hashes(run),
+    }
+
+
+def _outcome(path: Path) -> Any:
+    """Return the outcome of a cell as its file holds it.
+
+    Raises:
+        IntegrityError: the file holds something else.
+    """
+    from fdaudit.reports.schema import Cell
+
+    value = load_json(path)
+    try:
+        validate(Cell, value, "outcome")
+    except SpecError as error:
+        raise IntegrityError([f"attacks/{path.name} is no outcome of an attack: {error}"]) from None
+    return value
+
+
+def _model_hashes(run: Path) -> list[dict[str, str]]:
+    """SHA-256 of the final models that others than clients hold, as safetensors: what a release is recognised by.
+
+    A client's own model stays without one: whoever guesses its records and settings could try the guess on a digest.
+    """
+    vault = Vault(run / "vault")
+    parties = [name.removeprefix("models/") for name in vault.names("models")]
+    return [
+        {"party": party, "sha256": _sha256(vault.directory / f"models/{party}.safetensors")}
+        for party in parties
+        if role(party.replace("-", "/")) != "client"
+    ]
+
+
+def _sha256(path: Path) -> str:
+    found = hashlib.sha256()
+    try:
+        with open_file(path) as file:
+            while piece := file.read(_PIECE):
+                found.update(piece)
+    except OSError as error:
+        raise IntegrityError([f"vault/models/{path.name} cannot be read: {error.strerror}"]) from None
+    return found.hexdigest()
+
+
+def _ledgers(plan: Plan, run: Path) -> list[Ledger]:
+    """What the view of each adversary of the spec and of each party that is no client costs."""
+    asked, books = plan.spec.privacy, books_of(plan, run)
+    return [
+        books.ledger(v, delta=asked.delta, unit=asked.unit, relation=asked.relation) for v in views_of(plan)
+    ]
+
+
+def _rounds_run(plan: Plan, run: Path) -> int:
+    checkpoint = Vault(run / "vault").load_round()
+    return int(checkpoint["round"]) + 1 if checkpoint else 0
+
+
+def _stopped(plan: Plan, run: Path) -> list[str]:
+    """That a run ended before its time, where a budget ended it."""
+    rounds, done = plan.protocol_config.rounds, _rounds_run(plan, run)  # type: ignore[attr-defined]
+    budget = plan.spec.privacy.budget
+    if budget is None or done >= rounds:
+        return []
+    ended = f"The budget of ε = {budget.epsilon:g} for {budget.adversary} ended the run after {done} of {rounds} rounds"
+    return [f"{ended}: another would have passed it. What is published at the end was not published."]
+
+
+def _silences(run: Path) -> list[dict[str, Any]]:
+    """Who went silent, and in which rounds, as the transcript has it."""
+    found: dict[str, list[int]] = {}
+    for message in read_log(run / "transcript").messages:
+        if message.kind == "silence":
+            found.setdefault(message.sender, []).append(message.round)
+    return [{"party": party, "rounds": rounds} for party, rounds in found.items()]
+
+
+def _went_silent(silences: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{s['party']} went silent in {len(s['rounds'])} rounds (first {s['rounds'][0]}, last {s['rounds'][-1]}): "
+        "they were completed without what it did not send."
+        for s in silences
+    ]
+
+
+def utility_table(run: Path) -> pd.DataFrame:
+    """Return `utility.csv` of a run.
+
+    Raises:
+        IntegrityError: it cannot be read, or is no table.
+    """
+    import pandas as pd
+
+    try:
+        return pd.read_csv(io.BytesIO(read_file(run / "utility.csv", TABLE_BYTES)))
+    except (OSError, ValueError) as error:
+        told = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise IntegrityError([f"utility.csv cannot be read: {told}"]) from None
+
+
+def _utility(run: Path, task: Task, classes: int) -> dict[str, Any]:
+    frame = utility_table(run)
+    final = []
+    for line, rows in frame.groupby("line", sort=False):
+        for row in rows[rows["round"] == rows["round"].max()].itertuples():
+            figure = _accuracy(row) if task == "single-label" else _mean_auc(row, classes)
+            final.append({"line": line, "party": row.party, "figure": figure_json(figure)})
+    columns = ["line", "round", "party", "accuracy" if task == "single-label" else "mean_auc", "macro_f1"]
+    return {"curve": frame[columns].to_dict("records"), "final": final}
+
+
+def _accuracy(row: Any) -> Figure:
+    n, value = int(row.n), float(row.accuracy)
+    interval = clopper_pearson(round(value * n), n)
+    return Figure(name="accuracy", value=value, unit="fraction", n=n, **interval._asdict())
+
+
+def _mean_auc(row: Any, classes: int) -> Figure:
+    """The row's mAUC as `mean_auc_figure` made it; an empty cell of a table is NaN, which differs from itself."""
+    left_out = int(row.left_out)
+    interval: dict[str, Any] = {}
+    if row.low == row.low:
+        interval = {"low": float(row.low), "high": float(row.high)}
+        interval |= {"confidence": 0.95, "method": MEAN_AUC_METHOD}
+    note = f"mean over {classes - left_out} of {classes} classes" if left_out else ""
+    value = float(row.mean_auc)
+    return Figure(name="mean_auc", value=value, unit="fraction", n=int(row.n), note=note, **interval)
+
+
+def _limits(plan: Plan) -> list[str]:
+    spec, attacked = plan.spec, plan.splits.clients[: plan.spec.victims]
+    victims = [len(c.members) for c in attacked]
+    resolution = (
+        "No matched pairs were set aside: nothing was measured about membership."
+        if not max(victims)
+        else f"Membership rests on {min(victims)} to {max(victims)} matched pairs a victim: a true-positive rate at a "
+        f"false-positive rate below {1 / max(victims):.1%} cannot be measured and is refused."
+    )
+    if plan.dataset.task == "multi-label" and max(victims):
+        y = plan.dataset.y
+        alike = sum(int((y[c.members] == y[c.non_members]).all(1).sum()) for c in attacked)
+        resolution += (
+            f" Of these {sum(victims)} pairs {alike} join records of one label set; the others, paired at random, "
+            "tell members from non-members no less fairly, but with more noise."
+        )
+    return [
+        "One run with one seed: intervals speak of these records and victims, not of other partitions or seeds.",
+        f"{spec.victims} of {spec.clients} clients were attacked, the first ones, fixed before the run.",
+        resolution,
+        "Parties were honest but curious; an adversary that deviates from the protocol may learn more.",
+        "Adversaries were assumed to hold auxiliary records from the clients' own distribution.",
+        "An attack that found nothing bounds nothing: a stronger one may exist.",
+        "The record finds damage and edits; unsigned, it proves neither who made it nor that the run was honest.",
+    ]
+
+
+def _reproduce() -> dict[str, list[str]]:
+    return {
+        "commands": [
+            "fdaudit verify RUN",
+            "fdaudit run RUN/spec.yaml --seed-from RUN --out AGAIN",
+            "fdaudit report RUN",
+        ],
+        "notes": [
+            "The second command needs this run's vault, which holds its seed and its secret.",
+            "On the same machine, with the versions above, it ends with the same head, byte for byte.",
+        ],
+    }

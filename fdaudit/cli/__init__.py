@@ -1,0 +1,1 @@
+"""Commands; nothing imports them."""

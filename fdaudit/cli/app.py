@@ -1,0 +1,397 @@
+"""The command line. What a command needs is imported when it runs: `--help` stays quick."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fdaudit.cli.evidence import evidence, verify
+from fdaudit.cli.options import Address, AsJson, ExecutorName, RunPath, RunWorkers
+from fdaudit.cli.privacy import calibrate, ledger
+from fdaudit.cli.red_team import export_view, score
+from fdaudit.cli.sweeps import curve, sweep
+from fdaudit.cluster.backends import elsewhere
+from fdaudit.errors import FdauditError, IntegrityError, UsageError
+from fdaudit.progress import progress, say, show
+from fdaudit.remote.workspace import Place, mirrored
+from fdaudit.storage.locks import together
+from fdaudit.storage.paths import is_url
+
+if TYPE_CHECKING:
+    from fdaudit.audit.backend import Elsewhere
+    from fdaudit.audit.run import Run
+    from fdaudit.progress import Tick
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    name="fdaudit",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Audit what federated learning and distillation leak: run a protocol with every message on record, attack "
+    "the record with what each adversary saw, report what leaked next to what was learnt.",
+    epilog="Exit codes: 0 done, 1 a gate of the spec or a cell failed, 2 bad input, 3 the record was changed.",
+)
+
+
+def main() -> None:
+    """Entry point: every refusal is one line on standard error and its exit code."""
+    # OpenMP reads this once, when torch is first imported. Its threads would otherwise spin while they wait for
+    # each other, and next to another busy process an operation of microseconds takes milliseconds.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        app(standalone_mode=True)
+    except FdauditError as error:
+        _say_error(error)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        # A full disk, a directory that may not be written: nothing that a traceback would explain better.
+        say(f"{error.strerror or type(error).__name__}: {error.filename or 'no file named'}")
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        say(
+            "there is not enough memory. Ask for smaller networks, batches or images, or use a larger machine."
+        )
+        sys.exit(1)
+
+
+def _say_error(error: FdauditError) -> None:
+    lines = error.findings if isinstance(error, IntegrityError) else (str(error),)
+    for line in lines:
+        say(line)
+
+
+@app.command()
+def quickstart(
+    out: Annotated[
+        str, typer.Option(metavar="DIR", help="Where the runs and their comparison go; a directory or a URL.")
+    ] = "audit",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where it was interrupted.")] = False,
+    executor: ExecutorName = "local",
+    workers: RunWorkers = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run five protocols on digits, which ship with scikit-learn; write their reports and a page to compare them."""
+    from fdaudit.evaluation import attack_pool
+
+    if executor == "local":
+        attack_pool.stand_by()  # they load their libraries while this process loads its own
+    from fdaudit.quickstart import suite
+    from fdaudit.storage.files import load_json
+
+    with mirrored(out, "resume" if resume else "new", field="out", quiet=as_json) as place:
+        with _at_work(as_json, executor, workers, address) as (tick, far):
+            # What is sent to a URL meanwhile must be at rest.
+            finished, page = suite.quickstart(
+                place.path,
+                resume=resume,
+                elsewhere=far,
+                one_by_one=is_url(out),
+                tick=place.ticking(tick),
+            )
+        place.push()
+        named = {
+            place.shown(r.directory): place.shown(r.directory / "report" / "index.html") for r in finished
+        }
+        if as_json:
+            made = [{"run": run, "report": report} for run, report in named.items()]
+            comparison = load_json(page.with_name("comparison.json"))
+            show(json.dumps({"runs": made, "page": place.shown(page), "comparison": comparison}))
+        else:
+            show(*suite.table(page), "", *(f"run     {r}" for r in named), f"page    {place.shown(page)}")
+        _end({r.directory.name: r.result for r in finished})
+
+
+@app.command()
+def run(
+    spec: Annotated[Path | None, typer.Argument(help="A spec (YAML); left out with --resume.")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Run directory, or a URL; default: runs/NAME-DIGEST.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")] = False,
+    seed_from: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Use the seed and secret in that run's vault again.")
+    ] = None,
+    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report too.")] = True,
+    executor: ExecutorName = "local",
+    workers: RunWorkers = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a spec: federation, transcript, attacks, result, report."""
+    from fdaudit import api
+    from fdaudit.remote.selection import seed_and_controls
+
+    if spec is None and not (resume and out is not None):
+        raise UsageError("SPEC", None, "is missing", "Give a spec, or --resume with --out.")
+    with ExitStack() as stack:
+        place = source = None
+        if seed_from is not None:
+            opened = mirrored(seed_from, field="seed-from", need=seed_and_controls, quiet=as_json)
+            source = stack.enter_context(opened).path
+        if out is not None:
+            opened = mirrored(out, "resume" if resume else "new", field="out", quiet=as_json)
+            place = stack.enter_context(opened)
+        with together():  # nobody writes between the run and its report
+            with _at_work(as_json, executor, workers, address) as (tick, far):
+                finished = api.run(
+                    spec,
+                    None if place is None else place.path,
+                    resume=resume,
+                    seed_from=source,
+                    elsewhere=far,
+                    tick=tick if place is None else place.ticking(tick),
+                )
+            path = api.report(finished) if with_report else None
+        place = place or Place(finished.directory)
+        place.push()
+        _conclude(finished, path, place, as_json)
+
+
+@contextmanager
+def _at_work(
+    as_json: bool, executor: str, workers: int | None, address: str | None
+) -> Iterator[tuple[Tick, Elsewhere]]:
+    """Progress, and where a run's work is done besides here."""
+    # Ray prints what befell a worker; that is no part of a command's output.
+    with (
+        redirect_stdout(sys.stderr),
+        progress(quiet=as_json) as tick,
+        elsewhere(executor, workers, address) as far,
+    ):
+        yield tick, far
+
+
+def _conclude(finished: Run, path: Path | None, place: Place, as_json: bool) -> None:
+    result = finished.result
+    if as_json:
+        value = {
+            "run": place.shown(finished.directory),
+            "report": None if path is None else place.shown(path),
+            "result": result,
+        }
+        show(json.dumps(value))
+    else:
+        show(*_summary(result), "", f"run     {place.shown(finished.directory)}")
+        if path is not None:
+            show(f"report  {place.shown(path)}")
+    _end({"": result})
+
+
+def _end(results: Mapping[str, dict[str, Any]]) -> None:
+    """Says what failed, each under its run's name where there are several, and exits with 1 then.
+
+    That is a cell, a gate, or an ε claimed that the attacks contradict.
+    """
+    failed = []
+    for name, result in results.items():
+        head = f"{name}: " if name else ""
+        failed += [
+            f"{head}cell {c['id']} failed: {c['reason']}" for c in result["cells"] if c["status"] == "failed"
+        ]
+        failed += [f"{head}gate {g['name']} failed: {_broken(g)}" for g in result["gates"] if not g["passed"]]
+        failed += [
+            f"{head}the ε claimed for {c['adversary']} is contradicted: {c['reason']}"
+            for c in result.get("checks", ())
+            if c["verdict"] == "contradicted"
+        ]
+    for line in failed:
+        say(line)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _broken(gate: Mapping[str, Any]) -> str:
+    """In what a gate's figure differs from its threshold, or that there is none."""
+    if gate["value"] is not None:
+        return f"{gate['value']} {'<' if gate['at_least'] else '>'} {gate['threshold']}"
+    return "the ledger leaves no ε to claim" if gate["name"] == "epsilon" else "no cell could measure it"
+
+
+def _summary(result: dict[str, Any]) -> list[str]:
+    """Accuracy, or mAUC, by line; then one line a cell."""
+    lines = []
+    several = any(row["figure"]["name"] == "mean_auc" for row in result["utility"]["final"])
+    best: dict[str, list[float]] = {}
+    for row in result["utility"]["final"]:
+        shared = any(r["line"] == row["line"] and r["party"] == "server" for r in result["utility"]["final"])
+        if not shared or row["party"] == "server":
+            best.setdefault(row["line"], []).append(row["figure"]["value"])
+    for name, values in best.items():
+        lines.append(f"{'mAUC' if several else 'accuracy':<9} {name:<14} {sum(values) / len(values):6.1%}")
+    for cell in result["cells"]:
+        if cell["status"] in ("not-requested",):
+            continue
+        figure = next(
+            (
+                f
+                for f in cell["figures"]
+                if f["name"] in ("psnr", "auc", "label_tv_mean") and f["value"] is not None
+            ),
+            None,
+        )
+        shown = (
+            cell["reason"] if figure is None else f"{figure['name']} {figure['value']:.3g} {figure['unit']}"
+        )
+        lines.append(f"{cell['status']:<15} {cell['id']:<36} {shown}")
+    return lines
+
+
+@app.command()
+def attack(
+    run: RunPath,
+    name: Annotated[str | None, typer.Argument(metavar="ATTACK", help="See `fdaudit list`.")] = None,
+    adversary: Annotated[
+        str, typer.Option(help="Whose view: server, client/3, eavesdropper, world, a+b.")
+    ] = "server",
+    every: Annotated[bool, typer.Option("--all", help="Every attack against every adversary.")] = False,
+    param: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the attack; VALUE is JSON."),
+    ] = None,
+    executor: ExecutorName = "local",
+    workers: RunWorkers = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack a finished run; the outcome is kept in it."""
+    from fdaudit import api
+    from fdaudit.remote.selection import but_reports
+
+    if every == (name is not None):
+        problem = "and --all exclude each other" if every else "is missing"
+        raise UsageError("ATTACK", name, problem, "Name one attack, or give --all.")
+    settings = dict(_setting(p) for p in param or [])
+    with mirrored(run, "change", need=but_reports, quiet=as_json) as place:
+        loaded = api.load(place.path)
+        with _at_work(as_json, executor, workers, address) as (tick, far):
+            if name is None:
+                cells = api.attack_all(loaded, place.ticking(tick), far)
+            else:
+                cells = [api.attack(name, loaded, adversary, place.ticking(tick), far, **settings)]
+    if as_json:
+        show(json.dumps([c.to_json() for c in cells]))
+    else:
+        show(*_summary({"utility": {"final": []}, "cells": [c.to_json() for c in cells]}))
+    if any(c.status == "failed" for c in cells):
+        raise typer.Exit(1)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError("--set", text, "is not KEY=VALUE", "Write, for example, --set restarts=4.")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+@app.command()
+def report(
+    run: RunPath,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="HTML file, or its URL; default: report/index.html or public.html in the run.",
+        ),
+    ] = None,
+    public: Annotated[
+        bool,
+        typer.Option("--public", help="Leave out what identifies records: images, shares, exact scores."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the security report of a run: one HTML file, nothing else needed to read it, and JSON beside it."""
+    from fdaudit import api
+    from fdaudit.remote.selection import but_reports
+
+    with ExitStack() as stack:
+        changes = out is None or public  # the vault remembers what was made public
+        place = stack.enter_context(
+            mirrored(run, "change" if changes else "read", need=but_reports, quiet=as_json)
+        )
+        loaded, target = api.load(place.path), None
+        if out is not None:
+            folder, file = os.path.split(out) if is_url(out) else ("", out)
+            place = stack.enter_context(mirrored(folder, "over", field="out", quiet=as_json))
+            target = place.path / file
+        path = api.report(loaded, target, public=public)
+        place.push()
+        made = {"report": place.shown(path), "json": place.shown(path.with_suffix(".json"))}
+        show(json.dumps(made) if as_json else place.shown(path))
+
+
+@app.command()
+def compare(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Two run directories or more, or URLs of such.")
+    ],
+    out: Annotated[str, typer.Option(metavar="DIR", help="Directory of the page, or a URL.")] = "comparison",
+    as_json: AsJson = False,
+) -> None:
+    """Compare finished runs: one HTML file with what each learnt, sent, showed to whom, and what leaked."""
+    from fdaudit import api
+    from fdaudit.remote.selection import for_comparison
+
+    with ExitStack() as stack:
+        opened = [stack.enter_context(mirrored(p, need=for_comparison, quiet=as_json)).path for p in paths]
+        place = stack.enter_context(mirrored(out, "over", field="out", quiet=as_json))
+        path = api.compare([api.load(p) for p in opened], place.path)
+        place.push()
+        show(json.dumps({"page": place.shown(path)}) if as_json else place.shown(path))
+
+
+app.command()(verify)
+app.command()(evidence)
+app.command()(ledger)
+app.command()(calibrate)
+app.command(name="export-view")(export_view)
+app.command()(score)
+app.command()(sweep)
+app.command()(curve)
+
+
+@app.command(name="list")
+def list_(as_json: AsJson = False) -> None:
+    """List protocols, attacks and defences."""
+    from fdaudit import attacks, defenses, protocols
+
+    rooms = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defences": defenses.REGISTRY}
+    found = {room: {n: _first_line(r.describe(n)["doc"]) for n in r.names()} for room, r in rooms.items()}
+    if as_json:
+        show(json.dumps(found))
+        return
+    for room, entries in found.items():
+        show(room)
+        for name, line in entries.items():
+            show(f"  {name:<20} {line}")
+    show("", "`fdaudit explain NAME` says more.")
+
+
+def _first_line(doc: str) -> str:
+    return doc.strip().split("\n")[0]
+
+
+@app.command()
+def explain(
+    name: Annotated[str, typer.Argument(help="See `fdaudit list`.")], as_json: AsJson = False
+) -> None:
+    """Explain a protocol, an attack or a defence: what it does, who sees what, what it assumes."""
+    from fdaudit.cli.explain import card, text
+
+    found = card(name)
+    show(*([json.dumps(found)] if as_json else text(found).split("\n")))

@@ -1,0 +1,146 @@
+"""The commands that hand a run on as evidence, and check what was handed on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fdaudit.cli.options import AsJson, RunPath
+from fdaudit.errors import IntegrityError, RunError, UsageError
+from fdaudit.progress import say, show
+from fdaudit.remote.workspace import Place, mirrored
+from fdaudit.storage.paths import is_url
+
+if TYPE_CHECKING:
+    from fdaudit.attestation.check import Outcome
+
+__all__ = ["evidence", "verify"]
+
+_SENSITIVE = "auditor only: it holds private records and says who was trained on; treat it like the data"
+
+
+def evidence(
+    run: RunPath,
+    out: Annotated[
+        str, typer.Option(metavar="DIR", help="Directory of the bundle, or a URL; must not exist yet.")
+    ],
+    sign: Annotated[
+        Path | None, typer.Option(metavar="KEY", help="Sign with this Ed25519 private key (PEM, PKCS#8).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run as evidence: its files but the vault, their digests, and a statement about them, signed or not."""
+    from fdaudit.api import load
+    from fdaudit.attestation.bundle import STATEMENT
+    from fdaudit.attestation.bundle import evidence as write
+    from fdaudit.attestation.dsse import open_envelope
+    from fdaudit.attestation.statement import read_statement
+
+    if is_url(run) and out.startswith(f"{run.rstrip('/')}/"):
+        raise RunError("out", out, "lies in the run itself", "Choose a directory beside it.")
+    with (
+        mirrored(run, quiet=as_json) as source,
+        mirrored(out, "new", field="out", quiet=as_json) as place,
+    ):
+        written = write(load(source.path), place.path, sign=sign, passphrase=_ask)
+        envelope, made = open_envelope((written / STATEMENT).read_bytes(), STATEMENT), place.shown(written)
+    files = len(read_statement(envelope.payload, STATEMENT).subjects)
+    signer = envelope.signatures[0].keyid if envelope.signatures else None
+    if as_json:
+        show(json.dumps({"evidence": made, "files": files, "signed_by": signer, "auditor_only": True}))
+        return
+    show(f"evidence  {made}", f"{files} files, {'unsigned' if signer is None else f'signed by {signer}'}")
+    show(_SENSITIVE)
+
+
+def _ask() -> str | None:
+    """A passphrase from whoever sits there; None where nobody does."""
+    if not sys.stdin.isatty():
+        return None
+    return str(typer.prompt("Passphrase of the key", hide_input=True, err=True))
+
+
+def verify(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN_OR_BUNDLE", help="A run directory, or evidence of one, or a URL.")
+    ],
+    key: Annotated[
+        Path | None, typer.Option(metavar="PUB", help="Evidence must be signed by this key (PEM, public).")
+    ] = None,
+    vault: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="A revealed vault, or its URL, held against the commitment."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a run's record, every byte of the transcript against the manifest; or evidence against its statement."""
+    from fdaudit.attestation.check import is_bundle
+    from fdaudit.remote.selection import for_verification
+
+    with ExitStack() as stack:
+        place = stack.enter_context(mirrored(run, need=for_verification, quiet=as_json))
+        if is_bundle(place.path):
+            revealed = None
+            if vault is not None:
+                revealed = stack.enter_context(mirrored(vault, field="--vault", quiet=as_json)).path
+            _verify_evidence(place, key, revealed, as_json)
+            return
+        for name, given in (("--key", key), ("--vault", vault)):
+            if given is not None:
+                remedy = "Leave it out, or give a directory that `fdaudit evidence` wrote."
+                raise UsageError(name, str(given), "belongs to evidence, and this is none", remedy)
+        _verify_run(place, as_json)
+
+
+def _verify_run(place: Place, as_json: bool) -> None:
+    from fdaudit.transcript.manifest import verify as check
+
+    findings = check(place.path)
+    if as_json:
+        named = place.shown(place.path)
+        show(json.dumps({"run": named, "intact": not findings, "findings": findings}))
+    elif not findings:
+        show("intact: every line chains, every payload matches its digest, nothing else lies there")
+    _end(findings, as_json)
+
+
+def _verify_evidence(place: Place, key: Path | None, vault: Path | None, as_json: bool) -> None:
+    from fdaudit.attestation.check import verify_bundle
+    from fdaudit.attestation.keys import public_key
+
+    if vault is not None and not vault.is_dir():
+        raise UsageError("--vault", str(vault), "is no directory", "Give the vault that was revealed.")
+    public = None if key is None else public_key(key, field="--key")
+    outcome = verify_bundle(place.path, key=public, vault=vault)
+    if as_json:
+        show(json.dumps(_as_json(place.shown(place.path), outcome)))
+    else:
+        if not outcome.findings:
+            show("intact: every file matches the statement, the statement matches the run, the record chains")
+            if vault is not None:
+                show("the vault is the one that the statement commits to")
+            if outcome.signed_by is not None:
+                show(f"signed by {outcome.signed_by}")
+        for note in outcome.notes:
+            say(note)
+    _end(outcome.findings, as_json)
+
+
+def _as_json(bundle: str, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "evidence": bundle,
+        "intact": not outcome.findings,
+        "findings": outcome.findings,
+        "notes": outcome.notes,
+        "signed_by": outcome.signed_by,
+    }
+
+
+def _end(findings: list[str], as_json: bool) -> None:
+    if findings:
+        raise typer.Exit(3) if as_json else IntegrityError(findings)

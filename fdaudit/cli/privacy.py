@@ -1,0 +1,197 @@
+"""The commands that speak of ε: what a run costs, and how much noise keeps to a budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from fdaudit.cli.options import AsJson
+from fdaudit.errors import UsageError, nearest
+from fdaudit.events import Relation, Unit
+from fdaudit.progress import say, show
+from fdaudit.remote.workspace import mirrored
+
+if TYPE_CHECKING:
+    from fdaudit.accounting.ledger import Ledger
+    from fdaudit.audit.joint_ledger import JointRuns
+    from fdaudit.audit.run import Run
+
+__all__ = ["calibrate", "ledger"]
+
+
+def ledger(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...", help="A run directory, or the URL of one. Several: what they cost together."
+        ),
+    ],
+    adversary: Annotated[
+        list[str] | None,
+        typer.Option(help="Whose view; repeat for several. Default: the spec's and every server."),
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="δ; default: the spec's.")] = None,
+    unit: Annotated[str | None, typer.Option(help="record or client; default: the spec's.")] = None,
+    relation: Annotated[
+        str | None, typer.Option(help="add-or-remove or replace-one; default: what the run's events suit.")
+    ] = None,
+    both_relations: Annotated[
+        bool,
+        typer.Option(
+            "--both-relations", help="State ε for records added or removed and for records replaced."
+        ),
+    ] = False,
+    curve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Write ε at many δ, trade-off functions and loss distributions there."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what ε each adversary's view costs the worst client, or why none can be claimed."""
+    if both_relations and relation is not None:
+        raise UsageError("relation", relation, "excludes --both-relations", "Give one of the two options.")
+    asked = {"unit": _one_of("unit", unit, Unit), "relation": _one_of("relation", relation, Relation)}
+    wanted = [{**asked, "delta": delta, "relation": r} for r in _relations(both_relations, asked["relation"])]
+    with ExitStack() as stack:
+        opened = _opened(runs, stack, quiet=as_json)
+        views = adversary or _views(opened)
+        found = [opened.ledger(view, **how) for view in views for how in wanted]
+        files = _written(opened, found, curve, stack, quiet=as_json)
+    if as_json:
+        entries = [entry.to_json() for entry in found]
+        show(json.dumps(entries if curve is None else {"ledger": entries, "files": files}))
+        return
+    _show_ledgers(found, both_relations)
+    show(*(["", *files] if files else []))
+    for warning in dict.fromkeys(w for entry in found for w in entry.warnings):
+        say(f"warning: {warning}")
+
+
+def _relations(both: bool, given: Relation | None) -> list[Relation | None]:
+    return list(get_args(Relation)) if both else [given]
+
+
+def _opened(runs: list[str], stack: ExitStack, *, quiet: bool) -> Run | JointRuns:
+    """The run, or several runs as one recipient has them."""
+    from fdaudit.api import load
+    from fdaudit.audit.joint_ledger import joint
+    from fdaudit.remote.selection import but_reports
+
+    places = [stack.enter_context(mirrored(run, need=but_reports, quiet=quiet)) for run in runs]
+    loaded = [load(place.path) for place in places]
+    return loaded[0] if len(loaded) == 1 else joint(loaded)
+
+
+def _views(opened: Run | JointRuns) -> tuple[str, ...]:
+    from fdaudit.audit.joint_ledger import JointRuns
+    from fdaudit.audit.ledgers import views_of
+
+    return opened.views if isinstance(opened, JointRuns) else views_of(opened.plan)
+
+
+def _written(
+    opened: Run | JointRuns, ledgers: Sequence[Ledger], curve: str | None, stack: ExitStack, *, quiet: bool
+) -> list[str]:
+    """The files of the ledgers' profiles, as the user would name them; none unless a directory is given."""
+    if curve is None:
+        return []
+    from fdaudit.audit.ledger_files import write_profiles
+
+    place = stack.enter_context(mirrored(curve, "new", field="curve", quiet=quiet))
+    profiles = [
+        opened.profile(entry.view, delta=entry.delta, unit=entry.unit, relation=entry.relation)
+        for entry in ledgers
+    ]
+    return [place.shown(path) for path in write_profiles(profiles, place.path, delta=ledgers[0].delta)]
+
+
+def _show_ledgers(found: Sequence[Ledger], both_relations: bool) -> None:
+    from fdaudit.accounting.exact import rounded_up
+    from fdaudit.audit.joint_ledger import JointLedger
+    from fdaudit.audit.ledgers import table
+
+    joint = [entry for entry in found if isinstance(entry, JointLedger)]
+    if both_relations:
+        show(*_side_by_side(found), "")
+    show(*table(found))
+    shares = {share for entry in joint for share in entry.runs}
+    if shares:
+        show("", "Each run alone, for the worst records")
+        show(
+            *(
+                f"  {s.run:<20} {s.client or 'not in it':<13} {rounded_up(s.epsilon)}"
+                for s in sorted(shares, key=repr)
+            )
+        )
+
+
+def _side_by_side(found: Sequence[Ledger]) -> list[str]:
+    """ε of each adversary for both relations, a line each."""
+    from fdaudit.accounting.exact import rounded_up
+
+    relations = get_args(Relation)
+    cells = {(e.view, e.relation): rounded_up(e.epsilon) for e in found}
+    lines = [f"{'adversary':<20} {relations[0]:>14} {relations[1]:>14}  unit"]
+    for entry in {e.view: e for e in found}.values():
+        both = " ".join(f"{cells[entry.view, r]:>14}" for r in relations)
+        lines.append(f"{entry.view:<20} {both}  {entry.unit}")
+    return lines
+
+
+def calibrate(
+    defence: Annotated[
+        str, typer.Argument(help="dp-sgd, gnmax, sanitized-gradients, …; see --help of the options.")
+    ],
+    epsilon: Annotated[float, typer.Option(help="ε to keep to.")],
+    delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
+    releases: Annotated[int, typer.Option(help="Messages, or PATE queries, that are noised.")] = 1,
+    steps: Annotated[int, typer.Option(help="Steps of DP-SGD, or of FedIOD's generator, in the run.")] = 1,
+    samples: Annotated[int, typer.Option(help="Generated samples a step.")] = 1,
+    sample_rate: Annotated[float, typer.Option(help="q of DP-SGD.")] = 1.0,
+    sensitivity: Annotated[float, typer.Option(help="Of noise on a message: twice its clip.")] = 1.0,
+    answered: Annotated[int | None, typer.Option(help="Confident-GNMax: the cap on answers.")] = None,
+    threshold_noise: Annotated[float, typer.Option(help="Confident-GNMax: σ1 over σ.")] = 2.0,
+    drawn_from: Annotated[int, typer.Option(help="Of how many clients one is drawn a step.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Find the least noise with which a defence, used so often, keeps to an ε."""
+    from fdaudit.accounting.calibration import SHAPES, Shape, noise_for
+    from fdaudit.config import validate
+
+    if not 0 < delta < 1:
+        raise UsageError("--delta", delta, "is no probability of failure", "Give a δ between 0 and 1.")
+    given = {
+        "releases": releases, "steps": steps, "samples": samples, "sample_rate": sample_rate,
+        "sensitivity": sensitivity, "answered": answered, "threshold_noise": threshold_noise, "drawn_from": drawn_from,
+    }  # fmt: skip
+    noise, reached = noise_for(defence, validate(Shape, given), epsilon, delta)
+    setting = SHAPES[defence][0]
+    if as_json:
+        found = {"defence": defence, "setting": setting, "value": noise, "epsilon": reached, "delta": delta}
+        show(json.dumps(found | _assumed(defence, sensitivity)))
+        return
+    # Noise is rounded up, so of its inverse more digits are shown than could round it up in turn.
+    name, value = (setting[2:], f"{1 / noise:.8g}") if setting.startswith("1/") else (setting, f"{noise:.5g}")
+    assumed = "".join(f", {what} = {number:g}" for what, number in _assumed(defence, sensitivity).items())
+    show(f"{defence}: {name} = {value}, ε = {reached:.4g} at δ = {delta:g}{assumed}")
+
+
+def _assumed(defence: str, sensitivity: float) -> dict[str, float]:
+    """What the noise on a message was calibrated for. Replacing all of it moves a message by twice its clip."""
+    if defence == "gaussian-noise":
+        return {"clip": sensitivity / 2, "sensitivity": sensitivity}
+    return {"sensitivity": sensitivity} if defence == "laplace-noise" else {}
+
+
+def _one_of(field: str, value: str | None, names: Any) -> Any:
+    """A word of a closed list, or None."""
+    known = get_args(names)
+    if value is not None and value not in known:
+        raise UsageError(field, value, "is not known", nearest(value, known))
+    return value

@@ -1,0 +1,124 @@
+"""The commands of sweeps: run a grid of specs, and draw what came of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fdaudit.cli.options import Address, AsJson, ExecutorName
+from fdaudit.cluster.backends import refuse_misfit
+from fdaudit.progress import progress, say, show
+from fdaudit.remote.workspace import mirrored
+
+if TYPE_CHECKING:
+    from fdaudit.sweeps.index import Index
+    from fdaudit.sweeps.sweep import Executor
+
+__all__ = ["curve", "sweep"]
+
+
+def sweep(
+    grid: Annotated[Path, typer.Argument(metavar="GRID", help="A grid (YAML).")],
+    out: Annotated[str, typer.Option(metavar="DIR", help="The sweep's directory, or a URL.")],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where it was interrupted; try failed cells again.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Cells at a time; default: one a processor.")
+    ] = None,
+    executor: ExecutorName = "local",
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a grid: protocols x defences x ε x seeds, each cell a run, as many at a time as there are processors."""
+    from fdaudit.remote.selection import whole_cells
+    from fdaudit.sweeps import sweep as engine
+
+    chosen = _executor(executor, workers, address)
+    # Ray prints what befell a worker; that is no part of this command's output.
+    with (
+        mirrored(
+            out,
+            "resume" if resume else "new",
+            field="out",
+            need=whole_cells,
+            ready=whole_cells,
+            quiet=as_json,
+        ) as place,
+        redirect_stdout(sys.stderr),
+        progress(quiet=as_json) as tick,
+    ):
+        index = engine.sweep(grid, place.path, resume=resume, executor=chosen, tick=place.ticking(tick))
+        named = place.shown(place.path)
+    gone = [e for e in index.cells if not e.in_grid]
+    if as_json:
+        show(json.dumps({"sweep": named, **index.model_dump(mode="json", by_alias=True)}))
+    else:
+        show(*_table(index), "", f"sweep   {named}")
+    if gone:
+        say(f"{len(gone)} cells of an earlier grid are kept, and are not part of this one")
+    _end(index)
+
+
+def curve(
+    path: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep's directory, or the URL of one.")],
+    out: Annotated[str, typer.Option(metavar="DIR", help="Where the files go; a directory or a URL.")],
+    width: Annotated[str, typer.Option(help="Of the figures: column (3.5 in) or text (7 in).")] = "text",
+    adversary: Annotated[
+        str | None,
+        typer.Option(help="Whose view's ε, by the ledger, is on the axis; default: the grid's, else server."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw a sweep: utility against the ledger's ε, leakage and bytes, as SVG, PDF, PNG, CSV and one page."""
+    from fdaudit.remote.selection import for_curves
+    from fdaudit.sweeps.curves import curve as draw
+
+    with (
+        mirrored(path, field="sweep", need=for_curves, quiet=as_json) as source,
+        mirrored(out, "over", field="out", quiet=as_json) as place,
+    ):
+        made = [place.shown(p) for p in draw(source.path, place.path, width=width, adversary=adversary)]
+    show(json.dumps({"files": made, "page": made[-1]}) if as_json else made[-1])
+
+
+def _executor(name: str, workers: int | None, address: str | None) -> Executor:
+    """Where cells run, by its name."""
+    from fdaudit.sweeps.sweep import local
+
+    refuse_misfit(name, address)
+    if name == "ray":
+        from fdaudit.cluster.sweeps import ray_cluster
+
+        return ray_cluster(workers, address)
+    return local(workers)
+
+
+def _table(index: Index) -> list[str]:
+    """How many cells of each protocol and defence have which status."""
+    found: dict[tuple[str, str], Counter[str]] = {}
+    for entry in index.cells:
+        if entry.in_grid:
+            found.setdefault((entry.protocol, entry.defence), Counter())[entry.status] += 1
+    width = max(len(protocol) + len(defence) for protocol, defence in found) + 2
+    return [
+        f"{f'{protocol}, {defence}':<{width}}  {', '.join(f'{n} {s}' for s, n in sorted(counts.items()))}"
+        for (protocol, defence), counts in sorted(found.items())
+    ]
+
+
+def _end(index: Index) -> None:
+    """Says what failed, a line a cell, and exits with 1 then."""
+    failed = [
+        e for e in index.cells if e.in_grid and (e.status == "failed" or (e.status == "done" and e.reason))
+    ]
+    for entry in failed:
+        say(f"{entry.called} ({entry.key}): {entry.reason}")
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""Ray: imported only where it is asked for."""

@@ -1,0 +1,134 @@
+"""What a worker of a Ray cluster does with attack cells of a run: a process runs them, and it passes on what that says.
+
+Guarantees:
+  * a cell is run by the code that runs it on one machine (`fdaudit.evaluation.attack_worker`), of the same versions and
+    under the same variables for threads;
+  * where the node does not share the run's directory, a worker works in a copy of its own, made once for as long as
+    the run stays as it was sent, and sends back whatever a cell has changed in it;
+  * the copy goes with the worker, unless the node itself or all processes that know of it are killed at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fdaudit.cluster.transfer import Arrival, changes, snapshot
+from fdaudit.cluster.worker import Errand, prepare, told
+
+__all__ = ["Parcel", "serve_piece", "serve_piece_here"]
+
+_WORKER = "fdaudit.evaluation.attack_worker"
+_copy: tuple[str, Path] | None = None
+"""The parcel that this worker has laid down, by its digest, and where."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parcel:
+    """A run's directory on its way.
+
+    Attributes:
+        digest: of all that is in it.
+        parts: each is exchanged for some lines of `fdaudit.cluster.transfer.pack`; a node gets each once.
+    """
+
+    digest: str
+    parts: Sequence[Any]
+
+
+def serve_piece(
+    errand: Errand, parcel: Parcel | None, fetch: Callable[[Any], Sequence[Mapping[str, Any]]]
+) -> Iterator[dict[str, Any]]:
+    """Runs the cells of a piece on this node.
+
+    Args:
+        errand: the piece.
+        parcel: the run's directory, where it was asked for.
+        fetch: what a part of the parcel is exchanged for.
+
+    Yields:
+        Lines as `fdaudit.evaluation.attack_worker` prints them, before each what its cell has changed, where the node
+        does not share the run's directory; `{"wanted": "run"}` and nothing else where it needs a parcel; in the end a
+        line with a `status`. `{"lost": True}` where the process ended early.
+    """
+    try:
+        prepare(errand.versions, errand.surroundings)
+        shared = _shares_directory(errand)
+        if parcel is None and not shared:
+            yield {"wanted": "run"}
+            return
+        if shared or parcel is None:
+            lines = told(_WORKER, errand.piece)
+        else:
+            lines = _told_elsewhere(errand.piece, _laid_down(parcel, fetch))
+        for line in lines:
+            if "failed" in line:
+                yield {"status": "failed", "reason": line["failed"]}
+                return
+            yield line
+    except Exception as error:  # whatever it is, it is this piece's, and few errors survive the way back
+        yield {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+    else:
+        yield {"status": "done"}
+
+
+def serve_piece_here(errand: Errand, parcel: Parcel | None) -> Iterator[dict[str, Any]]:
+    """`serve_piece` as a task of Ray's. It lies here, where PyTorch is not, as `fdaudit.cluster.worker.serve_here`
+    does.
+    """
+    import ray
+
+    yield from serve_piece(errand, parcel, ray.get)
+
+
+def _told_elsewhere(piece: Mapping[str, Any], home: Path) -> Iterator[dict[str, Any]]:
+    """What is said of each cell in turn, run in the copy below `home`, and before it what has changed there."""
+    run = home / "run"
+    for adversary in piece["adversaries"]:
+        before = snapshot(run)
+        for line in told(_WORKER, {**piece, "run": str(run), "home": str(home), "adversaries": [adversary]}):
+            if "lost" in line:
+                _forget()
+            else:
+                yield from changes(run, before)
+            yield line
+
+
+def _laid_down(parcel: Parcel, fetch: Callable[[Any], Sequence[Mapping[str, Any]]]) -> Path:
+    """A directory of this worker's own with the run below it."""
+    global _copy
+    if _copy is not None and _copy[0] == parcel.digest and _copy[1].is_dir():
+        return _copy[1]
+    _forget()
+    home = Path(tempfile.mkdtemp(prefix="fdaudit-run-"))
+    try:
+        arrival = Arrival(home / "staging", home / "run")
+        for part in parcel.parts:
+            for line in fetch(part):
+                arrival.take(line)
+        arrival.place()
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+    _copy = (parcel.digest, home)
+    return home
+
+
+def _forget() -> None:
+    """Removes the copy that there is."""
+    global _copy
+    if _copy is not None:
+        shutil.rmtree(_copy[1], ignore_errors=True)
+    _copy = None
+
+
+def _shares_directory(errand: Errand) -> bool:
+    """Whether this node sees the run's own directory, and may read and write there."""
+    run = Path(errand.piece["run"])
+    readable = all(os.access(path, os.R_OK) for path in (errand.mark, run / "vault" / "secrets.json"))
+    return readable and all(os.access(run / folder, os.W_OK) for folder in ("attacks", "vault"))

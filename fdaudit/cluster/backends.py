@@ -1,0 +1,52 @@
+"""Where a run's work is done, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fdaudit.audit.backend import HERE, Elsewhere
+from fdaudit.errors import UsageError, nearest
+
+__all__ = ["EXECUTORS", "elsewhere", "refuse_misfit"]
+
+
+EXECUTORS = ("local", "ray")
+"""Where work can be done."""
+
+
+@contextmanager
+def elsewhere(executor: str, workers: int | None = None, address: str | None = None) -> Iterator[Elsewhere]:
+    """Where a run's work is done, by the name of it, for as long as it is needed.
+
+    Args:
+        executor: one of `EXECUTORS`.
+        workers: of a cluster, at a time; default: one a processor of it.
+        address: of a cluster, as `fdaudit.cluster.sweeps.ray_cluster` takes it.
+
+    Raises:
+        UsageError: there is no such executor, or it cannot be had.
+    """
+    refuse_misfit(executor, address)
+    if executor == "local":
+        if workers is not None:
+            remedy = "Set threads in the spec, or add --executor ray."
+            raise UsageError("workers", workers, "is of use to Ray alone", remedy)
+        yield HERE
+        return
+    from fdaudit.cluster.attacks import ray_elsewhere
+
+    with ray_elsewhere(workers, address) as far:
+        yield far
+
+
+def refuse_misfit(executor: str, address: str | None) -> None:
+    """Refuses an executor that nobody knows, and an address where there is none to go to.
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    if executor not in EXECUTORS:
+        raise UsageError("executor", executor, "is not a known executor", nearest(executor, EXECUTORS))
+    if executor != "ray" and address is not None:
+        raise UsageError("address", address, "is of use to Ray alone", "Leave it out, or add --executor ray.")

@@ -1,0 +1,122 @@
+"""A sweep's cells on the workers of a Ray cluster: of this machine's own, or of one that stands already.
+
+Guarantees:
+  * cells come out bit for bit as side by side on one machine, given the same versions, threads and processors;
+  * a worker or node that is lost costs its own cell's time only: the cell is tried again, at most
+    `fdaudit.cluster.tasks.RETRIES` times, and goes on from its last whole round where the sweep's directory is shared;
+  * a cell from a node that does not share the directory is laid down whole or not at all;
+  * a cluster that was started here ends here, and no cell is left at work on one that was not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from fdaudit.cluster import connection
+from fdaudit.cluster.tasks import Attempt, after_loss, spread
+from fdaudit.cluster.transfer import Arrival
+from fdaudit.cluster.worker import Errand, serve_here, surroundings, versions
+from fdaudit.evaluation.controls.kept import take_controls
+from fdaudit.parallel.pool import Answer
+from fdaudit.storage.locks import writing
+from fdaudit.sweeps.sweep import Executor
+from fdaudit.sweeps.worker import alone
+
+__all__ = ["ray_cluster"]
+
+
+def ray_cluster(workers: int | None = None, address: str | None = None) -> Executor:
+    """Workers of a Ray cluster, each on one thread.
+
+    Args:
+        workers: cells at a time; default: one a processor of the cluster.
+        address: of a cluster that stands already: `HOST:PORT`, or `auto` for the one of this machine. Default: the
+            cluster that this process is connected to; where there is none, one of this machine's own, which ends with
+            the sweep.
+
+    Raises:
+        UsageError: Ray is not installed, or nothing answers at the address.
+    """
+    connection.refuse_absent()
+    connection.refuse_unreachable(address)
+
+    def work(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
+        if not pieces:
+            return
+        scratch = Path(pieces[0]["scratch"])
+        with connection.connected(workers, address) as size, connection.marked(scratch) as mark:
+            yield from spread(_Cells(pieces, mark), [p.get("like") for p in pieces], size)
+
+    return work
+
+
+class _Cells:
+    """A sweep's cells as errands."""
+
+    def __init__(self, pieces: Sequence[Mapping[str, Any]], mark: Path) -> None:
+        self._pieces, self._mark = pieces, mark
+        self._losses = Counter[int]()
+
+    def begin(self, number: int) -> Attempt:
+        return _begin(self._pieces[number], self._mark)
+
+    def lost(self, number: int, how: str) -> tuple[dict[str, Any], bool]:
+        self._losses[number] += 1
+        said, again = after_loss(self._losses[number], how)
+        return (said if again else {"status": "failed", "reason": said["failed"]}), again
+
+
+class _Cell(Attempt):
+    """A cell under way on some worker."""
+
+    def __init__(self, piece: Mapping[str, Any], lines: Any) -> None:
+        super().__init__(lines)
+        self._piece = piece
+        self._arrival: Arrival | None = None
+
+    def take(self, line: dict[str, Any]) -> dict[str, Any]:
+        """The line, once what came before it lies at its place, and outcomes of controls where others find them."""
+        if "folder" in line or "file" in line:
+            if self._arrival is None:
+                place = Path(self._piece["cell"])
+                self._arrival = Arrival(Path(self._piece["scratch"]) / f"arrival-{uuid4().hex}", place)
+            self._arrival.take(line)
+            return {}
+        if line.get("status") == "done":
+            if self._arrival is not None:
+                place = Path(self._piece["cell"])
+                with (
+                    alone(Path(self._piece["lock"])),
+                    writing(place, wait=True) if place.is_dir() else nullcontext(),
+                ):
+                    self._arrival.place()
+            take_controls(Path(self._piece["cell"]), Path(self._piece["shared"]))
+        return line
+
+    def forget(self) -> None:
+        if self._arrival is not None:
+            self._arrival.drop()
+
+
+def _begin(piece: Mapping[str, Any], mark: Path) -> Attempt:
+    """Sends a cell to the cluster, with what earlier cells have left for it."""
+    import ray
+
+    shared = Path(piece["shared"])
+    errand = Errand(
+        piece=piece,
+        mark=mark,
+        given={
+            p.relative_to(shared).as_posix(): p.read_bytes()
+            for p in (shared / "vault" / "secrets.json", *sorted(shared.glob("attacks/controls/*.json")))
+        },
+        versions=versions(),
+        surroundings=surroundings(),
+    )
+    task = ray.remote(serve_here).options(num_cpus=1, max_retries=0, num_returns="streaming")
+    return _Cell(piece, task.remote(errand))

@@ -1,0 +1,130 @@
+"""Errands on the workers of a Ray cluster: so many under way at a time, each tried again where its worker is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable, Sequence
+from typing import Any, Protocol
+
+from fdaudit.errors import IntegrityError
+from fdaudit.parallel.task_queue import Queue
+
+__all__ = ["RETRIES", "Attempt", "Errands", "after_loss", "spread"]
+
+RETRIES = 2
+"""How often something is tried again whose worker was lost."""
+
+
+class Attempt:
+    """An errand under way on some worker.
+
+    Args:
+        lines: the lines that the worker says about it, as Ray hands them over.
+    """
+
+    def __init__(self, lines: Any) -> None:
+        self.lines = lines
+
+    def next(self) -> dict[str, Any]:
+        """The next line about it; of one that is lost, `lost` says how; nothing, where a part of a file arrived."""
+        import ray
+
+        try:
+            line: dict[str, Any] = ray.get(next(self.lines))
+        except StopIteration:
+            self.forget()
+            return {"lost": "it ended before the cell was done"}
+        except ray.exceptions.RayTaskError as error:
+            self.forget()
+            return {"status": "failed", "reason": f"{type(error.cause).__name__}: {error.cause}"}
+        except ray.exceptions.RayError as error:
+            self.stop()
+            return {"lost": type(error).__name__}
+        if line.get("lost"):
+            self.forget()
+            return {"lost": "the cell's process ended before it was done"}
+        try:
+            return self.take(line)
+        except (OSError, IntegrityError) as error:
+            if "status" in line:
+                self.forget()
+            else:
+                self.stop()
+            return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+
+    def take(self, line: dict[str, Any]) -> dict[str, Any]:
+        """What is to be said of a line that has arrived."""
+        return line
+
+    def stop(self) -> None:
+        """Ends the worker that is at it; not to be called once its last line is here: the worker may be at the next."""
+        import ray
+
+        ray.cancel(self.lines, force=True)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets what has arrived of it."""
+
+
+class Errands(Protocol):
+    """Errands by number, and what becomes of one whose worker was lost."""
+
+    def begin(self, number: int) -> Attempt:
+        """Sends one to the cluster."""
+        ...
+
+    def lost(self, number: int, how: str) -> tuple[dict[str, Any], bool]:
+        """What is said of it, and whether it is sent again."""
+        ...
+
+
+def after_loss(times: int, how: str) -> tuple[dict[str, Any], bool]:
+    """What is said of something whose worker was lost so many times, and whether it is tried again."""
+    if times <= RETRIES:
+        return {"tick": ["worker lost, tried again", times, RETRIES]}, True
+    return {"failed": f"the worker that ran it was lost {times} times, last: {how}"}, False
+
+
+def spread(
+    errands: Errands, kinds: Sequence[Hashable | None], size: int
+) -> Generator[tuple[int, dict[str, Any]], None, None]:
+    """Keeps so many errands under way until all have ended, and yields every line as it comes.
+
+    An errand ends with a line that has a `status`; one that says `again` is sent once more.
+
+    Args:
+        errands: numbered from 0.
+        kinds: of each, as for a `Queue`: what a worker has ended is followed, as far as Ray hands the next errand to
+            the worker that has become free, by one of its kind.
+        size: so many.
+    """
+    import ray
+
+    waiting, at_work = Queue(kinds), dict[int, Attempt]()
+
+    def fill(ended: int | None = None) -> None:
+        while waiting and len(at_work) < size:
+            number = waiting.take(ended)
+            at_work[number] = errands.begin(number)
+
+    try:
+        fill()
+        while at_work:
+            (ready,), _ = ray.wait([a.lines for a in at_work.values()], num_returns=1)
+            number = next(n for n, a in at_work.items() if a.lines is ready)
+            line = at_work[number].next()
+            if "lost" in line or "again" in line or "status" in line:
+                del at_work[number]
+            if "lost" in line:
+                line, again = errands.lost(number, line["lost"])
+                if again:
+                    waiting.put_back(number)
+            elif "again" in line:
+                waiting.put_back(number)
+                line = {}
+            fill(number)  # first of all: a worker that is free waits for nothing that is done about a line
+            if line:
+                yield number, line
+    finally:
+        for attempt in at_work.values():
+            attempt.stop()

@@ -1,0 +1,160 @@
+"""A directory, or what has changed in one, as a series of lines to be sent to another machine and laid down there.
+
+Guarantees:
+  * a directory that arrives lies at its place whole or not at all, byte for byte and with the modes of the directories
+    in it; it is its owner's alone;
+  * of changes each file lies at its place whole or not at all, once all of them have arrived;
+  * no name leads out of the directory that is laid down, or out of the parts of it that may change; links are refused.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fdaudit.errors import IntegrityError
+from fdaudit.storage.files import sync_path
+from fdaudit.storage.paths import inside
+
+__all__ = ["Arrival", "Snapshot", "changes", "pack", "snapshot"]
+
+_CHUNK = 8 << 20
+"""Bytes of a file in one line."""
+
+Snapshot = Mapping[str, tuple[int, ...]]
+"""What lies in a directory, by name: of a file what changes when it is written, of a directory nothing."""
+
+
+def pack(directory: Path) -> Iterator[dict[str, Any]]:
+    """A directory's own directories, `{"folder": name, "mode": bits}`, and files, `{"file": name, "data": bytes}`.
+
+    A long file takes several lines, in order. Names are relative, with slashes.
+
+    Raises:
+        IntegrityError: there is something that is neither directory nor file.
+    """
+    for path in sorted(directory.rglob("*")):
+        yield from _packed(directory, path)
+
+
+def snapshot(directory: Path) -> Snapshot:
+    """A directory as it stands, for `changes` to compare with."""
+    found = {}
+    for path in directory.rglob("*"):
+        state = path.lstat()
+        written = () if path.is_dir() else (state.st_ino, state.st_size, state.st_mtime_ns)
+        found[path.relative_to(directory).as_posix()] = written
+    return found
+
+
+def changes(directory: Path, before: Snapshot) -> Iterator[dict[str, Any]]:
+    """What is new or written since, as `pack` has it, and before it `{"gone": name}` for what is there no more.
+
+    Raises:
+        IntegrityError: something new is neither directory nor file.
+    """
+    now = snapshot(directory)
+    yield from ({"gone": name} for name in sorted(before.keys() - now.keys(), reverse=True))
+    for name in sorted(now):
+        if before.get(name) != now[name]:
+            yield from _packed(directory, directory / name)
+
+
+def _packed(directory: Path, path: Path) -> Iterator[dict[str, Any]]:
+    name = path.relative_to(directory).as_posix()
+    if path.is_symlink() or not (path.is_dir() or path.is_file()):
+        raise IntegrityError([f"{name} is neither a directory nor a file"])
+    if path.is_dir():
+        yield {"folder": name, "mode": path.stat().st_mode & 0o777}
+        return
+    with path.open("rb") as file:
+        data = file.read(_CHUNK)
+        while True:
+            yield {"file": name, "data": data}
+            if not (data := file.read(_CHUNK)):
+                break
+
+
+class Arrival:
+    """A directory, or changes to one, on the way.
+
+    Args:
+        staging: where it is put together; replaced.
+        target: where it is to lie; on the same file system.
+        below: the only parts of it that may change; none given, all may.
+    """
+
+    def __init__(self, staging: Path, target: Path, below: Sequence[str] = ()) -> None:
+        self._staging, self._target, self._below = staging, target, tuple(below)
+        self._modes: dict[Path, int] = {}
+        self._gone: list[Path] = []
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True, mode=0o700)
+
+    def take(self, line: Mapping[str, Any]) -> None:
+        """Adds what a line of `pack` or `changes` holds.
+
+        Raises:
+            IntegrityError: its name leads elsewhere.
+        """
+        if "folder" in line:
+            path = self._inside(line["folder"])
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._modes[path] = line["mode"] & 0o777
+            return
+        if "gone" in line:
+            self._gone.append(self._inside(line["gone"]))
+            return
+        path = self._inside(line["file"])
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(line["data"])
+
+    def place(self) -> None:
+        """Makes it durable and moves it to its place, in place of what lies there."""
+        for path in self._staging.rglob("*"):
+            sync_path(path)
+        for path, mode in self._modes.items():
+            path.chmod(mode)
+        if self._target.is_dir():
+            shutil.rmtree(self._target)
+        self._staging.rename(self._target)
+        sync_path(self._target.parent)
+
+    def merge(self) -> None:
+        """Moves every file to its place among what lies there; each is whole, and what is gone goes."""
+        for path in sorted(self._staging.rglob("*")):
+            sync_path(path)
+        folders = set[Path]()
+        for staged in self._gone:
+            path = self._at_its_place(staged)
+            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+            folders.add(path.parent)
+        for staged in sorted(self._staging.rglob("*")):
+            path = self._at_its_place(staged)
+            if not staged.is_dir():
+                staged.replace(path)
+            elif not path.is_dir():
+                path.mkdir()
+                path.chmod(self._modes.get(staged, 0o700))
+            folders.add(path.parent)
+        for folder in folders:
+            if folder.is_dir():
+                sync_path(folder)
+        self.drop()
+
+    def drop(self) -> None:
+        """Removes what has arrived so far."""
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    def _inside(self, name: object) -> Path:
+        path = inside(self._staging, name)
+        within = [path.relative_to(self._staging).is_relative_to(part) for part in self._below]
+        if within and not any(within):
+            raise IntegrityError([f"{name!r} is no file that may change here"])
+        return path
+
+    def _at_its_place(self, staged: Path) -> Path:
+        return self._target / staged.relative_to(self._staging)

@@ -1,0 +1,1 @@
+"""The attack stage: cells, their processes and controls."""

@@ -1,0 +1,94 @@
+"""A process that runs attack cells: it reads pieces of work from its input, one a line, and prints their outcomes.
+
+`fdaudit.evaluation.runner` starts it. Nothing else may print where outcomes go: all other output goes to standard
+error.
+
+Guarantees:
+  * when its input ends it ends at once, in the middle of a cell too, and leaves no view of anybody behind, nor the
+    copy of a run that was made for it alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.parallel.pool import leave
+
+if TYPE_CHECKING:
+    from fdaudit.evaluation.runner import Desk
+
+__all__ = ["main"]
+
+_home: str | None = None
+"""A directory of this machine's for nothing but the run that this process works on: it goes when this process does."""
+
+
+def main() -> None:
+    """Serves until its input ends."""
+    pieces = SimpleQueue[dict[str, Any]]()
+    outcomes = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    desks: list[Desk] = []
+    from fdaudit.isolation import attacker, launch
+
+    os.environ.update(launch.THREADS)
+    # Libraries are loaded once for both, before there is a thread, or anything of a run.
+    attacker.stand_by(launch.fork)
+    Thread(target=_read, args=(pieces, desks), daemon=True).start()
+    from fdaudit.evaluation import runner
+    from fdaudit.planning.run_directory import reopen
+
+    def say(value: dict[str, Any]) -> None:
+        print(json.dumps(value), file=outcomes)
+
+    begun = ""
+    while True:
+        value = pieces.get()
+        try:
+            if value["run"] != begun:
+                while desks:
+                    desks.pop().close()
+                _settle(value.get("home"))
+                desks.append(runner.Desk(reopen(Path(value["run"])), Path(value["run"])))
+                begun = value["run"]
+            piece = runner.Piece.from_json(value, desks[0].plan)
+            for cell, seconds in desks[0].cells(piece):
+                say({"adversary": cell.adversary, "cell": cell.to_json(), "seconds": seconds})
+        except Exception as error:  # what a cell raises fails that cell: here the run itself cannot be had
+            begun = ""
+            say({"failed": f"{type(error).__name__}: {error}"})
+        say({"done": True})
+
+
+def _settle(home: str | None) -> None:
+    """Temporary files go below the home, where there is one."""
+    global _home
+    if home is not None:
+        Path(home, "tmp").mkdir(exist_ok=True, mode=0o700)
+    tempfile.tempdir = None if home is None else str(Path(home, "tmp"))
+    _home = home
+
+
+def _read(pieces: SimpleQueue[dict[str, Any]], desks: list[Desk]) -> None:
+    """Passes on what is to be done; when the input ends, whoever started this has, and so does this, at once."""
+    for line in sys.stdin:
+        pieces.put(json.loads(line))
+    from fdaudit.isolation import attacker
+    from fdaudit.storage import scratch
+
+    attacker.dismiss(for_good=True)
+    for desk in desks if _home is None else ():
+        desk.close()
+    scratch.remove_all()
+    leave(_home)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Controls: every attack is tried where it must work and where it must fail, through the code it always runs.
+
+An attack that finds nothing has shown nothing until its positive control has succeeded; one that also finds
+something in noise, or in a model that was never trained, has shown nothing either. The victims of controls are
+auxiliary records: no private record takes part.
+
+An attack's card says in `control` what it is tried on (`on`, a name of `CONTROLS`; left out: `model`), with what
+that needs besides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from fdaudit.evaluation.controls.answers import model_that_answers
+from fdaudit.evaluation.controls.classes import unseen_classes
+from fdaudit.evaluation.controls.federation import recorded_answers
+from fdaudit.evaluation.controls.generated import generated_samples, overfit_discriminator
+from fdaudit.evaluation.controls.gradients import bare_gradients
+from fdaudit.evaluation.controls.labels import skewed_clients
+from fdaudit.evaluation.controls.models import overfit_model
+from fdaudit.evaluation.controls.selectors import rehearsed_selector
+from fdaudit.evaluation.controls.uploads import recorded_uploads
+from fdaudit.handout.auxiliary import by_classes
+from fdaudit.handout.oracle_access import accesses
+from fdaudit.result import Control
+from fdaudit.storage.digests import canonical
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.planning.plan import Plan
+
+__all__ = ["CONTROLS", "controls", "depends_on", "setting_of"]
+
+CONTROLS: Mapping[str, Callable[[AttackPlan, Plan], dict[str, Control]]] = MappingProxyType(
+    {
+        "answers": model_that_answers,
+        "classes": unseen_classes,
+        "discriminator": overfit_discriminator,
+        "federation": recorded_answers,
+        "generated": generated_samples,
+        "gradients": bare_gradients,
+        "labels": skewed_clients,
+        "model": overfit_model,
+        "selector": rehearsed_selector,
+        "uploads": recorded_uploads,
+    }
+)
+"""What an attack can be tried on."""
+
+
+def setting_of(attack: AttackPlan, plan: Plan, adversary: str) -> str:
+    """Return which setting of an attack's controls is an adversary's own, as part of a file's name.
+
+    Attacks that show classes are tried as the adversary gets its answers: `answers` where clients give them in their
+    messages. For all other attacks, and where a released model or one in view answers, it is empty.
+    """
+    card, members = attack.card, adversary.split("+")
+    if not by_classes(card) or card["control"]["through"] != "oracle":
+        return ""
+    for access in accesses(plan):
+        if access.open_to(members, plan.spec.transport):
+            if access.kind is None:
+                return ""
+            if card.get("oracle") == "hard" or access.kind != "hard_labels":
+                return "answers"
+    return ""
+
+
+def depends_on(attack: AttackPlan, plan: Plan, setting: str = "") -> bytes:
+    """Everything that the outcome of an attack's controls depends on, as bytes; no private record.
+
+    The protocol, who takes part and their networks are among it for those controls only that run the protocol. Those of
+    attacks that show classes depend on the evaluator's test records and on how many records clients have; where clients
+    answer, also on the protocol and the defences.
+    """
+    network = plan.architecture
+    stated = {
+        "attack": attack.name,
+        "params": dict(attack.params or {}),
+        "network": [network.name, dict(network.params), list(network.input_shape), network.classes],
+        "execution": plan.execution.described,
+        "queries": plan.spec.query_budget,
+        "task": plan.dataset.task,
+        "auxiliary": plan.spec.auxiliary.model_dump(mode="json"),
+        "seed": plan.seed,
+        "version": version("fdaudit"),
+    }
+    if attack.card.get("control", {}).get("on") in ("gradients", "labels", "selector"):
+        stated["protocol"] = [plan.protocol.name, plan.protocol_config.model_dump(mode="json")]
+        stated["clients"] = [plan.spec.clients, [m.model_dump(mode="json") for m in plan.spec.client_models]]
+        stated["records"] = [len(plan.records(k)[1]) for k in plan.clients]
+    records = [*plan.auxiliary, plan.public]
+    if by_classes(attack.card):
+        stated["setting"] = [setting, plan.spec.victims, sorted(len(c.train) for c in plan.splits.clients)]
+        if setting or attack.card["control"]["through"] == "messages":
+            stated["defenses"] = [d.model_dump(mode="json") for d in plan.spec.defenses]
+            stated["answers"] = [plan.protocol.name, plan.protocol_config.model_dump(mode="json")]
+        records += plan.test
+    digest = hashlib.sha256(canonical(stated))
+    for tensor in records:
+        digest.update(str(tuple(tensor.shape)).encode() + tensor.contiguous().numpy().tobytes())
+    return digest.digest()
+
+
+def controls(attack: AttackPlan, plan: Plan, setting: str = "") -> dict[str, Control]:
+    """The positive and the negative control of an attack on the run's kind of images, in one of its settings."""
+    if setting:
+        return unseen_classes(attack, plan, setting)
+    return CONTROLS[attack.card.get("control", {"on": "model"})["on"]](attack, plan)

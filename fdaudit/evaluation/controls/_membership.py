@@ -1,0 +1,209 @@
+"""What controls of membership attacks share: coins over auxiliary records, and figures of both controls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.view import View, view_of
+from fdaudit.handout.auxiliary import others
+from fdaudit.isolation.attacker import attack as run_attack
+from fdaudit.isolation.schema import Case
+from fdaudit.metrics import auc_p_value, score_membership
+from fdaudit.result import Control
+from fdaudit.rng import SecretStream, child, child_numpy, child_seed
+from fdaudit.storage.scratch import scratch
+from fdaudit.transcript.transcript import Transcript
+from fdaudit.types import AttackTask, Challenge, Figure, Membership
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.planning.plan import Plan
+
+__all__ = [
+    "CONFIDENCE",
+    "MOST_CANDIDATES",
+    "WORKS",
+    "Design",
+    "Measured",
+    "attack_seed",
+    "design",
+    "guessed",
+    "measured",
+    "passed",
+    "said",
+    "score",
+]
+
+CONFIDENCE = 0.999
+"""Level of negative controls: at 95 % one honest run in twenty would read inconclusive by chance."""
+WORKS = 0.01
+"""p-value up to which a positive control has found members: a dozen pairs of auxiliary records can reach it."""
+MOST_CANDIDATES = 400
+_VICTIM = "client/0"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Design:
+    """Candidates in pairs, one of each a member by a fair coin, and what is left over.
+
+    Attributes:
+        challenge: about `client/0`.
+        member: (n,) who is.
+        rest: (x, y) auxiliary records that are no candidates.
+    """
+
+    challenge: Challenge
+    member: Tensor
+    rest: tuple[Tensor, Tensor]
+
+    @property
+    def members(self) -> tuple[Tensor, Tensor]:
+        """The victim's records (x, y)."""
+        return self.challenge.x[self.member], self.challenge.y[self.member]
+
+
+def design(
+    attack: AttackPlan,
+    plan: Plan,
+    *,
+    share: float = 1.0,
+    most: int = MOST_CANDIDATES,
+    random_labels: bool = True,
+) -> Design:
+    """Coins over auxiliary records.
+
+    Args:
+        attack: whose control it is; names the draws.
+        plan: with the auxiliary records.
+        share: of the records that become candidates.
+        most: candidates at most.
+        random_labels: labels have nothing to do with the images.
+    """
+    x, y = plan.auxiliary
+    generator = child(plan.seed, "control", attack.name, "design")
+    order = torch.randperm(len(x), generator=generator)
+    x, y = x[order], y[order]
+    if random_labels:
+        y = torch.randint(plan.dataset.classes, (len(x),), generator=generator)
+    pairs = max(min(int(share * len(x)), most) // 2, 1)
+    coins = torch.randint(2, (pairs,), generator=generator).bool()
+    n = 2 * pairs
+    challenge = Challenge(target=_VICTIM, x=x[:n], y=y[:n], pair=torch.arange(pairs).repeat_interleave(2))
+    return Design(challenge=challenge, member=torch.stack([coins, ~coins], 1).flatten(), rest=(x[n:], y[n:]))
+
+
+@contextmanager
+def said(
+    plan: Plan,
+    attack: AttackPlan,
+    messages: Sequence[tuple[str, str, str, Mapping[str, Tensor]]],
+    to: str = "server",
+) -> Iterator[View]:
+    """What `to` sees of a transcript with these messages: sender, receiver, kind, tensors."""
+    clients = sorted({name for m in messages for name in m[:2] if name.startswith("client/")} | {_VICTIM})
+    seed = child_seed(plan.seed, "control", attack.name, "secret").to_bytes(8, "big")
+    secret = SecretStream(seed * 2, "control").bytes(32)
+    with scratch("control") as folder:
+        with Transcript(folder, secret=secret) as transcript:
+            for sender, receiver, kind, tensors in messages:
+                transcript.record(sender, receiver, kind, tensors)
+        yield view_of(folder, to, parties=("server", *clients, "world"), hyperparameters={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """An attack's AUC on one control.
+
+    Attributes:
+        auc: with its one-sided p-value over the control's own coins.
+        either: how likely chance strays as far from 0.5, to either side.
+    """
+
+    auc: Figure
+    either: float = 1.0
+
+
+def measured(
+    attack: AttackPlan, plan: Plan, scores: Tensor, challenge: Challenge, member: Tensor
+) -> Measured:
+    """The AUC of scores (n,) on a control's challenge, and its p-values."""
+    auc = score_membership(
+        scores,
+        member,
+        generator=child_numpy(plan.seed, "control", attack.name, "score"),
+        pair=challenge.pair,
+        confidence=CONFIDENCE,
+    ).figures["auc"]
+    below = auc_p_value(-scores, member, pair=challenge.pair)
+    return Measured(auc=auc, either=min(1.0, 2 * min(below, 1.0 if auc.p is None else auc.p)))
+
+
+def score(attack: AttackPlan, plan: Plan, view: View, made: Design, public: Tensor | None = None) -> Measured:
+    """The attack's AUC about the design's victim, as the server of a view."""
+    knowledge = Knowledge(
+        architecture=plan.architecture,
+        auxiliary=others(plan).records,
+        train=plan.trainer(),
+        encode=plan.encoder,
+        public=public,
+        classes=plan.dataset.classes,
+        task=plan.dataset.task,
+    )
+    task = AttackTask(targets=(_VICTIM,), challenges={_VICTIM: made.challenge})
+    return guessed(
+        attack, plan, view, Case(knowledge=knowledge, task=task, seed=attack_seed(plan, attack)), made
+    )
+
+
+def attack_seed(plan: Plan, attack: AttackPlan) -> int:
+    """The seed of what an attack draws in its controls."""
+    return child_seed(plan.seed, "control", attack.name, "attack")
+
+
+def guessed(
+    attack: AttackPlan,
+    plan: Plan,
+    view: View,
+    case: Case,
+    made: Design,
+    reply: Callable[[Tensor, str | None], Tensor] | None = None,
+) -> Measured:
+    """The attack's AUC on a case about the design's victim."""
+    guesses = run_attack(attack, view, case, reply)
+    if isinstance(guesses, str):
+        reason = f"the attack does not apply to its own control: {guesses}"
+        return Measured(auc=Figure(name="auc", value=None, unavailable=reason))
+    (guess,) = guesses
+    if not isinstance(guess, Membership) or guess.scores.shape != made.member.shape:
+        raise TypeError("the attack gave no score for each candidate of its own control")
+    return measured(attack, plan, guess.scores, made.challenge, made.member)
+
+
+def passed(positive: tuple[str, Measured], negative: tuple[str, Measured]) -> dict[str, Control]:
+    """Both controls: the positive one's AUC beyond what coins explain, the negative one's within; texts say on what.
+
+    The p-values are exact over the coins: of scores that are nearly all alike a bootstrap interval would be too narrow.
+    """
+    (found, high), (nothing, chance) = positive, negative
+    level, works = f"{1 - CONFIDENCE:.2g}", f"{WORKS:g}"
+    return {
+        "positive": Control(
+            what=f"{found}: AUC above 0.5, by chance with p of at most {works}",
+            passed=high.auc.p is not None and high.auc.p <= WORKS,
+            figures=(high.auc,),
+        ),
+        "negative": Control(
+            what=f"{nothing}: AUC as near 0.5 as chance has it, p above {level} to either side",
+            passed=chance.auc.value is not None and chance.either > 1 - CONFIDENCE,
+            figures=(chance.auc,),
+        ),
+    }

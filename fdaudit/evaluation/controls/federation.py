@@ -1,0 +1,97 @@
+"""Attacks on recorded answers are tried on clients that know their records by heart, and on untrained ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fdaudit.evaluation.controls._membership import Design, Measured, design, passed, said, score
+from fdaudit.result import Control
+from fdaudit.rng import child
+from fdaudit.training.trainer import Fit, Job, Parameters, parameters_of
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.planning.plan import Plan
+
+__all__ = ["public_samples", "recorded_answers"]
+
+_OTHERS = 3
+"""Clients beside the victim."""
+_SHARE = 0.7
+"""Of the auxiliary records, those that are candidates; the other clients hold the rest."""
+_PUBLIC = 500
+"""Public samples of the control, where the run has none."""
+
+
+def recorded_answers(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+    """Half of the candidates, by fair coins, are learnt by heart by one client, which sends logits on public samples.
+
+    Labels are drawn at random: whatever a model says of them it knows of the records. Three other clients hold other
+    records. All models of the negative control are untrained, each with initial weights of its own.
+    """
+    made = design(attack, plan, share=_SHARE)
+    public = public_samples(attack, plan)
+    start = [
+        parameters_of(plan.architecture.build(child(plan.seed, "control", attack.name, "initial", k)))
+        for k in range(1 + _OTHERS)
+    ]
+    models, accuracy = _by_heart(plan, start, made)
+    found = {
+        name: _heard(attack, plan, made, public, weights)
+        for name, weights in (("positive", models), ("negative", start))
+    }
+    pairs = len(made.member) // 2
+    samples = f"logits on {len(public)} public samples of {1 + _OTHERS} clients"
+    by_heart = (
+        f"{samples}, one of which learnt {pairs} auxiliary records by heart under random labels "
+        f"({accuracy:.0%} fitted), against {pairs} held out"
+    )
+    return passed(
+        (by_heart, found["positive"]),
+        (f"the same candidates, {samples} that were never trained", found["negative"]),
+    )
+
+
+def public_samples(attack: AttackPlan, plan: Plan) -> Tensor:
+    """The run's public samples or, where it has none, means of two auxiliary images."""
+    if len(plan.public):
+        return plan.public[:_PUBLIC]
+    x, _ = plan.auxiliary
+    pairs = torch.randint(len(x), (2, _PUBLIC), generator=child(plan.seed, "control", attack.name, "public"))
+    return (x[pairs[0]] + x[pairs[1]]) / 2
+
+
+def _by_heart(plan: Plan, start: list[Parameters], made: Design) -> tuple[list[Parameters], float]:
+    """Every client's model fitted to its records, the victim's until all are right; and the victim's accuracy."""
+    x, y = made.rest
+    parts = [torch.arange(k, len(y), _OTHERS) for k in range(_OTHERS)]
+    data = [made.members, *((x[p], y[p]) for p in parts if len(p))]
+    trainer, models, accuracy = plan.trainer(), start[: len(data)], 0.0
+    fit = Fit(lr=0.003, optimizer="adam")
+    for _ in range(40):
+        jobs = [
+            Job(party=f"client/{k}", parameters=w, x=a, targets=b, batches=[torch.arange(len(b))] * 25)
+            for k, (w, (a, b)) in enumerate(zip(models, data, strict=True))
+        ]
+        models = [f.parameters for f in trainer.fit(jobs, fit)]
+        accuracy = float((trainer.predict(models[0], data[0][0]).argmax(1) == data[0][1]).double().mean())
+        if accuracy == 1:
+            break
+    return models, accuracy
+
+
+def _heard(
+    attack: AttackPlan, plan: Plan, made: Design, public: Tensor, models: list[Parameters]
+) -> Measured:
+    """The attack's AUC from what these clients' models answer."""
+    trainer = plan.trainer()
+    index = torch.arange(len(public))
+    messages = [
+        (f"client/{k}", "server", "logits", {"index": index, "values": trainer.predict(w, public)})
+        for k, w in enumerate(models)
+    ]
+    with said(plan, attack, messages) as view:
+        return score(attack, plan, view, made, public)

@@ -1,0 +1,182 @@
+"""Attacks on gradients are tried on bare uploads of auxiliary records, and on the same drowned in noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fdaudit import defenses, protocols
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.view import View
+from fdaudit.evaluation.controls._membership import attack_seed
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common
+from fdaudit.federation.rehearsal import rehearse
+from fdaudit.isolation.attacker import attack as run_attack
+from fdaudit.isolation.schema import Case
+from fdaudit.metrics import score_reconstruction
+from fdaudit.result import Control
+from fdaudit.rng import child, child_numpy, child_seed
+from fdaudit.storage.scratch import scratch
+from fdaudit.transcript.messages import role
+from fdaudit.types import AttackTask, Figure, Reconstruction, task_of
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.planning.plan import Plan
+    from fdaudit.protocols._fedavg_settings import FedAvgConfig
+
+__all__ = ["bare_gradients"]
+
+_LEAST_GAIN_DB = 1.0
+"""A reconstruction control counts as working from this mean gain over the prior baseline on, as a run's images do."""
+_CLIENTS = 2
+"""Clients of a control whose attack does not say how many it wants."""
+_DROWNING = 100.0
+"""Noise of the negative control, in standard deviations of the gradient's entries."""
+
+
+def bare_gradients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+    """Both controls of an attack on gradients, at the run's own network, batch size and local steps, undefended.
+
+    The card may say how many `clients` there are, and under `drowned` which settings the negative control replaces.
+    """
+    x, y = plan.auxiliary
+    fedavg, records = _as_in_the_run(plan, len(y) // 2)
+    clients = max(1, min(int(attack.card["control"].get("clients", _CLIENTS)), len(y) // (2 * records)))
+    order = torch.randperm(len(y), generator=child(plan.seed, "control", attack.name, "victims"))
+    victims, known = order[: clients * records], order[clients * records :]
+    case = _Case(attack, plan, fedavg, clients, (x[known], y[known]))
+    what = (
+        f"{fedavg.upload.replace('_', ' ')} of {clients} clients with {records} auxiliary records each, "
+        f"untrained {plan.architecture.name}"
+    )
+    gain = {}
+    for name in ("positive", "negative"):
+        gain[name] = case.figures(x[victims], y[victims], drown=name == "negative")
+    value = {name: g["psnr_gain"].value for name, g in gain.items()}
+    worked = value["positive"] is not None and value["positive"] >= _LEAST_GAIN_DB
+    silent = value["negative"] is not None and value["negative"] < _LEAST_GAIN_DB
+    return {
+        "positive": Control(
+            what=f"{what}: mean gain over the prior at least {_LEAST_GAIN_DB:g} dB",
+            passed=worked,
+            figures=_shown(gain["positive"], ("psnr", "psnr_prior", "psnr_gain")),
+        ),
+        "negative": Control(
+            what=f"the same under Gaussian noise {_DROWNING:g} times the upload: gain below {_LEAST_GAIN_DB:g} dB",
+            passed=silent,
+            figures=_shown(gain["negative"], ("psnr", "psnr_prior", "psnr_gain")),
+        ),
+    }
+
+
+def _as_in_the_run(plan: Plan, most: int) -> tuple[FedAvgConfig, int]:
+    """One round of FedAvg with the run's local training, and the records of a client: as many as in the run.
+
+    Args:
+        plan: the run's plan.
+        most: records of a client, at most.
+    """
+    config = plan.protocol_config.model_dump()
+    local = ("local_steps", "local_epochs", "batch_size", "lr", "momentum", "weight_decay", "mu")
+    given = {name: config[name] for name in local if config.get(name) is not None}
+    upload = str(config.get("upload", "model_parameters"))
+    weighting = "samples" if config.get("weighting") == "samples" else "uniform"
+    fedavg = protocols.REGISTRY.load("fedavg").Config(rounds=1, upload=upload, weighting=weighting, **given)
+    one_batch = upload == "gradient" or config.get("local_steps") == 1
+    held = sum(len(plan.records(k)[1]) for k in plan.clients) // len(plan.clients)
+    records = min(fedavg.batch_size, held) if one_batch else held
+    return fedavg, max(1, min(records, most))
+
+
+def _shown(figures: Mapping[str, Figure], names: Sequence[str]) -> tuple[Figure, ...]:
+    return tuple(figures[n] for n in names if n in figures)
+
+
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """One attack against one round of FedAvg whose clients hold auxiliary records."""
+
+    attack: AttackPlan
+    plan: Plan
+    fedavg: FedAvgConfig
+    clients: int
+    auxiliary: tuple[Tensor, Tensor]
+
+    def figures(self, x: Tensor, y: Tensor, drown: bool) -> Mapping[str, Figure]:
+        """Scores of the attack on the records (x, y), bare or drowned in noise."""
+        with scratch("control") as clean:
+            view = self._rehearsed(clean, x, y, {})
+            if not drown:
+                return self._attacked(view, x, y, {})
+            spread = self._spread(view)
+        noise = defenses.REGISTRY.load("gaussian-noise")
+        defense = noise(noise.Config(sigma=_DROWNING * spread))
+        with scratch("control") as noisy:
+            attached: dict[tuple[str, str], Any] = {(self.fedavg.upload, "client"): [defense]}
+            replaced = dict(self.attack.card["control"].get("drowned", {}))
+            return self._attacked(self._rehearsed(noisy, x, y, attached), x, y, replaced)
+
+    def _spread(self, view: View) -> float:
+        """Standard deviation of the entries of gradients or of updates, also where clients send whole models."""
+        sent = [view.tensors(m) for m in view.select(kind=self.fedavg.upload) if role(m.sender) == "client"]
+        start = view.tensors(view.select(kind="model_parameters", sender="server")[0])
+        whole = self.fedavg.upload == "model_parameters"
+        return float(
+            torch.cat([(t - start[n] if whole else t).flatten() for u in sent for n, t in u.items()]).std()
+        )
+
+    def _rehearsed(self, folder: Path, x: Tensor, y: Tensor, attached: Mapping[tuple[str, str], Any]) -> View:
+        fedavg = protocols.REGISTRY.load("fedavg")
+        seed = child_seed(self.plan.seed, "control", self.attack.name)
+        return rehearse(
+            folder / "transcript",
+            protocol=fedavg,
+            config=self.fedavg,
+            common=Common(
+                networks=Networks(self.plan.architecture),
+                execution=self.plan.execution,
+                public=x.new_zeros(0, *x.shape[1:]),
+                task=task_of(y),
+            ),
+            data=list(zip(x.chunk(self.clients), y.chunk(self.clients), strict=True)),
+            seed=seed,
+            defenses=attached,
+        )
+
+    def _attacked(
+        self, view: View, x: Tensor, y: Tensor, replaced: Mapping[str, Any]
+    ) -> Mapping[str, Figure]:
+        knowledge = Knowledge(
+            architecture=self.plan.architecture,
+            auxiliary=self.auxiliary,
+            train=self.plan.trainer(),
+            classes=self.plan.dataset.classes,
+            task=task_of(y),
+        )
+        targets = tuple(f"client/{k}" for k in range(self.clients))
+        task = AttackTask(targets=targets)
+        attack = replace(self.attack, params={**(self.attack.params or {}), "round": 0, **replaced})
+        xs, ys = x.chunk(self.clients), y.chunk(self.clients)
+        case = Case(knowledge=knowledge, task=task, seed=attack_seed(self.plan, attack))
+        made = run_attack(attack, view, case)
+        if isinstance(made, str):
+            reason = f"the attack does not apply to its own control: {made}"
+            return {"psnr_gain": Figure(name="psnr_gain", value=None, unavailable=reason)}
+        guesses = [g for g in made if isinstance(g, Reconstruction)]
+        rows = [targets.index(g.target) for g in guesses]
+        known = task_of(y) == "single-label"  # the prior's strategies by class need one class a record
+        return score_reconstruction(
+            [g.images for g in guesses],
+            [xs[k] for k in rows],
+            self.auxiliary[0],
+            child_numpy(self.plan.seed, "control", self.attack.name, "score"),
+            true_labels=[ys[k] for k in rows] if known else None,
+            auxiliary_labels=self.auxiliary[1] if known else None,
+        ).figures

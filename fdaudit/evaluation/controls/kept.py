@@ -1,0 +1,82 @@
+"""Outcomes of controls, kept: each control is run once for all adversaries in the same setting.
+
+Guarantees:
+  * what was kept counts only if the run's secret seals it with all that it depends on: anybody may have written it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.errors import IntegrityError
+from fdaudit.evaluation.controls import controls, depends_on, setting_of
+from fdaudit.limits import JSON_BYTES, read_file
+from fdaudit.result import Control
+from fdaudit.storage.digests import canonical
+from fdaudit.storage.files import load_json, save_json, write_atomically
+from fdaudit.storage.locks import writing
+from fdaudit.storage.vault import Vault
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.planning.plan import Plan
+
+__all__ = ["controls_directory", "kept_controls", "take_controls"]
+
+
+def controls_directory(run: Path) -> Path:
+    """Where the outcomes of controls are kept: of use to another run of the same auxiliary records and network."""
+    return run / "attacks" / "controls"
+
+
+def kept_controls(
+    attack: AttackPlan, plan: Plan, adversary: str, run: Path, beside: Sequence[Path] = ()
+) -> dict[str, Control]:
+    """Return the controls of an attack, by name: kept by the run or by one beside it, or run now and kept.
+
+    Args:
+        attack: the attack.
+        plan: the run's plan.
+        adversary: whose cell it is.
+        run: the run directory.
+        beside: directories of runs with the same secret.
+    """
+    setting = setting_of(attack, plan, adversary)
+    name = f"{'-'.join(filter(None, (attack.name, setting)))}.json"
+    upon, secrets = depends_on(attack, plan, setting), Vault(run / "vault").secrets
+
+    def seal(outcomes: Any) -> str:
+        return secrets.commit("controls", upon, canonical(outcomes))
+
+    path = controls_directory(run) / name
+    if (found := _sealed(path, seal)) is None:
+        others = (_sealed(controls_directory(place) / name, seal) for place in beside)
+        found = next((outcomes for outcomes in others if outcomes is not None), None)
+        if found is None:
+            found = {n: c.to_json() for n, c in controls(attack, plan, setting).items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path.parent, wait=True):  # a process with another adversary's cell writes the same file
+            save_json(path, {"sealed": seal(found), "controls": found}, indent=1)
+    return {n: Control.from_json(value) for n, value in found.items()}
+
+
+def _sealed(path: Path, seal: Callable[[Any], str]) -> dict[str, Any] | None:
+    """The outcomes that a file holds, where it is there and sealed."""
+    with suppress(IntegrityError):
+        kept = load_json(path) if path.is_file() else None
+        if isinstance(kept, dict) and kept.get("sealed") == seal(kept.get("controls")):
+            outcomes: dict[str, Any] = kept["controls"]
+            return outcomes
+    return None
+
+
+def take_controls(source: Path, run: Path) -> None:
+    """Copies outcomes of controls from one run to another; each is used only where all it depends on is the same."""
+    for path in sorted(controls_directory(source).glob("*.json")):
+        target = controls_directory(run) / path.name
+        if not target.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, read_file(path, JSON_BYTES))

@@ -1,0 +1,145 @@
+"""Attacks on class shares are tried on the run's own protocol, undefended, with clients of very uneven classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.view import EAVESDROPPER
+from fdaudit.config import Config
+from fdaudit.data import class_counts
+from fdaudit.evaluation.controls._membership import attack_seed
+from fdaudit.handout.rehearsals import rehearsal_of
+from fdaudit.isolation.attacker import attack as run_attack
+from fdaudit.isolation.schema import Case
+from fdaudit.metrics import mean_figure, total_variation
+from fdaudit.result import Control
+from fdaudit.rng import child, child_numpy, child_seed
+from fdaudit.storage.scratch import scratch
+from fdaudit.types import AttackTask, Figure, LabelDistribution, task_of
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.planning.plan import Plan
+
+__all__ = ["skewed_clients"]
+
+_MOST_CLIENTS = 4
+_MOST_ROUNDS = 3
+_MOST_RECORDS = 4_000
+_OWN_SHARE = 0.9
+"""Of a client's records, how many are of its own classes, which no other client of the control favours."""
+_WORKS = 0.5
+"""The distance left, as a share of the prior's, up to which the attack counts as working: the report's own rule."""
+
+
+def skewed_clients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+    """Both controls of an attack on class shares.
+
+    The victims hold half of the auxiliary records, each client mostly classes of its own; the attack knows the other
+    half, and sees all that crosses the wire. The negative control holds the same guesses against another client's
+    shares: what is still right then was not read off the client's messages.
+    """
+    generator = child(plan.seed, "control", attack.name, "victims")
+    x, y = plan.auxiliary
+    order = torch.randperm(len(y), generator=generator)[:_MOST_RECORDS]
+    victims, known = order[: len(order) // 2], order[len(order) // 2 :]
+    C = plan.dataset.classes
+    parts = _uneven(y[victims], max(2, min(plan.spec.clients, C, _MOST_CLIENTS)), generator)
+    data = [(x[victims[part]], y[victims[part]]) for part in parts]
+    truths = [_shares(labels, C) for _, labels in data]
+    what = f"{len(data)} undefended clients with half of the auxiliary records, {_OWN_SHARE:.0%} of their own classes"
+    empty = any(not int(class_counts(labels, C).sum()) for _, labels in data)
+    guesses = (
+        f"{len(y)} auxiliary records do not give every client of the control a class"
+        if empty
+        else _guesses(attack, plan, data, (x[known], y[known]))
+    )
+    if isinstance(guesses, str):
+        unavailable = Figure(name="label_tv", value=None, unavailable=guesses)
+        lost = Control(what=what, passed=False, figures=(unavailable,))
+        return {"positive": lost, "negative": lost}
+    turned = [*truths[1:], truths[0]]
+    found, prior = _distances(attack, plan, guesses, truths)
+    other, other_prior = _distances(attack, plan, guesses, turned)
+    return {
+        "positive": Control(
+            what=f"{what}: mean total variation at most {_WORKS:g} times that of all clients' shares together",
+            passed=(found.value or 0.0) <= _WORKS * (prior.value or 0.0),
+            figures=(found, prior),
+        ),
+        "negative": Control(
+            what="the same guesses held against another client's shares: farther off than all clients' shares together",
+            passed=(other.value or 0.0) > (other_prior.value or 0.0),
+            figures=(other, other_prior),
+        ),
+    }
+
+
+def _uneven(y: Tensor, clients: int, generator: torch.Generator) -> list[Tensor]:
+    """Row numbers by client: class c goes to client c mod K, but for a tenth of its records, which is spread evenly."""
+    main = y if task_of(y) == "single-label" else (y == 1).long().argmax(1)
+    home = main % clients
+    stray = torch.rand(len(home), generator=generator) >= _OWN_SHARE
+    anywhere = torch.randint(clients, home.shape, generator=generator)
+    holder = torch.where(stray, anywhere, home)
+    return [(holder == k).nonzero().flatten() for k in range(clients)]
+
+
+def _shares(y: Tensor, classes: int) -> Tensor:
+    counts = class_counts(y, classes).double()
+    return counts / counts.sum().clamp_min(1)
+
+
+def _distances(
+    attack: AttackPlan, plan: Plan, guesses: Sequence[LabelDistribution], truths: Sequence[Tensor]
+) -> tuple[Figure, Figure]:
+    """Mean total variation of the guesses, and of the best guess that is the same for all: their shares together."""
+    pooled = torch.stack(list(truths)).mean(0)
+    found = [total_variation(t, g.distribution) for t, g in zip(truths, guesses, strict=True)]
+    prior = [total_variation(t, pooled) for t in truths]
+    made = []
+    for name, values in (("label_tv", found), ("label_tv_prior", prior)):
+        draws = child_numpy(plan.seed, "control", attack.name, "score", name)
+        made.append(mean_figure(f"{name}_mean", values, draws))
+    return made[0], made[1]
+
+
+def _guesses(
+    attack: AttackPlan, plan: Plan, data: Sequence[tuple[Tensor, Tensor]], auxiliary: tuple[Tensor, Tensor]
+) -> Sequence[LabelDistribution] | str:
+    """What the attack says of each client, in their order; or, as text, why it says nothing."""
+    with scratch("control") as folder:
+        rehearsal = rehearsal_of(
+            plan, EAVESDROPPER, config=_short(plan.protocol_config), defended=False, own=folder
+        )
+        view = rehearsal(list(data), child_seed(plan.seed, "control", attack.name))
+        knowledge = Knowledge(
+            architecture=plan.architecture,
+            auxiliary=auxiliary,
+            train=plan.trainer(),
+            encode=plan.encoder,
+            public=plan.public if len(plan.public) else None,
+            classes=plan.dataset.classes,
+            rehearse=rehearsal,
+            task=plan.dataset.task,
+        )
+        task = AttackTask(targets=tuple(f"client/{k}" for k in range(len(data))))
+        case = Case(knowledge=knowledge, task=task, seed=attack_seed(plan, attack))
+        made = run_attack(attack, view, case)
+        if isinstance(made, str):
+            return f"the attack does not apply to its own control: {made}"
+        by_client = {g.target: g for g in made if isinstance(g, LabelDistribution)}
+        return [by_client[k] for k in task.targets]
+
+
+def _short(config: Config) -> Config:
+    """The settings with a few rounds only, where their number is one of them."""
+    rounds: Any = getattr(config, "rounds", None)
+    if "rounds" not in type(config).model_fields or rounds <= _MOST_ROUNDS:
+        return config
+    return config.model_copy(update={"rounds": _MOST_ROUNDS})

@@ -1,0 +1,123 @@
+"""Attacks on a published model are tried on one that knows records by heart, and on one that was never trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.oracle import Oracle, answer
+from fdaudit.evaluation.controls._membership import (
+    MOST_CANDIDATES,
+    Design,
+    Measured,
+    attack_seed,
+    guessed,
+    passed,
+    said,
+)
+from fdaudit.handout.auxiliary import others
+from fdaudit.isolation.schema import Case
+from fdaudit.result import Control
+from fdaudit.rng import child
+from fdaudit.storage.cache import computed_once
+from fdaudit.training.objectives import objective_of
+from fdaudit.training.trainer import Fit, Job, Parameters
+from fdaudit.types import AttackTask, Challenge, task_of
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.data import Dataset
+    from fdaudit.planning.plan import Plan
+
+__all__ = ["overfit_model"]
+
+
+def overfit_model(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+    """Half of the auxiliary records, by fair coins, are learnt by heart under labels drawn at random.
+
+    All attacks of a run meet the same model.
+    """
+    x, _ = plan.auxiliary
+    generator = child(plan.seed, "control", "models", "design")
+    pairs = min(len(x), MOST_CANDIDATES) // 2
+    x = x[torch.randperm(len(x), generator=generator)[: 2 * pairs]]
+    y = _random_labels(2 * pairs, plan.dataset, generator)
+    coins = torch.randint(2, (pairs,), generator=generator).bool()
+    member = torch.stack([coins, ~coins], 1).flatten()
+    challenge = Challenge(target="client/0", x=x, y=y, pair=torch.arange(pairs).repeat_interleave(2))
+    candidates = Design(challenge=challenge, member=member, rest=(x[:0], y[:0]))
+    initial = plan.initial()
+    overfit, accuracy = _learn_by_heart(plan, initial, x[member], y[member])
+    found = {
+        name: _on_model(attack, plan, weights, candidates)
+        for name, weights in (("positive", overfit), ("negative", initial))
+    }
+    fitted = f"learnt by heart under random labels ({accuracy:.0%} fitted)"
+    by_heart = f"{pairs} auxiliary records {fitted} against {pairs} held out"
+    made = passed(
+        (by_heart, found["positive"]), ("the same candidates, a model never trained", found["negative"])
+    )
+    if accuracy < 1:
+        made["positive"] = replace(made["positive"], passed=False)
+    return made
+
+
+def _random_labels(n: int, like: Dataset, generator: torch.Generator) -> Tensor:
+    """Labels of the dataset's task that have nothing to do with any image."""
+    if like.task == "multi-label":
+        return torch.randint(2, (n, like.classes), generator=generator)
+    return torch.randint(like.classes, (n,), generator=generator)
+
+
+def _learn_by_heart(plan: Plan, initial: Parameters, x: Tensor, y: Tensor) -> tuple[Parameters, float]:
+    """Adam on full batches until every label is fitted, at most 40 times 25 steps."""
+    trainer, task = plan.trainer(), task_of(y)
+    batches = [torch.arange(len(y))] * 25
+
+    def accuracy(weights: Parameters) -> float:
+        right = answer("hard", trainer.predict(weights, x), task) == y
+        return float(right.view(len(y), -1).all(1).double().mean())
+
+    def made(draws: torch.Generator) -> Parameters:  # which it does not need
+        weights, fit = initial, Fit(lr=0.003, optimizer="adam", objective=objective_of(task))
+        for _ in range(40):
+            job = Job(party="control", parameters=weights, x=x, targets=y, batches=batches)
+            weights = trainer.fit([job], fit)[0].parameters
+            if accuracy(weights) == 1:
+                break
+        return weights
+
+    card = {
+        "what": "control: overfit model",
+        "network": plan.architecture.described,
+        "execution": plan.execution.described,
+    }
+    found = computed_once(card, [initial, x, y], made)
+    return found, accuracy(found)
+
+
+def _on_model(attack: AttackPlan, plan: Plan, weights: Parameters, made: Design) -> Measured:
+    """The attack on a published model, asked through an oracle as in a run."""
+    challenge = made.challenge
+    oracle = Oracle(attack.card.get("oracle") or "soft", budget=max(plan.spec.query_budget, len(challenge.y)))
+    answering = plan.trainer()
+    labels = task_of(challenge.y)
+    knowledge = Knowledge(
+        architecture=plan.architecture,
+        auxiliary=others(plan).records,
+        train=plan.trainer(),
+        classes=plan.dataset.classes,
+        task=labels,
+    )
+    task = AttackTask(targets=("client/0",), challenges={"client/0": challenge}, oracle=oracle)
+    case = Case(knowledge=knowledge, task=task, seed=attack_seed(plan, attack))
+
+    def reply(asked: Tensor, _: str | None) -> Tensor:
+        return answer(oracle.answers, answering.predict(weights, asked), labels)
+
+    with said(plan, attack, (), to="world") as nothing:
+        return guessed(attack, plan, nothing, case, made, reply)

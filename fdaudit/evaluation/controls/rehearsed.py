@@ -1,0 +1,182 @@
+"""The power control: every membership attack on a rehearsal of the run, with coins that were tossed anew.
+
+The rehearsal has the run's records, networks, settings, defences and initial weights, so an attack meets the same task
+as in the run. What it reaches there is what it should reach in the run; the report prints both. An attack that finds
+nothing in the rehearsal cannot find anything in the run, and its silence proves nothing.
+
+What a rehearsal leaves out: silent clients and a privacy budget's early end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fdaudit.adversary.view import View
+from fdaudit.federation.rehearsal import rehearse
+from fdaudit.handout.oracle_server import Answering
+from fdaudit.isolation.attacker import AttackFailedError
+from fdaudit.isolation.attacker import attack as run_attack
+from fdaudit.isolation.schema import Case
+from fdaudit.metrics import score_membership
+from fdaudit.result import Control
+from fdaudit.rng import SecretStream, child_numpy, child_seed
+from fdaudit.storage.files import save_json
+from fdaudit.storage.locks import writing
+from fdaudit.storage.vault import Vault
+from fdaudit.types import AttackTask, Challenge, Figure, Membership
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.planning.plan import Plan
+    from fdaudit.scoring.ground_truth import Truth
+    from fdaudit.training.trainer import Parameters
+
+__all__ = ["FOUND", "Rehearsed", "pooled_auc", "tossed_anew"]
+
+FOUND = 0.05
+"""p-value up to which an attack has found members in the rehearsal."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rehearsed:
+    """A run's rehearsal, which lies in the run's vault and is made on first use.
+
+    Attributes:
+        plan: the run's plan.
+        directory: where it lies: `transcript/`, and `vault/` with the models that oracles serve.
+        truth: the run's truth, for the order of candidates.
+    """
+
+    plan: Plan
+    directory: Path
+    truth: Truth
+
+    def control(self, attack: AttackPlan, adversary: str, knowledge: Knowledge, task: AttackTask) -> Control:
+        """Return the power control of an attack: passed where it finds members in the rehearsal.
+
+        Args:
+            attack: the attack.
+            adversary: who attacks.
+            knowledge: what the attack was given in the run.
+            task: the same; its challenges are asked again, its oracle is replaced by the rehearsal's.
+        """
+        try:
+            auc = self._auc(attack, adversary, knowledge, task)
+        except AttackFailedError as error:
+            auc = Figure(name="auc", value=None, unavailable=f"the attack failed in the rehearsal: {error}")
+        return Control(
+            what="a rehearsal of this run, with the same records and coins tossed anew, which says what the attack "
+            f"should reach here: AUC above 0.5, by chance with p of at most {FOUND:g}",
+            passed=auc.p is not None and auc.p <= FOUND,
+            figures=(auc,),
+        )
+
+    def _auc(self, attack: AttackPlan, adversary: str, knowledge: Knowledge, task: AttackTask) -> Figure:
+        view = self.view(adversary)
+        answering = Answering(self.plan, Vault(self.directory / "vault"))
+        oracle = answering.oracle(adversary.split("+"), attack.card.get("oracle"))
+        name = ("power", adversary, attack.name)
+        noise = SecretStream(self.plan.secrets.secret, *name)
+
+        def reply(x: Tensor, of: str | None) -> Tensor:
+            return answering.reply("soft" if oracle is None else oracle.answers, x, of, noise)
+
+        case = Case(
+            knowledge=knowledge,
+            task=replace(task, oracle=oracle),
+            seed=child_seed(self.plan.seed, *name),
+        )
+        guesses = run_attack(attack, view, case, None if oracle is None else reply)
+        if isinstance(guesses, str):
+            return Figure(name="auc", value=None, unavailable=f"does not apply to the rehearsal: {guesses}")
+        scores = {g.target: g.scores for g in guesses if isinstance(g, Membership)}
+        members = {k: self.members(k) for k in scores}
+        return pooled_auc(scores, members, task.challenges, child_numpy(self.plan.seed, "score", *name))
+
+    def view(self, adversary: str) -> View:
+        """Return an adversary's view of the rehearsal, which is made if it does not lie there yet."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with writing(self.directory, wait=True):  # another process may be at another cell of this run
+            return self._run(adversary)
+
+    def members(self, client: str) -> Tensor:
+        """Return which of a client's candidates (n,) it trains on in the rehearsal."""
+        return self.truth.challenge_on(client, self._train(client))[1]
+
+    def _train(self, client: str) -> Tensor:
+        split = self.plan.splits.clients[int(client.partition("/")[2])]
+        stream = self.plan.secrets.truth("power", client)
+        return tossed_anew(split.train, split.members, split.non_members, stream)
+
+    def _records(self, client: str) -> tuple[Tensor, Tensor]:
+        train = self._train(client)
+        return self.plan.dataset.x[train], self.plan.dataset.y[train]
+
+    def _run(self, adversary: str) -> View:
+        plan = self.plan
+        models: dict[str, Parameters] = {}
+        made = (self.directory / "transcript").is_dir()
+        view = rehearse(
+            self.directory / "transcript",
+            protocol=plan.protocol,
+            config=plan.protocol_config,
+            common=plan.common,
+            data=[self._records(k) for k in plan.clients],
+            seed=plan.seed,
+            adversary=adversary,
+            defenses=plan.defenses,
+            training=plan.training,
+            withheld=tuple(plan.spec.withhold),
+            transport=plan.spec.transport,
+            models=models,
+        )
+        if not made:
+            vault = Vault(self.directory / "vault")
+            for party, parameters in models.items():
+                vault.save(f"models/{party.replace('/', '-')}", parameters)
+            save_json(self.directory / "rehearsed.json", {"parties": sorted(models)})
+        return view
+
+
+def tossed_anew(train: Tensor, members: Tensor, non_members: Tensor, stream: SecretStream) -> Tensor:
+    """Return a client's training records (n,) with a new fair coin for each matched pair, in the same places.
+
+    Args:
+        train: (n,) its records in the run.
+        members: (p,) of these, one half of each pair.
+        non_members: (p,) the other half.
+        stream: of the coins.
+    """
+    swapped = torch.from_numpy(stream.uniform(len(members)) < 0.5) if len(members) else torch.zeros(0).bool()
+    other = dict(zip(members[swapped].tolist(), non_members[swapped].tolist(), strict=True))
+    return torch.tensor([other.get(r, r) for r in train.tolist()], dtype=train.dtype)
+
+
+def pooled_auc(
+    scores: Mapping[str, Tensor],
+    members: Mapping[str, Tensor],
+    challenges: Mapping[str, Challenge],
+    generator: np.random.Generator,
+) -> Figure:
+    """Return the AUC of all victims' candidates together, with its interval and its exact p-value."""
+    names = sorted(scores)
+    pair, first = [], 0
+    for name in names:
+        pair.append(challenges[name].pair + first)
+        first += int(challenges[name].pair.max()) + 1 if len(challenges[name].pair) else 0
+    figures = score_membership(
+        torch.cat([scores[n].double() for n in names]).numpy(),
+        torch.cat([members[n] for n in names]).numpy(),
+        generator=generator,
+        pair=torch.cat(pair).numpy(),
+    ).figures
+    return figures["auc"]

@@ -1,0 +1,85 @@
+"""Attacks on uploads are tried on a client that trained on half of the candidates, and on one that has none of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fdaudit import protocols
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.evaluation.controls._membership import Design, Measured, attack_seed, design, guessed, passed
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common
+from fdaudit.federation.rehearsal import rehearse
+from fdaudit.handout.auxiliary import others
+from fdaudit.isolation.schema import Case
+from fdaudit.rng import child_seed
+from fdaudit.storage.scratch import scratch
+from fdaudit.types import AttackTask, task_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.planning.plan import Plan
+    from fdaudit.result import Control
+
+__all__ = ["recorded_uploads"]
+
+_ROUNDS, _LR, _BATCH = 30, 0.1, 8
+_MOST = 64
+"""Candidates at most."""
+_SHARE = 0.6
+"""Of the auxiliary records, those that are candidates; another client holds of the rest."""
+
+
+def recorded_uploads(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+    """FedAvg with a gradient a round, of the run's network: a client's gradients, seen by the server.
+
+    The victim of the positive control holds one candidate of each pair, by a fair coin; that of the negative control
+    as many other records, so that the coins have nothing to do with what it sends.
+    """
+    made = design(attack, plan, share=_SHARE, most=_MOST, random_labels=False)
+    count = int(made.member.sum())
+    x, y = made.rest
+    apart = (x[:count], y[:count])
+    found = {
+        name: _attacked(attack, plan, made, held)
+        for name, held in (("positive", made.members), ("negative", apart))
+    }
+    what = f"gradients of {_ROUNDS} rounds of FedAvg, batches of {_BATCH}"
+    return passed(
+        (f"{what}, of a client with {count} auxiliary records against {count} held out", found["positive"]),
+        (f"the same candidates, {what}, of a client with {len(apart[1])} other records", found["negative"]),
+    )
+
+
+def _attacked(attack: AttackPlan, plan: Plan, made: Design, held: tuple[Tensor, Tensor]) -> Measured:
+    """The attack's AUC about a client that holds these records."""
+    fedavg = protocols.REGISTRY.load("fedavg")
+    (x, y), count = made.rest, len(held[1])
+    with scratch("control") as folder:
+        view = rehearse(
+            folder / "transcript",
+            protocol=fedavg,
+            config=fedavg.Config(rounds=_ROUNDS, upload="gradient", local_steps=1, batch_size=_BATCH, lr=_LR),
+            common=Common(
+                networks=Networks(plan.architecture),
+                execution=plan.execution,
+                public=x.new_zeros(0, *x.shape[1:]),
+                task=task_of(y),
+            ),
+            data=[held, (x[count:], y[count:])],
+            seed=child_seed(plan.seed, "control", attack.name),
+        )
+        knowledge = Knowledge(
+            architecture=plan.architecture,
+            auxiliary=others(plan).records,
+            train=plan.trainer(),
+            classes=plan.dataset.classes,
+            task=plan.dataset.task,
+        )
+        target = made.challenge.target
+        task = AttackTask(targets=(target,), challenges={target: made.challenge})
+        return guessed(
+            attack, plan, view, Case(knowledge=knowledge, task=task, seed=attack_seed(plan, attack)), made
+        )

@@ -1,0 +1,249 @@
+"""The attack stage of a run: every cell is run, as many side by side as the run has threads, and kept at once.
+
+Guarantees:
+  * a cell computes on one thread, wherever it runs, so that its outcome does not depend on how many run beside it;
+  * a cell whose process ends before it is done has failed, visibly, and no other with it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from threadpoolctl import ThreadpoolController
+
+from fdaudit.adversary.attack_plan import AttackPlan
+from fdaudit.evaluation.attack_pool import attack_pool, dismiss
+from fdaudit.evaluation.stage import Adversary, Stage, handed_folder, not_asked
+from fdaudit.parallel.pool import Pool, Workers
+from fdaudit.planning.plan import Plan, plan_attack
+from fdaudit.progress import Tick
+from fdaudit.result import Cell
+from fdaudit.scoring.scoring import forget_other_scores, outcome_path
+from fdaudit.storage.files import save_json, save_json_together
+from fdaudit.storage.timings import TIMINGS, read_timings
+from fdaudit.storage.vault import Vault
+
+__all__ = ["Desk", "Piece", "attack_cells", "note_time", "stand_by"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One attack against some adversaries of one run: what a process is handed.
+
+    `beside` are runs with the same secret, whose controls count here as well.
+    """
+
+    run: Path
+    attack: AttackPlan
+    adversaries: tuple[str, ...]
+    beside: tuple[Path, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, without the attack's code."""
+        return {
+            "run": str(self.run.resolve()),
+            "attack": self.attack.name,
+            "params": dict(self.attack.params or {}),
+            "among": list(self.attack.adversaries),
+            "adversaries": list(self.adversaries),
+            "beside": [str(place.resolve()) for place in self.beside],
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any], plan: Plan) -> Piece:
+        """The piece, its attack loaded by its name."""
+        attack = plan_attack(value["attack"], value["params"], plan.spec, "attack", tuple(value["among"]))
+        return cls(Path(value["run"]), attack, tuple(value["adversaries"]), tuple(map(Path, value["beside"])))
+
+
+class Desk:
+    """Where one process runs cells of one run: adversaries' views stay exported while it is open."""
+
+    def __init__(self, plan: Plan, run: Path) -> None:
+        self.plan, self._run = plan, run
+        self._open = ExitStack()
+        self._adversaries: dict[str, Adversary] = {}
+
+    @cached_property
+    def _stage(self) -> Stage:
+        return Stage(_on_one_thread(self.plan), self._run, self._open.enter_context(handed_folder()))
+
+    def cells(self, piece: Piece) -> Iterator[tuple[Cell, float]]:
+        """Each adversary's cell of a piece, and the seconds that it took."""
+        for name in piece.adversaries:
+            begun = time.perf_counter()
+            if name not in self._adversaries:
+                self._adversaries[name] = self._open.enter_context(self._stage.adversary(name))
+            with _one_thread():
+                cell = self._stage.cell(self._adversaries[name], piece.attack, piece.beside)
+            yield cell, time.perf_counter() - begun
+
+    def close(self) -> None:
+        """Removes the exported views."""
+        self._open.close()
+
+
+def attack_cells(
+    plan: Plan,
+    run: Path,
+    *,
+    only: Callable[[str, str], bool] = lambda adversary, attack: True,
+    again: bool = False,
+    beside: Sequence[Path] = (),
+    workers: Workers | None = None,
+    tick: Tick = lambda what, done, total: None,
+) -> list[Cell]:
+    """Runs every adversary x attack cell that has no outcome yet, and keeps each as soon as it has one.
+
+    Args:
+        plan: the run's plan.
+        run: the run directory.
+        only: which cells.
+        again: run cells anew that have an outcome.
+        beside: runs with the same secret; a control that one of them has run is not run again.
+        workers: who runs cells in place of processes here, where there is more than one, none of them on an
+            accelerator.
+        tick: progress.
+
+    Returns:
+        The cells that were run, in the order of adversaries, then of attacks.
+    """
+    adversaries = tuple(
+        dict.fromkeys([*plan.spec.adversaries, *(a for p in plan.attacks for a in p.adversaries)])
+    )
+    due = {
+        attack: [
+            a
+            for a in adversaries
+            if only(a, attack.name) and (again or not _path(run, a, attack.name).is_file())
+        ]
+        for attack in plan.attacks
+    }
+    unasked = [c for k, names in due.items() for a in names if (c := not_asked(plan, a, k)) is not None]
+    (run / "attacks").mkdir(exist_ok=True)
+    save_json_together({_path(run, c.adversary, c.attack): c.to_json() for c in unasked}, indent=1)
+    found = {(c.adversary, c.attack): c for c in unasked}
+    pieces = [
+        Piece(run, k, tuple(a for a in names if (a, k.name) not in found), tuple(beside))
+        for k, names in due.items()
+    ]
+    pieces = [p for p in pieces if p.adversaries]
+    total = len(adversaries) * len(plan.attacks)
+    done = total - sum(len(p.adversaries) for p in pieces)
+
+    def say(what: str) -> None:
+        tick(f"attacks ({what})", done, total)
+
+    with closing(_outcomes(plan, run, pieces, workers, say)) as outcomes:
+        for cell, seconds in outcomes:
+            save_json(_path(run, cell.adversary, cell.attack), cell.to_json(), indent=1)
+            forget_other_scores(Vault(run / "vault"), cell)
+            note_time(run, cell.id, seconds, anew=True)
+            found[cell.adversary, cell.attack] = cell
+            done += 1
+            say(f"{cell.adversary}: {cell.attack}")
+    return [found[a, k.name] for a in adversaries for k in plan.attacks if (a, k.name) in found]
+
+
+def stand_by(plan: Plan) -> None:
+    """Starts the processes that will run a run's cells here, so that they are ready when its federation is."""
+    cells = sum(len(a.adversaries) for a in plan.attacks if a.params is not None)
+    workers = _workers(plan, cells, None)
+    if isinstance(workers, Pool):
+        workers.stand_by()
+    elif plan.execution.device.startswith("cuda"):
+        dismiss()
+
+
+def _outcomes(
+    plan: Plan, run: Path, pieces: Sequence[Piece], others: Workers | None, say: Callable[[str], None]
+) -> Generator[tuple[Cell, float], None, None]:
+    """Every cell of the pieces as it is done: here, or by workers where there is enough to do."""
+    workers = _workers(plan, sum(len(p.adversaries) for p in pieces), others)
+    if workers is not None and len(pieces) < workers.size:  # few attacks: their adversaries part instead
+        pieces = [replace(p, adversaries=(a,)) for p in pieces for a in p.adversaries]
+    if workers is not None and len(pieces) > 1:
+        yield from _by_workers(Stage(plan, run), pieces, workers, say)
+        return
+    with closing(Desk(plan, run)) as desk:
+        for piece in pieces:
+            yield from desk.cells(piece)
+
+
+def _workers(plan: Plan, cells: int, others: Workers | None) -> Workers | None:
+    """Who runs cells besides this process; nobody on an accelerator, nor where there is one cell or one thread."""
+    if plan.execution.device.startswith("cuda") or cells < 2:
+        return None
+    return others or _processes(plan, cells)
+
+
+def _processes(plan: Plan, cells: int) -> Pool | None:
+    """Processes of this machine, as many as the run has threads; none for one."""
+    size = min(plan.execution.threads, cells)
+    return None if size < 2 else attack_pool(size)
+
+
+def _by_workers(
+    stage: Stage, pieces: Sequence[Piece], workers: Workers, say: Callable[[str], None]
+) -> Generator[tuple[Cell, float], None, None]:
+    """Every cell as the workers tell of it; those that they could not run to their end have failed."""
+    left = [list(p.adversaries) for p in pieces]
+    with closing(workers.work([p.to_json() for p in pieces])) as answers:
+        for number, line in answers:
+            attack = pieces[number].attack
+            if line is not None and "tick" in line:
+                what, step, of = line["tick"]
+                say(f"{attack.name}: {what} {step}/{of}")
+            elif line is not None and "cell" in line:
+                left[number].remove(line["adversary"])
+                yield Cell.from_json(line["cell"]), float(line["seconds"])
+            else:
+                told = line or {"failed": "the process that ran it ended before it was done"}
+                for name in tuple(told.get("adversaries", left[number])):
+                    left[number].remove(name)
+                    yield stage.failed(name, attack, told["failed"]), 0.0
+
+
+@lru_cache(maxsize=1)
+def _libraries(modules: int) -> ThreadpoolController:
+    """The libraries that have threads of their own, looked for anew where there are more Python modules than before."""
+    return ThreadpoolController()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """PyTorch and the linear algebra under NumPy and SciPy keep to one thread."""
+    threads = torch.get_num_threads()
+    with _libraries(len(sys.modules)).limit(limits=1):
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _on_one_thread(plan: Plan) -> Plan:
+    """The plan as cells see it: threads inside small operations are slower than cells side by side."""
+    return replace(plan, execution=replace(plan.execution, threads=1, inside=1))
+
+
+def _path(run: Path, adversary: str, attack: str) -> Path:
+    return outcome_path(run, f"{adversary}/{attack}")
+
+
+def note_time(run: Path, what: str, seconds: float, *, anew: bool = False) -> None:
+    """Puts seconds in `timings.json`, which no digest covers: a run's other files do not depend on time.
+
+    They are added to what an earlier attempt took, unless `anew` says that all of it was done again.
+    """
+    timings = read_timings(run)
+    before = 0.0 if anew else timings.get(what, 0.0)
+    save_json(run / TIMINGS, {**timings, what: round(before + seconds, 3)}, indent=1, sync=False)

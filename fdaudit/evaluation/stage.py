@@ -1,0 +1,366 @@
+"""The attack stage: every adversary x attack cell is run on a view, or its reason is put on record.
+
+An attack is handed four objects (view, knowledge, task with its challenges and oracle handle, generator), in a
+process of its own that holds nothing else. The view is exported to a directory of its own first, so nothing there
+leads to the vault, to a split or to a message of others; see `tests/test_isolation.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fdaudit.adversary.attack_plan import AttackPlan
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.oracle import Oracle
+from fdaudit.adversary.view import View, export_view, open_view, view_of
+from fdaudit.evaluation.controls.kept import kept_controls
+from fdaudit.evaluation.controls.rehearsed import Rehearsed
+from fdaudit.handout.auxiliary import Assumption, assumptions, known, merged, others, shared
+from fdaudit.handout.handed import Adversary, handed_folder, without_records
+from fdaudit.handout.oracle_server import Answering
+from fdaudit.handout.rehearsals import rehearsal_of
+from fdaudit.isolation.attacker import AttackFailedError, attack
+from fdaudit.isolation.schema import Case
+from fdaudit.planning.plan import Plan
+from fdaudit.result import Cell, Control, TargetResult
+from fdaudit.rng import SecretStream, child_seed
+from fdaudit.scoring.extraction import RELEASED, Copies
+from fdaudit.scoring.ground_truth import Truth, check_guesses
+from fdaudit.scoring.scoring import Scorer, cell_directory, keep_scores
+from fdaudit.storage.vault import Vault
+from fdaudit.transcript.manifest import read_manifest
+from fdaudit.transcript.transcript import Position, Transcript
+from fdaudit.types import (
+    ONLY_SINGLE_LABEL,
+    AttackTask,
+    Challenge,
+    Extraction,
+    Figure,
+    Goal,
+    Guess,
+    LabelDistribution,
+    Membership,
+    Reconstruction,
+)
+
+__all__ = ["Adversary", "Stage", "handed_folder", "not_asked"]
+
+_MOST_LOGGED = 4 << 20
+"""Bytes of questions and answers that an oracle's log keeps whole, cell by cell; digests of what comes after."""
+
+
+class Stage:
+    """Runs cells on one finished federation.
+
+    Args:
+        plan: the run's plan.
+        run: the run directory.
+        common: a directory for what every adversary could make for itself; without one they share nothing.
+    """
+
+    def __init__(self, plan: Plan, run: Path, common: Path | None = None) -> None:
+        self.plan, self.run, self._common = plan, run, common
+        self._vault = Vault(run / "vault")
+        self._truth = Truth(plan, self._vault)
+        self._answering = Answering(plan, self._vault)
+        self._rehearsed = Rehearsed(plan, run / "vault" / "rehearsal", self._truth)
+        self._scorer = Scorer(self._truth, run, plan.seed, plan.encoder, Copies(plan, self._vault))
+
+    # -- what an attack is given ----------------------------------------------------------------------------
+
+    @contextmanager
+    def adversary(self, name: str) -> Iterator[Adversary]:
+        """Exports an adversary's view to a directory of its own; another is for its rehearsals.
+
+        Adversaries share neither: what one rehearses on its own records is nothing that another may read.
+        """
+        with handed_folder() as folder:
+            (scratch := folder / "rehearsals").mkdir()
+            export_view(self.view(name), folder / "view")
+            yield Adversary(name, open_view(folder / "view"), scratch)
+
+    def view(self, name: str) -> View:
+        """The view of an adversary on the run's own transcript."""
+        own = {k: self.plan.records(k) for k in self.plan.clients if k in name.split("+")}
+        return view_of(
+            self.run / "transcript",
+            name,
+            parties=self.plan.parties,
+            hyperparameters=self.plan.protocol_config.model_dump(mode="json"),
+            transport=self.plan.spec.transport,
+            own_data=own,
+        )
+
+    def knowledge(
+        self, adversary: Adversary, card: Mapping[str, Any] | None = None, held: Assumption | None = None
+    ) -> Knowledge:
+        """What an adversary is assumed to know, by an attack's card; none of it holds a weight of any party."""
+        return known(
+            self.plan,
+            held or others(self.plan),
+            card or {},
+            rehearsal_of(self.plan, adversary.name, own=adversary.scratch, everybody=self._common),
+        )
+
+    def victims(self, adversary: str) -> tuple[str, ...]:
+        """Who is attacked: the first clients that do not belong to the adversary, fixed before the run."""
+        members = adversary.split("+")
+        return tuple(k for k in self.plan.clients if k not in members)[: self.plan.spec.victims]
+
+    def challenges(self, adversary: str) -> dict[str, Challenge]:
+        """The membership challenges on an adversary's victims; a victim without matched pairs has none."""
+        issued = {k: self._truth.challenge(k)[0] for k in self.victims(adversary)}
+        return {k: challenge for k, challenge in issued.items() if len(challenge.y)}
+
+    def score(
+        self, cell: str, adversary: str, guesses: Sequence[Guess]
+    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+        """Scores guesses that did not come from an attack of this run, by the same rules.
+
+        Raises:
+            ValueError: they are not about what was asked.
+        """
+        candidates = {k: len(c.y) for k, c in self.challenges(adversary).items()}
+        view, classes = self.view(adversary), self.plan.dataset.classes
+        check_guesses(guesses, _named(guesses, self.victims(adversary)), candidates, view, classes)
+        self._truth.refuse_too_many(guesses, view)
+        return self._scorer.score(cell, guesses)
+
+    def task(self, adversary: str, attack: AttackPlan, canaries: bool = False) -> AttackTask:
+        """Victims fixed beforehand, their challenges, and an oracle handle where the protocol has one.
+
+        With `canaries` the victims are the clients that have some, and these are the candidates.
+        """
+        members, victims = adversary.split("+"), self.victims(adversary)
+        if canaries:
+            victims = tuple(k for k in self._truth.with_canaries if k not in members)
+        challenges: dict[str, Challenge] = {}
+        if attack.card["goal"] == "membership" and canaries:
+            challenges = {k: self._truth.canaries(k)[0] for k in victims}
+        elif attack.card["goal"] == "membership":
+            challenges = self.challenges(adversary)
+        return AttackTask(
+            targets=victims,
+            challenges=challenges,
+            oracle=self._answering.oracle(members, attack.card.get("oracle")),
+        )
+
+    # -- one cell -------------------------------------------------------------------------------------------
+
+    def cell(self, adversary: Adversary, attack: AttackPlan, beside: Sequence[Path] = ()) -> Cell:
+        """Runs one cell. Whatever the attack raises fails this cell, visibly, and no other.
+
+        Args:
+            adversary: the adversary.
+            attack: the attack.
+            beside: runs whose controls count here as well, where they have the same secret.
+        """
+        if (unasked := not_asked(self.plan, adversary.name, attack)) is not None:
+            return unasked
+        base = _Base(self.plan, adversary.name, attack)
+        if self.plan.dataset.task not in attack.card.get("tasks", ONLY_SINGLE_LABEL):
+            return base.cell(
+                "not-applicable", reason="the attack needs records of one class each, not multi-label"
+            )
+        try:
+            assumed = assumptions(self.plan, attack.card)
+            task = self.task(adversary.name, attack)
+            guesses, queries, reason = self._tried(base, adversary, task, assumed)
+            if not guesses:
+                return base.cell("not-applicable", reason=reason)
+            figures, targets = self._scorer.score(base.id, guesses, assumed)
+            on_canaries, others = self._on_canaries(base, adversary)
+            tried = kept_controls(attack, self.plan, adversary.name, self.run, beside) | self._power(
+                attack, adversary, task, assumed
+            )
+            failed = [name for name, control in tried.items() if not control.passed]
+            reason = "" if not failed else f"its {' and '.join(failed)} control failed"
+            made = base.cell(
+                "inconclusive" if failed else "run",
+                reason=reason,
+                queries=queries,
+                figures=figures,
+                targets=targets,
+                controls=tried,
+                canaries=on_canaries,
+            )
+            if made.goal == "membership":
+                keep_scores(self._vault, made, guesses, others)
+        except AttackFailedError as error:
+            return base.cell("failed", reason=str(error))
+        except Exception as error:  # an attack may be anybody's code, and answer anything
+            return base.cell("failed", reason=f"{type(error).__name__}: {error}")
+        return made
+
+    def failed(self, adversary: str, attack: AttackPlan, reason: str) -> Cell:
+        """The cell of an attack that could not be run to its end."""
+        return _Base(self.plan, adversary, attack).cell("failed", reason=reason)
+
+    def _tried(
+        self,
+        base: _Base,
+        adversary: Adversary,
+        task: AttackTask,
+        assumed: Sequence[Assumption],
+        *purpose: str,
+    ) -> tuple[tuple[Guess, ...], dict[str, Any] | None, str]:
+        """The attack's checked guesses on one task and what it asked of whom; or none, and why there are none."""
+        candidates = {k: len(c.y) for k, c in task.challenges.items()}
+        seed = child_seed(self.plan.seed, "attack", base.id, *purpose)
+        cases = [
+            Case(
+                knowledge=self.knowledge(adversary, base.attack.card, held),
+                task=shared(task, held, len(assumed)),
+                seed=seed,
+            )
+            for held in assumed
+        ]
+        withheld = any(held.lacks for held in assumed)
+        view = without_records(adversary, self.view(adversary.name)) if withheld else adversary.view
+        found, queries = self._ask("/".join((base.id, *purpose)), base.attack, view, cases)
+        if isinstance(found, str):
+            return (), None, found
+        for guesses in filter(None, found):
+            named, classes = _named(guesses, task.targets), self.plan.dataset.classes
+            check_guesses(guesses, named, candidates, adversary.view, classes)
+            _refuse_another_goal(guesses, base.attack.card["goal"])
+            self._truth.refuse_too_many(guesses, adversary.view)
+        made = merged(found, assumed)
+        return made, queries, "" if made else "no victim has a message that the attack can use"
+
+    def _on_canaries(
+        self, base: _Base, adversary: Adversary
+    ) -> tuple[dict[str, Any] | None, tuple[Guess, ...]]:
+        """Tries a membership attack on the canaries as well; returns what the outcome says of it, and its guesses."""
+        if base.attack.card["goal"] != "membership":
+            return None, ()
+        task = self.task(adversary.name, base.attack, canaries=True)
+        if not task.challenges:
+            return None, ()
+        found, queries, reason = self._tried(base, adversary, task, (others(self.plan),), "canaries")
+        return {"queries": queries, "reason": reason}, found
+
+    def _ask(
+        self, name: str, asked_for: AttackPlan, view: View, cases: Sequence[Case]
+    ) -> tuple[list[tuple[Guess, ...]] | str, dict[str, Any] | None]:
+        """Runs the attack on each case, serving its oracle; every question and answer is chained from the run's head.
+
+        Returns:
+            The guesses on each case, or why there are none; and, where there is an oracle, the budget, how many samples
+            were asked (counted where they were answered) and of whom, and the log's own length and head, without which
+            its end could be cut off.
+        """
+        oracle, asker = cases[0].task.oracle, view.name
+        if not isinstance(oracle, Oracle):
+            return _on_each(attack(asked_for, view, case) for case in cases), None
+        kind, secret = oracle.answers, self._vault.secrets.for_run(self.plan.identity)
+        start = Position(head=str(read_manifest(self.run)["head"]))
+        asked, whose = list[int](), set[str]()
+        width = sum(math.prod(s) for s in (self.plan.dataset.input_shape, (self.plan.dataset.classes,)))
+        log = Transcript(
+            cell_directory(self.run, name),
+            secret=secret,
+            start=start,
+            keep=lambda _: 4 * width * sum(asked) <= _MOST_LOGGED,
+            log="queries.jsonl",
+            salt_path=("oracle", name),
+        )
+        with log:
+
+            def serve_one(x: Tensor, of: str | None) -> Tensor:
+                asked.append(len(x))
+                answerer = of or "oracle"
+                whose.add(answerer)
+                question = log.record(asker, answerer, "oracle_query", {"samples": x})
+                # The head covers the question itself: an attack that is run again asks others in its place.
+                noise = SecretStream(secret, "oracle", name, question, log.position.head)
+                values = self._answering.reply(kind, x, of, noise)
+                log.record(answerer, asker, "oracle_answer", {"values": values})
+                return values
+
+            found = _on_each(attack(asked_for, view, case, serve_one) for case in cases)
+            end = log.sync()
+        if isinstance(found, str):
+            shutil.rmtree(cell_directory(self.run, name), ignore_errors=True)
+            return found, None
+        spent = {"budget": self.plan.spec.query_budget, "spent": sum(asked), "asked": sorted(whose)}
+        return found, {**spent, "messages": end.seq, "head": end.head}
+
+    def _power(
+        self, attack: AttackPlan, adversary: Adversary, task: AttackTask, assumed: Sequence[Assumption]
+    ) -> dict[str, Control]:
+        """The power control of a membership attack; nothing where the spec asks for none."""
+        if attack.card["goal"] != "membership" or not self.plan.spec.rehearses:
+            return {}
+        knowledge = self.knowledge(adversary, attack.card, assumed[0])
+        return {"power": self._rehearsed.control(attack, adversary.name, knowledge, task)}
+
+
+def _on_each(found: Iterable[tuple[Guess, ...] | str]) -> list[tuple[Guess, ...]] | str:
+    """The guesses on each case; or why there are none on one of them, and no more cases are tried."""
+    made = list[tuple[Guess, ...]]()
+    for guesses in found:
+        if isinstance(guesses, str):
+            return guesses
+        made.append(guesses)
+    return made
+
+
+def _named(guesses: Sequence[Guess], victims: Sequence[str]) -> tuple[str, ...]:
+    """Who may be guessed about: the victims and, where models are copied, whoever released one."""
+    return (*victims, *((RELEASED,) if isinstance(guesses[0], Extraction) else ()))
+
+
+def _refuse_another_goal(guesses: Sequence[Guess], goal: Goal) -> None:
+    """Refuse guesses about what the attack was not asked for: candidates, for one, tell a client's classes."""
+    kinds = {
+        "membership": Membership,
+        "label-distribution": LabelDistribution,
+        "model-extraction": Extraction,
+        "reconstruction": Reconstruction,
+    }
+    for guess in guesses:
+        if not isinstance(guess, kinds[goal]):
+            raise ValueError(f"the attack returned a {type(guess).__name__}, which is not about {goal}")
+
+
+def not_asked(plan: Plan, adversary: str, attack: AttackPlan) -> Cell | None:
+    """The cell of an attack that the spec does not ask for, with the reason; None where it does."""
+    if attack.params is not None and adversary in attack.adversaries:
+        return None
+    what = "this attack" if attack.params is None else "it against this adversary"
+    return _Base(plan, adversary, attack).cell("not-requested", reason=f"the spec does not ask for {what}")
+
+
+@dataclass(frozen=True)
+class _Base:
+    """What every outcome of one cell has in common."""
+
+    plan: Plan
+    adversary: str
+    attack: AttackPlan
+
+    @property
+    def id(self) -> str:
+        return f"{self.adversary}/{self.attack.name}"
+
+    def cell(self, status: Any, **values: Any) -> Cell:
+        return Cell(
+            protocol=self.plan.protocol.name,
+            adversary=self.adversary,
+            attack=self.attack.name,
+            goal=self.attack.card["goal"],
+            source=str(self.attack.card["source"]),
+            status=status,
+            assumes=tuple(self.attack.card["assumes"]),
+            params=dict(self.attack.params or {}),
+            **values,
+        )

@@ -1,0 +1,1 @@
+"""The protocol contract, parties, local training, rehearsals."""

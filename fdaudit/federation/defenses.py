@@ -1,0 +1,188 @@
+"""Defences as a spec and a protocol attach them: to messages by kind and sender, to training by what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fdaudit import defenses
+from fdaudit.config import validate
+from fdaudit.errors import SpecError, nearest
+from fdaudit.federation.protocol import applies, has_public_index
+from fdaudit.training.private_step import unfit
+from fdaudit.types import DefenseSpec, GradientRule, Trained
+
+if TYPE_CHECKING:
+    from fdaudit.config import Config
+    from fdaudit.federation.networks import Networks
+    from fdaudit.models import Architecture
+    from fdaudit.spec.schema import Spec
+
+__all__ = ["Attached", "attach", "refuse_untrainable"]
+
+
+@dataclass(frozen=True, eq=False)
+class Attached:
+    """Built defences.
+
+    Attributes:
+        messages: by (kind, sender role), in the order in which they act.
+        training: by what is trained.
+        entries: the spec's field of each training defence, by what is trained.
+    """
+
+    messages: Mapping[tuple[str, str], tuple[Any, ...]]
+    training: Mapping[Trained, GradientRule]
+    entries: Mapping[Trained, str]
+
+
+def attach(spec: Spec, protocol: Any, config: Config) -> Attached:
+    """The defences of the spec, then those of the protocol's own settings.
+
+    Raises:
+        SpecError: a defence would act on nothing, twice, or where it does not belong.
+    """
+    messages: dict[tuple[str, str], tuple[Any, ...]] = {}
+    training: dict[Trained, GradientRule] = {}
+    entries: dict[Trained, str] = {}
+    asked = [(f"defenses.{n}", DefenseSpec(**entry.model_dump())) for n, entry in enumerate(spec.defenses)]
+    own = [(f"protocol.defenses.{d.kind}", d) for d in config.defenses()]  # type: ignore[attr-defined]
+    for where, entry in [*asked, *own]:
+        cls = defenses.REGISTRY.load(entry.name, f"{where}.name")
+        belongs = getattr(cls, "at", "message")
+        if belongs != entry.at:
+            problem = f"acts at {belongs}, not at {entry.at}"
+            raise SpecError(
+                f"{where}.name", entry.name, problem, f"Set at to {belongs!r}, or choose another."
+            )
+        if entry.at == "message":
+            key, built = _on_messages(where, entry, protocol, config, cls, spec.clients)
+            messages[key] = (*messages.get(key, ()), built)
+            continue
+        of: Trained = entry.of or "model"
+        if of in training:
+            problem = "is the second defence on one training"
+            raise SpecError(f"{where}.name", entry.name, problem, "Keep one of them.")
+        training[of], entries[of] = _in_training(where, entry, of, protocol, config, cls), where
+    _refuse_recast([*asked, *own], messages)
+    return Attached(messages, training, entries)
+
+
+def _refuse_recast(
+    entries: Sequence[tuple[str, DefenseSpec]], messages: Mapping[tuple[str, str], tuple[Any, ...]]
+) -> None:
+    """An index made of clients' answers is promised for the kind in which the protocol has them answer, no other."""
+    recast = [
+        d.name for (_, who), all_ in messages.items() if who == "client" for d in all_ if hasattr(d, "makes")
+    ]
+    for where, entry in entries:
+        if (
+            recast
+            and entry.sender != "client"
+            and entry.kind != "vote_counts"
+            and entry.params.get("public_index")
+        ):
+            problem = f"is no promise of the protocol where {recast[0]} changes what clients answer"
+            raise SpecError(
+                f"{where}.params.public_index", True, problem, "Leave it out, or remove one of them."
+            )
+
+
+def _on_messages(
+    where: str, entry: DefenseSpec, protocol: Any, config: Config, cls: Any, clients: int
+) -> tuple[tuple[str, str], Any]:
+    sends = [m for m in protocol.messages if m["from"] == entry.sender and applies(m.get("when", {}), config)]
+    sent = sorted({m["kind"] for m in sends if "made_of" not in m})
+    if entry.kind is None or entry.kind not in sent:
+        # A defence on a message that is never sent would protect nothing, and nobody would be told.
+        problem = f"is never sent by a {entry.sender} in {protocol.name} with these settings"
+        raise SpecError(f"{where}.kind", entry.kind, problem, nearest(str(entry.kind), sent or ["nothing"]))
+    # Messages that one setting chooses between stand in for each other.
+    settings = [m.get("when", {}).keys() for m in sends if m["kind"] == entry.kind]
+    read = [m for m in protocol.messages if m["from"] == entry.sender]
+    read = [m for m in read if m in sends or m.get("when", {}).keys() in settings]
+    _refuse_unfit(where, entry.kind, entry, cls, protocol, {m["kind"] for m in read})
+    params = validate(cls.Config, entry.params, f"{where}.params")
+    _refuse_unfounded(where, params, clients, config)
+    _refuse_public_index(where, params, entry, protocol, config)
+    return (entry.kind, entry.sender), cls(params)
+
+
+def _refuse_unfounded(where: str, params: Config, clients: int, config: Config) -> None:
+    """A defence that counts on one of many clients being drawn must say of how many the protocol draws."""
+    claimed, drawn = getattr(params, "drawn_from", 1), config.drawn_from(clients)  # type: ignore[attr-defined]
+    if claimed not in (1, drawn):
+        done = f"one of {drawn} clients is" if drawn > 1 else "every client is"
+        problem = f"is not what these settings do: {done} asked a step"
+        allowed = f"{drawn} or 1" if drawn > 1 else "1"
+        raise SpecError(f"{where}.params.drawn_from", claimed, problem, f"Set it to {allowed}.")
+
+
+def _refuse_public_index(
+    where: str, params: Config, entry: DefenseSpec, protocol: Any, config: Config
+) -> None:
+    """A defence may call an index public only where the protocol's card promises it."""
+    asked = getattr(params, "public_index", False)
+    if asked and not has_public_index(protocol, config, str(entry.kind), entry.sender):
+        sent = f"{entry.kind} of a {entry.sender} in {protocol.name} with these settings"
+        problem = f"is not what the protocol declares of {sent}: private data may decide the index"
+        remedy = (
+            "Set it to false, or choose settings under which every sample that was asked about is answered."
+        )
+        raise SpecError(f"{where}.params.public_index", True, problem, remedy)
+
+
+def _refuse_unfit(
+    where: str, kind: str, entry: DefenseSpec, cls: Any, protocol: Any, read: Collection[str]
+) -> None:
+    """A defence may treat some kinds only, and may make a message of another kind, which has to be read."""
+    accepts = getattr(cls, "accepts", (kind,))
+    if kind not in accepts:
+        problem = f"is no kind that {entry.name} can treat"
+        raise SpecError(f"{where}.kind", kind, problem, f"It treats: {', '.join(accepts)}.")
+    made = getattr(cls, "makes", kind)
+    if made not in read:
+        problem = f"makes {made} of {kind}, which {protocol.name} cannot read from a {entry.sender}"
+        raise SpecError(f"{where}.name", entry.name, problem, "Choose another defence.")
+
+
+def _in_training(
+    where: str, entry: DefenseSpec, of: Trained, protocol: Any, config: Config, cls: Any
+) -> GradientRule:
+    trains: Mapping[str, str] = getattr(protocol, "trains", {})
+    if of not in trains:
+        problem = f"is nothing that clients of {protocol.name} train by themselves"
+        remedy = f"They train: {', '.join(trains)}." if trains else "Remove it, or choose another protocol."
+        raise SpecError(f"{where}.of", of, problem, remedy)
+    built: GradientRule = cls(
+        validate(cls.Config, entry.params, f"{where}.params"), getattr(config, trains[of])
+    )
+    return built
+
+
+def _unfit(network: Architecture) -> str | None:
+    module = network.build(torch.Generator().manual_seed(0))
+    return unfit(module, network.input_shape, tried=not network.imported)
+
+
+def refuse_untrainable(attached: Attached, spec: Spec, networks: Networks) -> None:
+    """Refuses a training defence on a network whose records cannot be told apart by their gradients.
+
+    Raises:
+        SpecError: names the layer, and the replacement where the model has one.
+    """
+    if "model" not in attached.training:
+        return
+    pairs = zip(spec.client_models, networks.clients, strict=True) if networks.clients else ()
+    listed = [(f"client_models.{n}", entry, network) for n, (entry, network) in enumerate(pairs)]
+    for where, entry, network in listed or [("model", spec.model, networks.shared)]:
+        problem = _unfit(network)
+        if problem is not None:
+            name = attached.training["model"].describe()["name"]
+            remedy = f"Choose a network without it, or remove {attached.entries['model']}."
+            if network.params.get("norm") == "batch":
+                remedy = f"Set {where}.params.norm to 'group'."
+            raise SpecError(f"{where}.name", entry.name, f"cannot be trained by {name}: {problem}", remedy)

@@ -1,0 +1,116 @@
+"""Who trains which network: the training cores of a federation, by party."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fdaudit.models import Architecture
+from fdaudit.rng import child, child_seed
+from fdaudit.storage.digests import canonical
+from fdaudit.training.trainer import Fit, Fitted, Job, Parameters, Trainer, parameters_of
+from fdaudit.transcript.messages import role
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.training.execution import Execution
+
+__all__ = ["Networks", "Trainers"]
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Which network each party trains.
+
+    Attributes:
+        shared: the server's, and every client's that has none of its own.
+        clients: the clients' own, by number; empty when all train `shared`. A federation of more clients
+            (somebody's rehearsal) begins again at the first.
+    """
+
+    shared: Architecture
+    clients: tuple[Architecture, ...] = ()
+
+    def of(self, party: str) -> Architecture:
+        """The network of `server` or `client/3`."""
+        if role(party) != "client" or not self.clients:
+            return self.shared
+        return self.clients[int(party.partition("/")[2]) % len(self.clients)]
+
+    @staticmethod
+    def initial_seed(seed: int) -> int:
+        """The seed that `shared`'s initial parameters are built from."""
+        return child_seed(seed, "initial-parameters")
+
+    @property
+    def distinct(self) -> tuple[Architecture, ...]:
+        """Every network once, `shared` first."""
+        return tuple({_key(a): a for a in (self.shared, *self.clients)}.values())
+
+    def initial(self, parties: Sequence[str], seed: int) -> dict[str, Parameters]:
+        """The public initial parameters by party: parties with one network start from one set of weights."""
+        made = {}
+        for number, network in enumerate(self.distinct):
+            path = (_key(network),) if number else ()
+            made[_key(network)] = parameters_of(network.build(child(seed, "initial-parameters", *path)))
+        return {party: made[_key(self.of(party))] for party in parties}
+
+
+class Trainers(Mapping[str, Trainer]):
+    """The training core of each party that may hold a model; parties with one network share one.
+
+    Args:
+        networks: who trains which network.
+        execution: device, threads, strategy and memory format.
+        parties: `server` and the clients.
+    """
+
+    def __init__(self, networks: Networks, execution: Execution, parties: Sequence[str]) -> None:
+        cores = {_key(a): Trainer(a, execution) for a in networks.distinct}
+        self._by_party = {party: cores[_key(networks.of(party))] for party in parties}
+
+    def __getitem__(self, party: str) -> Trainer:
+        return self._by_party[party]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_party)
+
+    def __len__(self) -> int:
+        return len(self._by_party)
+
+    def fit(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
+        """Fits each job with its party's core, all of one core together; results in the jobs' order.
+
+        Raises:
+            TrainingDivergedError: a loss became NaN or infinite.
+        """
+        return self._together(jobs, lambda trainer, part: trainer.fit(part, fit))
+
+    def gradients(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
+        """The gradient of each job's first batch, as `Trainer.gradients` has it; results in the jobs' order.
+
+        Raises:
+            TrainingDivergedError: a loss is NaN or infinite.
+        """
+        return self._together(jobs, lambda trainer, part: trainer.gradients(part, fit))
+
+    def predict(self, models: Mapping[str, Parameters], x: Tensor) -> dict[str, Tensor]:
+        """Logits (n, C) for samples x (n, c, h, w) of each party's model, on the CPU."""
+        return {party: self[party].predict(parameters, x) for party, parameters in models.items()}
+
+    def _together(
+        self, jobs: Sequence[Job], work: Callable[[Trainer, list[Job]], list[Fitted]]
+    ) -> list[Fitted]:
+        found: dict[int, Fitted] = {}
+        for trainer in dict.fromkeys(self[job.party] for job in jobs):
+            numbers = [n for n, job in enumerate(jobs) if self[job.party] is trainer]
+            found |= zip(numbers, work(trainer, [jobs[n] for n in numbers]), strict=True)
+        return [found[n] for n in range(len(jobs))]
+
+
+def _key(network: Architecture) -> str:
+    described = {"name": network.name, "params": dict(network.params)}
+    return hashlib.sha256(canonical(described)).hexdigest()

@@ -1,0 +1,155 @@
+"""Rehearsal: a protocol run on somebody else's data, for shadow runs of an adversary and for controls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from fdaudit.adversary.view import View, view_of
+from fdaudit.config import Config
+from fdaudit.errors import ProtocolError
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common, PartyData, ProtocolConfig, Setting, applies
+from fdaudit.rng import SecretStream, child_seed
+from fdaudit.storage.files import written_whole
+from fdaudit.transcript.transcript import Transcript
+from fdaudit.transcript.wire import Delivery, Wire
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.training.trainer import Parameters
+    from fdaudit.types import GradientRule, Trained
+
+__all__ = ["NoWire", "kinds_of", "networks_of", "parties_of", "rehearse", "roles_of", "set_up", "setting_of"]
+
+
+class NoWire:
+    """A wire that carries nothing, defences included: of a reference line, or of a protocol that is only set up."""
+
+    training: ClassVar[Mapping[Trained, GradientRule]] = {}
+
+    def begin(self, round: int, step: int = 0) -> None:
+        """Nothing to begin."""
+
+    def send(self, sender: str, receivers: Any, kind: str, *_: Any, **__: Any) -> Delivery | None:
+        """Refuses."""
+        raise ProtocolError(f"{sender} sent {kind} where nothing may be sent.")
+
+
+def kinds_of(protocol: Any) -> list[str]:
+    """The message kinds that a protocol declares."""
+    return sorted({m["kind"] for m in protocol.messages} | {"silence", "release"})
+
+
+def roles_of(protocol: Any, config: Config) -> tuple[str, ...]:
+    """The roles that take part with these settings, in the order in which they are declared."""
+    conditions = getattr(protocol, "roles_when", {})
+    return tuple(r for r in protocol.roles if applies(conditions.get(r, {}), config))
+
+
+def parties_of(protocol: Any, config: Config, clients: int) -> tuple[str, ...]:
+    """Every party that takes part with these settings, in the order in which roles are declared, and `world` last."""
+    others = tuple(r for r in roles_of(protocol, config) if r != "client")
+    return (*others, *(f"client/{k}" for k in range(clients)), "world")
+
+
+def networks_of(protocol: Any, networks: Networks) -> Networks:
+    """Who trains what in this protocol: whoever holds the pooled data trains the shared network."""
+    return Networks(networks.shared) if protocol.pools_data else networks
+
+
+def setting_of(
+    protocol: Any, common: Common, clients: Mapping[str, PartyData], wire: Any, seed: int
+) -> Setting:
+    """What the protocol is given; one that pools data has one client, with the union and the shared network."""
+    if not protocol.pools_data:
+        return common.setting(clients, wire, seed)
+    x, y = (torch.cat([getattr(data, part) for data in clients.values()]) for part in ("x", "y"))
+    alone = replace(common, networks=networks_of(protocol, common.networks))
+    return alone.setting({"client/0": PartyData(x, y)}, wire, seed)
+
+
+def set_up(protocol: Any, config: Config, common: Common, clients: Sequence[str], seed: int) -> Any:
+    """The protocol with nobody's records and no wire: whether it can be set up at all, and what it released.
+
+    Raises:
+        SpecError: the protocol refuses its settings for these networks and images.
+    """
+    if isinstance(config, ProtocolConfig):
+        config.fits(len(clients))
+    nobody = {k: PartyData(torch.zeros(0), torch.zeros(0)) for k in clients}
+    return protocol(config, setting_of(protocol, common, nobody, NoWire(), seed))
+
+
+def rehearse(
+    folder: Path,
+    *,
+    protocol: Any,
+    config: Config,
+    common: Common,
+    data: Sequence[tuple[Tensor, Tensor]],
+    seed: int,
+    adversary: str = "server",
+    defenses: Mapping[tuple[str, str], Sequence[Any]] | None = None,
+    training: Mapping[Trained, GradientRule] | None = None,
+    withheld: Sequence[str] = (),
+    transport: str = "plain",
+    models: dict[str, Parameters] | None = None,
+) -> View:
+    """Runs a protocol from start to end and returns an adversary's view of it.
+
+    Args:
+        folder: the transcript's directory, which must outlive the view: a new one, or what an equal rehearsal filled.
+        protocol: the protocol's class.
+        config: its settings.
+        common: networks, training, public samples: what everybody has.
+        data: records (x, y) of each client.
+        seed: seed of this rehearsal.
+        adversary: whose view is wanted.
+        defenses: by (kind, sender role).
+        training: training defences, by what is trained.
+        withheld: kinds that are not sent.
+        transport: what an eavesdropper sees of it.
+        models: takes each party's last model, where the protocol runs.
+    """
+    secret = _secret_of(seed)
+    parties = parties_of(protocol, config, len(data))
+    records = {f"client/{k}": PartyData(x, y) for k, (x, y) in enumerate(data)}
+    if not folder.exists():
+        with (
+            written_whole(folder) as scratch,
+            Transcript(scratch, secret=secret) as transcript,
+        ):
+            wire = Wire(
+                transcript,
+                parties=parties,
+                kinds=kinds_of(protocol),
+                device=torch.device(common.execution.device),
+                secret=secret,
+                defenses=defenses,
+                training=training,
+                withheld=withheld,
+                withholdable=protocol.withholdable,
+            )
+            for done in protocol(config, setting_of(protocol, common, records, wire, seed)).rounds(0):
+                if models is not None:
+                    models.update(done.models)
+    return view_of(
+        folder,
+        adversary,
+        parties=parties,
+        hyperparameters=config.model_dump(mode="json"),
+        transport=transport,
+        own_data={k: (d.x, d.y) for k, d in records.items()},
+    )
+
+
+def _secret_of(seed: int) -> bytes:
+    """A rehearsal has nothing to hide: its secret follows from its seed, and so it is reproducible."""
+    key = child_seed(seed, "rehearsal", "secret").to_bytes(8, "big") * 2
+    return SecretStream(key, "rehearsal").bytes(32)

@@ -1,0 +1,1 @@
+"""What an adversary is handed: auxiliary records, answers, rehearsals."""

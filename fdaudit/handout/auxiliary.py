@@ -1,0 +1,214 @@
+"""The auxiliary records that an adversary is assumed to hold, by the variants of a spec's `auxiliary`.
+
+`same` is what `splits.auxiliary` sets aside. `shifted` is the same records, turned, blurred and paler. `none` is no
+record. `class-disjoint` is for attacks that show what classes look like: half of the classes are withheld from the
+adversary, and only what it shows of these is scored. Each half is withheld in turn, from an adversary of its own.
+
+Guarantees:
+  * a class-disjoint adversary holds no auxiliary record of a class that it lacks;
+  * every class is lacked by exactly one of the class-disjoint adversaries;
+  * which classes are withheld follows from the working seed alone, not from who holds which class;
+  * an attack that reads public samples lacks no class: they may show any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional as F
+
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.oracle import Oracle
+from fdaudit.isolation.rehearsal import Rehearsal
+from fdaudit.rng import child, child_seed
+from fdaudit.training.encoder import TaskEncoder
+from fdaudit.types import AttackTask, Guess, Reconstruction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.planning.plan import Plan
+
+__all__ = ["Assumption", "assumptions", "by_classes", "known", "merged", "others", "shared", "shifted"]
+
+_LEAST = 2
+"""Fewer records are as good as none: no prior can be made of them."""
+_TURN, _CONTRAST = 0.35, 0.6
+"""Of a shifted record: radians that it is turned by, and the contrast that is left."""
+
+
+@dataclass(frozen=True, eq=False)
+class Assumption:
+    """One adversary's auxiliary records.
+
+    Attributes:
+        records: (x, y), or None.
+        lacks: the classes of which the adversary holds no image. Where there are any, only guesses of these count.
+        public: (n, c, h, w) public images, where the attack reads them and `records` is None.
+    """
+
+    records: tuple[Tensor, Tensor] | None
+    lacks: tuple[int, ...] = ()
+    public: Tensor | None = None
+
+    @property
+    def prior(self) -> tuple[Tensor | None, Tensor | None]:
+        """The images, and their labels, of which a guess can be made without the view; None for what there is not."""
+        return (self.public, None) if self.records is None else self.records
+
+
+def by_classes(card: Mapping[str, Any]) -> bool:
+    """Return whether an attack, by its card, shows what classes look like."""
+    return bool(card.get("control", {}).get("on") == "classes")
+
+
+def assumptions(plan: Plan, card: Mapping[str, Any]) -> tuple[Assumption, ...]:
+    """Return the adversaries on whose knowledge an attack is tried: one, or two that lack half of the classes each.
+
+    Where the variant withholds classes, an attack that does not assume auxiliary records is given none. From one that
+    reads public samples nothing is withheld: they show every class.
+
+    Args:
+        plan: the run's plan.
+        card: the attack's card.
+    """
+    variant = plan.spec.auxiliary.inversion
+    if not by_classes(card):
+        return (others(plan),)
+    if variant in ("same", "shifted"):
+        return (Assumption(_variant(plan, variant)),)
+    held = plan.auxiliary if "auxiliary" in card["assumes"] and variant != "none" else None
+    if "public" in card["assumes"] and len(plan.public) >= _LEAST:
+        return (Assumption(held, public=plan.public),)
+    if held is None:
+        return (Assumption(None, tuple(range(plan.dataset.classes))),)
+    return tuple(_without(plan, half) for half in _halves(plan))
+
+
+def others(plan: Plan) -> Assumption:
+    """Return what adversaries hold for attacks that do not show classes."""
+    return Assumption(_variant(plan, plan.spec.auxiliary.others))
+
+
+def known(
+    plan: Plan,
+    held: Assumption,
+    card: Mapping[str, Any],
+    rehearsal: Rehearsal | None = None,
+    public: Tensor | None = None,
+) -> Knowledge:
+    """Return what an adversary that holds these records is assumed to know; no weight of any party is in it.
+
+    An attack that shows classes is given no rehearsal, and public samples only if its card says that it reads them:
+    both hold images of classes that may be withheld from it. Without records nobody has a task encoder or rehearses.
+
+    Args:
+        plan: the run's plan.
+        held: the adversary's auxiliary records.
+        card: of the attack; empty for one that does not show classes.
+        rehearsal: on the records that `splits.auxiliary` sets aside.
+        public: (n, c, h, w) samples in place of the run's.
+    """
+    encoder = _encoder(plan, held.records)
+    public = plan.public if public is None else public
+    if by_classes(card):
+        rehearsal = None
+        public = public if "public" in card["assumes"] else public[:0]
+    elif held.records is None:
+        rehearsal = None
+    elif rehearsal is not None and held.records is not plan.auxiliary:
+        common = replace(rehearsal.common, encode=encoder)
+        rehearsal = replace(rehearsal, common=common, shared=held.records)
+    return Knowledge(
+        architecture=plan.architecture,
+        auxiliary=held.records,
+        train=plan.trainer(),
+        encode=encoder,
+        public=public if len(public) else None,
+        initial=plan.networks.initial_seed(plan.seed),
+        classes=plan.dataset.classes,
+        rehearse=rehearsal,
+        task=plan.dataset.task,
+    )
+
+
+def _encoder(plan: Plan, records: tuple[Tensor, Tensor] | None) -> TaskEncoder | None:
+    if records is plan.auxiliary:
+        return plan.encoder
+    if records is None:
+        return None
+    seed = child_seed(plan.seed, "encoder")
+    return TaskEncoder(records, classes=plan.dataset.classes, execution=plan.execution, seed=seed)
+
+
+def merged(found: Sequence[Sequence[Guess]], assumed: Sequence[Assumption]) -> tuple[Guess, ...]:
+    """Join what several adversaries guess about the same victims: of each its guesses of the classes that it lacks.
+
+    Args:
+        found: each adversary's guesses.
+        assumed: what each holds.
+    """
+    if len(assumed) == 1 and not assumed[0].lacks:
+        return tuple(found[0])
+    parts: dict[str, list[Reconstruction]] = {}
+    for guesses, one in zip(found, assumed, strict=True):
+        for guess in guesses:
+            if not isinstance(guess, Reconstruction) or not guess.by_class or guess.labels is None:
+                raise ValueError(f"{guess.target}: a guess about classes was asked for, and none was given")
+            rows = torch.isin(guess.labels, torch.tensor(one.lacks))
+            kept = replace(guess, images=guess.images[rows], labels=guess.labels[rows])
+            parts.setdefault(guess.target, []).append(kept)
+    return tuple(made for own in parts.values() if len((made := _joined(own)).images))
+
+
+def _joined(parts: Sequence[Reconstruction]) -> Reconstruction:
+    objectives = [p.objective for p in parts if p.objective is not None]
+    return replace(
+        parts[0],
+        images=torch.cat([p.images for p in parts]),
+        labels=torch.cat([p.labels for p in parts if p.labels is not None]),
+        objective=sum(objectives) / len(objectives) if objectives else None,
+        evaluations=sum(p.evaluations for p in parts),
+    )
+
+
+def shared(task: AttackTask, held: Assumption, adversaries: int) -> AttackTask:
+    """Return the task of one of several adversaries: to show what it lacks, on its share of the oracle's budget."""
+    task, oracle = replace(task, classes=held.lacks), task.oracle
+    if adversaries == 1 or not isinstance(oracle, Oracle):
+        return task
+    return replace(task, oracle=Oracle(oracle.answers, oracle.budget // adversaries, oracle.models))
+
+
+def shifted(x: Tensor) -> Tensor:
+    """Return images (n, c, h, w) in [0, 1] turned by 20 degrees, blurred over 3x3 pixels, and paler: a fixed shift."""
+    cos, sin = torch.cos(torch.tensor(_TURN)), torch.sin(torch.tensor(_TURN))
+    turn = torch.stack([torch.stack([cos, -sin, cos * 0]), torch.stack([sin, cos, cos * 0])])
+    grid = F.affine_grid(turn.expand(len(x), -1, -1), list(x.shape), align_corners=False).to(x)
+    turned = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
+    blurred = F.avg_pool2d(F.pad(turned, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    return (0.5 + _CONTRAST * (blurred - 0.5)).clamp(0, 1)
+
+
+def _variant(plan: Plan, variant: str) -> tuple[Tensor, Tensor] | None:
+    if variant == "none":
+        return None
+    if variant == "same":
+        return plan.auxiliary
+    x, y = plan.auxiliary
+    return (shifted(x), y) if len(y) else (x, y)
+
+
+def _halves(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """The classes, divided at random into two halves; one half where there is one class."""
+    order = torch.randperm(plan.dataset.classes, generator=child(plan.seed, "auxiliary", "halves"))
+    return tuple(tuple(sorted(half.tolist())) for half in order.tensor_split(2) if len(half))
+
+
+def _without(plan: Plan, half: tuple[int, ...]) -> Assumption:
+    x, y = plan.auxiliary
+    known = ~torch.isin(y, torch.tensor(half))
+    return Assumption((x[known], y[known]) if int(known.sum()) >= _LEAST else None, half)

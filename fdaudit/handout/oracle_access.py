@@ -1,0 +1,270 @@
+"""Oracle access: which models an adversary may ask under a run's settings, and what their answers cost.
+
+Guarantees:
+  * who may ask follows from the protocol's card, the run's settings and its record, never from what an attack asked:
+    auditing a run does not change its ε;
+  * an adversary gets a client's answer only where it receives the messages in which clients answer;
+  * answers are charged as computed from the recorded message that they are served from; where no message published the
+    model, as computed from everything that the model was fitted on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fdaudit.accounting.ledger import OracleAnswers, may_ask
+from fdaudit.events import Composed, Event, NoGuarantee
+from fdaudit.federation.local_training import joined
+from fdaudit.rng import SecretStream
+from fdaudit.storage.vault import Vault
+from fdaudit.transcript.encoding import readable
+from fdaudit.transcript.messages import ALL, Inputs, Message, role
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.planning.plan import Plan
+
+__all__ = [
+    "RELEASED",
+    "Access",
+    "accesses",
+    "answered_by",
+    "defended_answers",
+    "exposed",
+    "finished",
+    "oracle_answers",
+    "published",
+]
+
+RELEASED = "released-model"
+_ANSWERS = ("logits", "soft_labels", "hard_labels")
+"""Kinds of message in which clients answer samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """One oracle of a run.
+
+    Attributes:
+        name: as the protocol declares it.
+        asked_by: roles that may ask.
+        heard_by: roles that receive the answers.
+        answers: of the released model: `soft`, `hard`. Clients answer in `kind`.
+        kind: the kind of message in which clients answer; None for the released model.
+    """
+
+    name: str
+    asked_by: frozenset[str]
+    heard_by: frozenset[str]
+    answers: tuple[str, ...]
+    kind: str | None = None
+
+    @property
+    def available_to(self) -> tuple[str, ...]:
+        """The roles that ask and hear by themselves; where there are none, the coalitions that do."""
+        alone = self.asked_by & self.heard_by
+        coalitions = (f"{asks}+{hears}" for asks in sorted(self.asked_by) for hears in sorted(self.heard_by))
+        return tuple(sorted(alone)) or tuple(coalitions)
+
+    def open_to(self, members: Collection[str], transport: str) -> bool:
+        """Return whether an adversary of these members can ask, and gets the answers."""
+        return may_ask(members, self.asked_by, self.heard_by, transport)
+
+
+def accesses(plan: Plan) -> tuple[Access, ...]:
+    """Return the oracles that exist under a run's settings, those on clients' models first.
+
+    None exists where the spec lets nobody ask. The oracle on the released model exists where the settings have a model
+    published, be it withheld or not; one on clients' models where clients answer samples.
+    """
+    if not plan.spec.oracles:
+        return ()
+    found = []
+    for declared in plan.protocol.oracles:
+        asked_by = frozenset(role(party) for party in declared["available_to"])
+        named: dict[str, Any] = {"name": declared["name"], "asked_by": asked_by}
+        if declared["name"] == RELEASED:
+            found.append(Access(**named, heard_by=asked_by, answers=tuple(declared["answers"])))
+        elif (heard := answered_by(plan)) is not None:
+            kind, receivers = heard
+            found.append(Access(**named, heard_by=receivers, answers=tuple(declared["answers"]), kind=kind))
+    return tuple(sorted(found, key=lambda access: access.kind is None))
+
+
+def answered_by(plan: Plan) -> tuple[str, frozenset[str]] | None:
+    """Return the kind of message in which clients answer samples, and the roles that receive it; None without one."""
+    mine = [m for m in plan.declared_messages if m["from"] == "client" and m["kind"] in _ANSWERS]
+    if not mine:
+        return None
+    kind = str(mine[0]["kind"])
+    return kind, frozenset(to for m in mine if m["kind"] == kind for to in m["to"].split(", "))
+
+
+def finished(plan: Plan, run: Path) -> bool:
+    """Return whether a run reached its last round; one that its budget ended did not."""
+    checkpoint = Vault(run / "vault").load_round()
+    rounds: int = plan.protocol_config.rounds  # type: ignore[attr-defined]
+    return checkpoint is not None and checkpoint["round"] == rounds - 1
+
+
+def published(messages: Sequence[Message]) -> Message | None:
+    """Return the last message that published a model, or None."""
+    found = [m for m in messages if m.kind == "model_parameters" and "world" in m.receivers]
+    return found[-1] if found else None
+
+
+def defended_answers(
+    plan: Plan, kind: str, logits: Tensor, noise: SecretStream, z_max: Tensor | None = None
+) -> tuple[Tensor, Event | None]:
+    """Return clients' answers as they leave the client, through the defences on their messages, with their event.
+
+    Args:
+        plan: the run's plan.
+        kind: the kind of message in which clients answer.
+        logits: (n, C) of a client's model.
+        noise: for the defences.
+        z_max: () the range of logits that the parties agreed on, where they did.
+
+    Returns:
+        Probabilities (n, C) or classes (n,), and the first guarantee in the order in which the defences act.
+    """
+    values = {"logits": logits, "soft_labels": logits.softmax(1), "hard_labels": logits.argmax(1)}[kind]
+    tensors: Mapping[str, Tensor] = {"index": torch.arange(len(logits)), "values": values}
+    tensors = tensors if z_max is None or kind != "logits" else {**tensors, "z_max": z_max}
+    event: Event | None = None
+    for defense in plan.defenses.get((kind, "client"), ()):
+        released = defense.release(kind, tensors, noise)
+        kind, tensors = released.kind, readable(released.tensors)
+        if event is None or isinstance(event, NoGuarantee):
+            event = released.event
+    sent = tensors["values"]
+    return (sent.float().softmax(1) if kind == "logits" else sent), event
+
+
+def oracle_answers(plan: Plan, messages: Sequence[Message], *, finished: bool = True) -> list[OracleAnswers]:
+    """Return what each oracle of a run may answer in all, as messages that follow the record.
+
+    Args:
+        plan: the run's plan.
+        messages: the whole record.
+        finished: whether the run reached its last round. The model of a run that its budget ended was never put
+            to use, and nobody can ask it.
+    """
+    found: list[OracleAnswers] = []
+    for access in sorted(accesses(plan), key=lambda access: access.kind is not None):
+        drafts = (
+            _of_clients(plan, access, messages) if access.kind else _of_released(plan, messages, finished)
+        )
+        for draft in drafts:
+            message = replace(draft, seq=len(messages) + len(found), round=_last_round(messages))
+            found.append(
+                OracleAnswers(
+                    message=message,
+                    asked_by=access.asked_by,
+                    heard_by=access.heard_by,
+                    queries=plan.spec.query_budget,
+                )
+            )
+    return found
+
+
+def exposed(plan: Plan, members: Collection[str]) -> dict[str, Event | None]:
+    """Return the parties whose own models an adversary may ask, each with the event of all that it may be answered.
+
+    This is known before the run: a released model is among them where its message is withheld or its sender will be
+    silent in the last round. Published, it answers from a message, which costs nothing more.
+    """
+    found: dict[str, Event | None] = {}
+    for access in accesses(plan):
+        if not access.open_to(members, plan.spec.transport):
+            continue
+        if access.kind is not None:
+            found |= dict.fromkeys(plan.clients, _of_budget(plan, access.kind))
+        else:
+            found |= dict.fromkeys((k for k in _holders(plan) if not _will_publish(plan, k)), None)
+    return {party: event for party, event in found.items() if party not in members}
+
+
+def _holders(plan: Plan) -> tuple[str, ...]:
+    """Return who holds the model that the settings have published; nobody where they have none."""
+    models = [m for m in plan.declared_messages if m["kind"] == "model_parameters"]
+    sent = [m for m in models if "world" in m["to"].split(", ")]
+    if not sent:
+        return ()
+    clients = plan.clients[:1] if plan.protocol.pools_data else plan.clients
+    return clients if sent[0]["from"] == "client" else (str(sent[0]["from"]),)
+
+
+def _will_publish(plan: Plan, holder: str) -> bool:
+    """Whether nothing in the spec keeps a party from publishing its model."""
+    last: int = plan.protocol_config.rounds - 1  # type: ignore[attr-defined]
+    silent = any(o.party == holder and o.first <= last <= o.last for o in plan.outages)
+    return "model_parameters" not in plan.spec.withhold and not silent
+
+
+def _of_released(plan: Plan, messages: Sequence[Message], finished: bool) -> Iterator[Message]:
+    """Yield the answers of the released model: from the message that published it, or from its holder."""
+    last = published(messages)
+    if last is not None:
+        yield _draft(last.sender, (last.seq,))
+    elif finished:
+        for party in _holders(plan):
+            yield _draft(party, _fitted_on(party, messages))
+
+
+def _of_clients(plan: Plan, access: Access, messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield the answers of each client's own model: what the model was fitted on, and the noise on each answer."""
+    kind = str(access.kind)
+    event = _of_budget(plan, kind)
+    for party in plan.clients:
+        # An answer depends on no less than the client's own answers in the run did.
+        mine = [m.inputs for m in messages if m.sender == party and m.kind == kind]
+        yield _draft(party, joined(_fitted_on(party, messages), *mine), event)
+
+
+def _fitted_on(party: str, messages: Sequence[Message]) -> Inputs:
+    """Return the inputs of a party's own model: its private trainings and what it received, or all that it holds."""
+    trained = [m.seq for m in messages if m.kind == "release" and m.sender == party and _is_of_model(m)]
+    if not trained:
+        return ALL
+    received = [m.seq for m in messages if party in m.receivers]
+    return tuple(sorted({*trained, *received}))
+
+
+def _is_of_model(message: Message) -> bool:
+    return any(defense.get("of") == "model" for defense in message.defenses)
+
+
+def _of_budget(plan: Plan, kind: str) -> Event | None:
+    """Return the event of all answers within the budget, asked sample by sample, which costs most."""
+    logits = torch.zeros(1, plan.dataset.classes)
+    _, event = defended_answers(plan, kind, logits, SecretStream(bytes(32), "event of one answer"))
+    if event is None or isinstance(event, NoGuarantee):
+        return event
+    budget = plan.spec.query_budget
+    parts = event.parts if isinstance(event, Composed) else (event,)
+    whole = tuple(replace(part, count=part.count * budget) for part in parts)
+    return Composed(parts=whole) if len(whole) > 1 else whole[0]
+
+
+def _draft(sender: str, inputs: Inputs, event: Event | None = None) -> Message:
+    return Message(
+        seq=0,
+        round=0,
+        step=0,
+        sender=sender,
+        receivers=(),
+        kind="oracle_answer",
+        inputs=inputs,
+        event=event,
+    )
+
+
+def _last_round(messages: Sequence[Message]) -> int:
+    return messages[-1].round if messages else 0

@@ -1,0 +1,150 @@
+"""Who answers an active adversary: the released model, or clients to whom the server sends samples of its choosing.
+
+Guarantees:
+  * the released model answers with the tensors of the message that published it, after all defences;
+  * a client answers an oracle as it answers in the protocol: in the kind of message that it sends under the run's
+    settings, through the defences that stand on that message;
+  * noise is drawn afresh for each question, from the run's key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from fdaudit.adversary.oracle import Oracle, answer
+from fdaudit.errors import FdauditError
+from fdaudit.federation.networks import Trainers
+from fdaudit.federation.rehearsal import set_up
+from fdaudit.handout.oracle_access import accesses, answered_by, defended_answers, finished, published
+from fdaudit.rng import SecretStream
+from fdaudit.storage.files import decode
+from fdaudit.transcript.encoding import readable
+from fdaudit.transcript.log import read_log
+from fdaudit.transcript.payloads import read_payload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.planning.plan import Plan
+    from fdaudit.storage.vault import Vault
+    from fdaudit.training.trainer import Parameters
+
+__all__ = ["Answering", "answers_of"]
+
+
+class Answering:
+    """The models of one finished federation, as far as somebody may ask them.
+
+    Args:
+        plan: the run's plan.
+        vault: the run's vault.
+    """
+
+    def __init__(self, plan: Plan, vault: Vault) -> None:
+        self._plan, self._vault, self._run = plan, vault, vault.directory.parent
+        self._trainers = Trainers(plan.networks, plan.execution, ("server", *plan.clients))
+
+    def oracle(self, members: Sequence[str], wanted: str | None) -> Oracle | None:
+        """Return a handle for an adversary, to clients' models before the released one; None where it can ask neither.
+
+        Args:
+            members: the adversary's parties.
+            wanted: the answers that the attack asks for, `soft` or `hard`.
+        """
+        if wanted is None:
+            return None
+        budget = self._plan.spec.query_budget
+        for access in accesses(self._plan):
+            if not access.open_to(members, self._plan.spec.transport):
+                continue
+            if access.kind is None:
+                if wanted in access.answers and self._released is not None:
+                    return Oracle(wanted, budget)
+            elif wanted == "hard" or access.kind != "hard_labels":
+                asked = tuple(k for k in self._plan.clients if k not in members and self._has(k))
+                return Oracle(wanted, budget, asked)
+        return None
+
+    def reply(self, wanted: str, x: Tensor, of: str | None, noise: SecretStream) -> Tensor:
+        """Return the answers to samples (n, c, h, w): probabilities (n, C), or classes (n,).
+
+        Args:
+            wanted: `soft` or `hard`.
+            x: the samples.
+            of: whose model is asked; None: the released one.
+            noise: for the defences of a client.
+
+        Raises:
+            FdauditError: there is no such model to ask.
+        """
+        if of is None:
+            if self._released is None:
+                raise FdauditError("oracle: the protocol released no model.")
+            return answer(
+                wanted, self._trainers["server"].predict(self._released, x), self._plan.dataset.task
+            )
+        heard = answered_by(self._plan)
+        if heard is None:
+            raise FdauditError(f"oracle: {of} answers no samples with these settings.")
+        logits = self._trainers[of].predict(self._vault.load(_where(of)), x)
+        return answers_of(self._plan, wanted, heard[0], logits, noise)
+
+    def predictions(self, of: str, x: Tensor) -> Tensor:
+        """Return the logits (n, C) of a party's final model on samples, before any defence; for the auditor alone.
+
+        Args:
+            of: a client, or `server` for the released model as it was published.
+            x: (n, c, h, w).
+
+        Raises:
+            FdauditError: the run keeps no such model.
+        """
+        if of == "server" and self._released is not None:
+            return self._trainers[of].predict(self._released, x)
+        if not self._has(of):
+            raise FdauditError(f"{of}: the run keeps no final model of this party.")
+        return self._trainers[of].predict(self._vault.load(_where(of)), x)
+
+    def _has(self, party: str) -> bool:
+        return self._vault.has(_where(party))
+
+    @cached_property
+    def _released(self) -> Parameters | None:
+        """The model that the released-model oracle serves: the recorded message's tensors, after all defences.
+
+        Where the settings have a model published and no message did (withheld, or its sender was silent), the model
+        itself; None where none is to be published, where the record kept a digest only, or the run's budget ended it.
+        """
+        transcript = self._run / "transcript"
+        message = published(read_log(transcript).messages)
+        if message is not None:
+            return None if message.payload is None else readable(decode(read_payload(transcript, message)))
+        checkpoint = self._vault.load_round()
+        if checkpoint is None or not finished(self._plan, self._run):
+            return None
+        plan = self._plan
+        protocol = set_up(plan.protocol, plan.protocol_config, plan.common, plan.clients, plan.seed)
+        protocol.state = self._vault.load(checkpoint["state"])
+        released: Parameters | None = protocol.released()
+        return released
+
+
+def answers_of(plan: Plan, wanted: str, kind: str, logits: Tensor, noise: SecretStream) -> Tensor:
+    """Return what a client answers an oracle: probabilities (n, C), or classes (n,).
+
+    Args:
+        plan: the run's plan.
+        wanted: `soft` or `hard`.
+        kind: the kind of message in which clients answer.
+        logits: (n, C) of the client's model.
+        noise: for the defences on its messages.
+    """
+    values, _ = defended_answers(plan, kind, logits, noise)
+    return values if wanted == "soft" or values.ndim == 1 else values.argmax(1)
+
+
+def _where(party: str) -> str:
+    """Where the vault keeps a party's last model."""
+    return f"models/{party.replace('/', '-')}"

@@ -1,0 +1,1 @@
+"""Bounds on privacy parameters from what attacks guessed."""

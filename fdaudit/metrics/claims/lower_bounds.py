@@ -1,0 +1,283 @@
+"""What ε is at least, from how well members were told from non-members: the empirical check of a claim (ε, δ).
+
+A bound needs a design that supports it, since only coins that were tossed say what chance alone would do:
+
+  * `coin-flips`: each of n candidates was trained on, or not, by a fair coin of its own. One model is enough (Steinke,
+    Nasr & Jagielski 2023, "Privacy auditing with one (1) training run", Theorem 5.2). Of records added or removed.
+  * `matched-pairs`: of each pair one was trained on, by one fair coin a pair, and one is guessed. The same theorem with
+    pairs in the place of canaries. Of records replaced.
+  * `independent-runs`: one candidate, or one set of them, in or out, and one score for each of n independent runs
+    (Clopper & Pearson 1934).
+
+Guarantees:
+  * whatever the scores are, a bound lies above the true ε with a probability of at most 1 - confidence: numbers of
+    guesses are tried as a family that the number of candidates alone fixes, with Bonferroni's correction, and the
+    threshold of independent runs is chosen on one half of them and bounded on the other;
+  * equal scores are taken in the order that is worst for the attack, so the order of the candidates tells nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache, partial
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from fdaudit.errors import UsageError
+from fdaudit.events import Relation
+from fdaudit.metrics._arrays import Flags, Floats, flags, probability, vector
+from fdaudit.metrics._guessed import Asked, OneRunDesign, counted, evenly, fixed, known, tried
+from fdaudit.metrics.claims.claim_test import choose, lower_bound
+
+__all__ = [
+    "Design",
+    "epsilon_lower_bound",
+    "epsilon_p_value",
+    "guesses_needed",
+    "most_contradictable",
+    "one_run_epsilon",
+]
+
+Design = OneRunDesign | Literal["independent-runs"]
+"""How it was decided who is a member."""
+
+_SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
+"""Numbers of guesses that are tried, as shares of the coins."""
+_CHUNK = 4096
+"""Terms of δ's correction that are computed at once."""
+_MOST_GUESSES = 2**40
+"""Where `guesses_needed` gives up."""
+
+
+def epsilon_lower_bound(
+    scores: Any,
+    member: Any,
+    delta: float,
+    confidence: float = 0.95,
+    design: Design = "coin-flips",
+    relation: Relation = "add-or-remove",
+    *,
+    pair: Any = None,
+    guesses: int | None = None,
+) -> float:
+    """What ε is at least at δ, whatever made the scores, provided that the design is what was done.
+
+    Under `coin-flips` the highest scores are guessed to be members, or half of the guesses the highest to be members
+    and half the lowest to be none. Under `matched-pairs` the higher score of a pair is guessed to be the member's, in
+    the pairs that differ most.
+
+    Args:
+        scores: (n,), higher for "member": of candidates, or of runs.
+        member: (n,) booleans: whether the candidate was trained on, or whether the run had it.
+        delta: δ in [0, 1).
+        confidence: of the bound.
+        design: how membership was decided.
+        relation: which the bound is stated for. What matched pairs show of replaced records is converted: a mechanism
+            that is (ε, δ)-private for records added or removed is (2ε, (1 + e^ε)δ)-private for records replaced.
+        pair: (n,) number of each candidate's pair; of `matched-pairs` only.
+        guesses: how many guesses, or pairs, are decided on, fixed before anybody saw a score; left out, the family's
+            shares of them are tried. Not of `independent-runs`.
+
+    Returns:
+        The bound in nats; 0 where the scores show nothing.
+
+    Raises:
+        UsageError: shapes do not match, a number is out of range, or the design does not support the relation.
+    """
+    values = vector(scores, "scores")
+    truth = flags(member, "member", len(values))
+    delta, alpha = _delta(delta), 1 - probability(confidence, "confidence")
+    known(design, (*get_args(OneRunDesign), "independent-runs"), "design")
+    known(relation, get_args(Relation), "relation")
+    if design == "independent-runs":
+        if pair is not None:
+            problem = f"has no meaning under {design}"
+            raise UsageError("pair", pair, problem, "Give it with design 'matched-pairs', and there only.")
+        return _of_runs(values, truth, delta, alpha, guesses)
+    found = tried(values, truth, design, relation, pair, partial(_asked, design, guesses))
+    return max(_inverted(v, r, found.coins, delta, alpha * w, found.halved) for v, r, w in found.counts)
+
+
+def epsilon_p_value(
+    scores: Any,
+    member: Any,
+    epsilon: float,
+    delta: float,
+    design: OneRunDesign = "coin-flips",
+    relation: Relation = "add-or-remove",
+    *,
+    pair: Any = None,
+    guesses: int | None = None,
+) -> float:
+    """Return how likely a mechanism that is (ε, δ)-private lets so many guesses be right, at most.
+
+    The claim is contradicted at every confidence below 1 minus this, as `epsilon_lower_bound` says, which has the same
+    arguments. The number of guesses that are tried is corrected for.
+
+    Raises:
+        UsageError: as `epsilon_lower_bound`; or a negative or infinite ε.
+    """
+    if not 0 <= epsilon < math.inf:
+        raise UsageError("epsilon", epsilon, "is no finite claim", "Give a number of at least 0.")
+    delta = _delta(delta)
+    found = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
+    claim = _replaced(epsilon, delta) if found.halved else (epsilon, delta)
+    return min(1.0, *(_p_value(v, r, found.coins, *claim) / w for v, r, w in found.counts))
+
+
+def one_run_epsilon(
+    correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95
+) -> float:
+    """What ε is at least at δ when so many guesses about coins of one run were right.
+
+    The number of guesses must have been fixed beforehand: chosen by their success they would need a correction, which
+    `epsilon_lower_bound` makes.
+
+    Args:
+        correct: v: guesses that were right.
+        guesses: r: guesses made; abstentions are none.
+        canaries: m: records that were each included by a fair coin of their own, guessed or not.
+        delta: δ in [0, 1).
+        confidence: of the bound.
+
+    Returns:
+        The least ε at which so much success has a probability above 1 - confidence: P[W >= v] + 2mδ max_i
+        (P[W >= v - i] - P[W >= v]) / i with W ~ Binomial(r, e^ε / (1 + e^ε)); 0 where chance explains it.
+
+    Raises:
+        UsageError: not 0 <= correct <= guesses <= canaries, no guess, or a number out of range.
+
+    Source: Steinke, Nasr & Jagielski 2023, Theorem 5.2.
+    """
+    counted(correct, guesses, canaries)
+    alpha = 1 - probability(confidence, "confidence")
+    return _inverted(int(correct), int(guesses), int(canaries), _delta(delta), alpha, False)
+
+
+def most_contradictable(
+    guesses: int, delta: float, confidence: float = 0.95, canaries: int | None = None
+) -> float:
+    """The bound of a perfect attack: no claim above it can be contradicted with so many guesses.
+
+    Args:
+        guesses: all of them right.
+        delta: δ.
+        confidence: of the bound.
+        canaries: how many there are; left out, as many as guesses.
+    """
+    return one_run_epsilon(guesses, guesses, guesses if canaries is None else canaries, delta, confidence)
+
+
+@lru_cache(maxsize=4096)
+def guesses_needed(epsilon: float, delta: float, confidence: float = 0.95) -> int | None:
+    """How many guesses, all right, contradict a claim (ε, δ); None where no number up to 2^40 would.
+
+    Raises:
+        UsageError: a negative or infinite ε, or a number out of range.
+    """
+    if not 0 <= epsilon < math.inf:
+        raise UsageError("epsilon", epsilon, "is no finite claim", "Give a number of at least 0.")
+    alpha, delta = 1 - probability(confidence, "confidence"), _delta(delta)
+
+    def enough(r: int) -> bool:
+        return _p_value(r, r, r, epsilon, delta) <= alpha
+
+    low, high = 0, 1
+    # The p-value falls with the number of guesses and then, where δ's correction takes over, rises to a limit: once
+    # a perfect attack would have had this many wrong answers by chance, it does not fall again.
+    last = (50 - 2 * math.log(alpha)) * (1 + math.exp(min(epsilon, 700.0)))
+    while not enough(high):
+        low, high = high, math.ceil(1.05 * high)
+        if low > min(last, _MOST_GUESSES):
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+# -- independent runs ---------------------------------------------------------------------------------------------
+
+
+def _asked(design: OneRunDesign, guesses: int | None, coins: int) -> list[Asked]:
+    """The numbers of guesses that are tried of so many coins, with equal parts of the level."""
+    if guesses is not None:
+        return evenly([fixed(guesses, coins)], design)
+    return evenly(sorted({max(1, round(share * coins)) for share in _SHARES}), design)
+
+
+def _replaced(epsilon: float, delta: float) -> tuple[float, float]:
+    """What (ε, δ) for records added or removed implies for records replaced."""
+    return 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
+
+
+def _of_runs(scores: Floats, member: Flags, delta: float, alpha: float, guesses: int | None) -> float:
+    """The larger of both directions' bounds for a threshold chosen on every other run, on the remaining ones."""
+    if guesses is not None:
+        raise UsageError("guesses", guesses, "has no meaning under independent-runs", "Leave it out.")
+    p, q = scores[member], scores[~member]
+    if min(len(p), len(q)) < 2:
+        problem = "are too few runs with and without the candidate"
+        raise UsageError("member", (len(p), len(q)), problem, "Give at least two of each.")
+    found = choose(p[::2], q[::2], delta=delta, failure=alpha)
+    return lower_bound(found, p[1::2], q[1::2], delta=delta, failure=alpha)
+
+
+# -- the test and its inversion -----------------------------------------------------------------------------------
+
+
+def _p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
+    """The largest probability of so many right guesses, or more, under (ε, δ); it never falls as ε or δ grows.
+
+    Where 2mδ / i passes 1 the theorem's term is replaced by one that is larger and rises with ε: the term's own
+    share of P[W >= v], which is negative there, is taken at ε = 0.
+    """
+    from scipy.special import expit
+    from scipy.stats import binom
+
+    if correct == 0:
+        return 1.0
+    q, factor = float(expit(epsilon)), 2 * canaries * delta
+    tail = float(binom.sf(correct - 1, guesses, q))
+    least = float(binom.sf(correct - 1, guesses, 0.5))
+    worst, below = tail, 0.0
+    for start in range(1, correct + 1, _CHUNK) if factor > 0 else ():
+        i = np.arange(start, min(start + _CHUNK, correct + 1))
+        drop = below + np.cumsum(binom.pmf(correct - i, guesses, q))
+        share = factor / i
+        terms = share * (tail + drop) + (1 - share) * np.where(share > 1, least, tail)
+        worst, below = max(worst, float(terms.max())), float(drop[-1])
+        if worst >= 1 or (share[-1] <= 1 and worst >= tail + share[-1] * (1 - tail)):
+            break
+    return min(worst, 1.0)
+
+
+@lru_cache(maxsize=65536)
+def _inverted(correct: int, guesses: int, canaries: int, delta: float, alpha: float, halved: bool) -> float:
+    """The least ε whose p-value passes α; with `halved`, of a claim of which (2ε, (1 + e^ε)δ) is tested."""
+    from scipy.optimize import brentq
+    from scipy.special import betaincinv, logit
+
+    def excess(epsilon: float) -> float:
+        if not halved:
+            return _p_value(correct, guesses, canaries, epsilon, delta) - alpha
+        return _p_value(correct, guesses, canaries, *_replaced(epsilon, delta)) - alpha
+
+    if correct == 0 or excess(0.0) > 0:
+        return 0.0
+    # Without δ the bound is Clopper and Pearson's for the chance of a right guess; δ only lowers it.
+    pure = float(logit(betaincinv(correct, guesses - correct + 1, alpha)))
+    high = pure / 2 if halved else pure
+    if high <= 0:
+        return 0.0
+    found = high if excess(high) <= 0 else float(brentq(excess, 0.0, high, xtol=1e-9, rtol=1e-12))
+    return max(0.0, found - 1e-8)  # never above the root for its rounding
+
+
+def _delta(delta: float) -> float:
+    if not 0 <= delta < 1:
+        raise UsageError(
+            "delta", delta, "is no probability of failure", "Give a δ of at least 0 and below 1."
+        )
+    return float(delta)

@@ -1,0 +1,1 @@
+"""Does a reconstruction identify its record among others of its class?"""

@@ -1,0 +1,135 @@
+"""Galleries of records, and scores that say how well guesses show each record.
+
+Guarantees:
+  * a record's scores do not depend on whether it is a true one;
+  * guesses of a class say nothing of records of other classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from fdaudit.metrics._arrays import Floats, Integers
+from fdaudit.metrics.galleries.resemblance import resemblances
+
+__all__ = ["Gallery", "Probe", "Scores", "score_identities", "score_records"]
+
+_AVERAGE = 4
+"""True records of one class from which a guess that is their average counts as showing none of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gallery:
+    """All records that take part, true ones included.
+
+    Attributes:
+        images: (N, c, h, w) in [0, 1].
+        groups: (N,) the class of each, or another number that adversaries may know of it.
+        identities: (N,) whose record each is; None where that is unknown.
+        held: records that adversaries hold, and know the identities of; none of them is in `images`.
+    """
+
+    images: torch.Tensor
+    groups: Integers
+    identities: Integers | None = None
+    held: Gallery | None = None
+
+    @cached_property
+    def pictures(self) -> Integers:
+        """A number (N,) for each record, the same for equal images."""
+        flat = np.ascontiguousarray(self.images.detach().cpu().numpy()).reshape(len(self.images), -1)
+        whole = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).ravel()
+        return np.unique(whole, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """One target's guesses, and the records that they may show.
+
+    Attributes:
+        target: the target's name.
+        guess: (m, c, h, w) in [0, 1].
+        rows: (n,) which records of the gallery are the true ones.
+        labels: (m,) the class that each guess is of; None where a guess may be of any true record.
+    """
+
+    target: str
+    guess: torch.Tensor
+    rows: Integers
+    labels: Integers | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Scores of every record by every probe's guesses; NaN where a record takes no part.
+
+    Attributes:
+        distances: their names.
+        best: (probes, distances, N) how much the guess that resembles a record most does so.
+        margin: (probes, distances, N) how much more it does so than an average over guesses.
+        groups: (N,) the records' classes.
+        kinds: (N,) records of one kind count as one.
+    """
+
+    distances: tuple[str, ...]
+    best: Floats
+    margin: Floats
+    groups: Integers
+    kinds: Integers
+
+
+def score_records(gallery: Gallery, probes: Sequence[Probe], counts: Sequence[Mapping[int, int]]) -> Scores:
+    """Score records by the guesses; a probe's guesses of one class say nothing of other classes.
+
+    Args:
+        gallery: the records.
+        probes: the guesses.
+        counts: for each probe, how many true records it has of each class.
+    """
+    guesses, N = torch.cat([p.guess for p in probes]).float(), len(gallery.groups)
+    owner = np.repeat(np.arange(len(probes)), [len(p.guess) for p in probes])
+    alike = resemblances(guesses, gallery.images) if N else {}
+    best, margin = (np.full((len(probes), len(alike), N), np.nan) for _ in range(2))
+    for group in np.unique(gallery.groups).tolist():
+        rows = np.flatnonzero(gallery.groups == group)
+        values = np.stack([of[:, rows] for of in alike.values()])
+        for k, probe in enumerate(probes):
+            own = values[:, owner == k]
+            own = own if probe.labels is None else own[:, probe.labels == group]
+            if own.shape[1]:
+                best[k][:, rows], margin[k][:, rows] = _best_and_margin(own, counts[k].get(group, 0))
+    return Scores(tuple(alike), best, margin, gallery.groups, gallery.pictures)
+
+
+def _best_and_margin(alike: Floats, count: int) -> tuple[Floats, Floats]:
+    """The largest resemblance (d, N) of (d, m, N), and its margin over the mean of the largest ones.
+
+    The mean is over all guesses. Of a class with many true records it is over half as many guesses as there are such
+    records: were all of these the class's average, there would be no margin.
+    """
+    ordered = -np.sort(-alike, axis=1)
+    among = ordered.shape[1] if count < _AVERAGE else (count + 1) // 2
+    return ordered[:, 0], ordered[:, 0] - ordered[:, :among].mean(1)
+
+
+def score_identities(
+    gallery: Gallery, probes: Sequence[Probe], counts: Sequence[Mapping[int, int]]
+) -> Scores | None:
+    """Score each record by the best of the held records of its identity and class; NaN where none are held."""
+    held, identities, N = gallery.held, gallery.identities, len(gallery.groups)
+    if held is None or held.identities is None or identities is None:
+        return None
+    scores, known = score_records(held, probes, counts), held.identities
+    best, margin = (np.full((*scores.best.shape[:2], N), np.nan) for _ in range(2))
+    for group, identity in np.unique(np.stack([gallery.groups, identities]), axis=1).T.tolist():
+        rows = np.flatnonzero((gallery.groups == group) & (identities == identity))
+        photographs = np.flatnonzero((held.groups == group) & (known == identity))
+        if len(photographs):
+            best[..., rows] = scores.best[..., photographs].max(-1)[..., None]
+            margin[..., rows] = scores.margin[..., photographs].max(-1)[..., None]
+    return Scores(scores.distances, best, margin, gallery.groups, identities)

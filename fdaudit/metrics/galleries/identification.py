@@ -1,0 +1,350 @@
+"""Identification: can a record be picked out of a gallery by its reconstruction?
+
+PSNR over a prior says how close an image comes. It does not say whether the image shows one record and no other. Here
+each true record is set against a *gallery*: other records of its class that the adversary does not hold. Every record,
+true or not, is scored by the guess that resembles it most. A record is *identified* where its score is above those of
+its whole gallery. The share of identified records is the rank-1 identification rate (Phillips et al., "The FERET
+evaluation methodology for face-recognition algorithms", IEEE TPAMI 22 (2000)).
+
+The p-value is that of a randomisation test. Where the guesses tell nothing but classes, the true records are as good as
+drawn at random from the records of their classes. So they are drawn again, for all targets jointly, and every
+statistic is computed as before. Nothing is matched to the truth: a record's score is the same whether it is true or
+drawn. The largest standardised statistic over several distances counts (max-T; Westfall and Young 1993), which
+corrects for their number. Draws end early where the p-value is large (Besag and Clifford, Biometrika 78 (1991)).
+
+Two statistics are looked at by each distance, neither of which an average of the true records raises:
+  * the *margin* by which the guess that resembles a record most does so more than guesses do on average, summed over
+    the true records. A mean image in place of every guess has no margin;
+  * how far the best of several true records stands out from their mean, for guesses that are of a class, that are
+    alone, or that show one record more than once. A mean image resembles all of them alike.
+
+Guarantees:
+  * P(p <= α) <= α for every α where guesses tell nothing but classes, whatever images they are;
+  * images that are equal count as one record, and equal scores identify none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fdaudit.metrics._arrays import Flags, Floats, Integers
+from fdaudit.metrics.galleries.gallery import Gallery, Probe, Scores, score_identities, score_records
+from fdaudit.metrics.intervals import clopper_pearson
+from fdaudit.types import Figure
+
+__all__ = ["Identification", "Rank", "identify"]
+
+_CALIBRATION = 400
+"""Draws that say what each statistic and the rank-1 rate are by chance; they take no part in the test."""
+
+_MOST_DRAWS = 19_999
+"""Draws of the test at most: p-values down to 1 in 20,000, so that a correction for hundreds of tests can be passed."""
+
+_EXCEEDANCES = 20
+"""Draws that do as well as the truth, after which the p-value is known well enough."""
+
+_AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A record's place in its gallery: 1 is identified, `of` counts the record itself."""
+
+    rank: int
+    of: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Identification:
+    """What the gallery tests found.
+
+    Attributes:
+        figures: of all targets together.
+        targets: by target, its own.
+        ranks: by target and row of the gallery. Of guesses of classes, the best record of each class has one.
+    """
+
+    figures: tuple[Figure, ...]
+    targets: Mapping[str, tuple[Figure, ...]]
+    ranks: Mapping[str, Mapping[int, Rank]]
+
+
+def identify(
+    gallery: Gallery, probes: Sequence[Probe], generator: np.random.Generator, confidence: float = 0.95
+) -> Identification:
+    """Test whether records can be picked out of their galleries, of each target and of all together.
+
+    Args:
+        gallery: the records. What an adversary holds, or what no target could hold, must not be among them.
+        probes: targets; no record belongs to two of them.
+        generator: draws records in place of the true ones.
+        confidence: level of the intervals, which take records as independent.
+
+    Returns:
+        Figures `identification` (rank-1 rate with its p-value), `identification_chance` (the rate of drawn records) and
+        `identification_rank` (median rank), each by the distance that picks out most; so is chance. Where the adversary
+        holds records of known identities, also `identity_identification` and its chance: is a person recognised by
+        an adversary with other records of the same person? There the gallery is of identities, and each is scored by
+        the records that the adversary holds of it. The true record is never among these. Without a gallery figures are
+        unavailable, with the reason.
+    """
+    counts = [dict(zip(*np.unique(gallery.groups[p.rows], return_counts=True), strict=True)) for p in probes]
+    tests = [("identification", _Test(score_records(gallery, probes, counts), probes))]
+    if all(p.labels is None for p in probes) and (of_persons := score_identities(gallery, probes, counts)):
+        tests.append(("identity_identification", _Test(of_persons, probes)))
+    figures, targets = list[Figure](), {p.target: list[Figure]() for p in probes}
+    ranks: Mapping[str, Mapping[int, Rank]] = {}
+    for name, test in tests:
+        whole, each, found = test.run(name, generator.spawn(1)[0], confidence)
+        figures += whole
+        for target, own in each.items():
+            targets[target] += own
+        ranks = ranks or found
+    return Identification(
+        figures=tuple(figures), targets={t: tuple(own) for t, own in targets.items()}, ranks=ranks
+    )
+
+
+# -- the test ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Set:
+    """True records of one target and class: their places (n,) among the records (N,) of that class that take part."""
+
+    group: int
+    start: int
+    places: Integers
+
+
+class _Test:
+    """The randomisation test on scores of records, for each target and for all together."""
+
+    def __init__(self, scores: Scores, probes: Sequence[Probe]) -> None:
+        self.probes, self.distances, self.left_out = probes, scores.distances, 0
+        self.sets: list[list[_Set]] = [[] for _ in probes]
+        self.rows: dict[int, Integers] = {}
+        self.kinds: dict[int, Integers] = {}
+        self._count: dict[int, int] = {}
+        self._values: list[dict[int, tuple[Floats, Floats]]] = [{} for _ in probes]
+        for group in np.unique(scores.groups).tolist():
+            self._add(group, scores)
+
+    def _add(self, group: int, scores: Scores) -> None:
+        """Take in the records of one class, if there is a gallery for them."""
+        rows = np.flatnonzero(scores.groups == group)
+        scored = ~np.isnan(scores.best[:, 0][:, rows])
+        rows = rows[scored.any(0)]
+        own = [
+            np.flatnonzero(np.isin(rows, p.rows)) if scored[k].any() else np.empty(0, np.int64)
+            for k, p in enumerate(self.probes)
+        ]
+        wanted = sum(map(len, own))
+        kinds = np.unique(scores.kinds[rows], return_inverse=True)[1].reshape(-1)
+        if not wanted or len(rows) == wanted or len(np.unique(kinds)) < 2:
+            self.left_out += wanted
+            return
+        self.rows[group], self.kinds[group], start = rows, kinds, 0
+        for k, places in enumerate(own):
+            if len(places):
+                self.sets[k].append(_Set(group, start, places))
+                self._values[k][group] = (scores.best[k][:, rows], scores.margin[k][:, rows])
+                start += len(places)
+        self._count[group] = start
+
+    def run(
+        self, name: str, generator: np.random.Generator, confidence: float
+    ) -> tuple[tuple[Figure, ...], dict[str, tuple[Figure, ...]], dict[str, dict[int, Rank]]]:
+        """Return the figures of all targets, each target's own, and the ranks of its records."""
+        if not self.rows:
+            none = _unavailable(name)
+            return none, {p.target: none for p in self.probes}, {p.target: {} for p in self.probes}
+        parties = [k for k, sets in enumerate(self.sets) if sets]
+        several = [parties, *([k] for k in parties)] if len(parties) > 1 else [parties]
+        truth = {k: [s.places[None] for s in self.sets[k]] for k in parties}
+        drawn = self._draw(_CALIBRATION, generator)
+        scale = [_Scale.of(self._statistic(w, drawn)) for w in several]
+        observed = [
+            float(s.largest(self._statistic(w, truth))[0]) for s, w in zip(scale, several, strict=True)
+        ]
+        p = self._p_values(several, scale, observed, generator)
+        luck = {k: self._hits(k, drawn[k]) for k in parties}
+        right = {k: self._hits(k, truth[k])[0] for k in parties}
+        made, ranks = [], dict[str, dict[int, Rank]]()
+        for who, value in zip(several, p, strict=True):
+            by = _best_distance(np.sum([right[k] for k in who], axis=0)[:, 0])
+            own = {k: self._ranks(k, by) for k in who}
+            ranks |= {self.probes[k].target: r for k, r in own.items()}
+            most = np.sum([luck[k][0] for k in who], axis=0).max(0)
+            chance = float(most.sum() / max(sum(luck[k][1].sum() for k in who), 1))
+            together = [r for o in own.values() for r in o.values()]
+            made.append(self._figures(name, together, value, chance, by, confidence))
+        each = dict.fromkeys((p.target for p in self.probes), _unavailable(name))
+        each |= {self.probes[w[0]].target: f for w, f in zip(several, made, strict=True) if len(w) == 1}
+        return made[0], each, ranks
+
+    def _draw(self, n: int, generator: np.random.Generator) -> dict[int, list[Integers]]:
+        """Draw records in place of the true ones `n` times: by target, for each of its sets places (n, size)."""
+        drawn: dict[int, list[Integers]] = {k: [] for k, sets in enumerate(self.sets) if sets}
+        for group, rows in self.rows.items():
+            order = generator.permuted(np.tile(np.arange(len(rows)), (n, 1)), axis=1)
+            for k, sets in enumerate(self.sets):
+                for one in sets:
+                    if one.group == group:
+                        drawn[k].append(order[:, one.start : one.start + len(one.places)])
+        return drawn
+
+    def _statistic(self, who: Sequence[int], drawn: Mapping[int, Sequence[Integers]]) -> Floats:
+        """Both statistics by every distance, (2 x distances, n), summed over targets."""
+        total: Floats = np.sum([self._one(k, drawn[k]) for k in who], axis=0)
+        return total
+
+    def _one(self, k: int, drawn: Sequence[Integers]) -> Floats:
+        probe, alone = self.probes[k], list[Floats]()
+        apart, margins = np.zeros((2, len(self.distances), len(drawn[0])))
+        for one, places in zip(self.sets[k], drawn, strict=True):
+            best, margin = self._values[k][one.group]
+            values = best[:, places] - best.mean(1)[:, None, None]
+            if probe.labels is None and len(probe.guess) == 1:
+                alone.append(values)
+            elif places.shape[1] > 1 or probe.labels is not None:
+                apart += _apart(values)
+            if probe.labels is None and len(probe.guess) > 1:
+                margins += margin[:, places].sum(-1)
+        apart += _apart(np.concatenate(alone, -1)) if alone else 0.0
+        return np.concatenate([margins, apart])
+
+    def _p_values(
+        self,
+        several: Sequence[Sequence[int]],
+        scale: Sequence[_Scale],
+        observed: Sequence[float],
+        generator: np.random.Generator,
+    ) -> list[float]:
+        """Draw until all p-values are known: each stops at its last exceedance, or at the most draws."""
+        reached, stopped, done = [0] * len(several), [0] * len(several), 0
+        while done < _MOST_DRAWS and not all(stopped):
+            n = min(_AT_ONCE, _MOST_DRAWS - done)
+            drawn = self._draw(n, generator)
+            for i, who in enumerate(several):
+                if stopped[i]:
+                    continue
+                as_good = np.flatnonzero(scale[i].largest(self._statistic(who, drawn)) >= observed[i] - 1e-9)
+                missing = _EXCEEDANCES - reached[i]
+                if len(as_good) >= missing:
+                    stopped[i] = done + int(as_good[missing - 1]) + 1
+                reached[i] += len(as_good)
+            done += n
+        return [
+            _EXCEEDANCES / s if s else (1 + r) / (1 + _MOST_DRAWS)
+            for r, s in zip(reached, stopped, strict=True)
+        ]
+
+    def _hits(self, k: int, drawn: Sequence[Integers]) -> tuple[Integers, Integers]:
+        """Count the items of a target that each distance identifies (d, n), and those that have a gallery (n,)."""
+        hits = np.zeros((len(self.distances), len(drawn[0])), dtype=np.int64)
+        counted = np.zeros(len(drawn[0]), dtype=np.int64)
+        for one, places in zip(self.sets[k], drawn, strict=True):
+            values = self._values[k][one.group][0]
+            out = self._same_kind(one.group, places)
+            most = np.where(out, -np.inf, values[:, None]).max(-1, keepdims=True)
+            mine = values[:, places]
+            mine = mine if self.probes[k].labels is None else mine.max(-1, keepdims=True)
+            there: Flags = ~np.asarray(out.all(1))
+            hits += ((mine > most) & there[:, None]).sum(-1)
+            counted += mine.shape[-1] * there
+        return hits, counted
+
+    def _same_kind(self, group: int, places: Integers) -> Flags:
+        """Which records (n, N) of a class are of a kind with one of those at `places` (n, size)."""
+        kinds = self.kinds[group]
+        taken = np.zeros((len(places), int(kinds.max()) + 1), dtype=np.bool_)
+        np.put_along_axis(taken, kinds[places], True, 1)
+        return taken[:, kinds]
+
+    def _ranks(self, k: int, distance: int) -> dict[int, Rank]:
+        """The rank of each true record of a target, or of the best of each class, by its row of the gallery."""
+        found: dict[int, Rank] = {}
+        for one in self.sets[k]:
+            values = self._values[k][one.group][0][distance]
+            outside = ~self._same_kind(one.group, one.places[None])[0]
+            kinds = self.kinds[one.group]
+            others = np.array([values[outside & (kinds == kind)].max() for kind in np.unique(kinds[outside])])
+            of_class = self.probes[k].labels is not None
+            shown = one.places[[values[one.places].argmax()]] if of_class else one.places
+            for place in shown.tolist() if len(others) else ():
+                rank = 1 + int((others >= values[place]).sum())
+                found[int(self.rows[one.group][place])] = Rank(rank, len(others) + 1)
+        return found
+
+    def _figures(
+        self, name: str, ranks: Sequence[Rank], p: float, chance: float, best: int, confidence: float
+    ) -> tuple[Figure, ...]:
+        if not ranks:
+            return _unavailable(name)
+        hits, n = sum(r.rank == 1 for r in ranks), len(ranks)
+        ends = clopper_pearson(hits, n, confidence)
+        size = int(np.median([r.of for r in ranks]))
+        of_class = any(p.labels is not None for p in self.probes)
+        what = "identities" if name.startswith("identity") else "classes" if of_class else "records"
+        note = f"{hits} of {n} {what} picked out of galleries of {size} (median), where chance picks out {chance:.2g}"
+        note += f"; by {self.distances[best]}, which picks out most of {len(self.distances)} distances"
+        if self.left_out:
+            note += f"; {self.left_out} records without a gallery left out"
+        rate = Figure(
+            name=name,
+            value=hits / n,
+            unit="fraction",
+            low=ends.low,
+            high=ends.high,
+            confidence=confidence,
+            method=ends.method,
+            n=n,
+            note=note,
+            p=p,
+        )
+        by_chance = Figure(name=f"{name}_chance", value=chance, unit="fraction", n=n)
+        if name != "identification":
+            return rate, by_chance
+        median = float(np.median([r.rank for r in ranks]))
+        return rate, by_chance, Figure(name=f"{name}_rank", value=median, n=n, note=f"median; of {size}")
+
+
+def _apart(values: Floats) -> Floats:
+    """Return by how much the best of a set exceeds its mean, (d, n, size) -> (d, n); of one record, its value."""
+    return np.asarray(values.max(-1) - (values.mean(-1) if values.shape[-1] > 1 else 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Scale:
+    """The mean and spread (s, 1) that statistics have by chance."""
+
+    mean: Floats
+    spread: Floats
+
+    @classmethod
+    def of(cls, drawn: Floats) -> _Scale:
+        return cls(drawn.mean(1, keepdims=True), drawn.std(1, keepdims=True))
+
+    def largest(self, statistics: Floats) -> Floats:
+        """The largest standardised statistic (n,) of (s, n)."""
+        told = self.spread > 1e-9
+        z = np.where(told, (statistics - self.mean) / np.where(told, self.spread, 1.0), -np.inf)
+        return np.asarray(z.max(0))
+
+
+def _best_distance(hits: Integers) -> int:
+    """The distance that identifies most, of hits (d,) of each; of several the last, which is the mean of all."""
+    return len(hits) - 1 - int(hits[::-1].argmax())
+
+
+def _unavailable(name: str) -> tuple[Figure, ...]:
+    why = "there are no other records of these classes that the adversary does not hold"
+    if name != "identification":
+        why = "the adversary holds records of fewer than two identities of these classes"
+    return tuple(
+        Figure(name=n, value=None, unit="fraction", unavailable=why) for n in (name, f"{name}_chance")
+    )

@@ -1,0 +1,118 @@
+"""The second baseline of reconstruction: the attack's own images beside records that they are not about.
+
+Images from where the records come from resemble some of them without any leak: a public dataset, handed in as a guess,
+may hold the records themselves. Such images resemble other records as well. So guesses are also matched with as many
+records, of the same classes as far as there are any, that no message of the target was computed from. A leak is what
+stands above this baseline and above the prior (`fdaudit.metrics.images.prior`).
+
+Guarantees:
+  * no record of a target that is guessed about takes part;
+  * the images, their number and the way of matching are the attack's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fdaudit.metrics._arrays import Floats, Integers
+from fdaudit.metrics.images.prior import Measure
+from fdaudit.metrics.images.similarity import match
+
+__all__ = ["OWN_IMAGES", "Bystanders", "stricter"]
+
+OWN_IMAGES = "own images beside other records"
+"""What the baseline is called where it is the stricter one."""
+
+_DRAWS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Bystanders:
+    """Records that no guess is about.
+
+    Attributes:
+        images: (N, c, h, w) in [0, 1], others' among them; nothing is copied but what is drawn.
+        rows: (k,) which of them these records are, k >= 1.
+        labels: (k,), or None of records without one class each.
+    """
+
+    images: torch.Tensor
+    rows: Integers
+    labels: Integers | None = None
+
+    def of_class(self, label: int) -> Integers:
+        """Return which of the images are bystanders of a class."""
+        return self.rows[self.labels == label] if self.labels is not None else self.rows[:0]
+
+    def draw(self, n: int, labels: Integers | None, generator: np.random.Generator) -> torch.Tensor:
+        """Draw records (n, c, h, w), of these labels (n,) as far as there are any, none twice while others are left."""
+        chosen = np.full(n, -1, dtype=np.int64)
+        if labels is not None and self.labels is not None:
+            for label in np.unique(labels).tolist():
+                places = np.flatnonzero(labels == label)
+                alike = generator.permutation(np.flatnonzero(self.labels == label))[: len(places)]
+                chosen[places[: len(alike)]] = alike
+        places = np.flatnonzero(chosen < 0)
+        everybody = np.arange(len(self.rows))
+        left = np.setdiff1d(everybody, chosen)
+        left = left if len(left) >= len(places) else everybody
+        chosen[places] = generator.choice(left, len(places), replace=len(left) < len(places))
+        return self.images[torch.from_numpy(self.rows[chosen])].double()
+
+    def draws(
+        self, n: int, labels: Integers | None, generator: np.random.Generator
+    ) -> Sequence[torch.Tensor]:
+        """Some draws of as many records."""
+        return [self.draw(n, labels, generator) for _ in range(_DRAWS)]
+
+    def beside(
+        self,
+        batches: Sequence[tuple[torch.Tensor, Integers | None, int]],
+        got: Mapping[str, Floats],
+        measures: Sequence[Measure],
+        generator: np.random.Generator,
+    ) -> dict[str, Floats]:
+        """Measure batches of guesses matched with bystanders, (draws, matched).
+
+        The record most like its guess stands where the batch's most leaked one does, and so on.
+
+        Args:
+            batches: guesses (m, c, h, w), the labels (n,) of the true records or None, and n.
+            got: by measure the guesses' likeness to their own records (matched,), batch after batch.
+            measures: how likeness is measured.
+            generator: draws the bystanders.
+        """
+        parts: dict[str, list[Floats]] = {q.name: [] for q in measures}
+        start = 0
+        for guess, labels, n in batches:
+            records = self.draws(n, labels, generator)
+            orders = [match(guess, r) for r in records]
+            guessed = torch.cat([guess[order[order >= 0]] for order in orders])
+            near = torch.cat([r[order >= 0] for r, order in zip(records, orders, strict=True)])
+            end = start + len(near) // _DRAWS
+            for q in measures:
+                sign = 1 if q.higher_is_closer else -1
+                best_first = -np.sort(-sign * q.of(guessed, near).numpy().reshape(_DRAWS, -1), axis=1)
+                rank = np.argsort(np.argsort(-sign * got[q.name][start:end], kind="stable"))
+                parts[q.name].append(sign * best_first[:, rank])
+            start = end
+        return {name: np.concatenate(found, axis=1) for name, found in parts.items()}
+
+
+def stricter(
+    prior: dict[str, Floats],
+    strategies: dict[str, tuple[str, ...]],
+    beside: Mapping[str, Floats],
+    measures: Sequence[Measure],
+) -> tuple[dict[str, Floats], dict[str, tuple[str, ...]]]:
+    """Return, for each measure, the better of prior and bystanders by their means, and what it is called."""
+    better = [
+        q.name
+        for q in measures
+        if (beside[q.name].mean() - prior[q.name].mean()) * (1 if q.higher_is_closer else -1) > 0
+    ]
+    return prior | {name: beside[name] for name in better}, strategies | dict.fromkeys(better, (OWN_IMAGES,))

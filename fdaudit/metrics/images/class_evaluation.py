@@ -1,0 +1,359 @@
+"""What an evaluator makes of class-level reconstructions: its accuracy on them, and distances in its features.
+
+An evaluator is a classifier that neither the attack nor the federation has met. The share of guesses that it takes for
+the classes that they claim says how well a model gave its classes away (Zhang et al., "The Secret Revealer", CVPR
+2020). Beside it stand the share that chance gives, and the share of guesses made from auxiliary data alone.
+
+Chance is exact where classes were withheld: who has never seen them cannot know which name belongs to which of them.
+Without a leak every assignment of the withheld names to the withheld classes is equally likely, whatever the images
+are. The p-value is the share of assignments under which as many guesses are right.
+
+Guarantees:
+  * without a leak P(p <= α) <= α, whatever the images, the evaluator and the classes' frequencies;
+  * a guess that several targets share counts once;
+  * distances to a target's records and to bystanders are taken to as many records of the same class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import torch
+
+from fdaudit.errors import UsageError
+from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_shape
+from fdaudit.metrics.images.bystanders import Bystanders
+from fdaudit.metrics.images.frechet import frechet_distance
+from fdaudit.metrics.images.prior import ClassPriors
+from fdaudit.metrics.intervals import clopper_pearson, mean_figure
+from fdaudit.types import Figure
+
+__all__ = ["Judge", "relabelled_p_value", "score_class_evaluation"]
+
+_DRAWS = 8
+"""Draws of random strategies and of bystanders."""
+_MOST_EXACT = 5_040
+"""Assignments of one set of withheld names that are all tried; of more, `_SAMPLED` are drawn."""
+_SAMPLED = 19_999
+
+
+@dataclass(frozen=True)
+class Judge:
+    """An evaluator.
+
+    Attributes:
+        name: as notes show it.
+        classify: images (n, c, h, w) to classes (n,).
+        features: images (n, c, h, w) to features (n, d).
+    """
+
+    name: str
+    classify: Callable[[torch.Tensor], torch.Tensor]
+    features: Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class _Target:
+    """One target's guesses of classes that it holds, (m, c, h, w) and (m,), and its records."""
+
+    guess: torch.Tensor
+    labels: Integers
+    records: torch.Tensor
+    of: Integers
+
+    def place(self, label: int) -> torch.Tensor:
+        """Return the rows of its records of a class."""
+        return torch.from_numpy(np.flatnonzero(self.of == label))
+
+
+def score_class_evaluation(
+    guess_images: Sequence[Any],
+    guess_labels: Sequence[Any],
+    true_images: Sequence[Any],
+    true_labels: Sequence[Any],
+    judge: Judge,
+    generator: np.random.Generator,
+    *,
+    priors: ClassPriors | None = None,
+    withheld: Sequence[Sequence[int]] = (),
+    bystanders: Bystanders | None = None,
+    together: bool = True,
+    confidence: float = 0.95,
+) -> tuple[Figure, ...]:
+    """Score guesses of classes, one list entry a target.
+
+    Args:
+        guess_images: (m, c, h, w) in [0, 1] for each target.
+        guess_labels: (m,) the class that each guess is of.
+        true_images: (n, c, h, w) all records of each target.
+        true_labels: (n,) their classes.
+        judge: the evaluator.
+        generator: for draws and bootstraps.
+        priors: what can be guessed without the view, or None.
+        withheld: sets of classes, each withheld from an adversary of its own; without any there is no p-value.
+        bystanders: records that no party and no evaluator was trained on, or None.
+        together: whether these are all targets of an attack. Of some alone there is no p-value, so that an attack is
+            one test, and no distance between sets.
+        confidence: level of every interval.
+
+    Returns:
+        `evaluator_accuracy` with its p-value, `evaluator_chance`, `evaluator_prior`; `evaluator_nearest`,
+        `evaluator_nearest_bystanders`, `evaluator_nearest_gap`; `labelled_frechet`, `labelled_frechet_prior`. None
+        where no target holds a class guessed at.
+
+    Raises:
+        UsageError: images or labels that do not fit together.
+    """
+    given = zip(guess_images, guess_labels, true_images, true_labels, strict=True)
+    targets = [t for t in (_target(*one) for one in given) if len(t.labels)]
+    if not targets:
+        return ()
+    found = (
+        *_accuracy(targets, judge, priors, withheld, generator, confidence),
+        *_nearest(targets, judge, bystanders, generator, confidence),
+    )
+    if not together:
+        return tuple(replace(figure, p=None) for figure in found)
+    return (*found, *_frechet(targets, judge, priors, generator))
+
+
+def _target(guess: Any, claimed: Any, truth: Any, labels: Any) -> _Target:
+    shown, records = images(guess, "guess_images", torch.float32), images(truth, "true_images", torch.float32)
+    same_shape(shown, records, count=False)
+    of, y = integers(claimed, "guess_labels", len(shown)), integers(labels, "true_labels", len(records))
+    kept = np.flatnonzero(np.isin(of, y))
+    return _Target(shown[torch.from_numpy(kept)], of[kept], records, y)
+
+
+# -- accuracy ---------------------------------------------------------------------------------------------------
+
+
+def relabelled_p_value(
+    claimed: Any, taken: Any, withheld: Sequence[Sequence[int]], generator: np.random.Generator
+) -> tuple[float, float]:
+    """Return how likely chance is to do as well, and the share of right guesses that it has on average.
+
+    Args:
+        claimed: (n,) the class that each guess claims, each in one of the sets.
+        taken: (n,) the class that each is taken for.
+        withheld: disjoint sets of classes; within each, names are assigned anew.
+        generator: draws assignments where a set has too many to try them all.
+
+    Returns:
+        P(right guesses >= those seen), and E[right guesses] / n.
+
+    Raises:
+        UsageError: a class is claimed that is in none of the sets.
+    """
+    of, seen = integers(claimed, "claimed"), integers(taken, "taken")
+    if not np.isin(of, [c for one in withheld for c in one]).all():
+        raise UsageError("withheld", withheld, "leaves out a class that is claimed", "Name all of them.")
+    tables = [_table(of, seen, np.sort(np.array(one, dtype=np.int64))) for one in withheld if len(one)]
+    expected = sum(float(t.sum()) / len(t) for t in tables) / len(of)
+    reached = int((of == seen).sum())
+    if all(math.factorial(len(t)) <= _MOST_EXACT for t in tables):
+        chances = [_distribution(t) for t in tables]
+        return float(reduce(np.convolve, chances)[reached:].sum()), expected
+    drawn = np.sum([_drawn(t, generator) for t in tables], axis=0)
+    return (1 + int((drawn >= reached).sum())) / (1 + _SAMPLED), expected
+
+
+def _table(claimed: Integers, taken: Integers, classes: Integers) -> Integers:
+    """How many guesses that claim the class of a row are taken for the class of a column."""
+    rows = np.searchsorted(classes, claimed).clip(0, len(classes) - 1)
+    columns = np.searchsorted(classes, taken).clip(0, len(classes) - 1)
+    both = (classes[rows] == claimed) & (classes[columns] == taken)
+    table = np.zeros((len(classes), len(classes)), dtype=np.int64)
+    np.add.at(table, (rows[both], columns[both]), 1)
+    return table
+
+
+def _distribution(table: Integers) -> Floats:
+    """The chance of each number of right guesses, over all assignments."""
+    orders = np.array(list(permutations(range(len(table)))))
+    right = table[np.arange(len(table)), orders].sum(1)
+    return np.asarray(np.bincount(right, minlength=int(table.sum()) + 1) / len(orders))
+
+
+def _drawn(table: Integers, generator: np.random.Generator) -> Integers:
+    orders = generator.permuted(np.tile(np.arange(len(table)), (_SAMPLED, 1)), axis=1)
+    return np.asarray(table[np.arange(len(table)), orders].sum(1))
+
+
+def _accuracy(
+    targets: Sequence[_Target],
+    judge: Judge,
+    priors: ClassPriors | None,
+    withheld: Sequence[Sequence[int]],
+    generator: np.random.Generator,
+    confidence: float,
+) -> Iterator[Figure]:
+    guess, claimed = _distinct(targets)
+    taken = judge.classify(guess).numpy()
+    right, n = int((taken == claimed).sum()), len(claimed)
+    ends = clopper_pearson(right, n, confidence)
+    p, chance = relabelled_p_value(claimed, taken, withheld, generator) if withheld else (None, None)
+    own = torch.cat([t.records[torch.from_numpy(np.isin(t.of, t.labels))] for t in targets])
+    truth = np.concatenate([t.of[np.isin(t.of, t.labels)] for t in targets])
+    known = float((judge.classify(own).numpy() == truth).mean())
+    note = (
+        f"share of guesses that {judge.name} takes for the class they claim; of the true records {known:.0%}"
+    )
+    note += (
+        "; p over all ways to name the withheld classes" if withheld else "; no class was withheld, so no p"
+    )
+    yield Figure(
+        name="evaluator_accuracy",
+        value=right / n,
+        unit="fraction",
+        low=ends.low,
+        high=ends.high,
+        confidence=confidence,
+        method=ends.method,
+        n=n,
+        note=note,
+        p=p,
+    )
+    why = "no class was withheld from the adversary, so chance is not defined"
+    yield _plain("evaluator_chance", chance, "fraction", n, "names of withheld classes at random", why)
+    value, played = (None, "") if priors is None else _prior_accuracy(priors, claimed, judge, generator)
+    why = "no auxiliary data were given, so there is no prior to compare with"
+    yield _plain("evaluator_prior", value, "fraction", n, played, why)
+
+
+def _prior_accuracy(
+    priors: ClassPriors, claimed: Integers, judge: Judge, generator: np.random.Generator
+) -> tuple[float, str]:
+    """The best strategy's share of right guesses, and its name."""
+    found = dict[str, float]()
+    for strategy in priors.strategies:
+        draws = _DRAWS if strategy == "random" else 1
+        made = [priors.guess(strategy, claimed, generator).float() for _ in range(draws)]
+        taken = judge.classify(torch.cat(made)).numpy()
+        found[strategy] = float((taken == np.tile(claimed, draws)).mean())
+    best = max(found, key=lambda s: found[s])
+    return found[best], f"strategy {best}, the best of {len(found)}"
+
+
+def _distinct(targets: Sequence[_Target]) -> tuple[torch.Tensor, Integers]:
+    """All targets' guesses and labels, each that several targets share once."""
+    guess, labels = torch.cat([t.guess for t in targets]), np.concatenate([t.labels for t in targets])
+    named = torch.cat([torch.from_numpy(labels).float()[:, None], guess.flatten(1)], 1).numpy()
+    first = np.sort(np.unique(named, axis=0, return_index=True)[1])
+    return guess[torch.from_numpy(first)], labels[first]
+
+
+# -- distances --------------------------------------------------------------------------------------------------
+
+
+def _nearest(
+    targets: Sequence[_Target],
+    judge: Judge,
+    bystanders: Bystanders | None,
+    generator: np.random.Generator,
+    confidence: float,
+) -> Iterator[Figure]:
+    """Distances to the nearest record, and to the nearest of as many bystanders, of each guess's class."""
+    names = [f"evaluator_nearest{end}" for end in ("", "_bystanders", "_gap")]
+    strange = {} if bystanders is None else _strange(bystanders, targets, judge)
+    pairs = [pair for t in targets for pair in _distances(t, judge, strange, generator)]
+    if not pairs:
+        why = "no record of these classes is left that nobody trained on"
+        yield from (Figure(name=n, value=None, unavailable=why) for n in names)
+        return
+    own, other, groups = (np.array(column) for column in zip(*pairs, strict=True))
+    note = "Euclidean, in the evaluator's features, to the nearest of as many records of the class; n counts classes"
+    for name, values in zip(names, (own, other, other - own), strict=True):
+        yield mean_figure(name, values, generator, groups=groups, note=note, confidence=confidence)
+
+
+def _strange(bystanders: Bystanders, targets: Sequence[_Target], judge: Judge) -> dict[int, torch.Tensor]:
+    """Features (k, d) of the bystanders of each class guessed at that has any."""
+    found = {c: bystanders.of_class(c) for c in sorted({int(c) for t in targets for c in t.labels})}
+    shown = {c: bystanders.images[torch.from_numpy(rows)] for c, rows in found.items() if len(rows)}
+    return {c: judge.features(x.float()) for c, x in shown.items()}
+
+
+def _distances(
+    target: _Target, judge: Judge, strange: Mapping[int, torch.Tensor], generator: np.random.Generator
+) -> Iterator[tuple[float, float, int]]:
+    """By guess: distance to the target's records, to bystanders, and its class; left out where its class has none."""
+    seen, own = judge.features(target.guess), judge.features(target.records)
+    for row, label in enumerate(target.labels.tolist()):
+        if label not in strange:
+            continue
+        parts = own[target.place(label)], strange[label]
+        size = min(map(len, parts))
+        near = [
+            float(np.mean([_least(seen[row], _some(part, size, generator)) for _ in range(_DRAWS)]))
+            for part in parts
+        ]
+        yield near[0], near[1], label
+
+
+def _some(rows: torch.Tensor, size: int, generator: np.random.Generator) -> torch.Tensor:
+    return rows[torch.from_numpy(generator.permutation(len(rows))[:size])]
+
+
+def _least(one: torch.Tensor, rows: torch.Tensor) -> float:
+    return float((rows - one).norm(dim=1).min())
+
+
+def _frechet(
+    targets: Sequence[_Target], judge: Judge, priors: ClassPriors | None, generator: np.random.Generator
+) -> Iterator[Figure]:
+    """The mean over classes of the Fréchet distance between guesses of a class and records of it."""
+    labels = sorted({int(label) for t in targets for label in t.labels})
+    records = {
+        c: judge.features(torch.cat([t.records[t.place(c)] for t in targets if c in t.labels]))
+        for c in labels
+    }
+    shown = {
+        c: judge.features(torch.cat([t.guess[torch.from_numpy(t.labels == c)] for t in targets]))
+        for c in labels
+    }
+    names = ("labelled_frechet", "labelled_frechet_prior")
+    usable = [c for c in labels if len(records[c]) >= 2]
+    note = (
+        "mean over classes of the Fréchet distance, in the evaluator's features, between the guesses and the records "
+        "of a class; a single guess is a point; no FID"
+    )
+    if not usable:
+        why = "needs two records of a class"
+        yield from (Figure(name=n, value=None, unavailable=why) for n in names)
+        return
+    found = float(np.mean([_apart(shown[c], records[c]) for c in usable]))
+    yield Figure(name=names[0], value=found, n=len(usable), note=note)
+    if priors is None:
+        yield Figure(name=names[1], value=None, unavailable="no auxiliary data were given")
+        return
+    least = min(
+        float(np.mean([_apart(judge.features(made[c]), records[c]) for c in usable]))
+        for made in (
+            {c: _shown(priors, s, c, len(shown[c]), generator) for c in usable} for s in priors.strategies
+        )
+    )
+    yield Figure(name=names[1], value=least, n=len(usable), note="the best strategy's")
+
+
+def _shown(
+    priors: ClassPriors, strategy: str, label: int, m: int, generator: np.random.Generator
+) -> torch.Tensor:
+    return priors.guess(strategy, np.full(m, label), generator).float()
+
+
+def _apart(shown: torch.Tensor, records: torch.Tensor) -> float:
+    """The Fréchet distance; the covariance of a single guess is nought."""
+    return frechet_distance(shown if len(shown) > 1 else shown.repeat(2, 1), records)
+
+
+def _plain(name: str, value: float | None, unit: str, n: int, note: str, why: str) -> Figure:
+    if value is None:
+        return Figure(name=name, value=None, unit=unit, unavailable=why)
+    return Figure(name=name, value=value, unit=unit, n=n, note=note)

@@ -1,0 +1,401 @@
+"""Class-level reconstructions scored: guesses of what a target's records of a class look like.
+
+Inverting a whole model shows no record behind a message but what the model knows of a class. Each guessed image is
+therefore compared with the nearest record (least squared error) of its class that the target holds. So is each
+guess of the prior baseline: it makes as many guesses of the same classes from auxiliary data alone
+(`fdaudit.metrics.images.prior`), and each of these has a nearest record of its own.
+
+The baseline's strategy is chosen, for each measure, on auxiliary data before the truth is looked at. Of a
+class that auxiliary data hold, one random half is guessed from the other. Of a class that they lack, the choice is made
+where an auxiliary class is left out and guessed from the remaining ones.
+
+Guarantees:
+  * a guess that equals a record of its class that its target holds has the ceiling's PSNR, whichever record it is;
+  * a record of another class, or of another target, makes no guess look better;
+  * guesses of classes that a target does not hold are left out and counted in the note;
+  * guesses of one class of one target resemble each other: they are resampled together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from fdaudit.errors import UsageError
+from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_shape
+from fdaudit.metrics.images.bystanders import Bystanders, stricter
+from fdaudit.metrics.images.perceptual import lpips_note
+from fdaudit.metrics.images.prior import AuxiliaryPool, ClassPriors, Measure
+from fdaudit.metrics.images.reconstruction import PSNR_CEILING, ImageScore, ReconstructionScore, likenesses
+from fdaudit.metrics.images.similarity import ssim_window
+from fdaudit.metrics.intervals import mean_figure
+from fdaudit.types import Figure
+
+__all__ = ["nearest_records", "score_class_reconstruction"]
+
+_TRIALS = 16
+"""Times that auxiliary data are halved, or a class of them left out, to choose a strategy."""
+
+_DRAWS = 16
+"""Draws over which a random strategy is averaged on the true records."""
+
+_PIXELS = 1 << 20
+"""Pixels' differences held in memory at once."""
+
+
+def nearest_records(guess: Any, records: Any) -> torch.Tensor:
+    """For each guess (m, c, h, w) the index (m,) of the record (n, c, h, w) with the least squared error.
+
+    Raises:
+        UsageError: images of different shapes, or pixels that are not finite or not in [0, 1].
+    """
+    guessed, true = images(guess, "guess"), images(records, "records")
+    same_shape(guessed, true, count=False)
+    return _nearest(guessed, true)
+
+
+def _nearest(guess: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
+    """`nearest_records` of images that were checked, a few guesses at a time, however many there are."""
+    rows = max(1, _PIXELS // records.numel())
+    return torch.cat(
+        [(records - part.unsqueeze(1)).square().flatten(2).sum(2).argmin(1) for part in guess.split(rows)]
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Target:
+    """One target: its guesses of classes that it holds, and its records by class, as indices and images."""
+
+    name: str
+    guess: torch.Tensor
+    kept: Integers
+    labels: Integers
+    left_out: int
+    places: Mapping[int, Integers]
+    records: torch.Tensor
+
+    def nearest(self, guess: torch.Tensor) -> Integers:
+        """Index among the target's records of the nearest of its class, for guesses that line up with `labels`."""
+        found = np.empty(len(self.labels), dtype=np.int64)
+        for label in np.unique(self.labels).tolist():
+            rows, place = np.flatnonzero(self.labels == label), self.places[label]
+            near = _nearest(guess[torch.from_numpy(rows)], self.records[torch.from_numpy(place)])
+            found[rows] = place[near.numpy()]
+        return found
+
+    def beside(self, guess: torch.Tensor) -> _Pairs:
+        """Guesses (m, c, h, w), and the record that is nearest to each."""
+        guess = guess.to(self.records.dtype)
+        return guess, self.records[torch.from_numpy(self.nearest(guess))]
+
+
+_Pairs = tuple[torch.Tensor, torch.Tensor]
+"""Guesses and their nearest records, (m, c, h, w) each."""
+
+
+def _likeness(pairs: Sequence[_Pairs], measures: Sequence[Measure]) -> list[dict[str, Floats]]:
+    """Each measure (m,) of every set of pairs; all are measured in one go."""
+    sizes = np.cumsum([len(guess) for guess, _ in pairs])[:-1]
+    guess, truth = torch.cat([g for g, _ in pairs]), torch.cat([t for _, t in pairs])
+    found = {q.name: np.split(q.of(guess, truth).numpy(), sizes) for q in measures}
+    return [{name: parts[k] for name, parts in found.items()} for k in range(len(pairs))]
+
+
+def score_class_reconstruction(
+    guess_images: Sequence[Any],
+    guess_labels: Sequence[Any],
+    true_images: Sequence[Any],
+    true_labels: Sequence[Any],
+    auxiliary: Any,
+    generator: np.random.Generator,
+    *,
+    auxiliary_labels: Any = None,
+    withheld: Sequence[Sequence[int]] = (),
+    bystanders: Bystanders | None = None,
+    targets: Sequence[str] | None = None,
+    lpips_network: torch.nn.Module | None = None,
+    confidence: float = 0.95,
+) -> ReconstructionScore:
+    """Scores guesses of classes, one list entry a target.
+
+    Args:
+        guess_images: (m, c, h, w) in [0, 1] for each target.
+        guess_labels: (m,) the class that each guess is of.
+        true_images: (n, c, h, w) all records of each target.
+        true_labels: (n,) their classes.
+        auxiliary: (N, c, h, w) the adversary's own images, or None where it is assumed to have none.
+        generator: for the baseline's draws and the bootstrap.
+        auxiliary_labels: (N,), or None.
+        withheld: sets of classes, each withheld from an adversary of its own; `auxiliary` is what all of them hold
+            together.
+        bystanders: records that no guess is about, or None to compare with the prior alone.
+        targets: names; with two or more, the worst of them is reported.
+        lpips_network: as `fdaudit.metrics.load_lpips` returns; loaded when left out.
+        confidence: level of every interval.
+
+    Returns:
+        The figures of `score_reconstruction` by the same names, labels' recovery left out: a class that is guessed
+        at is no label recovered. In `images`, `truth` is the nearest record's place among the target's.
+
+    Raises:
+        UsageError: batches, shapes or labels that do not fit together, or pixels outside [0, 1].
+    """
+    victims = _targets(guess_images, guess_labels, true_images, true_labels, targets)
+    left_out = sum(t.left_out for t in victims)
+    present = [t for t in victims if len(t.labels)]
+    if not present:
+        return _nothing(left_out)
+    measures, no_lpips = likenesses(lpips_network)
+    near = _likeness([t.beside(t.guess) for t in present], measures)
+    got = {q.name: np.concatenate([n[q.name] for n in near]) for q in measures}
+    priors = None if auxiliary is None else ClassPriors(auxiliary, auxiliary_labels, withheld)
+    if priors is not None:
+        same_shape(priors.images, present[0].records, count=False)
+    prior, strategies = (None, {}) if priors is None else _prior(priors, present, measures, generator)
+    if prior is not None and bystanders is not None:
+        beside = _beside(bystanders, present, measures, generator.spawn(1)[0])
+        prior, strategies = stricter(prior, strategies, beside, measures)
+    figures = _summary(present, measures, got, prior, strategies, left_out, generator, confidence)
+    if no_lpips:
+        figures += [
+            Figure(name=n, value=None, unavailable=no_lpips) for n in ("lpips", "lpips_prior", "lpips_gain")
+        ]
+    figures += _extremes(present, got["psnr"], prior)
+    return ReconstructionScore(
+        images=_rows(present, got, prior), figures={f.name: f for f in figures}, strategies=strategies
+    )
+
+
+def _targets(
+    guesses: Sequence[Any],
+    guessed: Sequence[Any],
+    truths: Sequence[Any],
+    labels: Sequence[Any],
+    names: Sequence[str] | None,
+) -> list[_Target]:
+    counts = {len(guesses), len(guessed), len(truths), len(labels), len(names or guesses)}
+    if counts != {len(guesses)} or not len(guesses):
+        raise UsageError(
+            "guess_images", sorted(counts), "differ in length or are empty", "Give one entry a target."
+        )
+    out = []
+    for k, (g, c, x, y) in enumerate(zip(guesses, guessed, truths, labels, strict=True)):
+        image, records = images(g, "guess_images"), images(x, "true_images")
+        same_shape(image, records, count=False)
+        of, y_ = integers(c, "guess_labels", len(image)), integers(y, "true_labels", len(records))
+        kept = np.flatnonzero(np.isin(of, y_))
+        out.append(
+            _Target(
+                name=str(names[k]) if names is not None else f"target {k}",
+                guess=image[torch.from_numpy(kept)],
+                kept=kept,
+                labels=of[kept],
+                left_out=len(of) - len(kept),
+                places={label: np.flatnonzero(y_ == label) for label in np.unique(y_).tolist()},
+                records=records,
+            )
+        )
+    return out
+
+
+def _nothing(left_out: int) -> ReconstructionScore:
+    why = f"class-level: no target holds a record of a class guessed at; {left_out} guesses left out"
+    names = [q + s for q in ("psnr", "ssim", "mse", "lpips") for s in ("", "_prior", "_gain")]
+    figures = {n: Figure(name=n, value=None, unavailable=why) for n in (*names, "psnr_max", "psnr_prior_max")}
+    return ReconstructionScore(images=(), figures=figures, strategies={})
+
+
+# -- the prior baseline -----------------------------------------------------------------------------------------
+
+
+def _prior(
+    priors: ClassPriors,
+    targets: Sequence[_Target],
+    measures: Sequence[Measure],
+    generator: np.random.Generator,
+) -> tuple[dict[str, Floats], dict[str, tuple[str, ...]]]:
+    """The baseline's likeness by measure, (draws, guesses), and the strategies played."""
+    known = {
+        label: (pool := priors.of(label), _held(pool, label))
+        for t in targets
+        for label in np.unique(t.labels).tolist()
+    }
+    chosen = {case: _choose(*case, tuple(measures)) for case in dict.fromkeys(known.values())}
+    strategies = sorted({s for c in chosen.values() for s in c.values()})
+    pairs = [
+        target.beside(priors.guess(s, target.labels, generator).float())
+        for target in targets
+        for _ in range(_DRAWS)
+        for s in strategies
+    ]
+    near = iter(_likeness(pairs, measures))
+    values: dict[str, list[Floats]] = {q.name: [] for q in measures}
+    for target in targets:
+        held = [known[label] for label in target.labels.tolist()]
+        draws = [{s: next(near) for s in strategies} for _ in range(_DRAWS)]
+        for q in measures:
+            plays = [chosen[h][q.name] for h in held]
+            values[q.name].append(
+                np.array([[draw[s][q.name][i] for i, s in enumerate(plays)] for draw in draws])
+            )
+    played = {q.name: tuple(sorted({c[q.name] for c in chosen.values()})) for q in measures}
+    return {name: np.concatenate(parts, axis=1) for name, parts in values.items()}, played
+
+
+def _beside(
+    bystanders: Bystanders,
+    targets: Sequence[_Target],
+    measures: Sequence[Measure],
+    generator: np.random.Generator,
+) -> dict[str, Floats]:
+    """The guesses' likeness to the nearest of as many bystanders of their class, (draws, guesses)."""
+    found = list[dict[str, Floats]]()
+    for t in targets:
+        of = np.empty(len(t.records), dtype=np.int64)
+        for label, places in t.places.items():
+            of[places] = label
+        others = [replace(t, records=drawn) for drawn in bystanders.draws(len(of), of, generator)]
+        near = _likeness([o.beside(t.guess) for o in others], measures)
+        found.append({q.name: np.stack([n[q.name] for n in near]) for q in measures})
+    return {q.name: np.concatenate([f[q.name] for f in found], axis=1) for q in measures}
+
+
+def _held(pool: AuxiliaryPool, label: int) -> bool:
+    """Whether auxiliary data hold a class, as far as is known."""
+    return pool.labels is None or bool((pool.labels == label).any())
+
+
+@lru_cache(maxsize=8)
+def _choose(pool: AuxiliaryPool, held: bool, measures: tuple[Measure, ...]) -> Mapping[str, str]:
+    """The best strategy on auxiliary data for classes that they hold, or for classes that they lack."""
+    generator = pool.generator()
+    labels = np.zeros(len(pool), dtype=np.int64) if pool.labels is None else pool.labels
+    classes = np.unique(labels)
+    if not held and len(classes) < 2:
+        return {q.name: "grand-mean" for q in measures}
+    pairs: list[_Pairs] = []
+    for _ in range(_TRIALS):
+        out = (
+            generator.permutation(len(pool))[: len(pool) // 2]
+            if held
+            else np.flatnonzero(labels == generator.choice(classes))
+        )
+        of = np.unique(labels[out])
+        truth = pool.images[torch.from_numpy(out)].double()
+        trial = _Target(
+            name="auxiliary",
+            guess=truth[:0],
+            kept=np.empty(0, dtype=np.int64),
+            labels=of,
+            left_out=0,
+            places={label: np.flatnonzero(labels[out] == label) for label in of.tolist()},
+            records=truth,
+        )
+        pairs += [trial.beside(pool.guess(s, len(of), of, generator, out).float()) for s in pool.strategies]
+    near, best = _likeness(pairs, measures), {}
+    for q in measures:
+        # A row is a trial, a column a strategy.
+        means = np.array([found[q.name].mean() for found in near]).reshape(_TRIALS, -1).mean(0)
+        best[q.name] = pool.strategies[int((means if q.higher_is_closer else -means).argmax())]
+    return best
+
+
+# -- figures ----------------------------------------------------------------------------------------------------
+
+
+def _summary(
+    targets: Sequence[_Target],
+    measures: Sequence[Measure],
+    got: Mapping[str, Floats],
+    prior: Mapping[str, Floats] | None,
+    strategies: Mapping[str, Sequence[str]],
+    left_out: int,
+    generator: np.random.Generator,
+    confidence: float,
+) -> list[Figure]:
+    owner = np.repeat(np.arange(len(targets)), [len(t.labels) for t in targets])
+    groups = owner * (1 + max(int(t.labels.max()) for t in targets)) + np.concatenate(
+        [t.labels for t in targets]
+    )
+    level = "class-level: each guess against the nearest record of its class that the target holds"
+    if left_out:
+        level += f"; {left_out} guesses of classes that a target does not hold left out"
+    height, width = targets[0].records.shape[-2:]
+    extra = {"lpips": lpips_note(height, width)}
+    if (window := ssim_window(height, width)) < 11:
+        extra["ssim"] = f"window {window}, the largest odd one that fits {height}x{width}"
+    out = []
+
+    def mean(name: str, values: Floats, unit: str, *parts: str) -> Figure:
+        note = "; ".join(filter(None, [level, *parts, "n counts classes of targets"]))
+        return mean_figure(
+            name, values, generator, unit=unit, groups=groups, note=note, confidence=confidence
+        )
+
+    for q in measures:
+        unit, values = "dB" if q.name == "psnr" else "", got[q.name]
+        most = float(values.max() if q.higher_is_closer else values.min())
+        out.append(mean(q.name, values, unit, f"nearest guess {most:.4g}", extra.get(q.name, "")))
+        if prior is None:
+            why = "no auxiliary data were given, so there is no prior to compare with"
+            names = (f"{q.name}_prior", f"{q.name}_gain")
+            out += [Figure(name=n, value=None, unit=unit, unavailable=why) for n in names]
+            continue
+        baseline = prior[q.name].mean(0)
+        gain = values - baseline if q.higher_is_closer else baseline - values
+        out.append(mean(f"{q.name}_prior", baseline, unit, f"strategy {' and '.join(strategies[q.name])}"))
+        out.append(
+            mean(f"{q.name}_gain", gain, unit, f"largest {gain.max():.4g}; positive is closer than the prior")
+        )
+    return out
+
+
+def _extremes(targets: Sequence[_Target], got: Floats, prior: Mapping[str, Floats] | None) -> list[Figure]:
+    """The nearest guess, the prior's luckiest, and the target whose mean is highest."""
+    names = np.repeat([t.name for t in targets], [len(t.labels) for t in targets])
+    at = int(got.argmax())
+    note = f"a guess about {names[at]}; highest of {len(got)}"
+    out = [Figure(name="psnr_max", value=float(got[at]), unit="dB", n=len(got), note=note)]
+    if prior is None:
+        why = "no auxiliary data were given"
+        out.append(Figure(name="psnr_prior_max", value=None, unit="dB", unavailable=why))
+    else:
+        luckiest = float(prior["psnr"].max(1).mean())
+        note = f"highest of {len(got)}, mean over {len(prior['psnr'])} draws: compare psnr_max with this"
+        out.append(Figure(name="psnr_prior_max", value=luckiest, unit="dB", n=len(got), note=note))
+    means = {t.name: float(got[names == t.name].mean()) for t in targets}
+    if len(means) > 1:
+        worst = max(means, key=lambda name: means[name])
+        note = f"{worst}, highest mean of {len(means)} targets"
+        n = int((names == worst).sum())
+        out.append(Figure(name="psnr_worst_target", value=means[worst], unit="dB", n=n, note=note))
+    return out
+
+
+def _rows(
+    targets: Sequence[_Target], got: Mapping[str, Floats], prior: Mapping[str, Floats] | None
+) -> tuple[ImageScore, ...]:
+    places = [
+        (t.name, number, int(truth), int(guess))
+        for number, t in enumerate(targets)
+        for truth, guess in zip(t.nearest(t.guess), t.kept, strict=True)
+    ]
+    return tuple(
+        ImageScore(
+            target=name,
+            batch=batch,
+            truth=truth,
+            guess=guess,
+            psnr=min(float(got["psnr"][j]), PSNR_CEILING),
+            ssim=float(got["ssim"][j]),
+            mse=float(got["mse"][j]),
+            lpips=float(got["lpips"][j]) if "lpips" in got else None,
+            psnr_prior=None if prior is None else float(prior["psnr"][:, j].mean()),
+        )
+        for j, (name, batch, truth, guess) in enumerate(places)
+    )

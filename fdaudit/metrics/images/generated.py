@@ -1,0 +1,121 @@
+"""How much nearer generated samples lie to the records behind them than to like records that are not.
+
+Realism alone brings samples near every image of their kind. Members and non-members are halves of matched pairs,
+divided by a coin: whatever a generator owes to the population it owes to both, and what it has of the members more
+than of the others it has from them.
+
+Guarantees:
+  * both halves have the same size, so that the bias of a Fréchet distance, which depends on it, is the same;
+  * exchanging the halves changes the sign of the gap, and a generator independent of the coins has a gap of 0 in mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from fdaudit.errors import UsageError
+from fdaudit.metrics._arrays import images, same_shape
+from fdaudit.metrics.images.frechet import frechet_figure, frechet_to_subsets
+from fdaudit.metrics.intervals import mean_figure
+from fdaudit.types import Figure
+
+__all__ = ["score_generated"]
+
+_BATCH = 1024
+_FLIPS = 99
+"""Random exchanges of the halves of pairs, for the gap's p-value: it is at least 1 / 100."""
+_ROUNDING = 1e-7
+_MOST = 1000
+"""Generated samples in a Fréchet distance, at most: evenly spaced among more."""
+
+
+def score_generated(
+    generated: Any,
+    members: Any,
+    non_members: Any,
+    encode: Callable[[torch.Tensor], torch.Tensor],
+    generator: np.random.Generator,
+) -> tuple[Figure, ...]:
+    """Fréchet and nearest-neighbour distances of generated samples to both halves of matched pairs.
+
+    Args:
+        generated: (k, c, h, w) in [0, 1].
+        members: (n, c, h, w), row i of pair i.
+        non_members: (n, c, h, w), the other halves, in the same order.
+        encode: a task encoder, (n, c, h, w) -> (n, d), for the Fréchet distances.
+        generator: for the exchanged halves and the bootstrap over pairs.
+
+    Returns:
+        `frechet_members`, `frechet_non_members`, `frechet_gap` (non-members less members: positive where the samples
+        lie nearer the members) and `nearest_members`, `nearest_non_members`, `nearest_gap` in pixels.
+
+    Raises:
+        UsageError: the halves differ in size, or images are unfit.
+    """
+    made, inside, outside = (
+        images(x, f, torch.float32)
+        for x, f in ((generated, "generated"), (members, "members"), (non_members, "non_members"))
+    )
+    if len(inside) != len(outside):
+        raise UsageError(
+            "non_members", len(outside), f"are not as many as members, {len(inside)}", "Give whole pairs."
+        )
+    same_shape(made, inside, count=False)
+    same_shape(inside, outside)
+    return (*_frechet(made, inside, outside, encode, generator), *_nearest(made, inside, outside, generator))
+
+
+def _frechet(
+    made: torch.Tensor,
+    inside: torch.Tensor,
+    outside: torch.Tensor,
+    encode: Callable[[torch.Tensor], torch.Tensor],
+    generator: np.random.Generator,
+) -> tuple[Figure, ...]:
+    names = ("frechet_members", "frechet_non_members", "frechet_gap")
+    if min(len(made), len(inside)) < 2:
+        why = "a distance between sets needs at least two images on each side"
+        return tuple(Figure(name=n, value=None, unavailable=why) for n in names)
+    g, a, b = (
+        torch.cat([encode(part).flatten(1).cpu() for part in x.split(_BATCH)])
+        for x in (made[:: -(-len(made) // _MOST)], inside, outside)
+    )
+    figures = [frechet_figure(g, half, name) for half, name in ((a, names[0]), (b, names[1]))]
+    gap = float(figures[1].value or 0) - float(figures[0].value or 0)
+    swap, own = generator.random((_FLIPS, len(a))) < 0.5, np.arange(len(a))
+    one, other = (frechet_to_subsets(g, torch.cat(h), own + len(a) * swap) for h in ((a, b), (b, a)))
+    # Where the halves are alike every gap is nought but for rounding.
+    beyond = int((other - one >= gap - _ROUNDING * (one + other)).sum())
+    p = (1 + beyond) / (1 + _FLIPS)
+    note = (
+        f"positive where generated samples lie nearer the members; one-sided p = {p:.3g} "
+        f"by exchanging the halves of pairs at random, {_FLIPS} times"
+    )
+    return (*figures, Figure(name=names[2], value=gap, n=len(a), note=note))
+
+
+def _nearest(
+    made: torch.Tensor, inside: torch.Tensor, outside: torch.Tensor, generator: np.random.Generator
+) -> tuple[Figure, ...]:
+    near = [_distances(half, made) for half in (inside, outside)]
+    values = {
+        "nearest_members": near[0],
+        "nearest_non_members": near[1],
+        "nearest_gap": near[1] - near[0],
+    }
+    note = (
+        f"mean Euclidean distance in pixels to the nearest of {len(made)} generated samples; n counts pairs"
+    )
+    return tuple(mean_figure(name, v.tolist(), generator, note=note) for name, v in values.items())
+
+
+def _distances(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """Euclidean distance (n,) of each image to the nearest of `made`."""
+    found = torch.full((len(x),), torch.inf, dtype=torch.float64)
+    for part in made.flatten(1).double().split(_BATCH):
+        found = torch.minimum(found, torch.cdist(x.flatten(1).double(), part).amin(1))
+    return found

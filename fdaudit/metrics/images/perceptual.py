@@ -1,0 +1,241 @@
+"""Perceptual measures that need pretrained networks: LPIPS and FID.
+
+A network is loaded once and handed to the functions. Where its weights are missing or wrong, `load_lpips` and
+`load_fid` raise, and the figures are unavailable with that reason: no other network takes its place.
+
+Guarantees:
+  * LPIPS of identical images is 0 and LPIPS is symmetric;
+  * FID is the Fréchet distance (`fdaudit.metrics.images.frechet`) of the network's pooled features;
+  * nothing is downloaded, and loading leaves torch's global random state as it was.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from fdaudit.errors import UsageError
+from fdaudit.metrics._arrays import images, same_shape
+from fdaudit.metrics.images.frechet import frechet_figure
+from fdaudit.metrics.images.weights import WeightsUnavailableError, load_weights
+from fdaudit.metrics.intervals import mean_figure
+from fdaudit.parallel.threads import forked_randomness
+from fdaudit.types import Figure
+
+__all__ = [
+    "LPIPS_SIDE",
+    "fid_figure",
+    "inception_features",
+    "load_fid",
+    "load_lpips",
+    "lpips_distance",
+    "lpips_figure",
+    "lpips_note",
+]
+
+LPIPS_SIDE = 64
+"""Images with a shorter side than this are enlarged to it before LPIPS: AlexNet was calibrated on 64x64
+patches and its pooling does not fit much less."""
+
+_SLICES = {0: 1, 3: 2, 6: 3, 8: 4, 10: 5}
+"""lpips cuts AlexNet's `features` into five slices: layer number -> slice."""
+
+
+@contextmanager
+def _construction() -> Iterator[None]:
+    """Layers draw initial weights from torch's global generator when built; all are overwritten, and the
+    generator is put back."""
+    with forked_randomness():
+        yield
+
+
+def load_lpips(directory: Path | None = None) -> torch.nn.Module:
+    """LPIPS v0.1 on AlexNet (Zhang et al., "The unreasonable effectiveness of deep features as a perceptual
+    metric", CVPR 2018).
+
+    Args:
+        directory: where AlexNet's weights lie; `FDAUDIT_WEIGHTS` and then torch's hub cache when left out.
+            The linear layers come from the installed `lpips` package.
+
+    Raises:
+        WeightsUnavailableError: either file is missing or is not the pinned one.
+    """
+    backbone = load_weights("alexnet", directory)
+    import lpips
+
+    heads = load_weights("lpips-alex", Path(lpips.__file__).parent / "weights" / "v0.1")
+    with _construction(), warnings.catch_warnings():
+        # lpips 0.1.4 calls torchvision's alexnet by an argument deprecated since 0.13, to the same effect.
+        warnings.filterwarnings("ignore", message="The parameter 'pretrained' is deprecated")
+        warnings.filterwarnings("ignore", message="Arguments other than a weight enum or `None`")
+        network = lpips.LPIPS(net="alex", pretrained=False, pnet_rand=True, verbose=False)
+    state = {
+        f"net.slice{part}.{layer}.{kind}": backbone[f"features.{layer}.{kind}"]
+        for layer, part in _SLICES.items()
+        for kind in ("weight", "bias")
+    } | heads
+    missing, unexpected = network.load_state_dict(state, strict=False)
+    # `lins` repeats `lin0` ... `lin4`, and the scaling constants are the package's own.
+    missing = [key for key in missing if not key.startswith(("lins.", "scaling_layer."))]
+    if missing or unexpected:
+        raise WeightsUnavailableError(
+            "lpips", [*missing, *unexpected], "are layers that do not fit", "Install lpips 0.1.4."
+        )
+    return _frozen(network)
+
+
+def load_fid(directory: Path | None = None) -> torch.nn.Module:
+    """FID's Inception as ported by pytorch-fid, up to the last pooling (2048 features).
+
+    Args:
+        directory: where its weights lie; `FDAUDIT_WEIGHTS` and then torch's hub cache when left out.
+
+    Raises:
+        WeightsUnavailableError: the file is missing or is not the pinned one.
+    """
+    state = load_weights("inception", directory)
+    from pytorch_fid import inception
+
+    # pytorch-fid downloads its weights, unchecked, while it builds; it is given the checked ones instead.
+    given = mock.Mock(return_value=state)
+    with _construction(), mock.patch.object(inception, "load_state_dict_from_url", given):
+        network = inception.InceptionV3([inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]])
+    return _frozen(network)
+
+
+def _frozen(network: torch.nn.Module) -> torch.nn.Module:
+    return network.eval().requires_grad_(False)
+
+
+def _rgb(values: Any, field: str) -> torch.Tensor:
+    """float32 images of three channels; one channel is repeated."""
+    tensor = images(values, field, torch.float32)
+    if tensor.shape[1] not in (1, 3):
+        raise UsageError(
+            field, tuple(tensor.shape), "has neither 1 nor 3 channels", "Give grey or RGB images."
+        )
+    return tensor.expand(-1, 3, -1, -1)
+
+
+def _device(network: torch.nn.Module) -> torch.device:
+    return next((p.device for p in network.parameters()), torch.device("cpu"))
+
+
+def _enlarged(tensor: torch.Tensor) -> torch.Tensor:
+    short = min(tensor.shape[-2:])
+    if short >= LPIPS_SIDE:
+        return tensor
+    size = [round(side * LPIPS_SIDE / short) for side in tensor.shape[-2:]]
+    return torch.nn.functional.interpolate(tensor, size=size, mode="bilinear", align_corners=False)
+
+
+def lpips_distance(a: Any, b: Any, network: torch.nn.Module, *, batch_size: int = 64) -> torch.Tensor:
+    """LPIPS of each pair of images, (n, c, h, w) and (n, c, h, w) in [0, 1] -> (n,) float64; 0 is identical.
+
+    One channel is repeated to three. Images with a side under 64 are enlarged bilinearly, both alike, until
+    their shorter side is 64.
+
+    Args:
+        a: images.
+        b: images.
+        network: as `load_lpips` returns: maps two batches and `normalize=True` to (n, 1, 1, 1).
+        batch_size: pairs at once.
+
+    Raises:
+        UsageError: shapes that differ, neither 1 nor 3 channels, or pixels not in [0, 1].
+    """
+    first, second = _rgb(a, "a"), _rgb(b, "b")
+    same_shape(first, second)
+    device, out = _device(network), []
+    with torch.no_grad():
+        for x, y in zip(torch.split(first, batch_size), torch.split(second, batch_size), strict=True):
+            value = network(_enlarged(x.to(device)), _enlarged(y.to(device)), normalize=True)
+            out.append(value.reshape(len(x)).to("cpu", torch.float64))
+    return torch.cat(out)
+
+
+def lpips_figure(
+    a: Any, b: Any, generator: np.random.Generator, *, network: torch.nn.Module | None = None
+) -> Figure:
+    """Mean LPIPS with a bootstrap interval over pairs; unavailable with a reason without weights.
+
+    Args:
+        a: (n, c, h, w) in [0, 1].
+        b: (n, c, h, w) in [0, 1].
+        generator: for the bootstrap.
+        network: as `load_lpips` returns; loaded when left out.
+
+    Raises:
+        UsageError: images unfit for `lpips_distance`.
+    """
+    try:
+        network = load_lpips() if network is None else network
+    except WeightsUnavailableError as error:
+        return Figure(name="lpips", value=None, unavailable=str(error))
+    values = lpips_distance(a, b, network)
+    return mean_figure("lpips", values, generator, note=lpips_note(*images(a, "a").shape[-2:]))
+
+
+def lpips_note(height: int, width: int) -> str:
+    """What a reader of LPIPS on images of this size must know."""
+    small = min(height, width) < LPIPS_SIDE
+    return f"AlexNet; images of {height}x{width} enlarged to {LPIPS_SIDE} pixels" if small else "AlexNet"
+
+
+def inception_features(values: Any, network: torch.nn.Module, *, batch_size: int = 32) -> torch.Tensor:
+    """Pooled features of images (n, c, h, w) in [0, 1] -> (n, d) float64.
+
+    One channel is repeated to three. The network itself resizes to 299x299, bilinearly.
+
+    Args:
+        values: images.
+        network: as `load_fid` returns: maps a batch to a list whose first item is (n, d, h, w).
+        batch_size: images at once.
+
+    Raises:
+        UsageError: neither 1 nor 3 channels, or pixels not in [0, 1].
+    """
+    tensor, device, out = _rgb(values, "images"), _device(network), []
+    with torch.no_grad():
+        for part in torch.split(tensor, batch_size):
+            features = network(part.to(device))[0]
+            out.append(features.mean((2, 3)).to("cpu", torch.float64))
+    return torch.cat(out)
+
+
+def fid_figure(images_a: Any, images_b: Any, *, network: torch.nn.Module | None = None) -> Figure:
+    """FID (Heusel et al., NeurIPS 2017) of two sets of images; unavailable with a reason without weights.
+
+    Args:
+        images_a: (n, c, h, w) in [0, 1].
+        images_b: (m, c, h, w) in [0, 1].
+        network: as `load_fid` returns; loaded when left out.
+
+    Raises:
+        UsageError: images unfit for `inception_features`, or fewer than two on a side.
+    """
+    try:
+        network = load_fid() if network is None else network
+    except WeightsUnavailableError as error:
+        return Figure(name="fid", value=None, unavailable=str(error))
+    first, second = (inception_features(x, network) for x in (images_a, images_b))
+    figure = frechet_figure(first, second, "fid")
+    size = tuple(images(images_a, "images_a").shape[-2:])
+    return (
+        figure
+        if min(size) >= 299
+        else _with_note(figure, f"images of {size[0]}x{size[1]} enlarged to 299x299")
+    )
+
+
+def _with_note(figure: Figure, note: str) -> Figure:
+    from dataclasses import replace
+
+    return replace(figure, note=f"{figure.note}; {note}")

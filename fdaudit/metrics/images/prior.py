@@ -1,0 +1,254 @@
+"""The prior baseline of reconstruction: what an adversary could show from its auxiliary data alone.
+
+A guess that resembles the truth has leaked nothing if an adversary without the view could have shown
+something as alike. The baseline is the best of a few guesses that need auxiliary data only:
+
+  * `grand-mean`: the mean auxiliary image, for every guess;
+  * `class-mean`: the mean auxiliary image of each label's class;
+  * `random`: auxiliary images drawn at random, of each label's class where labels are at hand, which are then
+    matched to the truth as the attack's guesses are.
+
+Labels are the true batch's where the adversary is taken to know them, else draws from the auxiliary labels.
+Which strategy is played is decided for each measure (PSNR, SSIM, ...) by what is best on average when
+batches of the auxiliary data itself are held out and guessed from the rest, before the truth is looked at.
+
+Guarantees:
+  * the choice depends on auxiliary data, batch sizes and the generator, not on the true images;
+  * a held-out image never takes part in its own guess;
+  * the baseline makes as many guesses as the attack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from fdaudit.errors import UsageError
+from fdaudit.metrics._arrays import Flags, Integers, images, integers
+from fdaudit.metrics.images.similarity import match
+from fdaudit.storage.cache import digest_of
+
+__all__ = ["AuxiliaryPool", "ClassPriors", "Measure", "choose_strategies"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A likeness of image pairs: maps (n, c, h, w) twice to (n,), and says which way is more alike."""
+
+    name: str
+    of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    higher_is_closer: bool
+
+
+class AuxiliaryPool:
+    """Auxiliary images, and guesses made from them; pools of equal images and labels are equal.
+
+    Args:
+        auxiliary: (N, c, h, w) in [0, 1], N >= 2.
+        labels: (N,), or None where the adversary has images without labels.
+
+    Raises:
+        UsageError: fewer than two images, pixels outside [0, 1], or lengths that differ.
+    """
+
+    def __init__(self, auxiliary: Any, labels: Any = None) -> None:
+        self.images = images(auxiliary, "auxiliary", torch.float32)
+        n = len(self.images)
+        if n < 2:
+            raise UsageError(
+                "auxiliary", n, "is too few images", "Give at least two, or None for no auxiliary data."
+            )
+        self.labels: Integers | None = None if labels is None else integers(labels, "auxiliary_labels", n)
+        self._sum = self.images.sum(0, dtype=torch.float64)
+        self._of_class: dict[int, Integers] = {}
+        self._class_sum: dict[int, torch.Tensor] = {}
+        if self.labels is not None:
+            for label in np.unique(self.labels).tolist():
+                index = np.flatnonzero(self.labels == label)
+                self._of_class[label] = index
+                self._class_sum[label] = self.images[torch.from_numpy(index)].sum(0, dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AuxiliaryPool) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of images and labels."""
+        labels = {} if self.labels is None else {"labels": torch.from_numpy(self.labels)}
+        return digest_of({"what": "auxiliary pool"}, {"images": self.images, **labels})
+
+    def generator(self) -> np.random.Generator:
+        """For what is found out about the pool alone: the same for whoever asks."""
+        return np.random.default_rng(int(self.digest[:15], 16))
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """The strategies these auxiliary data allow."""
+        return ("grand-mean", "random") if self.labels is None else ("class-mean", "grand-mean", "random")
+
+    def guess(
+        self,
+        strategy: str,
+        m: int,
+        labels: Integers | None,
+        generator: np.random.Generator,
+        held_out: Integers | None = None,
+    ) -> torch.Tensor:
+        """`m` guesses, (m, c, h, w) float64.
+
+        Args:
+            strategy: one of `strategies`.
+            m: how many.
+            labels: the labels the adversary knows to be in the batch, repeated in turn to make `m`; None
+                where it knows none.
+            generator: where draws come from.
+            held_out: indices of auxiliary images that may not be used.
+        """
+        out = np.zeros(len(self), dtype=np.bool_)
+        if held_out is not None:
+            out[held_out] = True
+        if strategy == "grand-mean":
+            return self._mean(self._sum, len(self), np.flatnonzero(out)).expand(m, -1, -1, -1)
+        wanted = self._wanted(m, labels, out, generator)
+        if strategy == "class-mean":
+            return torch.stack([self._class_mean(label, out) for label in wanted])
+        return self._random(m, wanted, out, generator)
+
+    def _wanted(
+        self, m: int, labels: Integers | None, out: Flags, generator: np.random.Generator
+    ) -> list[int]:
+        """The label of each guess; empty where auxiliary data have no labels."""
+        if self.labels is None:
+            return []
+        if labels is None:
+            return [int(x) for x in generator.choice(self.labels[~out], size=m)]
+        return [int(labels[i % len(labels)]) for i in range(m)]
+
+    def _mean(self, total: torch.Tensor, n: int, without: Integers) -> torch.Tensor:
+        less = self.images[torch.from_numpy(without)].sum(0, dtype=torch.float64)
+        # Clamped: a sum less a sum may leave [0, 1] by rounding.
+        return ((total - less) / (n - len(without))).clamp(0, 1)
+
+    def _class_mean(self, label: int, out: Flags) -> torch.Tensor:
+        index = self._of_class.get(label, np.empty(0, dtype=np.int64))
+        without = index[out[index]]
+        if len(index) == len(without):
+            return self._mean(self._sum, len(self), np.flatnonzero(out))
+        return self._mean(self._class_sum[label], len(index), without)
+
+    def _random(self, m: int, wanted: list[int], out: Flags, generator: np.random.Generator) -> torch.Tensor:
+        anything = np.flatnonzero(~out)
+        if not wanted:
+            return self._images(generator.choice(anything, size=m, replace=m > len(anything)))
+        chosen = np.empty(m, dtype=np.int64)
+        sought = np.asarray(wanted)
+        for label in sorted(set(wanted)):
+            places = np.flatnonzero(sought == label)
+            index = self._of_class.get(label, np.empty(0, dtype=np.int64))
+            index = index[~out[index]] if len(index) and not out[index].all() else anything
+            chosen[places] = generator.choice(index, size=len(places), replace=len(places) > len(index))
+        return self._images(chosen)
+
+    def _images(self, index: Integers) -> torch.Tensor:
+        return self.images[torch.from_numpy(index)].double()
+
+
+class ClassPriors:
+    """Auxiliary images by the class that is guessed from them.
+
+    Args:
+        auxiliary: (N, c, h, w) in [0, 1], N >= 2.
+        labels: (N,), or None.
+        withheld: sets of classes. A class in one of them is guessed from the images of no class in that set, any
+            other class from all images.
+
+    Raises:
+        UsageError: as `AuxiliaryPool`; or classes are withheld of images without labels.
+    """
+
+    def __init__(self, auxiliary: Any, labels: Any = None, withheld: Sequence[Sequence[int]] = ()) -> None:
+        self._all = AuxiliaryPool(auxiliary, labels)
+        self._lacking: dict[int, AuxiliaryPool] = {}
+        of = self._all.labels
+        for classes in withheld:
+            if of is None:
+                problem, remedy = "are not known, so no class can be withheld", "Give labels."
+                raise UsageError("auxiliary_labels", None, problem, remedy)
+            kept = np.flatnonzero(~np.isin(of, list(classes)))
+            pool = AuxiliaryPool(self._all.images[torch.from_numpy(kept)], of[kept])
+            self._lacking |= dict.fromkeys(map(int, classes), pool)
+
+    @property
+    def images(self) -> torch.Tensor:
+        """All images (N, c, h, w)."""
+        return self._all.images
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """The strategies that these images allow."""
+        return self._all.strategies
+
+    def of(self, label: int) -> AuxiliaryPool:
+        """Return what a class is guessed from."""
+        return self._lacking.get(label, self._all)
+
+    def guess(self, strategy: str, labels: Integers, generator: np.random.Generator) -> torch.Tensor:
+        """Return a guess for each label, (m, c, h, w) float64.
+
+        Args:
+            strategy: one of `strategies`.
+            labels: (m,) the classes guessed at.
+            generator: where draws come from.
+        """
+        pools = [self.of(label) for label in labels.tolist()]
+        made = torch.empty(len(labels), *self.images.shape[1:], dtype=torch.float64)
+        for pool in dict.fromkeys(pools):
+            rows = np.flatnonzero([p is pool for p in pools])
+            made[torch.from_numpy(rows)] = pool.guess(strategy, len(rows), labels[rows], generator)
+        return made
+
+
+def choose_strategies(
+    pool: AuxiliaryPool,
+    n: int,
+    m: int,
+    measures: tuple[Measure, ...],
+    generator: np.random.Generator,
+    *,
+    labels_known: bool,
+    trials: int = 32,
+) -> Mapping[str, str]:
+    """The strategy to play for each measure against a batch of `n` images with `m >= n` guesses.
+
+    In each trial `n` auxiliary images (at most half of them) are held out at random, guessed from the rest
+    by every strategy, matched and measured; the best mean over trials wins, the first in order of
+    `pool.strategies` in a tie.
+    """
+    size = min(n, len(pool) // 2)
+    matched, truths = list[torch.Tensor](), list[torch.Tensor]()
+    for _ in range(trials):
+        held = generator.choice(len(pool), size=size, replace=False)
+        truth = pool.images[torch.from_numpy(held)].double()
+        labels = pool.labels[held] if labels_known and pool.labels is not None else None
+        for strategy in pool.strategies:
+            guess = pool.guess(strategy, m, labels, generator, held)
+            matched.append(guess[match(guess, truth)])
+            truths.append(truth)
+    chosen = {}
+    for q in measures:
+        # All trials are measured in one go; a row is a trial, a column a strategy.
+        values = q.of(torch.cat(matched), torch.cat(truths)).view(trials, len(pool.strategies), size)
+        totals = values.mean((0, 2)).numpy()
+        chosen[q.name] = pool.strategies[int((totals if q.higher_is_closer else -totals).argmax())]
+    return chosen

@@ -1,0 +1,1 @@
+"""Threads, processes and memory; nothing of fdaudit but errors."""

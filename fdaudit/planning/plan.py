@@ -1,0 +1,426 @@
+"""The plan: a spec with every name resolved and every setting checked, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fdaudit import attacks, protocols
+from fdaudit.adversary.attack_plan import AttackPlan
+from fdaudit.adversary.view import members_of
+from fdaudit.config import Config, validate
+from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_splits, test_xy
+from fdaudit.errors import DataError, SpecError, nearest
+from fdaudit.federation.defenses import attach, refuse_untrainable
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common, applies
+from fdaudit.federation.rehearsal import networks_of, parties_of, set_up
+from fdaudit.isolation.attacker import settings_of
+from fdaudit.models import Architecture, architecture
+from fdaudit.planning.presets import written_out
+from fdaudit.rng import child_seed
+from fdaudit.spec.schema import RecordRounds, Spec
+from fdaudit.storage.cache import digest_of
+from fdaudit.storage.vault import Secrets
+from fdaudit.training.encoder import TaskEncoder
+from fdaudit.training.evaluator import Evaluator
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Parameters, Trainer
+from fdaudit.transcript.wire import Outage
+from fdaudit.types import ONLY_SINGLE_LABEL, GradientRule, Trained
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+__all__ = ["Plan", "make_plan", "plan_attack"]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Everything a run needs, resolved.
+
+    Attributes:
+        spec: with device, threads, strategy and memory format filled in.
+        secrets: the user's seed and the vault's secret, from which the truth is drawn.
+        dataset: all images; only the auditor and the splits' owners see their parts.
+        splits: who holds which records.
+        networks: who trains which network.
+        public: (n, c, h, w) unlabelled samples that every party holds.
+        execution: how training runs.
+        protocol: the protocol's class.
+        protocol_config: its settings.
+        references: reference protocols with their settings.
+        defenses: of messages, by (kind, sender role).
+        training: of training, by what is trained.
+        attacks: every known attack, requested or not.
+        identity: digest of all that decides what the run computes; it stays when other attacks are asked for.
+    """
+
+    spec: Spec
+    secrets: Secrets
+    dataset: Dataset
+    splits: Splits
+    networks: Networks
+    public: Tensor
+    execution: Execution
+    protocol: Any
+    protocol_config: Config
+    references: tuple[tuple[Any, Config], ...]
+    defenses: Mapping[tuple[str, str], tuple[Any, ...]]
+    training: Mapping[Trained, GradientRule]
+    attacks: tuple[AttackPlan, ...]
+    identity: str
+
+    @property
+    def seed(self) -> int:
+        """The seed of training, attacks and intervals; it tells nothing of the truth."""
+        return self.secrets.working_seed
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names."""
+        return tuple(f"client/{k}" for k in range(self.spec.clients))
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """Every party, in the order roles are declared, and `world` last."""
+        return parties_of(self.protocol, self.protocol_config, self.spec.clients)
+
+    @cached_property
+    def declared_messages(self) -> list[Mapping[str, Any]]:
+        """The protocol's declarations of the messages that its settings have sent."""
+        return [m for m in self.protocol.messages if applies(m.get("when", {}), self.protocol_config)]
+
+    @cached_property
+    def test(self) -> tuple[Tensor, Tensor]:
+        """Held-out records for accuracy."""
+        return test_xy(self.dataset, self.splits)
+
+    def records(self, client: str) -> tuple[Tensor, Tensor]:
+        """The records (x, y) that a client trains on."""
+        index = self.splits.clients[int(client.partition("/")[2])].train
+        return self.dataset.x[index], self.dataset.y[index]
+
+    @cached_property
+    def auxiliary(self) -> tuple[Tensor, Tensor]:
+        """The records that an adversary is assumed to hold."""
+        index = self.splits.auxiliary
+        return self.dataset.x[index], self.dataset.y[index]
+
+    @property
+    def architecture(self) -> Architecture:
+        """The server's network, and every client's that has none of its own."""
+        return self.networks.shared
+
+    @property
+    def outages(self) -> tuple[Outage, ...]:
+        """Who goes silent when."""
+        return tuple(
+            Outage(
+                party=f"client/{o.client}",
+                first=o.round,
+                last=o.round if o.last is None else o.last,
+                after=o.after,
+            )
+            for o in self.spec.outages
+        )
+
+    @cached_property
+    def common(self) -> Common:
+        """What every party has before the first message."""
+        return Common(
+            networks=self.networks,
+            execution=self.execution,
+            public=self.public,
+            encode=self.encoder,
+            task=self.dataset.task,
+        )
+
+    @cached_property
+    def encoder(self) -> TaskEncoder:
+        """A public feature extractor, learnt from auxiliary records when it is first used."""
+        return TaskEncoder(
+            self.auxiliary,
+            classes=self.dataset.classes,
+            execution=self.execution,
+            seed=child_seed(self.seed, "encoder"),
+        )
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """The auditor's own classifier, for what reconstructions of classes show; of single-label records only."""
+        return Evaluator(
+            self.test,
+            classes=self.dataset.classes,
+            taken=frozenset(network.name for network in self.networks.distinct),
+            execution=self.execution,
+            seed=child_seed(self.seed, "evaluator"),
+        )
+
+    def trainer(self) -> Trainer:
+        """A fresh training core for the server's network: no weights of any party in it."""
+        return Trainer(self.architecture, self.execution)
+
+    def initial(self) -> Parameters:
+        """The public initial parameters of the server's network."""
+        return self.networks.initial(["server"], self.seed)["server"]
+
+
+def make_plan(spec: Spec, secrets: Secrets) -> Plan:
+    """Resolves a spec; nothing is written.
+
+    Raises:
+        UsageError: a name is unknown, a setting impossible, a dataset absent or damaged.
+    """
+    protocol = protocols.REGISTRY.load(spec.protocol.name, "protocol.name")
+    if spec.preset is not None and not spec.preset.written_out:
+        _, shared = _records(spec, secrets)
+        spec = written_out(spec, protocol, sum(len(c.train) for c in shared.clients))
+    config = validate(protocol.Config, spec.protocol.params, "protocol.params")
+    attack_plans = _attacks(spec)
+    attached = attach(spec, protocol, config)
+    _refuse_strangers(spec, protocol, config)
+    _refuse_rounds_beyond(spec, config)
+    for number, kind in enumerate(spec.withhold):
+        if kind not in protocol.withholdable:
+            allowed = ", ".join(protocol.withholdable) or "nothing"
+            problem = f"cannot be withheld from {spec.protocol.name}"
+            raise SpecError(f"withhold.{number}", kind, problem, f"It can live without: {allowed}.")
+    dataset, splits = _records(spec, secrets)
+    if spec.canaries is not None:
+        dataset, splits = insert_canaries(
+            dataset, splits, spec.canaries, lambda client: secrets.truth("canaries", client)
+        )
+    _refuse_other_tasks(spec, protocol, dataset)
+    networks = _networks(spec, protocol, dataset)
+    refuse_untrainable(attached, spec, networks_of(protocol, networks))
+    execution = _execution(spec, networks)
+    _refuse_absent_device(execution.device)
+    if getattr(config, "upload", None) == "gradient" and networks.shared.has_batchnorm:
+        raise SpecError(
+            "protocol.params.upload",
+            "gradient",
+            f"cannot carry the BatchNorm statistics of {spec.model.name}",
+            "Set upload to 'model_update', or the model's norm to 'group'.",
+        )
+    public = _public(spec, protocol, dataset, splits, secrets)
+    _refuse_attacks_without_controls(spec, attack_plans, len(splits.auxiliary))
+    resolved = spec.model_copy(update=execution.settings)
+    plan = Plan(
+        spec=resolved,
+        secrets=secrets,
+        dataset=dataset,
+        splits=splits,
+        networks=networks,
+        public=public,
+        execution=execution,
+        protocol=protocol,
+        protocol_config=config,
+        references=tuple(
+            _reference(name, config, spec.clients) for name in spec.references if name != protocol.name
+        ),
+        defenses=attached.messages,
+        training=attached.training,
+        attacks=attack_plans,
+        identity=_identity(resolved, secrets.working_seed, dataset, splits, networks, public),
+    )
+    set_up(protocol, config, plan.common, plan.clients, plan.seed)  # what it refuses, it refuses now
+    return plan
+
+
+def _identity(
+    spec: Spec, seed: int, dataset: Dataset, splits: Splits, networks: Networks, public: Tensor
+) -> str:
+    """Digest every setting, record, share and imported network of a run: two runs that differ in one have two."""
+    code = [network.source for network in networks.distinct]
+    card = {"spec": spec.digest(), "seed": seed, "data": dataset.sha256(), "code": code}
+    return digest_of(card, splits.to_dict(), public)
+
+
+def _execution(spec: Spec, networks: Networks) -> Execution:
+    return Execution.resolve(
+        device=spec.device,
+        threads=spec.threads,
+        strategy=spec.strategy,
+        memory_format=spec.memory_format,
+        precision=spec.precision,
+        compile=spec.compile,
+        convolutions=any(n.has_convolutions for n in networks.distinct),
+        batchnorm=any(n.has_batchnorm for n in networks.distinct),
+        work=max(n.work for n in networks.distinct),
+    )
+
+
+def _records(spec: Spec, secrets: Secrets) -> tuple[Dataset, Splits]:
+    """The dataset, and who holds which of its records."""
+    dataset = load_dataset(spec.dataset, secrets.truth("dataset"))
+    shares = spec.splits if spec.public_dataset is None else spec.splits.model_copy(update={"proxy": 0.0})
+    return dataset, make_splits(dataset, spec.clients, spec.partition, shares, secrets.truth("splits"))
+
+
+def _refuse_other_tasks(spec: Spec, protocol: Any, dataset: Dataset) -> None:
+    """A protocol built on one class a record would compute nonsense on several, and the reverse."""
+    if dataset.task not in getattr(protocol, "tasks", ONLY_SINGLE_LABEL):
+        registry = protocols.REGISTRY
+        able = [
+            n
+            for n in registry.names()
+            if dataset.task in registry.describe(n).get("tasks", ONLY_SINGLE_LABEL)
+        ]
+        problem = f"does not run {dataset.task} data, which {spec.dataset.name} is"
+        raise SpecError(
+            "protocol.name", spec.protocol.name, problem, f"Protocols that do: {', '.join(able)}."
+        )
+
+
+def _networks(spec: Spec, protocol: Any, dataset: Dataset) -> Networks:
+    shared = architecture(spec.model, dataset.input_shape, dataset.classes)
+    own = []
+    for number, entry in enumerate(spec.client_models):
+        try:
+            own.append(architecture(entry, dataset.input_shape, dataset.classes))
+        except SpecError as error:
+            field = error.field.replace("model", f"client_models.{number}", 1)
+            raise SpecError(field, error.value, error.problem, error.remedy) from None
+        if not protocol.heterogeneous and own[-1] != shared:
+            problem = f"differs from model {spec.model.name!r}: {protocol.name} needs one network for all"
+            remedy = "Remove client_models, or choose a protocol that exchanges predictions."
+            raise SpecError(f"client_models.{number}.name", entry.name, problem, remedy)
+    return Networks(shared, tuple(own))
+
+
+def _public(spec: Spec, protocol: Any, dataset: Dataset, splits: Splits, secrets: Secrets) -> Tensor:
+    """The public samples: the proxy split, or the images of another dataset."""
+    if spec.public_dataset is None:
+        samples, field, value = dataset.x[splits.proxy], "splits.proxy", spec.splits.proxy
+    else:
+        try:
+            other = load_dataset(spec.public_dataset, secrets.truth("public-dataset"))
+        except DataError as error:
+            field = error.field.replace("dataset", "public_dataset", 1)
+            raise DataError(field, error.value, error.problem, error.remedy) from None
+        samples, field, value = other.x, "public_dataset.name", spec.public_dataset.name  # type: ignore[assignment]
+        if samples.shape[1:] != dataset.x.shape[1:]:
+            sides = ["x".join(map(str, t.shape[1:])) for t in (samples, dataset.x)]
+            problem = f"has images of {sides[0]}, the clients' are {sides[1]}"
+            remedy = "Set image_size of one of them, or choose a public set of the same kind."
+            raise SpecError(field, value, problem, remedy)
+    if protocol.needs_public and not len(samples):
+        problem = f"leaves no public samples, on which {protocol.name} works"
+        raise SpecError(field, value, problem, "Raise splits.proxy, or name a public dataset.")
+    return samples
+
+
+def _attacks(spec: Spec) -> tuple[AttackPlan, ...]:
+    wanted = None if spec.attacks == "all" else {a.name: (n, a) for n, a in enumerate(spec.attacks)}
+    known = attacks.REGISTRY.names()
+    for number, asked in enumerate(() if spec.attacks == "all" else spec.attacks):
+        field = f"attacks.{number}.name"
+        if asked.name not in known:
+            raise SpecError(field, asked.name, "is not a known attack", nearest(asked.name, known))
+        if wanted is not None and wanted[asked.name][0] != number:
+            raise SpecError(field, asked.name, "is asked for twice", "Keep one of them.")
+    plans = []
+    for name in known:
+        if wanted is not None and name not in wanted:
+            plans.append(_attack_plan(name, None, spec.adversaries))
+            continue
+        number, entry = wanted[name] if wanted else (0, None)
+        plans.append(
+            plan_attack(
+                name,
+                entry.params if entry else {},
+                spec,
+                f"attacks.{number}.params",
+                (entry.adversaries if entry else None) or spec.adversaries,
+            )
+        )
+    return tuple(plans)
+
+
+def plan_attack(
+    name: str, params: Mapping[str, Any], spec: Spec, where: str, adversaries: tuple[str, ...]
+) -> AttackPlan:
+    """One attack under the spec's profile, with the user's own settings above the profile's.
+
+    Raises:
+        SpecError: the attack or one of its settings is unknown or out of range.
+    """
+    registry = attacks.REGISTRY
+    if not registry.owns(name):
+        settings = settings_of(registry.target(name, "attack"), spec.profile, params, where)
+        return _attack_plan(name, settings, adversaries)
+    cls = registry.load(name, "attack")
+    config = validate(cls.Config, {**cls.profiles[spec.profile], **params}, where)
+    return _attack_plan(name, config.model_dump(mode="json"), adversaries)
+
+
+def _attack_plan(name: str, params: Mapping[str, Any] | None, adversaries: tuple[str, ...]) -> AttackPlan:
+    registry = attacks.REGISTRY
+    return AttackPlan(
+        name=name,
+        card=registry.describe(name),
+        target=registry.target(name),
+        own=registry.owns(name),
+        params=params,
+        adversaries=adversaries,
+    )
+
+
+def _refuse_strangers(spec: Spec, protocol: Any, config: Config) -> None:
+    """An adversary must be a party of this protocol with these settings, which only the protocol knows."""
+    asked = [("adversaries", spec.adversaries)]
+    for number, entry in enumerate(() if spec.attacks == "all" else spec.attacks):
+        asked.append((f"attacks.{number}.adversaries", entry.adversaries or ()))
+    for field, names in asked:
+        for name in names:
+            try:
+                members_of(name, parties_of(protocol, config, spec.clients))
+            except SpecError as error:
+                raise SpecError(field, name, f"{error.problem} of {protocol.name}", error.remedy) from None
+
+
+def _refuse_rounds_beyond(spec: Spec, config: Config) -> None:
+    rounds: int = config.rounds  # type: ignore[attr-defined]
+    beyond = [r for r in spec.record.rounds if r >= rounds] if isinstance(spec.record, RecordRounds) else []
+    if beyond:
+        problem = f"is no round of a run of {rounds}"
+        raise SpecError("record.rounds", beyond[0], problem, f"Rounds count from 0 to {rounds - 1}.")
+
+
+def _refuse_absent_device(device: str) -> None:
+    if not device.startswith("cuda"):
+        return
+    found, number = torch.cuda.device_count(), int(device.partition(":")[2] or 0)
+    if number >= found:
+        problem = f"is not there: PyTorch finds {found} CUDA devices"
+        raise SpecError("device", device, problem, "Set device to 'cpu' or 'auto'.")
+
+
+def _refuse_attacks_without_controls(spec: Spec, plans: tuple[AttackPlan, ...], auxiliary: int) -> None:
+    """Controls are run on auxiliary records; an attack without them would show nothing."""
+    for plan in plans:
+        # A record of each client of a reconstruction control and one for the prior; one pair for membership.
+        control = plan.card.get("control", {})
+        needed = int(control.get("clients", control.get("images", 1))) + 1
+        if plan.params is not None and auxiliary < needed:
+            problem = f"leaves {auxiliary} auxiliary records, the controls of {plan.name} need {needed}"
+            raise SpecError(
+                "splits.auxiliary", spec.splits.auxiliary, problem, "Raise it, or set attacks: []."
+            )
+
+
+def _reference(name: str, config: Config, clients: int) -> tuple[Any, Config]:
+    """A reference protocol that trains as the run's does, with as many records a round in all."""
+    cls = protocols.REGISTRY.load(name)
+    shared = config.alone()  # type: ignore[attr-defined]
+    if name == "centralized":
+        shared["publish"] = False
+        if shared.get("local_steps") is not None:
+            shared["local_steps"] *= clients
+    return cls, validate(cls.Config, shared)

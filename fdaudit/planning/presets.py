@@ -1,0 +1,124 @@
+"""Presets: a protocol as published, or with the defences that leave the server's view a finite ε, written out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fdaudit import defenses
+from fdaudit.accounting.calibration import least_noise, written
+from fdaudit.accounting.costs import Charge
+from fdaudit.config import validate
+from fdaudit.errors import SpecError
+from fdaudit.events import Gaussian, SampledGaussian
+from fdaudit.federation.protocol import ProtocolConfig
+from fdaudit.spec.privacy import PresetSpec
+from fdaudit.spec.schema import DefenseEntry, Spec
+
+__all__ = ["written_out"]
+
+
+def written_out(spec: Spec, protocol: Any, records: int) -> Spec:
+    """The spec with its preset put into the fields that it stands for.
+
+    One noise multiplier is found for all that the private combination adds, such that the server's view costs at
+    most the preset's ε for one record added or removed: by the same accountants as the ledger's.
+
+    Args:
+        spec: what the user wrote.
+        protocol: the protocol's class.
+        records: how many records all clients have; a public constant here.
+
+    Raises:
+        SpecError: the preset does not go with other fields, or ε cannot be met.
+    """
+    preset = spec.preset
+    if preset is None or preset.written_out:
+        return spec
+    for field, given in (("defenses", spec.defenses), ("withhold", spec.withhold)):
+        if given:
+            problem = f"is given beside preset {preset.name!r}, which says what is defended"
+            raise SpecError(field, len(given), problem, "Give one of them.")
+    done = {"preset": preset.model_copy(update={"written_out": True})}
+    if preset.name == "as-published":
+        return spec.model_copy(update=done)
+    combination = getattr(protocol, "privacy", {}).get("private")
+    if combination is None:
+        problem = f"is not declared by {protocol.name}"
+        raise SpecError("preset.name", preset.name, problem, "Write its defences out in the spec.")
+    params = {**spec.protocol.params, **combination["params"]}
+    config: ProtocolConfig = validate(protocol.Config, params, "protocol.params")
+    entries = _entries(combination, preset, protocol, config, records / spec.clients)
+    noise = _noise(entries, config, preset, spec.privacy.delta) if entries else 1.0
+    return spec.model_copy(
+        update={
+            **done,
+            "protocol": spec.protocol.model_copy(update={"params": params}),
+            "withhold": tuple(combination["withhold"]),
+            "defenses": tuple(_with_noise(entry, noise) for entry in entries),
+        }
+    )
+
+
+def _entries(
+    combination: Mapping[str, Any],
+    preset: PresetSpec,
+    protocol: Any,
+    config: ProtocolConfig,
+    records: float,
+) -> list[DefenseEntry]:
+    """The defences of a combination, their noise still at a multiplier of 1."""
+    found = []
+    for of in combination["training"]:
+        batch = getattr(config, protocol.trains[of])
+        # Two digits, rounded up: what is written down is a constant, not a count.
+        rate = preset.sample_rate or min(math.ceil(100 * batch / records) / 100, 1.0)
+        params = {"clip": preset.clip, "noise_multiplier": 1.0, "sample_rate": rate}
+        found.append(DefenseEntry(at="training", of=of, name="dp-sgd", params=params))
+    if message := combination.get("noise"):
+        params = {"clip": message["clip"], "sigma": 2 * message["clip"]}
+        where = {name: message[name] for name in ("kind", "sender", "name")}
+        found.append(DefenseEntry(**where, params=params))
+    return found
+
+
+def _with_noise(entry: DefenseEntry, noise: float) -> DefenseEntry:
+    setting = "noise_multiplier" if entry.at == "training" else "sigma"
+    return entry.model_copy(update={"params": {**entry.params, setting: entry.params[setting] * noise}})
+
+
+def _noise(entries: list[DefenseEntry], config: ProtocolConfig, preset: PresetSpec, delta: float) -> float:
+    """The least multiplier that keeps to the preset's ε, to five digits, rounded up."""
+
+    def charges(noise: float) -> dict[Charge, int]:
+        return _charges([_with_noise(e, noise) for e in entries], config)
+
+    target = preset.epsilon or 0.0
+    try:
+        return written(least_noise(charges, target, delta))
+    except SpecError as error:
+        raise SpecError("preset.epsilon", target, error.problem, error.remedy) from None
+
+
+def _charges(entries: list[DefenseEntry], config: ProtocolConfig) -> dict[Charge, int]:
+    """What one client is charged in a whole run, at most."""
+    found = dict[Charge, int]()
+    for entry in entries:
+        cls = defenses.REGISTRY.load(entry.name)
+        params = validate(cls.Config, entry.params)
+        if entry.at == "training":
+            rule = cls(params, 1)
+            steps = sum(rule.steps(length) for length in config.trainings(entry.of or "model"))
+            event: SampledGaussian | Gaussian = rule.event(max(steps, 1))
+        else:
+            event = Gaussian(
+                sensitivity=2 * entry.params["clip"],
+                scale=entry.params["sigma"],
+                count=config.rounds,  # type: ignore[attr-defined]
+                unit="record",
+                relation="add-or-remove",
+                covers=("data", "messages"),
+            )
+        found[event] = found.get(event, 0) + 1
+    return found

@@ -1,0 +1,1 @@
+"""Five protocols on the same records."""

@@ -1,0 +1,179 @@
+"""The quickstart: five protocols on the same records, each a run of its own, and a page that compares them.
+
+Guarantees:
+  * every run has the first one's seed and secret, and so the same records in the same hands;
+  * interrupted at any instant, it goes on from the last whole round and ends as if nothing had happened;
+  * a directory that holds anything else is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from fdaudit import api
+from fdaudit.audit.backend import HERE, Elsewhere
+from fdaudit.audit.pipeline import attacked, federated
+from fdaudit.audit.run import Run
+from fdaudit.errors import RunError
+from fdaudit.progress import Tick
+from fdaudit.spec.schema import Spec, load_spec
+from fdaudit.storage.files import load_json
+from fdaudit.storage.locks import make_private, together, writing
+
+__all__ = ["PROTOCOLS", "quickstart", "specs", "table"]
+
+PROTOCOLS = ("fedavg", "fedkd", "selective-fd", "fediod", "dafkd")
+"""The runs in their order; the first one trains the reference lines for all."""
+
+_SPECS = Path(__file__).parent
+
+
+def specs() -> dict[str, Spec]:
+    """The quickstart's specs by protocol."""
+    return {name: load_spec(_SPECS / f"{name}.yaml") for name in PROTOCOLS}
+
+
+def quickstart(
+    out: Path,
+    *,
+    resume: bool = False,
+    elsewhere: Elsewhere = HERE,
+    one_by_one: bool = False,
+    tick: Tick = lambda what, done, total: None,
+) -> tuple[tuple[Run, ...], Path]:
+    """Runs every spec into a directory of its own below `out`, writes their reports and the comparison.
+
+    While one run is attacked, by processes that this one waits for, the federation of the next goes on here; whoever
+    has nothing left to do for the one begins with the next.
+
+    Args:
+        out: where they go.
+        resume: go on where it was interrupted.
+        elsewhere: other machines' part in the runs; these are asked for one thing at a time.
+        one_by_one: nothing of a run begins before the one before it has its report.
+        tick: progress; told by several threads.
+
+    Returns:
+        The runs, and the path of the page that compares them.
+
+    Raises:
+        UsageError: `out` holds something else, or a run and `resume` is not asked for; nothing was written.
+    """
+    wanted = specs()
+    first = out / next(iter(wanted))
+    _refuse_occupied(out, first, resume)
+    make_private(out)
+    with together(), writing(out), _Beside(one_by_one or elsewhere is not HERE) as beside:
+        for number, (name, spec) in enumerate(wanted.items(), 1):
+            place, seed_from = out / name, None if out / name == first else first
+            step = beside.stopped_by(_step(tick, f"{number}/{len(wanted)} {name}"))
+            plan = federated(spec, place, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=step)
+            before = [out / other for other in wanted][: number - 1]
+            attack = partial(attacked, plan, place, beside=before, elsewhere=elsewhere, tick=step)
+            beside.attack(attack, Run(place))
+        beside.finish()
+        finished = [Run(out / name) for name in wanted]
+        return tuple(finished), api.compare(finished, out)
+
+
+class _Beside:
+    """Attacks runs, and writes their reports, while the caller goes on; of two runs under attack the first comes first.
+
+    Args:
+        wait: have each run attacked and reported before anything else goes on.
+    """
+
+    def __init__(self, wait: bool) -> None:
+        self._wait, self._stop = wait, Event()
+        self._attacks, self._reports = ThreadPoolExecutor(1 if wait else 2), ThreadPoolExecutor(1)
+        self._under_way = list[Future[Future[Path]]]()
+
+    def __enter__(self) -> _Beside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Waits for nothing but what cannot be stopped: an attack stage stops at its next outcome."""
+        self._stop.set()
+        self._attacks.shutdown(cancel_futures=True)
+        self._reports.shutdown(cancel_futures=True)
+
+    def stopped_by(self, tick: Tick) -> Tick:
+        """The same progress, which ends the work that tells of it once this is over."""
+
+        def ticked(what: str, done: int, total: int) -> None:
+            if self._stop.is_set():
+                raise InterruptedError("the quickstart has ended")
+            tick(what, done, total)
+
+        return ticked
+
+    def attack(self, attack: Callable[[], None], run: Run) -> None:
+        """Has a run attacked, then reported.
+
+        Raises:
+            Exception: what an earlier run's attacks have raised meanwhile.
+        """
+
+        def work() -> Future[Path]:
+            attack()
+            return self._reports.submit(copy_context().run, api.report, run)
+
+        # In a copy of the caller's context, who holds the locks on the runs.
+        self._under_way.append(self._attacks.submit(copy_context().run, work))
+        for earlier in self._under_way:
+            if earlier.done():
+                earlier.result()
+        if self._wait:
+            self.finish()
+
+    def finish(self) -> None:
+        """Returns once all runs have their reports."""
+        for work in self._under_way:
+            work.result().result()
+
+
+def _step(tick: Tick, run: str) -> Tick:
+    """Progress of one run, under its number and name."""
+    return lambda what, done, total: tick(f"{run}: {what}", done, total)
+
+
+def _refuse_occupied(out: Path, first: Path, resume: bool) -> None:
+    if not out.is_dir():
+        if out.exists() or out.is_symlink():
+            raise RunError("out", str(out), "is not a directory", "Choose another directory.")
+        return
+    if not any(out.iterdir()):
+        return
+    if not resume:
+        raise RunError("out", str(out), "exists already", "Choose another directory, or add --resume.")
+    if not first.is_dir():
+        raise RunError("out", str(out), "holds no quickstart", "Choose another directory.")
+
+
+def table(page: Path) -> list[str]:
+    """The comparison beside a page as lines for a terminal: accuracy, bytes and outcomes, a line a run."""
+    value: dict[str, Any] = load_json(page.with_name("comparison.json"))
+    goals = list(dict.fromkeys(o["goal"] for run in value["runs"] for o in run["outcomes"]))
+    rows = [["run", "server", "clients", "worst", "bytes", *goals]]
+    for run in value["runs"]:
+        found = {o["goal"]: o["level"] or "not-audited" for o in run["outcomes"]}
+        levels = [found.get(goal, "not-audited") for goal in goals]
+        rows.append([run["name"], *_shares(run["accuracy"]), _amount(run["bytes"]["total"]), *levels])
+    rows += [[line["line"], *_shares(line), "0 B"] for line in value["references"]]
+    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip() for row in rows]
+
+
+def _shares(line: Mapping[str, Any]) -> list[str]:
+    values = [(line["server"] or {}).get("value"), line["mean"], (line["worst"] or {}).get("value")]
+    return ["-" if v is None else f"{v:.1%}" for v in values]
+
+
+def _amount(n: int) -> str:
+    return f"{n / 1e6:.2f} MB" if n >= 1e6 else f"{n / 1e3:.1f} kB"

@@ -1,0 +1,1 @@
+"""What was true, and what guesses about it are worth."""

@@ -1,0 +1,339 @@
+"""The check of a claimed ε from below: what the attacks achieved against what the ledger claims, view by view.
+
+Guarantees:
+  * where every claim of a run holds, any of them is contradicted with a probability of at most 1 - `CONFIDENCE`: the
+    level is shared (Bonferroni) by all attacks on all designs in all views, as the spec had them before the run, and
+    by the two tests of each: of (ε, δ), and of Gaussian DP;
+  * the two tests claim different things: the first bounds ε at δ of the mechanism, the second the least μ of a
+    Gaussian mechanism that explains the guesses. A claim of ε falls by the first alone, a claim of μ by the second;
+  * only coins that were tossed count: each canary's own, one of each matched pair, or one of a client, which decides
+    what it holds; what pairs show of replaced records or clients is converted to the relation of the claim;
+  * a claim that a perfect attack could not have contradicted is `inconclusive`, never `consistent`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+import numpy as np
+import torch
+
+from fdaudit.events import Relation
+from fdaudit.metrics import (
+    epsilon_lower_bound,
+    epsilon_p_value,
+    gdp_epsilon,
+    guesses_needed,
+    mu_lower_bound,
+    mu_p_value,
+)
+from fdaudit.scoring.client_coins import by_client
+from fdaudit.scoring.ground_truth import Truth
+from fdaudit.scoring.scoring import kept_scores
+from fdaudit.spec.privacy import CanarySpec
+from fdaudit.storage.vault import Vault
+from fdaudit.types import Challenge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.accounting.ledger import Ledger
+    from fdaudit.planning.plan import Plan
+
+__all__ = ["CONFIDENCE", "Check", "Evidence", "check_claims", "judge"]
+
+CONFIDENCE = 0.95
+"""That no claim of a run that holds is contradicted."""
+
+_TESTS = 2
+"""Tests of each attack on each kind of coins: of (ε, δ), and of Gaussian DP."""
+
+Verdict = Literal["contradicted", "consistent", "inconclusive", "nothing-claimed", "not-checked"]
+Part = Literal["candidates", "canaries"]
+
+
+class _Coins(TypedDict):
+    """What both tests are told of the coins."""
+
+    design: Literal["matched-pairs", "coin-flips"]
+    relation: Relation
+    pair: Tensor | None
+    guesses: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What one attack shows on one kind of coins.
+
+    Attributes:
+        attack: its name.
+        on: `candidates` of the membership challenge, or `canaries`.
+        design: how membership was decided.
+        coins: fair coins that were tossed.
+        bound: what ε is at least, in the terms of the claim.
+        power: the bound that a perfect attack, which knows every coin, would have shown.
+        mu: the view is not μ'-GDP for any μ' below this, in the terms of the claim.
+        mu_power: the same, of a perfect attack.
+        gaussian: ε at the claim's δ of a mechanism that is `mu`-GDP and no more.
+        p: how likely a mechanism that keeps the claim lets either test show as much, at most; for one test.
+    """
+
+    attack: str
+    on: Part
+    design: str
+    coins: int
+    bound: float
+    power: float
+    mu: float = 0.0
+    mu_power: float = 0.0
+    gaussian: float = 0.0
+    p: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The verdict on one view's claim.
+
+    Attributes:
+        adversary: whose view.
+        claimed: ε of the ledger; None where it is infinite.
+        delta: δ of both.
+        unit: what the claim is for.
+        relation: which records are neighbours.
+        verdict: `contradicted`, `consistent`, `inconclusive`, or nothing to judge.
+        confidence: of each bound, after the correction for the number of tests in the run.
+        bound: the largest of the attacks' bounds; None where none gave scores.
+        power: the largest bound that a perfect attack could have shown.
+        needed: how many guesses, all right, would contradict the claim; None where no number would, or none is claimed.
+        gdp: μ that the ledger claims; None where it states ε alone.
+        mu: the largest of the attacks' bounds of μ; None where none gave scores.
+        gaussian: ε at δ of a mechanism that is `mu`-GDP and no more.
+        p: how likely the attacks show as much in any test of the run, at most, where all its claims hold; None where
+            none gave scores.
+        reason: the verdict in one sentence.
+        evidence: by attack and kind of coins.
+    """
+
+    adversary: str
+    claimed: float | None
+    delta: float
+    unit: str
+    relation: str
+    verdict: Verdict
+    confidence: float = CONFIDENCE
+    bound: float | None = None
+    power: float | None = None
+    needed: int | None = None
+    gdp: float | None = None
+    mu: float | None = None
+    gaussian: float | None = None
+    p: float | None = None
+    reason: str
+    evidence: tuple[Evidence, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "evidence": [asdict(e) for e in self.evidence]}
+
+
+def check_claims(plan: Plan, run: Path, ledgers: Sequence[Ledger]) -> tuple[Check, ...]:
+    """Checks every ledger's claim by the scores that the run's membership attacks left in the vault."""
+    truth = Truth(plan, Vault(run / "vault"))
+    planned = {entry.view: list(_planned(plan, truth, entry)) for entry in ledgers}
+    confidence = 1 - (1 - CONFIDENCE) / max(1, _TESTS * sum(map(len, planned.values())))
+    return tuple(
+        judge(entry, _evidence(plan, truth, run, entry, planned[entry.view], confidence), confidence)
+        for entry in ledgers
+    )
+
+
+def judge(entry: Ledger, evidence: Sequence[Evidence], confidence: float) -> Check:
+    """The verdict on one claim, from bounds of that confidence each."""
+    blank = Check(
+        adversary=entry.view,
+        claimed=float(entry.epsilon) if entry.finite else None,
+        gdp=entry.gdp if entry.finite else None,
+        delta=entry.delta,
+        unit=entry.unit,
+        relation=entry.relation,
+        verdict="not-checked",
+        reason="",
+    )
+    if blank.claimed is None:
+        why = "No finite ε is claimed: there is nothing to check."
+        return replace(blank, verdict="nothing-claimed", reason=why)
+    if not entry.victim:
+        return replace(blank, reason="No client is left whom the claim could protect.")
+    needed = guesses_needed(blank.claimed, entry.delta, confidence)
+    found = replace(blank, confidence=confidence, needed=needed, evidence=tuple(evidence))
+    if evidence:
+        mu = max(e.mu for e in evidence)
+        found = replace(
+            found,
+            bound=max(e.bound for e in evidence),
+            power=max(e.power for e in evidence),
+            mu=mu,
+            gaussian=gdp_epsilon(mu, entry.delta),
+            p=min(1.0, min(e.p for e in evidence) * (1 - CONFIDENCE) / (1 - confidence)),
+        )
+    verdict, reason = _verdict(found)
+    return replace(found, verdict=verdict, reason=reason)
+
+
+def _verdict(check: Check) -> tuple[Verdict, str]:
+    """The verdict on a finite claim, and the sentence for it."""
+    claimed, needed = check.claimed or 0.0, check.needed
+    more = (
+        f"some {needed:,} perfect guesses would be needed"
+        if needed
+        else "no number of guesses would do at this δ"
+    )
+    if check.bound is None or check.power is None or check.mu is None:
+        return (
+            "inconclusive",
+            f"No membership attack gave scores that its coins support; {more} to contradict it.",
+        )
+    if check.bound > claimed:
+        return (
+            "contradicted",
+            f"The attacks show ε of at least {check.bound:.3g}, more than the {claimed:.4g} claimed.",
+        )
+    if check.gdp is not None and check.mu > check.gdp:
+        return (
+            "contradicted",
+            f"The attacks show μ of Gaussian DP of at least {check.mu:.3g}, more than the {check.gdp:.4g} claimed.",
+        )
+    mu_power = max(e.mu_power for e in check.evidence)
+    could = f"a perfect attack could have shown up to {check.power:.3g}"
+    if check.power <= claimed and (check.gdp is None or mu_power <= check.gdp):
+        coins = max(e.coins for e in check.evidence)
+        could = f"With {coins:,} coins even a perfect attack could have shown ε of at most {check.power:.3g}"
+        return "inconclusive", f"{could}; {more} to contradict {claimed:.4g}."
+    if check.power <= claimed:
+        could = f"a perfect attack could have shown μ of up to {mu_power:.3g}, and {check.gdp:.4g} is claimed"
+    return (
+        "consistent",
+        f"The attacks show ε of at least {check.bound:.3g}, no more than the {claimed:.4g} claimed; {could}.",
+    )
+
+
+# -- details ------------------------------------------------------------------------------------------------------
+
+
+def _planned(plan: Plan, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Part]]:
+    """The attacks that the spec asks for in this view, on each kind of coins that tests its claim."""
+    if not entry.finite or not entry.victim:
+        return
+    members = entry.view.split("+")
+    parts: list[Part] = []
+    victims = [k for k in plan.clients if k not in members][: plan.spec.victims]
+    if any(len(truth.challenge(k)[1]) for k in victims):
+        parts.append("candidates")
+    tested = plan.spec.canaries is not None and _tests(plan.spec.canaries, entry)
+    if tested and any(k not in members for k in truth.with_canaries):
+        parts.append("canaries")
+    for attack in plan.attacks:
+        wanted = attack.params is not None and entry.view in attack.adversaries
+        if wanted and attack.card["goal"] == "membership":
+            yield from ((attack.name, part) for part in parts)
+
+
+def _tests(asked: CanarySpec, entry: Ledger) -> bool:
+    """Whether the coins of canaries test a claim.
+
+    A record that is replaced is a change of what its client holds, so that pairs of either unit test a claim for whole
+    clients. A record that is added is no client that is added.
+    """
+    if asked.design == "matched-pairs":
+        return entry.unit == "client" or asked.unit == "record"
+    return entry.unit == "record" and entry.relation == "add-or-remove"
+
+
+def _evidence(
+    plan: Plan,
+    truth: Truth,
+    run: Path,
+    entry: Ledger,
+    planned: Sequence[tuple[str, Part]],
+    confidence: float,
+) -> list[Evidence]:
+    found = []
+    for attack, part in planned:
+        scores = kept_scores(run, f"{entry.view}/{attack}", part)
+        if not scores:
+            continue
+        issued = {k: truth.canaries(k) if part == "canaries" else truth.challenge(k) for k in sorted(scores)}
+        canaries = plan.spec.canaries if part == "canaries" else None
+        whole = canaries is not None and canaries.unit == "client"
+        told, member, pair = (_of_clients if whole else _of_records)(scores, issued)
+        coins = len(told) if pair is None else len(told) // 2
+        asked = None if canaries is None else canaries.guesses
+        coin: _Coins = {
+            "design": "coin-flips" if pair is None else "matched-pairs",
+            "relation": entry.relation,
+            "pair": pair,
+            "guesses": None if asked is None else min(asked, coins),
+        }
+        tells = (told, member.double().numpy())
+        bound, power = (epsilon_lower_bound(t, member, entry.delta, confidence, **coin) for t in tells)
+        mu, mu_power = (mu_lower_bound(t, member, confidence, **coin) for t in tells)
+        found.append(
+            Evidence(
+                attack=attack,
+                on=part,
+                design=coin["design"],
+                coins=coins,
+                bound=bound,
+                power=power,
+                mu=mu,
+                mu_power=mu_power,
+                gaussian=gdp_epsilon(mu, entry.delta),
+                p=_p_value(entry, told, member, coin),
+            )
+        )
+    return found
+
+
+_Issued = Mapping[str, tuple[Challenge, torch.Tensor]]
+_Told = tuple[np.ndarray[Any, Any], torch.Tensor, torch.Tensor | None]
+"""Scores (n,), who is a member (n,), and the number of each pair (n,), where coins decide about pairs."""
+
+
+def _of_clients(scores: Mapping[str, Tensor], issued: _Issued) -> _Told:
+    told, member, pair = by_client({k: scores[k] for k in issued}, {k: m for k, (_, m) in issued.items()})
+    return told.numpy(), member, pair
+
+
+def _of_records(scores: Mapping[str, Tensor], issued: _Issued) -> _Told:
+    design = next(iter(issued.values()))[0].design
+    member = torch.cat([m for _, m in issued.values()])
+    told = _told_apart([scores[k] for k in issued], design)
+    if design == "coin-flips":
+        return told, member, None
+    pairs, coins = [], 0
+    for challenge, _ in issued.values():
+        pairs.append(challenge.pair + coins)
+        coins += len(challenge.y) // 2
+    return told, member, torch.cat(pairs)
+
+
+def _p_value(entry: Ledger, scores: Any, member: Tensor, coin: _Coins) -> float:
+    """The smaller p-value of both tests of a finite claim."""
+    found = epsilon_p_value(scores, member, float(entry.epsilon), entry.delta, **coin)
+    return found if entry.gdp is None else min(found, mu_p_value(scores, member, entry.gdp, **coin))
+
+
+def _told_apart(scores: Sequence[Tensor], design: str) -> np.ndarray[Any, Any]:
+    """Scores (n,) of all victims; of single coins as ranks, equal ones told apart by their place.
+
+    Challenges are shuffled, so that a candidate's place says nothing of its coin.
+    """
+    values = torch.cat(list(scores)).numpy()
+    if design == "matched-pairs":
+        return values
+    ranks = np.empty(len(values))
+    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return ranks

@@ -1,0 +1,133 @@
+"""Guesses of classes meet the truth: the records of those classes that each victim trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fdaudit.handout.auxiliary import Assumption, others
+from fdaudit.metrics import (
+    Bystanders,
+    ClassPriors,
+    Judge,
+    score_class_evaluation,
+    score_class_reconstruction,
+)
+from fdaudit.rng import child_numpy
+from fdaudit.types import Figure, Reconstruction
+
+if TYPE_CHECKING:
+    from fdaudit.metrics import ReconstructionScore
+    from fdaudit.planning.plan import Plan
+    from fdaudit.training.evaluator import Evaluator
+
+__all__ = ["auxiliary_of", "class_priors", "evaluate_classes", "judge_of", "score_classes", "withheld_of"]
+
+
+def withheld_of(assumed: Sequence[Assumption]) -> list[tuple[int, ...]]:
+    """Return the classes that each of the adversaries lacks, of those that lack any."""
+    return [one.lacks for one in assumed if one.lacks]
+
+
+def class_priors(plan: Plan, assumed: Sequence[Assumption]) -> ClassPriors | None:
+    """Return what each class can be guessed from without a view; None where there is nothing."""
+    x, y = auxiliary_of(plan, assumed)
+    return None if x is None else ClassPriors(x, y, withheld_of(assumed))
+
+
+def score_classes(
+    plan: Plan,
+    guesses: Sequence[Reconstruction],
+    cell: str,
+    assumed: Sequence[Assumption],
+    bystanders: Bystanders | None,
+    lpips: torch.nn.Module | None,
+) -> ReconstructionScore:
+    """Score guesses of classes by their likeness to the nearest records.
+
+    Of a withheld class the adversary holds no image that could resemble anybody's, so there the prior is the whole
+    baseline; else the guesses' likeness to bystanders counts as well.
+
+    Args:
+        plan: the run's plan.
+        guesses: one a victim.
+        cell: names the draws.
+        assumed: the adversaries that guessed; by default one that holds what the spec says of others.
+        bystanders: records that no guess is about.
+        lpips: the network of LPIPS, where there is one.
+    """
+    x, y = auxiliary_of(plan, assumed)
+    withheld = withheld_of(assumed)
+    return score_class_reconstruction(
+        *_beside(plan, guesses),
+        x,
+        child_numpy(plan.seed, "score", cell),
+        auxiliary_labels=y,
+        withheld=withheld,
+        bystanders=None if withheld else bystanders,
+        targets=[g.target for g in guesses],
+        lpips_network=lpips,
+    )
+
+
+def evaluate_classes(
+    plan: Plan, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption], together: bool
+) -> tuple[Figure, ...]:
+    """Figures of guesses of classes by the auditor's evaluator; none of the multi-label task.
+
+    Args:
+        plan: the run's plan.
+        guesses: one a victim.
+        cell: names the draws.
+        assumed: the adversaries that guessed; by default one that holds what the spec says of others.
+        together: whether these are all victims.
+    """
+    if plan.dataset.task != "single-label":
+        return ()
+    return score_class_evaluation(
+        *_beside(plan, guesses),
+        judge_of(plan.evaluator),
+        child_numpy(plan.seed, "score", "evaluation", cell),
+        priors=class_priors(plan, assumed),
+        withheld=withheld_of(assumed),
+        bystanders=_strangers(plan),
+        together=together,
+    )
+
+
+def judge_of(evaluator: Evaluator) -> Judge:
+    """Return an evaluator as metrics use it."""
+    return Judge(evaluator.name, evaluator.classify, evaluator.features)
+
+
+def auxiliary_of(
+    plan: Plan, assumed: Sequence[Assumption]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return what all adversaries of one attack hold together: images, and labels where these are known."""
+    made = assumed or (others(plan),)
+    return made[0].prior if len(made) == 1 else plan.auxiliary
+
+
+def _beside(
+    plan: Plan, guesses: Sequence[Reconstruction]
+) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """Guessed images and classes, and each victim's images and classes."""
+    truths = [plan.records(g.target) for g in guesses]
+    return (
+        [g.images for g in guesses],
+        [g.labels for g in guesses],
+        [x for x, _ in truths],
+        [y for _, y in truths],
+    )
+
+
+def _strangers(plan: Plan) -> Bystanders | None:
+    """The records that nobody trains on, which neither an adversary nor the evaluator has seen."""
+    splits, dataset = plan.splits, plan.dataset
+    used = [splits.auxiliary, splits.proxy, *(t for c in splits.clients for t in (c.train, c.canaries))]
+    left = torch.ones(len(dataset.y), dtype=torch.bool)
+    left[torch.cat([*used, *([splits.test] if dataset.test_y is None else [])])] = False
+    rows = left.nonzero().flatten()
+    return Bystanders(dataset.x, rows.numpy(), dataset.y[rows].numpy()) if len(rows) else None

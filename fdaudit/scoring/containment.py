@@ -1,0 +1,56 @@
+"""Find which views contain which others. A larger view can find out all that a smaller one can.
+
+Guarantee:
+  * a view contains another only if it has every message of the other, its records, and the means to ask
+    what it may ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.adversary.view import EAVESDROPPER
+from fdaudit.handout.oracle_access import Access, published
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.view import View
+
+__all__ = ["contained"]
+
+
+def contained(views: Iterable[View], oracles: Collection[Access], transport: str) -> list[dict[str, Any]]:
+    """Return for each adversary the others whose whole view it has, as JSON objects `adversary`, `contains`.
+
+    Args:
+        views: the adversaries' views of one run.
+        oracles: what may be asked in the run.
+        transport: `plain` or `encrypted`.
+    """
+    held = {view.name: view for view in views}
+    seen = {name: {m.seq for m in view.messages} for name, view in held.items()}
+
+    def contains(larger: str, smaller: str) -> bool:
+        return (
+            larger != smaller
+            and seen[smaller] <= seen[larger]
+            and held[smaller].own_data.keys() <= held[larger].own_data.keys()
+            and (not held[smaller].sizes or EAVESDROPPER in held[larger].members)
+            and all(
+                _may_answer(held[larger], o, transport)
+                for o in oracles
+                if _may_ask(held[smaller], o, transport)
+            )
+        )
+
+    return [{"adversary": a, "contains": [b for b in held if contains(a, b)]} for a in held]
+
+
+def _may_ask(view: View, oracle: Access, transport: str) -> bool:
+    return oracle.open_to(view.members, transport)
+
+
+def _may_answer(view: View, oracle: Access, transport: str) -> bool:
+    """Return whether an adversary may ask, or holds the published model that would answer."""
+    holds = oracle.kind is None and published(view.messages) is not None
+    return holds or _may_ask(view, oracle, transport)

@@ -1,0 +1,108 @@
+"""Copies of models against the models: the auditor asks both about test records, and a model that saw no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fdaudit.handout.oracle_server import Answering
+from fdaudit.metrics import mean_and_worst, score_extraction
+from fdaudit.result import TargetResult
+from fdaudit.rng import child, child_numpy
+from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
+from fdaudit.types import Extraction, Figure
+
+if TYPE_CHECKING:
+    from fdaudit.planning.plan import Plan
+    from fdaudit.storage.vault import Vault
+
+__all__ = ["RELEASED", "Copies", "auxiliary_model", "check_copy", "scored"]
+
+RELEASED = "server"
+"""Whose model a copy is of that is of no client: the released one."""
+_STEPS = 200
+"""Steps of the model that is fitted to auxiliary records."""
+
+
+class Copies:
+    """Scores copies of one run's models.
+
+    Args:
+        plan: the run's plan.
+        vault: the run's vault, with the final models.
+    """
+
+    def __init__(self, plan: Plan, vault: Vault) -> None:
+        self._plan, self._answering = plan, Answering(plan, vault)
+        self._baseline: Parameters | None = None
+
+    def score(
+        self, guesses: Sequence[Extraction], cell: str
+    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+        """Return the figures over all copied models, and each model's own.
+
+        Raises:
+            ValueError: a copy has other parameters than the federation's network, or one that is not finite.
+        """
+        plan, (x, y) = self._plan, self._plan.test
+        if self._baseline is None:
+            self._baseline = auxiliary_model(plan, plan.auxiliary, child(plan.seed, "extraction", "baseline"))
+        trainer = plan.trainer()
+        without = trainer.predict(self._baseline, x).argmax(1)
+        by_target = dict[str, Mapping[str, Figure]]()
+        for guess in guesses:
+            if guess.target in by_target:
+                raise ValueError(f"{guess.target}: the attack gave more than one copy. Give one a model")
+            check_copy(guess, self._baseline)
+            model = self._answering.predictions(guess.target, x)
+            copied = trainer.predict(dict(guess.parameters), x).argmax(1)
+            by_target[guess.target] = score_extraction(copied, model.argmax(1), without, y)
+        targets = tuple(
+            TargetResult(target=name, figures=tuple(figures.values())) for name, figures in by_target.items()
+        )
+        return scored(by_target, plan, cell), targets
+
+
+def scored(by_target: Mapping[str, Mapping[str, Figure]], plan: Plan, cell: str) -> tuple[Figure, ...]:
+    """Return each figure's mean over the models, and the worst model's.
+
+    The gain's mean has a p-value of its own: the least of the models', times their number (Bonferroni).
+    """
+    found = []
+    for name in next(iter(by_target.values())):
+        figures = {target: by_name[name] for target, by_name in by_target.items()}
+        mean, worst = mean_and_worst(figures, child_numpy(plan.seed, "score", cell, name))
+        told = [f.p for f in figures.values() if f.p is not None]
+        found += [replace(mean, p=min(1.0, len(told) * min(told)) if told else None), worst]
+    return tuple(found)
+
+
+def check_copy(guess: Extraction, network: Parameters) -> None:
+    """Refuse a copy that is no set of weights for the federation's network.
+
+    Raises:
+        ValueError: a name is missing or unknown, or a tensor has another shape or a number that is not finite.
+    """
+    if set(guess.parameters) != set(network):
+        odd = sorted(set(guess.parameters) ^ set(network))[0]
+        raise ValueError(f"{guess.target}: its copy and the federation's network differ in {odd[:80]!r}")
+    for name, tensor in guess.parameters.items():
+        if tensor.shape != network[name].shape or not bool(torch.isfinite(tensor).all()):
+            raise ValueError(
+                f"{guess.target}: {name} needs finite numbers of shape {tuple(network[name].shape)}"
+            )
+
+
+def auxiliary_model(plan: Plan, auxiliary: tuple[Tensor, Tensor], generator: torch.Generator) -> Parameters:
+    """Return the federation's network fitted to auxiliary records alone, from the public initial weights if any."""
+    initial = plan.networks.initial_seed(plan.seed)
+    weights = generator if initial is None else torch.Generator().manual_seed(initial)
+    start, (x, y) = parameters_of(plan.architecture.build(weights)), auxiliary
+    batches = draw_batches(len(y), 64, steps=_STEPS, generator=generator)
+    job = Job(party="baseline", parameters=start, x=x, targets=y, batches=batches)
+    (fitted,) = plan.trainer().fit([job], Fit(lr=3e-3, final_lr=3e-5, optimizer="adam"))
+    return fitted.parameters

@@ -1,0 +1,126 @@
+"""Correct every p-value that a run's verdicts look at for all of them together.
+
+Guarantee:
+  * in a run that leaks nothing, the chance that any test of any cell, victim or goal is significant is at most `LEVEL`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.metrics import FigureKey, Pairs, Reflipped, holm, reflip
+from fdaudit.rng import child_numpy
+from fdaudit.scoring.ground_truth import Truth
+from fdaudit.scoring.scoring import kept_scores
+from fdaudit.storage.vault import Vault
+
+if TYPE_CHECKING:
+    from fdaudit.planning.plan import Plan
+
+__all__ = ["BY_COINS", "LEVEL", "candidate_scores", "family_of"]
+
+LEVEL = 0.05
+"""Chance that any test is significant in a run that leaks nothing."""
+
+BY_COINS = 0.6
+"""Share of the level for membership tests by re-flipped coins, where a run has other tests beside them."""
+
+
+def family_of(plan: Plan, run: Path, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the adjusted p-values of a run's figures, and how they were found, as a JSON object.
+
+    Membership figures are tested by joint re-flips of the known coins. Figures of other goals that carry a p-value of
+    their own are corrected by Holm's method, and so are membership scores from outside, which the vault does not keep.
+    Where a run has both kinds, the first has `BY_COINS` of the level and the second has the rest.
+
+    Args:
+        plan: the run's plan.
+        run: the run directory.
+        cells: the run's cells, as JSON objects.
+
+    Raises:
+        IntegrityError: a membership attack has run, and its scores are gone from the vault.
+    """
+    scores = candidate_scores(plan, run, cells)
+    own = list(_own_tests(cells, scores))
+    share = BY_COINS if scores and own else 1.0
+    coins = reflip(scores, child_numpy(plan.seed, "family"), level=LEVEL * share)
+    adjusted = {key: p / share for key, p in coins.p.items()}
+    rest = 1 - share if scores else 1.0
+    adjusted |= {key: p / rest for (key, _), p in zip(own, holm([p for _, p in own]), strict=True)}
+    return {
+        "level": LEVEL,
+        "by_coins": {
+            "level": LEVEL * share,
+            "coins": coins.coins,
+            "reflips": coins.reflips,
+            "statistics": len(coins.p),
+            "floor": _floor(coins, one_victim=False),
+            "floor_one_victim": _floor(coins, one_victim=True),
+        }
+        if coins.p
+        else None,
+        "by_themselves": {"level": LEVEL * rest, "tests": len(own)} if own else None,
+        "adjusted": [
+            {**key._asdict(), "p": min(1.0, p), "floor": _reachable(coins.floors.get(key))}
+            for key, p in adjusted.items()
+        ],
+    }
+
+
+def candidate_scores(
+    plan: Plan, run: Path, cells: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, Pairs]]:
+    """Return the scores behind the membership cells that a verdict may rest on, by cell and victim, pair by pair.
+
+    Raises:
+        IntegrityError: a membership attack has run, and its scores are gone from the vault.
+    """
+    truth, found = Truth(plan, Vault(run / "vault")), dict[str, dict[str, Pairs]]()
+    for cell in filter(_is_judged, cells):
+        kept = kept_scores(run, cell["id"], "candidates")
+        if kept:
+            found[cell["id"]] = {
+                client: _paired(truth, client, kept[client].numpy()) for client in sorted(kept)
+            }
+    return found
+
+
+def _is_judged(cell: Mapping[str, Any]) -> bool:
+    """Return whether a cell ran and its negative control did not fail: a verdict rests on no other cell."""
+    negative = (cell["controls"] or {}).get("negative")
+    return cell["status"] in ("run", "inconclusive") and (negative is None or bool(negative["passed"]))
+
+
+def _paired(truth: Truth, client: str, scores: Any) -> Pairs:
+    challenge, member = truth.challenge(client)
+    order = challenge.pair.argsort(stable=True)  # both halves in the order of their pairs
+    inside = member[order].numpy()
+    ordered = scores[order.numpy()]
+    return Pairs(ordered[inside], ordered[~inside])
+
+
+def _own_tests(
+    cells: Sequence[Mapping[str, Any]], by_coins: Mapping[str, Any]
+) -> Iterator[tuple[FigureKey, float]]:
+    """Yield figures with a p-value of cells that coins do not test. The worst victim's figure would count twice."""
+    for cell in filter(_is_judged, cells):
+        if cell["id"] in by_coins:
+            continue
+        for target in (None, *cell["targets"]):
+            for figure in (target or cell)["figures"]:
+                if figure["p"] is not None and not figure["name"].endswith("_worst"):
+                    name = None if target is None else target["target"]
+                    yield FigureKey(cell["id"], name, figure["name"]), figure["p"]
+
+
+def _floor(found: Reflipped, *, one_victim: bool) -> float | None:
+    """Return the AUC that would have been significant in every cell; None if in some cell not even 1 would be."""
+    floors = [v for key, v in found.floors.items() if (key.target is not None) == one_victim]
+    return _reachable(max(floors, default=None))
+
+
+def _reachable(floor: float | None) -> float | None:
+    return floor if floor is not None and floor <= 1 else None

@@ -1,0 +1,144 @@
+"""Galleries of records for the identification test, drawn from a run's dataset.
+
+Guarantees:
+  * no auxiliary, public or own record of the adversary is in a gallery, and no canary;
+  * which records of a class are in it is drawn without a look at images or guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fdaudit.metrics import Bystanders, Gallery, Identification, Probe, Rank, identify
+from fdaudit.rng import child_numpy
+from fdaudit.types import Figure, Reconstruction
+
+if TYPE_CHECKING:
+    from fdaudit.planning.plan import Plan
+
+__all__ = ["Identified", "bystanders_of", "gallery_tests"]
+
+_MOST = 100
+"""Records of one class, besides the true ones, at most."""
+
+_LEAST = 20
+_VALUES = 1 << 24
+"""Pixel values of all galleries together, at most, unless galleries then had fewer than `_LEAST` records of a class."""
+
+
+def bystanders_of(plan: Plan, targets: Sequence[str]) -> Bystanders | None:
+    """The records that no target trains on and that adversaries are not assumed to hold."""
+    splits, data = plan.splits, plan.dataset
+    own = [splits.clients[int(k.partition("/")[2])].train for k in targets]
+    left = torch.ones(len(data.y), dtype=torch.bool)
+    left[torch.cat([*own, *(c.canaries for c in splits.clients), splits.auxiliary, splits.proxy])] = False
+    rows = left.nonzero().flatten()
+    if not len(rows):
+        return None
+    return Bystanders(data.x, rows.numpy(), data.y[rows].numpy() if data.task == "single-label" else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Identified:
+    """The result of gallery tests on the guesses of one cell.
+
+    Attributes:
+        figures: of all victims together.
+        targets: by victim, its own.
+        ranks: by victim, of its records in their order, or of guesses of classes by class.
+    """
+
+    figures: tuple[Figure, ...]
+    targets: Mapping[str, tuple[Figure, ...]]
+    ranks: Mapping[str, Mapping[int, Rank]]
+
+
+def gallery_tests(
+    plan: Plan, guesses: Sequence[Reconstruction], records: Sequence[Tensor], cell: str
+) -> Identified:
+    """Test whether records can be told from others of their class by an attack's guesses.
+
+    Args:
+        plan: the run's plan.
+        guesses: reconstructions, one a victim.
+        records: for each guess the numbers (n,), in the dataset, of the records that it may show.
+        cell: `adversary/attack`; names the draws.
+    """
+    generator = child_numpy(plan.seed, "identification", cell)
+    data, splits = plan.dataset, plan.splits
+    canaries = torch.cat([c.canaries for c in splits.clients])
+    true = [r[~torch.isin(r, canaries)] for r in records]
+    members = cell.rpartition("/")[0].split("+")
+    own = [c.train for k, c in zip(plan.clients, splits.clients, strict=True) if k in members]
+    held = torch.cat([splits.auxiliary, splits.proxy, *own])
+    free = torch.ones(len(data.y), dtype=torch.bool)
+    free[torch.cat([held, canaries])] = False
+    group = _groups(data.y)
+    rows = _chosen(free, torch.cat(true), group, data.x[0].numel(), generator)
+    place = torch.full((len(data.y),), -1)
+    place[rows] = torch.arange(len(rows))
+    by_class = guesses[0].by_class and data.task == "single-label"
+    probes = [
+        Probe(
+            target=g.target,
+            guess=g.images.float(),
+            rows=place[r].numpy(),
+            labels=g.labels.numpy() if by_class and g.labels is not None else None,
+        )
+        for g, r in zip(guesses, true, strict=True)
+    ]
+    found = identify(_gallery(plan, rows, group, held), probes, generator)
+    return Identified(
+        found.figures, found.targets, _by_guess(found, guesses, records, place, group, by_class)
+    )
+
+
+def _groups(y: Tensor) -> Tensor:
+    """A number (n,) for each record, the same for records of equal labels; of one class a record, its class."""
+    return y if y.ndim == 1 else torch.unique(y, dim=0, return_inverse=True)[1]
+
+
+def _chosen(free: Tensor, true: Tensor, group: Tensor, values: int, generator: np.random.Generator) -> Tensor:
+    """The records (N,) of galleries: true ones, and others of their classes up to a limit."""
+    wanted = torch.unique(group[true])
+    most = min(_MOST, max(_LEAST, _VALUES // max(1, values * len(wanted))))
+    chosen = [true]
+    for one in wanted:
+        others = (free & (group == one)).nonzero().flatten()
+        others = others[~torch.isin(others, true)]
+        chosen.append(others[torch.from_numpy(generator.permutation(len(others))[:most])])
+    return torch.cat(chosen).sort().values
+
+
+def _gallery(plan: Plan, rows: Tensor, group: Tensor, held: Tensor) -> Gallery:
+    """The gallery of these records; where identities are known, beside what the adversary holds of the same classes."""
+    data = plan.dataset
+    whose = data.identities
+    if whose is None:
+        return Gallery(data.x[rows], group[rows].numpy())
+    known = held[torch.isin(group[held], group[rows]) & (whose[held] >= 0)]
+    photographs = Gallery(data.x[known], group[known].numpy(), whose[known].numpy()) if len(known) else None
+    return Gallery(data.x[rows], group[rows].numpy(), whose[rows].numpy(), photographs)
+
+
+def _by_guess(
+    found: Identification,
+    guesses: Sequence[Reconstruction],
+    records: Sequence[Tensor],
+    place: Tensor,
+    group: Tensor,
+    by_class: bool,
+) -> dict[str, dict[int, Rank]]:
+    """Ranks by a record's number among its victim's, or by class."""
+    ranks: dict[str, dict[int, Rank]] = {}
+    for guess, rows in zip(guesses, records, strict=True):
+        own = found.ranks.get(guess.target, {})
+        keys = group[rows].tolist() if by_class else range(len(rows))
+        ranks[guess.target] = {k: own[p] for k, p in zip(keys, place[rows].tolist(), strict=True) if p in own}
+    return ranks

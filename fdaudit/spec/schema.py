@@ -1,0 +1,374 @@
+"""The spec: everything a run depends on, as a frozen, validated document."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fdaudit.config import Config, validate
+from fdaudit.errors import SpecError, nearest
+from fdaudit.limits import MOST_CANDIDATES, MOST_CLIENTS, MOST_QUERIES, MOST_TEXT
+from fdaudit.spec.documents import read_yaml
+from fdaudit.spec.privacy import CanarySpec, PresetSpec, PrivacySpec
+from fdaudit.storage.digests import canonical
+from fdaudit.types import KINDS
+
+__all__ = [
+    "AttackSpec",
+    "AuxiliarySpec",
+    "DatasetSpec",
+    "DefenseEntry",
+    "GateSpec",
+    "ModelSpec",
+    "OutageSpec",
+    "PartitionSpec",
+    "ProtocolSpec",
+    "RecordRounds",
+    "Spec",
+    "SplitSpec",
+    "load_spec",
+]
+
+Params = dict[str, Any]
+Text = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
+
+
+class DatasetSpec(Config):
+    """Which images."""
+
+    name: Text = "digits"
+    """A known dataset, `npz:FILE` or `folder:DIR`."""
+    root: str | None = None
+    """Where datasets lie; default: the environment variable FDAUDIT_DATA, then a cache of the user's."""
+    download: bool = False
+    """Whether an absent dataset may be downloaded."""
+    image_size: int | None = Field(None, ge=4, le=512)
+    """Side of the square that images are padded or resized to; default: as they are."""
+    limit: int | None = Field(None, ge=10)
+    """At most this many training records, drawn class by class (multi-label: at random)."""
+
+
+class PartitionSpec(Config):
+    """How records are spread over clients."""
+
+    name: Literal["iid", "by-class", "dirichlet"] = "iid"
+    """`iid`, `by-class` (a fixed number of classes a client; not multi-label) or `dirichlet` (class shares drawn)."""
+    classes_per_client: int | None = Field(None, ge=1)
+    """`by-class`: 1 is the strong non-IID setting, 2 the weak."""
+    alpha: float | None = Field(None, gt=0)
+    """`dirichlet`: concentration; smaller is more uneven."""
+
+    @model_validator(mode="after")
+    def _own_parameters(self) -> Self:
+        for field, owner in (("classes_per_client", "by-class"), ("alpha", "dirichlet")):
+            value = getattr(self, field)
+            if value is not None and self.name != owner:
+                problem = f"does not belong to partition {self.name!r}"
+                raise SpecError(f"partition.{field}", value, problem, f"Remove it, or set name to {owner!r}.")
+            if value is None and self.name == owner:
+                raise SpecError(f"partition.{field}", value, f"is missing for {owner!r}", f"Add {field}.")
+        return self
+
+
+class SplitSpec(Config):
+    """What is set aside before the clients share the rest; fractions are of all training records."""
+
+    test: float = Field(0.2, ge=0, lt=1)
+    """Held out to measure accuracy or mAUC; ignored when the dataset has a test split of its own."""
+    proxy: float = Field(0.1, ge=0, lt=1)
+    """The public, unlabelled set that clients distil on."""
+    auxiliary: float = Field(0.1, ge=0, lt=1)
+    """What the adversary is assumed to hold from the same distribution."""
+    candidates: int = Field(40, ge=0, le=MOST_CANDIDATES)
+    """Matched pairs in each client, at most: one of each pair is trained on, decided by a fair coin."""
+
+    @model_validator(mode="after")
+    def _something_left(self) -> Self:
+        total = round(self.test + self.proxy + self.auxiliary, 6)
+        if total >= 1:
+            raise SpecError(
+                "splits", total, "leaves the clients nothing", "Let the three sum to less than 1."
+            )
+        return self
+
+
+class AuxiliarySpec(Config):
+    """Which records adversaries are assumed to hold, of those that `splits.auxiliary` sets aside."""
+
+    inversion: Literal["class-disjoint", "same", "shifted", "none"] = "class-disjoint"
+    """For attacks that show what classes look like. `class-disjoint`: an adversary lacks half of the classes, and only
+    what it shows of these counts; each half is withheld in turn."""
+    others: Literal["same", "shifted", "none"] = "same"
+    """For all other attacks. `same`: as they are; `shifted`: turned, blurred and paler; `none`: no records."""
+
+
+class ModelSpec(Config):
+    """Which network the clients train."""
+
+    name: Text = "cnn-strided"
+    """A model of the zoo, or `import:package.module:Class`."""
+    params: Params = Field(default_factory=dict)
+    """The model's own parameters."""
+
+
+class ProtocolSpec(Config):
+    """Which protocol, with its own settings under `params`."""
+
+    name: Text = "fedavg"
+    """A known protocol; `fdaudit list` names them."""
+    params: Params = Field(default_factory=dict)
+    """The protocol's own settings."""
+
+
+class OutageSpec(Config):
+    """A client that fails or goes silent: its messages do not arrive, and the run goes on without it."""
+
+    client: int = Field(ge=0)
+    """The client's number."""
+    round: int = Field(ge=0)
+    """The first round in which it is silent, counted from 0."""
+    last: int | None = Field(None, ge=0)
+    """The last such round; default: the same round."""
+    after: int = Field(0, ge=0)
+    """How many messages it still sends in each of these rounds."""
+
+    @model_validator(mode="after")
+    def _ends_after_it_begins(self) -> Self:
+        if self.last is not None and self.last < self.round:
+            problem = f"lies before round {self.round}"
+            raise SpecError("outages.last", self.last, problem, "Give a later round, or leave it out.")
+        return self
+
+
+class AttackSpec(Config):
+    """An attack to run against every adversary to which it applies."""
+
+    name: Text
+    """A known attack; `fdaudit list` names them."""
+    params: Params = Field(default_factory=dict)
+    """The attack's own settings, above those of the profile."""
+    adversaries: tuple[Text, ...] | None = None
+    """Default: the spec's `adversaries`."""
+
+
+class DefenseEntry(Config):
+    """A defence attached to the messages of one kind from one role, or to what clients train on their records."""
+
+    at: Literal["message", "training"] = "message"
+    """Where it acts: where a message leaves its sender, or in the training of a client's own model."""
+    kind: Text | None = None
+    """Which messages: a kind that the sender sends under the protocol's settings. Of `at: message` only."""
+    sender: Literal["client", "server", "aggregator"] = "client"
+    """The role on whose side the defence acts; at training it is the client."""
+    of: Literal["model", "discriminator"] | None = None
+    """What is trained; default: the model. Of `at: training` only."""
+    name: Text
+    """A known defence; `fdaudit list` names them."""
+    params: Params = Field(default_factory=dict)
+    """The defence's own settings."""
+
+    @model_validator(mode="after")
+    def _one_point(self) -> Self:
+        if self.at == "training":
+            if self.kind is not None:
+                problem = "names messages, which a defence at training does not act on"
+                raise SpecError("defenses.kind", self.kind, problem, "Remove kind, or set at to 'message'.")
+            if self.sender != "client":
+                problem = "trains on no private records"
+                raise SpecError("defenses.sender", self.sender, problem, "Remove sender: it is the client.")
+            return self
+        if self.of is not None:
+            problem = "names what is trained, which a defence on messages does not act on"
+            raise SpecError("defenses.of", self.of, problem, "Remove of, or set at to 'training'.")
+        if self.kind is None:
+            problem, remedy = "is missing", "Name the kind of message, or set at to 'training'."
+            raise SpecError("defenses.kind", None, problem, remedy)
+        if self.kind not in KINDS:
+            raise SpecError("defenses.kind", self.kind, "is not a message kind", nearest(self.kind, KINDS))
+        return self
+
+
+class RecordRounds(Config):
+    """Keep payloads of these rounds, digests of the others."""
+
+    rounds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    """Rounds, counted from 0, whose payloads are kept."""
+
+
+class GateSpec(Config):
+    """Thresholds fixed beforehand; a run that exceeds one, or cannot measure it, exits with 1."""
+
+    reconstruction_gain_db: float | None = None
+    """Largest mean PSNR gain over the prior baseline that is tolerated, in dB, for any cell and victim."""
+    membership_auc: float | None = Field(None, ge=0, le=1)
+    """Largest membership AUC tolerated, for any cell and victim."""
+    membership_tpr_at_1fpr: float | None = Field(None, ge=0, le=1)
+    """Largest true-positive rate at 1 % false positives tolerated, for any cell and victim."""
+    label_tv: float | None = Field(None, ge=0, le=1)
+    """Smallest total variation distance tolerated between guessed and true class shares, for any cell and victim."""
+    epsilon: float | None = Field(None, gt=0)
+    """Largest ε tolerated for the view of any adversary in the ledger, at `privacy.delta`; an infinite one fails."""
+
+
+class Spec(Config):
+    """A run."""
+
+    fdaudit: Literal[1] = 1
+    """Version of this format."""
+    name: Text = "audit"
+    """A name for people; free text."""
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    """The run's seed; drawn afresh when left out. Kept in the vault; the run shows a salted commitment. Only under the
+    same secret does it give the same records again (`--seed-from`)."""
+    profile: Literal["quick", "standard", "full"] = "standard"
+    """How much attacks may spend."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """Where models are trained and attacks optimise; `auto` is CUDA where there is one."""
+    threads: int | None = Field(None, ge=1, le=1024)
+    """CPU threads; default: the processor count, at most 8. Part of the result: it changes bits."""
+    strategy: Literal["auto", "loop", "stacked"] = "auto"
+    """How several models are trained: one after the other, or stacked and advanced together; default by rule."""
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    """Memory layout of images; default by rule: `channels_last` for convolutions trained one after the other."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of what a network computes in training; `bfloat16` is mixed precision: weights and losses stay float32."""
+    compile: bool = False
+    """Train through `torch.compile`, one model at a time; the first step of each network takes long."""
+    record: Literal["full", "digest"] | RecordRounds = "full"
+    """What the transcript keeps of payloads."""
+    transport: Literal["plain", "encrypted"] = "plain"
+    """With `encrypted`, an eavesdropper sees sizes and order only."""
+    clients: int = Field(5, ge=1, le=MOST_CLIENTS)
+    """How many clients take part."""
+    dataset: DatasetSpec = DatasetSpec()
+    """Which images."""
+    partition: PartitionSpec = PartitionSpec()
+    """How records are spread over clients."""
+    splits: SplitSpec = SplitSpec()
+    """What is set aside before the clients share the rest."""
+    auxiliary: AuxiliarySpec = AuxiliarySpec()
+    """Which records adversaries are assumed to hold."""
+    canaries: CanarySpec | None = None
+    """Records inserted by secret coins, on which a claimed ε is checked."""
+    model: ModelSpec = ModelSpec()
+    """Which network the server and the clients train."""
+    client_models: tuple[ModelSpec, ...] = ()
+    """One network a client, in their order, where the protocol allows unlike ones; `model` is then the server's."""
+    public_dataset: DatasetSpec | None = None
+    """Another dataset whose images are the public, unlabelled samples; default: `splits.proxy` of the clients' own."""
+    protocol: ProtocolSpec = ProtocolSpec()
+    """Which protocol is run."""
+    preset: PresetSpec | None = None
+    """A ready combination of defences."""
+    defenses: tuple[DefenseEntry, ...] = ()
+    """Defences, in the order in which they act."""
+    withhold: tuple[Text, ...] = ()
+    """Message kinds that are not sent, where the protocol can live without them."""
+    outages: tuple[OutageSpec, ...] = ()
+    """Clients that fail or go silent, and when."""
+    references: tuple[Literal["standalone", "centralized"], ...] = ("standalone", "centralized")
+    """Reference lines of the utility curve."""
+    evaluate_every: int = Field(1, ge=1)
+    """Rounds between two points of the utility curve."""
+    adversaries: tuple[Text, ...] = ("server", "client/0", "eavesdropper", "world")
+    """Whose views are attacked; `server+client/0` is a coalition."""
+    victims: int = Field(2, ge=1)
+    """How many clients are attacked; the first ones, fixed before the run."""
+    queries: int | None = Field(None, ge=1, le=MOST_QUERIES)
+    """Oracle queries each attack may spend; the ledger charges them all.
+
+    Default by profile: 20,000, 500,000 or 10,000,000."""
+    oracles: bool = True
+    """Whether adversaries may ask the models that the protocol's card lets them ask. False: they only listen."""
+    attacks: Literal["all"] | tuple[AttackSpec, ...] = "all"
+    """`all`, or a list; every attack not listed is shown as not requested."""
+    power: bool | None = None
+    """Whether each membership attack is also run on a rehearsal of the run with coins tossed anew, which says what it
+    should reach here.
+
+    Default by profile: not in `quick`, since it costs the protocol and the attacks once more."""
+    gates: GateSpec = GateSpec()
+    """Thresholds that make a run fail."""
+    release: Literal["internal", "api", "public-weights"] | None = None
+    """Where the trained model goes: it stays with the parties, answers others through an API, or is published."""
+    privacy: PrivacySpec = PrivacySpec()
+    """What ε is stated for."""
+
+    @model_validator(mode="after")
+    def _parties(self) -> Self:
+        if self.victims > self.clients:
+            raise SpecError(
+                "victims", self.victims, f"is more than the {self.clients} clients", "Ask for fewer victims."
+            )
+        if self.client_models and len(self.client_models) != self.clients:
+            problem = f"names {len(self.client_models)} networks for {self.clients} clients"
+            raise SpecError("client_models", len(self.client_models), problem, "Give one a client, or none.")
+        for number, outage in enumerate(self.outages):
+            if outage.client >= self.clients:
+                field, problem = f"outages.{number}.client", f"is none of the {self.clients} clients"
+                raise SpecError(field, outage.client, problem, f"Clients count from 0 to {self.clients - 1}.")
+        for number, client in enumerate(() if self.canaries is None else self.canaries.clients):
+            if client >= self.clients:
+                field, problem = f"canaries.clients.{number}", f"is none of the {self.clients} clients"
+                raise SpecError(field, client, problem, f"Clients count from 0 to {self.clients - 1}.")
+        for name in self.adversaries:
+            _check_adversary("adversaries", name, self.clients)
+        if self.privacy.budget is not None:
+            _check_adversary("privacy.budget.adversary", self.privacy.budget.adversary, self.clients)
+        for number, attack in enumerate(() if self.attacks == "all" else self.attacks):
+            for name in attack.adversaries or ():
+                _check_adversary(f"attacks.{number}.adversaries", name, self.clients)
+        return self
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether membership attacks are also run on a rehearsal with known coins."""
+        return self.profile != "quick" if self.power is None else self.power
+
+    @property
+    def query_budget(self) -> int:
+        """Oracle queries each attack may spend."""
+        return self.queries or {"quick": 20_000, "standard": 500_000, "full": 10_000_000}[self.profile]
+
+    def public(self, seed_commitment: str) -> dict[str, Any]:
+        """The resolved spec as it is written beside the run: the seed replaced by its salted commitment."""
+        return {**self.model_dump(mode="json"), "seed": {"commitment": seed_commitment}}
+
+    def digest(self) -> str:
+        """SHA-256 of the spec's canonical bytes, seed left out."""
+        return hashlib.sha256(canonical(self.model_dump(mode="json", exclude={"seed"}))).hexdigest()
+
+
+def _check_adversary(field: str, name: str, clients: int) -> None:
+    parties = ["server", "aggregator", "eavesdropper", "world"]
+    for member in name.split("+"):
+        kind, _, number = member.partition("/")
+        if member in parties:
+            continue
+        if kind == "client" and number.isdecimal() and str(int(number)) == number and int(number) < clients:
+            continue
+        raise SpecError(
+            field,
+            name,
+            "names a party that is not there",
+            nearest(member, [*parties, f"client/{clients - 1}"]),
+        )
+
+
+def load_spec(source: Spec | Path | str | dict[str, Any]) -> Spec:
+    """A spec from itself, a mapping, or a YAML file.
+
+    Raises:
+        SpecError: the file is missing or not YAML, or a field is wrong.
+    """
+    if isinstance(source, Spec):
+        return source
+    if isinstance(source, dict):
+        return validate(Spec, source)
+    value = read_yaml(Path(source), "spec")
+    if isinstance(value, dict) and isinstance(value.get("seed"), dict):
+        value = {**value, "seed": None}  # a run's own spec.yaml: its seed lies in the vault
+    return validate(Spec, value if value is not None else {})

@@ -1,0 +1,1 @@
+"""Files, tensors, digests, vault, cache and locks: durable and checked."""

@@ -1,0 +1,368 @@
+"""What was computed once and may be needed again: tensors under a digest of all that decides them.
+
+Kept are the works of an adversary or of a control (shadow models, priors, inversions of a model in view), never a
+protocol's. They lie in the directory that `FDAUDIT_CACHE` names, or else in this process's memory, the least
+recently used forgotten.
+
+Guarantees:
+  * the digest decides the result: whoever computes it draws all chance from the digest or from what it covers, so that
+    results do not depend on whether, where or by whom they were kept;
+  * what is found was computed by the same version of fdaudit and of PyTorch;
+  * processes that need the same thing at once compute it once;
+  * the directory is this user's alone, and nothing in it is followed anywhere else: a link or a pipe is never opened;
+  * a file counts only if this user's key vouches for it: one that is damaged, planted, moved to another name or gone is
+    as good as none;
+  * a directory that `FDAUDIT_CACHE_BYTES` bounds holds no more tensors than that: the oldest go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.errors import IntegrityError, UsageError
+from fdaudit.storage.digests import canonical
+from fdaudit.storage.files import decode, encode
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = [
+    "BYTES",
+    "DIRECTORY",
+    "KEY",
+    "VARIABLES",
+    "computed_once",
+    "digest_of",
+    "handed_on",
+    "private_directory",
+    "remembered",
+    "remembered_parts",
+]
+
+DIRECTORY = "FDAUDIT_CACHE"
+"""The variable that names a directory to keep things in."""
+BYTES = "FDAUDIT_CACHE_BYTES"
+"""The variable that says how many bytes the directory may hold; not set, it may hold any number."""
+KEY = "FDAUDIT_CACHE_KEY"
+"""The variable that holds the key which vouches for files, 64 hexadecimal digits; not set, it is the user's own."""
+VARIABLES = (DIRECTORY, BYTES, KEY)
+"""What a process must not be handed if it is to share nothing: without these it keeps what it computes to itself."""
+
+_MOST_KEPT = 256 << 20
+"""Bytes that one process remembers."""
+
+_MOST_READ = 1 << 30
+"""Bytes of one file."""
+_MOST_DIGITS = 20
+_SEAL_BYTES = 32
+_KEPT = ".kept"
+_KEY_FILE = "cache.key"
+_IS_KEY = re.compile("[0-9a-f]{64}")
+_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""A link is refused, and a pipe does not make anybody wait."""
+_OTHER_DIRECTORY = "Name a directory of your own, or unset it."
+_OTHER_KEY = f"Name a directory that can be, or put a key into {KEY}."
+
+_kept: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
+_turn = RLock()
+
+
+def digest_of(card: Mapping[str, Any], *tensors: Tensor | Mapping[str, Tensor]) -> str:
+    """SHA-256 of what decides a result: a card of JSON values and tensors, with the versions of fdaudit and PyTorch.
+
+    Args:
+        card: what is computed and every setting that it depends on.
+        tensors: every tensor that it depends on, in order; of a mapping, names count.
+    """
+    import torch
+
+    versions = {"fdaudit": version("fdaudit"), "torch": torch.__version__}
+    digest = hashlib.sha256(canonical({"card": dict(card), "versions": versions}))
+    for given in tensors:
+        named = given if isinstance(given, Mapping) else {"": given}
+        for name, tensor in sorted(named.items()):
+            plain = tensor.detach().cpu().contiguous()
+            digest.update(canonical([name, str(plain.dtype), list(plain.shape)]))
+            digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def computed_once(
+    card: Mapping[str, Any],
+    tensors: Sequence[Tensor | Mapping[str, Tensor]],
+    make: Callable[[torch.Generator], Mapping[str, Tensor]],
+) -> dict[str, Tensor]:
+    """What `make` computes from a card and tensors, its chance drawn from a generator that their digest seeds.
+
+    Two adversaries with the same thing in view thus find out the same about it, and pay for it once.
+
+    Args:
+        card: what is computed and every setting that it depends on.
+        tensors: every tensor that it depends on.
+        make: computes named tensors and draws from the generator alone; calls nothing of this module itself.
+
+    Raises:
+        UsageError: the directory that `FDAUDIT_CACHE` names cannot be used.
+    """
+    import torch
+
+    digest = digest_of(card, *tensors)
+    return remembered(digest, lambda: make(torch.Generator().manual_seed(int(digest[:15], 16))))
+
+
+def remembered(digest: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """What `make` returns, or what it returned before for the same digest; on the CPU.
+
+    Args:
+        digest: as `digest_of` gives it.
+        make: computes named tensors; calls no `remembered` itself.
+
+    Raises:
+        UsageError: the directory that `FDAUDIT_CACHE` names cannot be used.
+    """
+    return remembered_parts({digest: make})[0]
+
+
+def remembered_parts(works: Mapping[str, Callable[[], Mapping[str, Tensor]]]) -> list[dict[str, Tensor]]:
+    """What several pieces of work return, as `remembered` for each.
+
+    Processes that need the same pieces at once share them out: a piece that another works on is left for last.
+
+    Args:
+        works: by digest, in the order of the results.
+
+    Raises:
+        UsageError: the directory that `FDAUDIT_CACHE` names cannot be used.
+    """
+    named = os.environ.get(DIRECTORY)
+    if not named:
+        return [_in_memory(digest, make) for digest, make in works.items()]
+    folder = Path(named)
+    directory = private_directory(folder, DIRECTORY)
+    try:
+        found: dict[str, dict[str, Tensor]] = {}
+        for wait in (False, True):
+            for digest, make in works.items():
+                if digest in found:
+                    continue
+                with _alone(folder, directory, digest, wait) as mine:
+                    if mine:
+                        found[digest] = _kept_or_made(folder, directory, digest, make)
+    finally:
+        os.close(directory)
+    return [found[digest] for digest in works]
+
+
+def _in_memory(digest: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    with _turn:
+        if digest not in _kept:
+            _kept[digest] = _plain(make())
+        _kept.move_to_end(digest)
+        found = {name: t.clone() for name, t in _kept[digest].items()}
+        while len(_kept) > 1 and sum(map(_bytes, _kept.values())) > _MOST_KEPT:
+            _kept.popitem(last=False)
+        return found
+
+
+def _kept_or_made(
+    folder: Path, directory: int, digest: str, make: Callable[[], Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
+    kept = _read(directory, digest)
+    if kept is None:
+        kept = _plain(make())
+        _write(folder, directory, digest, kept)
+    return kept
+
+
+def private_directory(folder: Path, field: str) -> int:
+    """Open a directory that is this user's alone, made when missing; whoever asks closes the descriptor.
+
+    Raises:
+        UsageError: it cannot be made, is a link, belongs to somebody else, or lets others in.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        problem = "is a link" if folder.is_symlink() else f"cannot be used ({error.strerror})"
+        raise UsageError(field, str(folder), problem, _OTHER_DIRECTORY) from None
+    found = os.fstat(descriptor)
+    if found.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise UsageError(field, str(folder), "belongs to another user", _OTHER_DIRECTORY)
+    if found.st_mode & 0o077:
+        os.close(descriptor)
+        problem = f"lets other users in (mode {stat.S_IMODE(found.st_mode):04o})"
+        raise UsageError(field, str(folder), problem, f"Run `chmod 700` on it. {_OTHER_DIRECTORY}")
+    return descriptor
+
+
+def _plain(made: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.detach().cpu() for name, t in sorted(made.items())}
+
+
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+@contextmanager
+def _alone(folder: Path, directory: int, digest: str, wait: bool) -> Iterator[bool]:
+    """Holds the lock of a digest; the file stays, since another may wait for it. Without `wait` it may not get it."""
+    import fcntl
+
+    try:
+        descriptor = os.open(f"{digest}.lock", os.O_RDWR | os.O_CREAT | _SAFELY, 0o600, dir_fd=directory)
+    except OSError as error:
+        raise _unusable(folder, error) from None
+    with os.fdopen(descriptor, "rb"):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def _read(directory: int, digest: str) -> dict[str, Tensor] | None:
+    """What a file holds that this user's key vouches for."""
+    data = _content(f"{digest}{_KEPT}", directory)
+    if data is None or not hmac.compare_digest(data[:_SEAL_BYTES], _seal(digest, data[_SEAL_BYTES:])):
+        return None
+    try:
+        return decode(data[_SEAL_BYTES:])
+    except IntegrityError:
+        return None
+
+
+def _content(name: str, directory: int) -> bytes | None:
+    """The bytes of a regular file; None where there is none."""
+    try:
+        descriptor = os.open(name, os.O_RDONLY | _SAFELY, dir_fd=directory)
+    except OSError:
+        return None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_READ:
+        os.close(descriptor)
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(_MOST_READ)
+
+
+def _seal(digest: str, payload: bytes) -> bytes:
+    return hmac.digest(_key(), b"\0".join([b"fdaudit-cache/1", digest.encode(), payload]), "sha256")
+
+
+def _write(folder: Path, directory: int, digest: str, tensors: Mapping[str, Tensor]) -> None:
+    payload = encode(tensors)
+    size = len(payload) + _SEAL_BYTES
+    if size > _MOST_READ or not _make_room(directory, size):
+        return
+    try:
+        _replace(directory, f"{digest}{_KEPT}", _seal(digest, payload) + payload)
+    except OSError as error:
+        raise _unusable(folder, error) from None
+
+
+def _replace(directory: int, name: str, data: bytes) -> None:
+    """Writes a file whole or not at all; called with the lock of what it holds, so that one process at a time does."""
+    temporary = f".{name}.tmp"
+    with suppress(FileNotFoundError):  # left by a process that was killed, or planted
+        os.unlink(temporary, dir_fd=directory)
+    created = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY
+    with os.fdopen(os.open(temporary, created, 0o600, dir_fd=directory), "wb") as file:
+        file.write(data)
+    os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+def _make_room(directory: int, size: int) -> bool:
+    """Removes the oldest files until so many bytes more may be kept; whether they may at all."""
+    text = os.environ.get(BYTES)
+    if text is None:
+        return True
+    if not (text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS):
+        raise UsageError(BYTES, text, "is no number of bytes", "Set it to 1000000000, say, or unset it.")
+    if size > int(text):
+        return False
+    held = list[tuple[float, int, str]]()
+    for entry in os.scandir(directory):
+        if entry.name.endswith(_KEPT):
+            with suppress(OSError):  # another process has just removed it
+                found = entry.stat(follow_symlinks=False)
+                held.append((found.st_mtime, found.st_size, entry.name))
+    over = sum(bytes for _, bytes, _ in held) + size - int(text)
+    for _, bytes, name in sorted(held):
+        if over <= 0:
+            break
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=directory)
+        over -= bytes
+    return True
+
+
+def _unusable(folder: Path, error: OSError) -> UsageError:
+    problem = f"cannot be written ({error.strerror})"
+    return UsageError(DIRECTORY, str(folder), problem, "Name a directory that can be, or unset it.")
+
+
+# -- the key ----------------------------------------------------------------------------------------------------
+
+
+def handed_on() -> dict[str, str]:
+    """The variables with which a process of ours keeps things where this one does; none where nothing is kept."""
+    given = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
+    return {**given, KEY: _key().hex()} if DIRECTORY in given else {}
+
+
+def _key() -> bytes:
+    """The key that this process was handed, or the user's own, made when it is first needed."""
+    given = os.environ.get(KEY)
+    if given is None:
+        return _own_key(_state())
+    if not _IS_KEY.fullmatch(given):
+        raise UsageError(
+            KEY, "…", "is no key of 64 hexadecimal digits", "Unset it to use the key of this user."
+        )
+    return bytes.fromhex(given)
+
+
+def _state() -> Path:
+    """Where programs of this user keep what outlives them."""
+    named = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(named) / "fdaudit"
+
+
+@cache
+def _own_key(folder: Path) -> bytes:
+    directory = private_directory(folder, "XDG_STATE_HOME")
+    try:
+        drawn = f".{_KEY_FILE}.{secrets.token_hex(8)}"
+        if _content(_KEY_FILE, directory) is None:
+            _replace(directory, drawn, secrets.token_bytes(_SEAL_BYTES))
+            with suppress(FileExistsError):  # another process was first: its key counts
+                os.link(drawn, _KEY_FILE, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+            os.unlink(drawn, dir_fd=directory)
+        found = _content(_KEY_FILE, directory)
+    except OSError as error:
+        raise UsageError(
+            "XDG_STATE_HOME", str(folder), f"cannot be written ({error.strerror})", _OTHER_KEY
+        ) from None
+    finally:
+        os.close(directory)
+    if found is None or len(found) != _SEAL_BYTES:
+        problem = f"holds in {_KEY_FILE} no key of {_SEAL_BYTES} bytes"
+        raise UsageError("XDG_STATE_HOME", str(folder), problem, f"Remove {_KEY_FILE}: another is made.")
+    return found

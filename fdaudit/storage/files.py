@@ -1,0 +1,270 @@
+"""Files written whole or not at all, tensors as bytes without pickle, digests with salts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.errors import IntegrityError, RunError
+from fdaudit.limits import JSON_BYTES, TENSOR_BYTES, Limit, open_file
+from fdaudit.storage.digests import canonical
+from fdaudit.types import TensorInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "Syncs",
+    "commitment",
+    "decode",
+    "encode",
+    "header",
+    "load_json",
+    "load_tensors",
+    "parse_json",
+    "save_json",
+    "save_json_together",
+    "save_tensors",
+    "sync_path",
+    "write_aside",
+    "write_atomically",
+    "written_whole",
+]
+
+_MAX_HEADER = 16 << 20
+_SYNCS_AT_ONCE = 8
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
+    """Writes `data` under a temporary name in the same directory, then renames it to `path`."""
+    temporary = write_aside(path, data, mode=mode, sync=sync)
+    temporary.replace(path)
+    if sync:
+        sync_path(path.parent)
+
+
+def write_aside(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> Path:
+    """Writes what `path` is to hold beside it, under the temporary name that is returned."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    return temporary
+
+
+@contextmanager
+def written_whole(target: Path) -> Iterator[Path]:
+    """A directory to fill that takes the name `target` when the block ends, and is gone if it fails.
+
+    Raises:
+        RunError: it cannot be made.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        problem = f"cannot be made ({error.strerror})"
+        raise RunError("out", str(target), problem, "Choose another directory.") from None
+    try:
+        yield scratch
+        scratch.replace(target)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def sync_path(path: Path) -> None:
+    """Makes a file's content durable, or the renames inside a directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Syncs:
+    """Makes files and directories durable, all that it is given at once: a file system commits many together."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="fdaudit-sync")
+
+    def __call__(self, paths: Iterable[Path]) -> None:
+        """Returns once all are durable."""
+        list(self._threads.map(sync_path, paths))
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self._threads.shutdown()
+
+
+def save_json(path: Path, value: Any, *, indent: int | None = None, sync: bool = True) -> None:
+    """Writes JSON atomically: canonical bytes and a newline, or indented for people."""
+    write_atomically(path, _text(value, indent), sync=sync)
+
+
+def save_json_together(values: Mapping[Path, Any], *, indent: int | None = None) -> None:
+    """Writes each as `save_json` does, and makes them durable all at once."""
+    with closing(Syncs()) as sync:
+        aside = {write_aside(path, _text(v, indent), sync=False): path for path, v in values.items()}
+        sync(aside)
+        for temporary, path in aside.items():
+            temporary.replace(path)
+        sync({path.parent for path in values})
+
+
+def _text(value: Any, indent: int | None) -> bytes:
+    return (canonical(value) if indent is None else _pretty(value, indent)) + b"\n"
+
+
+def _pretty(value: Any, indent: int) -> bytes:
+    return json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=True, allow_nan=False).encode()
+
+
+def load_json(path: Path) -> Any:
+    """Read JSON as `parse_json` does, from a regular file that is no link.
+
+    Raises:
+        IntegrityError: the file cannot be read, is a link or too large, or is not JSON.
+    """
+    try:
+        with open_file(path, JSON_BYTES, follow=False) as file:
+            return parse_json(file.read(JSON_BYTES.most))
+    except OSError as error:
+        raise IntegrityError([f"{path.name} cannot be read: {error.strerror}"]) from None
+    except ValueError as error:
+        raise IntegrityError([f"{path.name} is not JSON: {error}"]) from None
+
+
+def parse_json(data: bytes | str) -> Any:
+    """Parse JSON that has one meaning: no name stands twice in an object, and every number is finite.
+
+    Raises:
+        ValueError: it is no JSON, nested too deeply, or not of one meaning.
+    """
+    try:
+        text = data if isinstance(data, str) else data.decode("utf-8")
+        return json.loads(
+            text, object_pairs_hook=_named_once, parse_constant=_not_finite, parse_float=_finite
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise ValueError(f"the name {twice[:80]!r} stands twice in an object")
+    return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
+
+
+def _not_finite(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def encode(tensors: Mapping[str, Tensor]) -> bytes:
+    """The safetensors bytes of named tensors; equal tensors always give equal bytes."""
+    from safetensors.torch import save
+
+    plain: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        values = tensor.detach().cpu().contiguous()
+        # safetensors refuses tensors that share memory; views of one tensor are sent by value like any other.
+        storage = values.untyped_storage().data_ptr()
+        plain[name] = values.clone() if storage in storages else values
+        storages.add(storage)
+    return save(plain)
+
+
+def decode(payload: bytes) -> dict[str, Tensor]:
+    """The named tensors of safetensors bytes, as fresh CPU tensors, in the order of their names.
+
+    The library's own order differs from call to call, and sums over tensors would differ with it.
+
+    Raises:
+        IntegrityError: the bytes are not safetensors.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return dict(sorted(load(payload).items()))
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise IntegrityError([f"payload is not safetensors: {error}"]) from None
+
+
+def header(payload: bytes) -> dict[str, TensorInfo]:
+    """What a safetensors byte string says it holds, read without decoding a tensor.
+
+    Raises:
+        IntegrityError: the header is malformed.
+    """
+    try:
+        (length,) = struct.unpack("<Q", payload[:8])
+        if length > _MAX_HEADER:
+            raise ValueError(f"header of {length} bytes")
+        entries = parse_json(payload[8 : 8 + length])
+        entries.pop("__metadata__", None)
+        return {str(k): TensorInfo(str(v["dtype"]), tuple(v["shape"])) for k, v in entries.items()}
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise IntegrityError([f"payload header is malformed: {error}"]) from None
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Writes named tensors atomically as safetensors; returns the file's SHA-256."""
+    payload = encode(tensors)
+    write_atomically(path, payload)
+    return hashlib.sha256(payload).hexdigest()
+
+
+def load_tensors(
+    path: Path, sha256: str | None = None, *, limit: Limit | None = TENSOR_BYTES
+) -> dict[str, Tensor]:
+    """Reads named tensors written by `save_tensors`.
+
+    Args:
+        path: the file.
+        sha256: its digest, where it is known.
+        limit: what it may hold; None for a file that nobody else could have written.
+
+    Raises:
+        IntegrityError: the file is missing, too large or damaged, or has another digest than `sha256`.
+    """
+    try:
+        with open_file(path, limit) as file:
+            payload = file.read()
+    except OSError as error:
+        raise IntegrityError([f"{path.name} cannot be read: {error.strerror}"]) from None
+    if sha256 not in (None, hashlib.sha256(payload).hexdigest()):
+        raise IntegrityError([f"{path.name} does not match its digest"])
+    return decode(payload)
+
+
+def commitment(salt: bytes, *parts: bytes) -> str:
+    """SHA-256 of the salt followed by the parts: hides what it commits to as long as the salt is secret."""
+    digest = hashlib.sha256(salt)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

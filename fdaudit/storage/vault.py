@@ -1,0 +1,205 @@
+"""The vault: what only the auditor holds. Metrics and oracles read it; attacks never do.
+
+Guarantees:
+  * the directory has mode 0700 and carries a `.gitignore` that excludes all of it;
+  * the run's seed and secret are kept nowhere else in a run directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.errors import IntegrityError, RunError
+from fdaudit.rng import SecretStream
+from fdaudit.storage.digests import canonical
+from fdaudit.storage.files import (
+    commitment,
+    encode,
+    load_json,
+    load_tensors,
+    save_json,
+    sync_path,
+    write_aside,
+    write_atomically,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Secrets", "Vault"]
+
+_ROUND = "round.json"
+_HANDED_OUT = "handed-out"
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """The seed that the user gave, and the secret behind all that must not be guessed; independent of each other.
+
+    Several runs may share both. Noise, training coins and salts therefore come from `for_run`. What decides the truth
+    comes from `truth`: runs that share both have the same members.
+    """
+
+    seed: int
+    secret: bytes
+
+    @classmethod
+    def draw(cls, seed: int | None = None) -> Secrets:
+        """Fresh secrets; the seed too, unless the spec gives one."""
+        drawn = int.from_bytes(os.urandom(8), "big") >> 1
+        return cls(drawn if seed is None else seed, os.urandom(32))
+
+    def truth(self, *path: str | int) -> SecretStream:
+        """Return the stream of one draw that decides the truth: records kept, splits, coins, canaries, orders."""
+        return SecretStream(self.secret, "truth", self.seed, *path)
+
+    @property
+    def working_seed(self) -> int:
+        """The seed (63 bits) of everything else: initial weights, batches, dropout, attacks, intervals.
+
+        Who guesses the user's seed does not have it, and who guesses it learns nothing of the truth.
+        """
+        return int.from_bytes(SecretStream(self.secret, "working-seed", self.seed).bytes(8), "big") >> 1
+
+    def for_run(self, identity: str) -> bytes:
+        """Return the key (32 bytes) of one run's noise, training coins and salts.
+
+        Runs that share this secret have keys of their own, so no noise of one run tells anything of another's.
+
+        Args:
+            identity: digest of all that decides what the run computes (`Plan.identity`).
+        """
+        return SecretStream(self.secret, "run", identity).bytes(32)
+
+    def commit(self, name: str, *parts: bytes) -> str:
+        """A salted commitment whose salt is drawn from the secret under `name`."""
+        return commitment(SecretStream(self.secret, "commitment", name).bytes(32), *parts)
+
+
+class Vault:
+    """The vault of one run.
+
+    Args:
+        directory: `vault/` of the run directory; `create` makes it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def create(self, secrets: Secrets) -> None:
+        """Makes the directory and keeps the secrets in it."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory.chmod(0o700)
+        for folder in ("state", "truth", "models"):
+            (self.directory / folder).mkdir(exist_ok=True)
+        write_atomically(self.directory / ".gitignore", b"*\n")
+        value = {"seed": secrets.seed, "secret": secrets.secret.hex()}
+        save_json(self.directory / "secrets.json", value)
+
+    @property
+    def secrets(self) -> Secrets:
+        """The run's seed and secret.
+
+        Raises:
+            RunError: there is no vault here (a view or a bundle has none).
+        """
+        path = self.directory / "secrets.json"
+        if not path.is_file():
+            raise RunError("vault", str(self.directory), "holds no secrets", "Give the run directory itself.")
+        value = load_json(path)
+        try:
+            return Secrets(int(value["seed"]), bytes.fromhex(value["secret"]))
+        except (TypeError, KeyError, ValueError) as error:
+            raise IntegrityError([f"vault/secrets.json is malformed: {error}"]) from None
+
+    def save(self, name: str, tensors: Mapping[str, Tensor]) -> str:
+        """Keeps tensors under a name such as `models/server`; returns the file's SHA-256."""
+        return self.save_encoded(name, encode(tensors))
+
+    def save_encoded(self, name: str, payload: bytes, *, sync: bool = True) -> str:
+        """As `save`, for tensors that are encoded already; without `sync` the file is not durable yet."""
+        path = self.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, payload, sync=sync)
+        return hashlib.sha256(payload).hexdigest()
+
+    def path(self, name: str) -> Path:
+        """The file of what is kept under a name."""
+        return self.directory / f"{name}.safetensors"
+
+    def load(self, name: str, sha256: str | None = None) -> dict[str, Tensor]:
+        """Tensors kept under a name.
+
+        Raises:
+            IntegrityError: the file is damaged, or is not the one whose digest `save` returned.
+        """
+        return load_tensors(self.path(name), sha256, limit=None)
+
+    def has(self, name: str) -> bool:
+        """Whether tensors are kept under a name."""
+        return self.path(name).is_file()
+
+    def names(self, folder: str) -> list[str]:
+        """The names kept in a folder, sorted."""
+        return sorted(f"{folder}/{p.stem}" for p in (self.directory / folder).glob("*.safetensors"))
+
+    def forget(self, name: str) -> None:
+        """Removes what is kept under a name, if anything is."""
+        self.path(name).unlink(missing_ok=True)
+
+    def note_handed_out(self, clients: Iterable[str]) -> None:
+        """Note for good that the candidates of these clients were handed out; each has a file of its own.
+
+        Raises:
+            RunError: it cannot be noted.
+        """
+        folder = self.directory / _HANDED_OUT
+        try:
+            folder.mkdir(exist_ok=True)
+            for client in clients:
+                save_json(folder / f"{client.replace('/', '-')}.json", {"client": client})
+            sync_path(self.directory)
+        except OSError as error:
+            problem = f"cannot note whose candidates are handed out ({error.strerror})"
+            raise RunError("run", str(self.directory.parent), problem, "Make its vault writable.") from None
+
+    @property
+    def handed_out(self) -> frozenset[str]:
+        """The clients whose candidates were handed out to anybody."""
+        paths = (self.directory / _HANDED_OUT).glob("client-*.json")
+        return frozenset(path.stem.replace("client-", "client/") for path in paths)
+
+    def stage_round(self, checkpoint: Mapping[str, Any]) -> Path:
+        """Writes the point from which a run is to resume beside `round.json`, for `replace_round`; not durable yet."""
+        return write_aside(self.directory / _ROUND, canonical(dict(checkpoint)) + b"\n", sync=False)
+
+    def replace_round(self, staged: Path) -> None:
+        """Makes what `stage_round` wrote, durable by now, the point from which a run resumes."""
+        staged.replace(self.directory / _ROUND)
+        sync_path(self.directory)
+
+    def load_round(self) -> dict[str, Any] | None:
+        """The last checkpoint, or None before the first."""
+        path = self.directory / _ROUND
+        if not path.is_file():
+            return None
+        value = load_json(path)
+        try:
+            numbers = [
+                value["round"],
+                value["utility"],
+                value["transcript"]["seq"],
+                value["transcript"]["offset"],
+            ]
+            texts = [value["state_sha256"], value["transcript"]["head"]]
+            whole = all(type(n) is int and n >= 0 for n in numbers) and all(type(t) is str for t in texts)
+            if not whole or value["state"] != f"state/round-{numbers[0]:06d}":
+                raise ValueError("no checkpoint of a run looks like this")
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError([f"vault/round.json is malformed: {error}"]) from None
+        return dict(value)

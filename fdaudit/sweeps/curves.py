@@ -1,0 +1,78 @@
+"""From a sweep on disk to its curves: reads `sweep.json` and the cells' results, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fdaudit.errors import FdauditError, RunError, UsageError, nearest
+from fdaudit.reports.curve_figures import WIDTHS
+from fdaudit.reports.curves import Sweep, write_curves
+from fdaudit.reports.schema import read
+from fdaudit.reports.sweep_rows import SweepCell, axis_adversary, row_of
+from fdaudit.storage.files import load_json
+from fdaudit.storage.paths import local_path
+from fdaudit.sweeps.index import Entry, read_index
+from fdaudit.sweeps.sweep import cell_directory
+from fdaudit.transcript.manifest import refuse_changed
+
+__all__ = ["curve"]
+
+
+def curve(
+    sweep: Path | str, out: Path | str, *, width: str = "text", adversary: str | None = None
+) -> list[Path]:
+    """Draws a sweep: CSV files, figures as SVG, PDF and PNG, and `index.html`.
+
+    Args:
+        sweep: its directory.
+        out: where the files go; files of these names are replaced.
+        width: of the figures: `column` (3.5 inches) or `text` (7 inches).
+        adversary: whose view's ε, by the ledger, is on the axis; default: the grid's, else the server.
+
+    Returns:
+        What was written, the page last.
+
+    Raises:
+        UsageError: the directory holds no sweep, the width is not known, or no ledger has the adversary; nothing was
+            written.
+    """
+    if width not in WIDTHS:
+        raise UsageError("width", width, "is not known", nearest(width, WIDTHS))
+    directory, target = local_path(sweep, "sweep"), local_path(out, "out")
+    index = read_index(directory)
+    cells = [_cell(directory, e) for e in index.cells if e.in_grid]
+    rows = tuple(row_of(c) for c in cells)
+    wanted = adversary if adversary is not None else index.grid.get("adversary")
+    found = axis_adversary(rows, wanted if isinstance(wanted, str) else None)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"cannot be made ({error.strerror})"
+        raise RunError("out", str(out), problem, "Give another directory.") from None
+    left_out = sum(not e.in_grid for e in index.cells)
+    name = str(index.grid.get("name", "sweep"))
+    return write_curves(Sweep(name=name, rows=rows, adversary=found, left_out=left_out), target, width)
+
+
+def _cell(directory: Path, entry: Entry) -> SweepCell:
+    """A cell with its result; one whose result cannot be read is shown as failed."""
+    result, status, reason = None, entry.status, entry.reason
+    if status == "done":
+        try:
+            place = cell_directory(directory, entry.key)
+            refuse_changed(place, results=True)
+            result = read(load_json(place / "result.json"))
+        except (OSError, FdauditError) as error:
+            said = error.strerror if isinstance(error, OSError) else str(error)
+            status, reason = "failed", f"its result cannot be read: {said}"
+    return SweepCell(
+        key=entry.key,
+        protocol=entry.protocol,
+        defence=entry.defence,
+        level=entry.level,
+        asked=entry.asked,
+        seed=entry.seed,
+        status=status,
+        reason=reason,
+        result=result,
+    )

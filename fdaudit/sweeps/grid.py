@@ -1,0 +1,327 @@
+"""The grid of a sweep: axes of spec fragments over one base, and the runs that they stand for.
+
+Guarantees:
+  * a cell's key depends on its spec alone, every default written out, and not on what the grid or an axis is called;
+  * the run without a defence is one cell a protocol and seed, whatever the number of defences;
+  * a combination that does not exist is a cell with its reason, never a gap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fdaudit.config import Config, validate
+from fdaudit.errors import SpecError, nearest
+from fdaudit.spec.documents import read_yaml
+from fdaudit.spec.schema import Spec
+from fdaudit.storage.digests import canonical
+from fdaudit.sweeps.levels import PLACEHOLDER, UNDEFENDED, asks_for_epsilon, filled, in_words
+
+__all__ = ["DefenceAxis", "Grid", "GridCell", "ProtocolAxis", "expand", "load_grid"]
+
+_MOST_CELLS = 10_000
+
+Text = Annotated[str, Field(min_length=1, max_length=200)]
+Fragment = dict[str, Any]
+
+
+class ProtocolAxis(Config):
+    """A protocol and what its runs change of the base."""
+
+    name: Text
+    """A known protocol; `fdaudit list` names them."""
+    label: Text | None = None
+    """What it is called in tables and figures; default: its name."""
+    params: Fragment = Field(default_factory=dict)
+    """The protocol's own settings."""
+    spec: Fragment = Field(default_factory=dict)
+    """Fields of the spec that are set for this protocol, merged over the base."""
+
+    @property
+    def called(self) -> str:
+        """Its name on the axis."""
+        return self.label or self.name
+
+
+class DefenceAxis(Config):
+    """A defence and how it keeps each protocol to an ε."""
+
+    name: Text
+    """What it is called."""
+    spec: Fragment | None = None
+    """Fields of the spec for every protocol that is not under `protocols`."""
+    protocols: dict[Text, Fragment] = Field(default_factory=dict)
+    """Fields of the spec for one protocol, by its name on the axis."""
+    not_applicable: dict[Text, Text] = Field(default_factory=dict)
+    """Protocols for which there is no such defence, with the reason."""
+
+
+class Grid(Config):
+    """A sweep: protocols x defences x ε x seeds."""
+
+    sweep: Literal[1]
+    """Version of this format."""
+    name: Text = "sweep"
+    """A name for people."""
+    base: Fragment
+    """A spec, or the path of one beside the grid: what all runs have in common."""
+    protocols: tuple[ProtocolAxis, ...] = Field(min_length=1)
+    """The protocols."""
+    defences: tuple[DefenceAxis, ...] = ()
+    """The defences."""
+    epsilon: tuple[Annotated[float, Field(gt=0)] | Literal["inf"], ...] = Field(("inf",), min_length=1)
+    """What ε the defences are asked for; `inf` is the run without a defence."""
+    adversary: Text | None = None
+    """Whose view's ε, by the ledger, the curves are drawn against; default: the server's where there is one."""
+    seeds: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] = Field(min_length=1)
+    """Seeds: one gives all protocols and defences the same records in the same hands."""
+    undefended: Fragment = Field(default_factory=dict)
+    """Fields of the spec that are set where there is no defence, such as `references`."""
+    keep: Literal["results", "runs"] = "results"
+    """What stays of a finished run: its results, or everything, transcript and vault included."""
+
+    @model_validator(mode="after")
+    def _axes(self) -> Self:
+        called = [p.called for p in self.protocols]
+        axes: tuple[tuple[str, list[Any]], ...] = (
+            ("protocols", called),
+            ("defences", [d.name for d in self.defences]),
+            ("epsilon", list(self.epsilon)),
+            ("seeds", list(self.seeds)),
+        )
+        for axis, values in axes:
+            for value, times in Counter(values).items():
+                if times > 1:
+                    raise SpecError(axis, value, "is given twice", "Give each once; a label tells two apart.")
+        for number, defence in enumerate(self.defences):
+            self._check_defence(f"defences.{number}", defence, called)
+        if not self.defences and self.epsilon != ("inf",):
+            raise SpecError("epsilon", self.epsilon, "needs a defence", "Add defences, or leave only inf.")
+        if self.defences and self.epsilon == ("inf",):
+            raise SpecError(
+                "defences", len(self.defences), "are never used at ε = inf", "Add finite values of ε."
+            )
+        if self.size > _MOST_CELLS:
+            raise SpecError("sweep", self.size, f"is more than {_MOST_CELLS:,} cells", "Shorten an axis.")
+        return self
+
+    @staticmethod
+    def _check_defence(where: str, defence: DefenceAxis, called: list[str]) -> None:
+        if defence.name == UNDEFENDED:
+            raise SpecError(
+                f"{where}.name", defence.name, "names the run without a defence", "Choose another."
+            )
+        for part in ("protocols", "not_applicable"):
+            for name in getattr(defence, part):
+                if name not in called:
+                    problem = "is no protocol of this grid"
+                    raise SpecError(f"{where}.{part}", name, problem, nearest(name, called))
+        for name in called:
+            if name in defence.not_applicable and name in defence.protocols:
+                problem = "has a spec and a reason why there is none"
+                raise SpecError(f"{where}.not_applicable", name, problem, "Keep one of them.")
+            if defence.spec is None and name not in defence.protocols and name not in defence.not_applicable:
+                problem = "is left open"
+                remedy = "Give a spec, or say under not_applicable why there is none."
+                raise SpecError(f"{where}.protocols", name, problem, remedy)
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """The values of ε as numbers, in the grid's order."""
+        return tuple(math.inf if e == "inf" else float(e) for e in self.epsilon)
+
+    @property
+    def size(self) -> int:
+        """How many cells the grid has, those that do not apply included."""
+        finite = sum(not math.isinf(e) for e in self.levels)
+        each = len(self.defences) * finite + (len(self.levels) - finite)
+        return len(self.protocols) * len(self.seeds) * each
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridCell:
+    """One point of a grid.
+
+    Attributes:
+        protocol: its name on the axis.
+        defence: its name, `none` where ε is infinite.
+        epsilon: the level: what the defence is asked for.
+        seed: the run's seed.
+        spec: what is run; None where `reason` says that there is no such run.
+        reason: why the combination does not exist.
+        explicit: whether the grid has the defence's spec for this protocol by name.
+        asked: whether the level is an ε that the defence is asked to keep to, and not another setting.
+    """
+
+    protocol: str
+    defence: str
+    epsilon: float
+    seed: int
+    spec: Spec | None = None
+    reason: str = ""
+    explicit: bool = True
+    asked: bool = False
+
+    @property
+    def called(self) -> str:
+        """The cell in words."""
+        return in_words(self.protocol, self.defence, self.epsilon, self.seed, asked=self.asked)
+
+    @property
+    def key(self) -> str:
+        """16 hexadecimal digits of the SHA-256 of the spec, its name left out; of the axes where there is none."""
+        if self.spec is None:
+            axes: Any = [self.protocol, self.defence, repr(self.epsilon), self.seed, "not-applicable"]
+        else:
+            axes = self.spec.model_dump(mode="json", exclude={"name"})
+        return hashlib.sha256(canonical(axes)).hexdigest()[:16]
+
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
+def load_grid(source: Path | str | Mapping[str, Any]) -> Grid:
+    """A grid from a YAML file, or from a mapping whose `base` is one.
+
+    Raises:
+        SpecError: the file or the base is missing or not YAML, or a field is wrong.
+    """
+    if isinstance(source, Mapping):
+        return validate(Grid, _plain(dict(source)))
+    path = Path(source)
+    value = read_yaml(path, "grid")
+    if not isinstance(value, dict):
+        raise SpecError("grid", str(source), "is not a mapping", "Write `key: value` lines.")
+    if isinstance(value.get("base"), str):
+        value = {**value, "base": _base(path.parent, value["base"])}
+    return validate(Grid, _plain(value))
+
+
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    """`.inf` as the word, which JSON has a form for; what else is no ε is refused here, in plain words."""
+    levels = value.get("epsilon")
+    if not isinstance(levels, list | tuple):
+        return value
+    words = ["inf" if isinstance(e, float) and e == math.inf else e for e in levels]
+    for number, level in enumerate(words):
+        known = level == "inf" or (
+            isinstance(level, int | float) and not isinstance(level, bool) and level > 0
+        )
+        if not known:
+            raise SpecError(f"epsilon.{number}", level, "is no ε", "Give a number above 0, or inf.")
+    return {**value, "epsilon": words}
+
+
+def _base(folder: Path, name: str) -> Any:
+    pure = PurePath(name)
+    inside = not pure.is_absolute() and ".." not in pure.parts and "\0" not in name
+    # Other than `Path.resolve`, this follows links in a circle without an error.
+    if not inside or not Path(os.path.realpath(folder / name)).is_relative_to(folder.resolve()):
+        problem = "does not lie beside the grid"
+        raise SpecError("base", name, problem, "Give a path below the grid's own directory.")
+    return read_yaml(folder / name, "base")
+
+
+# -- expansion -------------------------------------------------------------------------------------------------
+
+
+def expand(grid: Grid) -> tuple[GridCell, ...]:
+    """Every cell of a grid, those without a defence first, seeds innermost.
+
+    Raises:
+        SpecError: a cell's spec is wrong, two cells are the same run, or no run has the axis's adversary.
+    """
+    cells = tuple(_cells(grid))
+    _check_adversary(grid, cells)
+    seen: dict[str, GridCell] = {}
+    for cell in cells:
+        if (other := seen.setdefault(cell.key, cell)) is not cell:
+            problem = f"is the same run as {other.called!r}"
+            raise SpecError(
+                "grid", cell.called, problem, f"Let its spec say what differs; {PLACEHOLDER!r} is ε."
+            )
+    return cells
+
+
+def _check_adversary(grid: Grid, cells: Sequence[GridCell]) -> None:
+    """Refuse an adversary whose ledger no run has; a ledger always has those of parties that are no clients."""
+    known = {"server", "aggregator", *(a for c in cells if c.spec is not None for a in c.spec.adversaries)}
+    if grid.adversary is not None and grid.adversary not in known:
+        problem = "is an adversary of no run of this grid"
+        raise SpecError("adversary", grid.adversary, problem, nearest(grid.adversary, known))
+
+
+def _cells(grid: Grid) -> Iterator[GridCell]:
+    _refuse_axes_in("base", grid.base, ("seed", "protocol"))
+    _refuse_axes_in("undefended", grid.undefended, ("seed",))
+    levels = sorted(grid.levels, reverse=True)
+    for epsilon in levels:
+        defences = [None] if math.isinf(epsilon) else list(grid.defences)
+        for defence in defences:
+            for protocol in grid.protocols:
+                for seed in grid.seeds:
+                    yield _cell(grid, protocol, defence, epsilon, seed)
+
+
+def _cell(
+    grid: Grid, protocol: ProtocolAxis, defence: DefenceAxis | None, epsilon: float, seed: int
+) -> GridCell:
+    axes: dict[str, Any] = {"protocol": protocol.called, "epsilon": epsilon, "seed": seed}
+    where = f"protocols.{[p.called for p in grid.protocols].index(protocol.called)}.spec"
+    _refuse_axes_in(where, protocol.spec, ("seed", "protocol"))
+    wanted = {"protocol": {"name": protocol.name, "params": protocol.params}}
+    merged = _merge(_merge(grid.base, wanted), protocol.spec)
+    if defence is None:
+        made, explicit, name, asked = _merge(merged, grid.undefended), True, UNDEFENDED, False
+    else:
+        name = defence.name
+        if protocol.called in defence.not_applicable:
+            return GridCell(**axes, defence=name, reason=defence.not_applicable[protocol.called])
+        explicit = protocol.called in defence.protocols
+        fragment = defence.protocols[protocol.called] if explicit else defence.spec or {}
+        where = f"defences.{name}.{'protocols.' + protocol.called if explicit else 'spec'}"
+        _refuse_axes_in(where, fragment, ("seed",))
+        delta, asked = _delta(_merge(merged, fragment)), asks_for_epsilon(fragment)
+        made = _merge(merged, filled(fragment, epsilon, delta, where))
+    bare = GridCell(**axes, defence=name, explicit=explicit, asked=asked)
+    named = {**made, "name": f"{grid.name}: {bare.called}", "seed": seed, "threads": made.get("threads") or 1}
+    return replace(bare, spec=_valid(named, bare.called))
+
+
+def _valid(values: dict[str, Any], cell: str) -> Spec:
+    try:
+        return validate(Spec, values)
+    except SpecError as error:
+        raise SpecError(error.field, error.value, f"{error.problem} (in {cell})", error.remedy) from None
+
+
+def _refuse_axes_in(where: str, fragment: Mapping[str, Any], axes: tuple[str, ...]) -> None:
+    for axis in axes:
+        if axis in fragment:
+            problem = f"is an axis of the grid, and has no place in {where.split('.')[0]}"
+            raise SpecError(f"{where}.{axis}", fragment[axis], problem, f"Say it under {axis}s.")
+
+
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings merged key by key; everything else is replaced."""
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        merged[key] = _merge(below, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _delta(spec: Mapping[str, Any]) -> float:
+    privacy = spec.get("privacy")
+    delta = privacy.get("delta", 1e-5) if isinstance(privacy, Mapping) else 1e-5
+    return delta if isinstance(delta, float) and 0 < delta < 1 else 1e-5

@@ -1,0 +1,100 @@
+"""The index of a sweep, `sweep.json`: its grid, and what became of every cell.
+
+Guarantees:
+  * it is written whole or not at all, after every cell;
+  * what is read back is checked like any other input: a key can lead nowhere but into the sweep.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fdaudit.config import Config, validate
+from fdaudit.errors import RunError
+from fdaudit.storage.files import load_json, save_json
+from fdaudit.sweeps.levels import in_words
+
+__all__ = ["INDEX", "SCHEMA", "Entry", "Index", "Status", "read_index", "write_index"]
+
+INDEX = "sweep.json"
+SCHEMA: Literal["fdaudit-sweep/1"] = "fdaudit-sweep/1"
+
+Status = Literal["pending", "done", "failed", "not-applicable"]
+Key = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+
+
+class Entry(Config):
+    """A cell: its place on the axes and what became of it."""
+
+    key: Key
+    """Digest of its spec; its run lies in `cells/KEY`."""
+    protocol: str
+    """Its protocol on the axis."""
+    defence: str
+    """Its defence; `none` where there is none."""
+    epsilon: Annotated[float, Field(gt=0)] | Literal["inf"]
+    """Its level on the axis; whether that is an ε, `asked` says."""
+    asked: bool = False
+    """Whether the level is an ε that the defence was asked to keep to, and not another setting."""
+    seed: int = Field(ge=0, lt=2**63)
+    """The run's seed."""
+    status: Status = "pending"
+    """What became of it."""
+    reason: str = ""
+    """Why it failed or does not apply; of a finished one, which of its attacks failed."""
+    seconds: float | None = None
+    """What it took, all attempts together."""
+    in_grid: bool = True
+    """Whether the grid still has it."""
+
+    @property
+    def level(self) -> float:
+        """The level as a number; infinite where there is no defence."""
+        return math.inf if self.epsilon == "inf" else float(self.epsilon)
+
+    @property
+    def called(self) -> str:
+        """The cell in words."""
+        return in_words(self.protocol, self.defence, self.level, self.seed, asked=self.asked)
+
+
+class Index(Config):
+    """What `sweep.json` holds."""
+
+    schema_: Literal["fdaudit-sweep/1"] = Field(SCHEMA, alias="schema")
+    """Version of this format."""
+    version: str
+    """Version of fdaudit that wrote it last."""
+    grid: dict[str, Any]
+    """The grid with every default written out, its base included."""
+    cells: tuple[Entry, ...]
+    """Every cell, in the order of the grid; those that it no longer has come last."""
+
+    def count(self, status: Status) -> int:
+        """How many cells of the grid have a status."""
+        return sum(e.status == status for e in self.cells if e.in_grid)
+
+
+def read_index(directory: Path) -> Index:
+    """The index of a sweep.
+
+    Raises:
+        RunError: the directory holds no sweep.
+        IntegrityError: the file is not JSON.
+        SpecError: it is no index.
+    """
+    path = directory / INDEX
+    if not path.is_file():
+        raise RunError(
+            "sweep", str(directory), "holds no sweep", "Give the directory that `fdaudit sweep` wrote."
+        )
+    return validate(Index, load_json(path), INDEX)
+
+
+def write_index(directory: Path, index: Index) -> None:
+    """Replaces the index."""
+    save_json(directory / INDEX, index.model_dump(mode="json", by_alias=True), indent=1)

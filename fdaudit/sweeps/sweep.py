@@ -1,0 +1,370 @@
+"""A sweep: the cells of a grid, each a run of its own, side by side in processes.
+
+Guarantees:
+  * a cell's result is, bit for bit, what `fdaudit run` makes of its spec with the seed and secret that the sweep keeps;
+  * killed at any instant, it goes on: finished cells are not run again, a half-done one from its last whole round;
+  * a cell that fails is on record with its error, and no other fails with it;
+  * no process outlives the one that started it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fdaudit.errors import IntegrityError, RunError, SpecError
+from fdaudit.evaluation.controls.kept import take_controls
+from fdaudit.parallel.pool import Answer, Pool
+from fdaudit.progress import Tick
+from fdaudit.storage.digests import canonical
+from fdaudit.storage.files import load_json, save_json
+from fdaudit.storage.locks import make_private, writing
+from fdaudit.storage.paths import local_path
+from fdaudit.storage.timings import read_timings
+from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.sweeps.grid import Grid, GridCell, expand, load_grid
+from fdaudit.sweeps.index import INDEX, SCHEMA, Entry, Index, read_index, write_index
+from fdaudit.sweeps.levels import UNDEFENDED
+from fdaudit.transcript.manifest import MANIFEST
+
+__all__ = ["KEPT", "Executor", "cell_directory", "local", "shared_directory", "sweep"]
+
+KEPT = ("spec.yaml", MANIFEST, "result.json", "utility.csv", "timings.json", "cell.json")
+"""What stays of a finished cell with `keep: results`."""
+_WORKER = "fdaudit.sweeps.worker"
+_DONE = "cell.json"
+_ALIKE = (
+    "seed",
+    "dataset",
+    "public_dataset",
+    "partition",
+    "splits",
+    "canaries",
+    "clients",
+    "model",
+    "client_models",
+    "profile",
+    "queries",
+    "device",
+    "threads",
+    "strategy",
+    "memory_format",
+    "precision",
+    "compile",
+)
+"""Fields of a spec in which cells that share a secret, and outcomes of controls, are alike."""
+
+Executor = Callable[[Sequence[Mapping[str, Any]]], Generator[Answer, None, None]]
+"""Where cells are run: maps pieces of work to lines about them, as `Pool.work` does."""
+
+
+def local(workers: int | None = None) -> Executor:
+    """Processes on this machine, each on one thread: by default as many as it has processors."""
+    size = workers or (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+
+    def work(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
+        pool = Pool(_WORKER, size)
+        try:
+            yield from pool.work(pieces)
+        finally:
+            pool.close()
+
+    return work
+
+
+def cell_directory(out: Path, key: str) -> Path:
+    """Where a cell's run lies."""
+    return out / "cells" / key
+
+
+def shared_directory(out: Path, spec: Any) -> Path:
+    """Where seed, secret and outcomes of controls lie that cells on the same records share."""
+    fields = spec.model_dump(mode="json", include=set(_ALIKE))
+    return out / "shared" / hashlib.sha256(canonical(fields)).hexdigest()[:16]
+
+
+def sweep(
+    source: Path | str | Mapping[str, Any],
+    out: Path | str,
+    *,
+    resume: bool = False,
+    executor: Executor | None = None,
+    tick: Tick = lambda what, done, total: None,
+) -> Index:
+    """Runs every cell of a grid that has no result yet.
+
+    Args:
+        source: the grid: a YAML file, or a mapping.
+        out: the sweep's directory; must be empty or absent, unless `resume`.
+        resume: go on where it was interrupted. Failed cells are tried again. The grid may have changed: new cells are
+            added, cells that it no longer has are kept and marked.
+        executor: where cells are run; default: `local()`.
+        tick: called with what is under way, how many cells are done, and of how many.
+
+    Returns:
+        The index, as it stands in `sweep.json`.
+
+    Raises:
+        UsageError: the grid is wrong, or the directory is occupied; nothing was written.
+    """
+    grid, directory = load_grid(source), local_path(out, "out")
+    cells = expand(grid)
+    _refuse_occupied(directory, resume)
+    before = read_index(directory) if (directory / INDEX).is_file() else None
+    cells = _known_not_to_apply(cells, before)
+    if before is None or before.grid != grid.model_dump(mode="json"):
+        cells = _checked(cells, tick)
+    make_private(directory)
+    with writing(directory):
+        shutil.rmtree(directory / "scratch", ignore_errors=True)
+        before = read_index(directory) if (directory / INDEX).is_file() else None
+        book = _Book(directory, grid, cells, before)
+        book.write()
+        due = _staggered([c for c in cells if book.entries[c.key].status in ("pending", "failed")])
+        with closing((executor or local())([_piece(directory, c) for c in due])) as answers:
+            _listen(book, due, answers, tick)
+        shutil.rmtree(directory / "scratch", ignore_errors=True)
+        return book.index
+
+
+def _point(cell: GridCell) -> str:
+    """What cells that differ in their seeds alone have in common: what keeps to an ε, and what that costs."""
+    return f"{cell.protocol}, {cell.defence}, {cell.epsilon}"
+
+
+def _staggered(cells: Iterable[GridCell]) -> list[GridCell]:
+    """The cells point by point, each point begun with a later seed than the one before.
+
+    Two workers that begin with two points do not begin with the same controls, which depend on the seed.
+    """
+    points: dict[str, list[GridCell]] = {}
+    for cell in cells:
+        points.setdefault(_point(cell), []).append(cell)
+    turned = ((p[n % len(p) :], p[: n % len(p)]) for n, p in enumerate(points.values()))
+    return [cell for later, earlier in turned for cell in (*later, *earlier)]
+
+
+def _listen(book: _Book, due: Sequence[GridCell], answers: Generator[Answer, None, None], tick: Tick) -> None:
+    """Notes what becomes of each cell as it is told."""
+    done = 0
+    for number, line in answers:
+        cell = due[number]
+        if line is not None and "tick" in line:
+            what, step, of = line["tick"]
+            tick(f"{cell.called}: {what} {step}/{of}", done, len(due))
+            continue
+        if line is None:
+            line = {"status": "failed", "reason": "the process that ran it ended before it was done"}
+        book.note(cell, str(line["status"]), str(line["reason"]))
+        done += 1
+        tick(cell.called, done, len(due))
+
+
+# -- the directory ---------------------------------------------------------------------------------------------
+
+
+def _refuse_occupied(out: Path, resume: bool) -> None:
+    if not out.is_dir():
+        if out.exists() or out.is_symlink():
+            raise RunError("out", str(out), "is not a directory", "Choose another directory.")
+        return
+    held = {p.name for p in out.iterdir()}
+    if not held:
+        return
+    if not resume:
+        raise RunError("out", str(out), "exists already", "Choose another directory, or add --resume.")
+    if INDEX not in held and not held <= {f".{INDEX}.tmp"}:
+        raise RunError("out", str(out), "holds no sweep", "Choose another directory.")
+
+
+def _piece(out: Path, cell: GridCell) -> dict[str, Any]:
+    """A cell as a process is told of it; seed and secret are drawn when the first cell needs them."""
+    if cell.spec is None:
+        raise ValueError("a cell without a spec is not run")
+    shared = shared_directory(out, cell.spec)
+    for folder in (out / "cells", out / "locks", out / "scratch", out / "shared", shared):
+        make_private(folder)
+    if not (shared / "vault" / "secrets.json").is_file():
+        Vault(shared / "vault").create(Secrets.draw(cell.seed))
+    return {
+        "cell": str(cell_directory(out, cell.key).resolve()),
+        "lock": str((out / "locks" / cell.key).resolve()),
+        "scratch": str((out / "scratch").resolve()),
+        "shared": str(shared.resolve()),
+        "spec": cell.spec.model_dump(mode="json"),
+        "defended": cell.defence != UNDEFENDED,
+        "like": _point(cell),
+    }
+
+
+# -- what does not apply ---------------------------------------------------------------------------------------
+
+
+def _known_not_to_apply(cells: Sequence[GridCell], before: Index | None) -> tuple[GridCell, ...]:
+    """The cells, without a spec where the index says already that there is no such run."""
+    known = {e.key: e.reason for e in (before.cells if before else ()) if e.status == "not-applicable"}
+    bare = [replace(c, spec=None) for c in cells]
+    return tuple(
+        replace(b, reason=known[b.key]) if c.spec is not None and b.key in known else c
+        for b, c in zip(bare, cells, strict=True)
+    )
+
+
+def _checked(cells: Sequence[GridCell], tick: Tick) -> tuple[GridCell, ...]:
+    """The cells, without a spec where a defence does not fit a protocol; planned are the first seed's and largest ε's.
+
+    Raises:
+        UsageError: a run without a defence is impossible, or a defence fits no protocol, or not one that it is written
+            for by name.
+    """
+    planned: dict[tuple[str, str], SpecError | None] = {}
+    firsts: dict[tuple[str, str], GridCell] = {}
+    for cell in cells:
+        if cell.spec is not None:
+            firsts.setdefault((cell.protocol, cell.defence), cell)
+    for number, (pair, cell) in enumerate(firsts.items()):
+        tick(f"checking {cell.called}", number, len(firsts))
+        planned[pair] = _refusal(cell)
+    for defence in {d for _, d in planned} - {UNDEFENDED}:
+        found = [error for (_, d), error in planned.items() if d == defence]
+        if (first := found[0]) is not None and all(found):
+            raise SpecError(
+                first.field,
+                first.value,
+                f"{first.problem} (defence {defence!r} fits no protocol)",
+                first.remedy,
+            )
+    return tuple(
+        replace(c, spec=None, reason=str(error))
+        if c.spec is not None and (error := planned[c.protocol, c.defence]) is not None
+        else c
+        for c in cells
+    )
+
+
+def _refusal(cell: GridCell) -> SpecError | None:
+    """Why there is no such run, of a defence that the grid does not have for this protocol by name."""
+    from fdaudit.planning.plan import make_plan
+
+    try:
+        if cell.spec is not None:
+            make_plan(cell.spec, Secrets.draw(cell.seed))
+    except SpecError as error:
+        if cell.explicit:
+            problem = f"{error.problem} (in {cell.called})"
+            raise SpecError(error.field, error.value, problem, error.remedy) from None
+        return error
+    return None
+
+
+# -- what became of cells --------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Book:
+    """The index while the sweep is at work, and what is done when a cell ends."""
+
+    out: Path
+    grid: Grid
+    cells: Sequence[GridCell]
+    before: Index | None
+
+    def __post_init__(self) -> None:
+        earlier = {e.key: e for e in self.before.cells} if self.before else {}
+        self.entries = {c.key: self._entry(c, earlier.get(c.key)) for c in self.cells}
+        for key, entry in earlier.items():
+            if key not in self.entries:
+                self.entries[key] = entry.model_copy(update={"in_grid": False})
+        for key, entry in self.entries.items():
+            if entry.status == "done":
+                self._prune(key)
+
+    def _entry(self, cell: GridCell, earlier: Entry | None) -> Entry:
+        place = cell_directory(self.out, cell.key) / _DONE
+        entry = Entry(
+            key=cell.key,
+            protocol=cell.protocol,
+            defence=cell.defence,
+            epsilon="inf" if cell.defence == UNDEFENDED else cell.epsilon,
+            asked=cell.asked,
+            seed=cell.seed,
+            status="pending" if cell.spec is not None else "not-applicable",
+            reason=cell.reason,
+        )
+        if cell.spec is not None and place.is_file():
+            kept = load_json(place)
+            return entry.model_copy(update={"status": "done", **_of_cell(kept)})
+        if earlier is not None and earlier.status in ("failed", "not-applicable"):
+            return entry.model_copy(update={"status": earlier.status, "reason": earlier.reason})
+        return entry
+
+    @property
+    def index(self) -> Index:
+        """As it stands."""
+        return Index(
+            schema=SCHEMA,
+            version=version("fdaudit"),
+            grid=self.grid.model_dump(mode="json"),
+            cells=tuple(self.entries.values()),
+        )
+
+    def write(self) -> None:
+        """Replaces `sweep.json`."""
+        write_index(self.out, self.index)
+
+    def note(self, cell: GridCell, status: str, reason: str) -> None:
+        """Puts on record what became of a cell; of a finished one first in its own directory."""
+        seconds = None
+        if status == "done":
+            try:
+                reason, seconds = self._finish(cell)
+            except (OSError, IntegrityError, RunError) as error:
+                status, reason = "failed", f"{type(error).__name__}: {error}"
+        update = {"status": status, "reason": reason, "seconds": seconds}
+        self.entries[cell.key] = self.entries[cell.key].model_copy(update=update)
+        self.write()
+
+    def _finish(self, cell: GridCell) -> tuple[str, float]:
+        with writing(cell_directory(self.out, cell.key)):
+            return self._finished(cell)
+
+    def _finished(self, cell: GridCell) -> tuple[str, float]:
+        place = cell_directory(self.out, cell.key)
+        if cell.spec is not None:
+            take_controls(place, shared_directory(self.out, cell.spec))
+        failed = [c for c in load_json(place / "result.json")["cells"] if c["status"] == "failed"]
+        reason = "; ".join(f"{c['id']} failed: {c['reason']}" for c in failed)
+        seconds = round(sum(read_timings(place).values()), 3)
+        save_json(place / _DONE, {"key": cell.key, "reason": reason, "seconds": seconds}, indent=1)
+        self._prune(cell.key)
+        return reason, seconds
+
+    def _prune(self, key: str) -> None:
+        """Removes what need not stay of a finished cell; does so again where it was interrupted."""
+        if self.grid.keep == "runs":
+            return
+        place = cell_directory(self.out, key)
+        if not place.is_dir():
+            return
+        with writing(place):
+            for path in place.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path.name not in KEPT:
+                    path.unlink()
+
+
+def _of_cell(kept: Any) -> dict[str, Any]:
+    if not isinstance(kept, dict) or not isinstance(kept.get("reason"), str):
+        raise IntegrityError([f"{_DONE} is malformed"])
+    seconds = kept.get("seconds")
+    return {"reason": kept["reason"], "seconds": float(seconds) if isinstance(seconds, int | float) else None}

@@ -1,0 +1,97 @@
+"""A process that runs cells of a sweep: it reads them from its input, one a line, and prints what became of each.
+
+`fdaudit.sweeps.sweep` starts it. Nothing else may print where outcomes go: all other output goes to standard error.
+
+Guarantees:
+  * when its input ends it ends at once, in the middle of a cell too, and leaves no view of anybody behind;
+  * no two processes ever work on one cell: one that was orphaned is waited for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from fdaudit.parallel.pool import leave
+from fdaudit.storage.locks import writing
+
+__all__ = ["alone", "main"]
+
+_home: str | None = None
+"""What this process leaves nothing of when its input ends."""
+
+
+def main() -> None:
+    """Serves until its input ends."""
+    pieces = SimpleQueue[dict[str, Any]]()
+    outcomes = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    Thread(target=_read, args=(pieces,), daemon=True).start()
+
+    def say(value: dict[str, Any]) -> None:
+        print(json.dumps(value), file=outcomes)
+
+    while True:
+        piece = pieces.get()
+        _work_in(piece)
+        say(_outcome(piece, lambda *tick: say({"tick": tick})))
+        say({"done": True})
+
+
+def _outcome(piece: dict[str, Any], tick: Any) -> dict[str, Any]:
+    """Runs a cell: `status`, and `reason` where it is not done."""
+    from fdaudit.audit.pipeline import perform
+    from fdaudit.errors import SpecError
+
+    place = Path(piece["cell"])
+    try:
+        # An orphan lets go of the cell's lock and of its directory when it ends, not of both at once.
+        with alone(Path(piece["lock"])), writing(place, wait=True) if place.is_dir() else nullcontext():
+            perform(piece["spec"], place, resume=True, seed_from=Path(piece["shared"]), tick=tick)
+    except Exception as error:  # whatever it is, it is this cell's, and the others go on
+        unfit = piece["defended"] and isinstance(error, SpecError) and not place.exists()
+        return {
+            "status": "not-applicable" if unfit else "failed",
+            "reason": str(error) if unfit else f"{type(error).__name__}: {error}",
+        }
+    return {"status": "done", "reason": ""}
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Waits until no other process works on the cell; the lock ends with the process."""
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _work_in(piece: dict[str, Any]) -> None:
+    """Temporary files go below the sweep's own directory, where it finds them if this process is killed.
+
+    Where it has a `home` on this machine for nothing but this cell, all of that goes when this process does.
+    """
+    global _home
+    own = Path(piece["scratch"]) / str(os.getpid())
+    own.mkdir(parents=True, exist_ok=True, mode=0o700)
+    tempfile.tempdir = str(own)
+    _home = piece.get("home", tempfile.tempdir)
+
+
+def _read(pieces: SimpleQueue[dict[str, Any]]) -> None:
+    """Passes on what is to be done; when the input ends, whoever started this has, and so does this, at once."""
+    for line in sys.stdin:
+        pieces.put(json.loads(line))
+    leave(_home)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The one place where models are fitted."""

@@ -1,0 +1,99 @@
+"""An evaluator: a network of the auditor's that says what a reconstructed image shows.
+
+Guarantees:
+  * it is trained on test records alone, which no party trains on and no adversary is given;
+  * its architecture is none that the federation trains;
+  * no attack is handed it.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fdaudit.errors import SpecError
+from fdaudit.models import Architecture, Network, architecture
+from fdaudit.rng import child
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.encoder import fitted
+from fdaudit.training.execution import Execution
+
+__all__ = ["Evaluator"]
+
+_CANDIDATES = (
+    ModelSpec(name="cnn-3-3"),
+    ModelSpec(name="cnn-5-3"),
+    ModelSpec(name="mlp", params={"widths": [256]}),
+    ModelSpec(name="mlp-1024-1024"),
+)
+"""The first that fits the images, and that the federation does not train, is taken."""
+_STEPS = 400
+_MOST = 5000
+"""Test records that it is trained on, at most."""
+_NOISE = (0.0, 0.1, 0.2)
+"""It learns each record under Gaussian noise of these standard deviations: reconstructions are no clean images."""
+_PART = 1024
+
+
+class Evaluator:
+    """Says which class an image (c, h, w) shows, and gives its features: those before the last linear layers.
+
+    Args:
+        records: test records (x, y), y (n,).
+        classes: number of classes.
+        taken: names of the networks that the federation trains.
+        execution: how training runs.
+        seed: the seed of its initial weights, batches and noise.
+    """
+
+    def __init__(
+        self,
+        records: tuple[Tensor, Tensor],
+        *,
+        classes: int,
+        taken: frozenset[str],
+        execution: Execution,
+        seed: int,
+    ) -> None:
+        x, y = records
+        every = max(1, -(-len(y) // _MOST))
+        self.records, self.classes = (x[::every], y[::every]), classes
+        self._taken, self._execution, self._seed = taken, execution, seed
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """Its network."""
+        x, _ = self.records
+        shape = (int(x.shape[1]), int(x.shape[2]), int(x.shape[3]))
+        *first, last = (c for c in _CANDIDATES if c.name not in self._taken)
+        for candidate in first:
+            try:
+                return architecture(candidate, shape, self.classes)
+            except SpecError:  # the images are too small for it
+                continue
+        return architecture(last, shape, self.classes)
+
+    @property
+    def name(self) -> str:
+        """The network, and what it was trained on."""
+        return f"a {self.architecture.name} trained on {len(self.records[1])} test records"
+
+    @torch.no_grad()
+    def classify(self, x: Tensor) -> Tensor:
+        """Return the class (n,) that each image (n, c, h, w) is taken for."""
+        return torch.cat([self._network(part).argmax(1) for part in x.float().cpu().split(_PART)])
+
+    @torch.no_grad()
+    def features(self, x: Tensor) -> Tensor:
+        """Return features (n, d) of images (n, c, h, w)."""
+        return torch.cat([self._network.features(part) for part in x.float().cpu().split(_PART)])
+
+    @cached_property
+    def _network(self) -> Network:
+        x, y = self.records
+        draws = child(self._seed, "evaluator", "noise")
+        noisy = [(x + s * torch.randn(x.shape, generator=draws)).clamp(0, 1) for s in _NOISE]
+        records = torch.cat(noisy), y.repeat(len(_NOISE))
+        return fitted("evaluator", self.architecture, records, _STEPS, self._execution, self._seed)

@@ -1,0 +1,163 @@
+"""Training under a gradient rule: what a step learns of private records is one clipped and noisy sum.
+
+Guarantees:
+  * records enter a step through `GradientRule.clipped` alone, each by its own gradient;
+  * which records a step uses and the noise on their sum come from a secret, never from the run's seed;
+  * a record whose gradient is NaN or infinite adds nothing, and does not stop the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fdaudit.models.network import Network
+from fdaudit.parallel.threads import forked_randomness
+from fdaudit.rng import SecretStream
+from fdaudit.training.separation import coupling
+from fdaudit.types import GradientRule
+
+__all__ = ["Guard", "Step", "per_sample_gradients", "unfit"]
+
+_ENTRIES = {"cpu": 2**21, "cuda": 2**27}
+"""Gradient entries held at once by kind of device: fixed, so that parts do not depend on free memory. On a CPU few
+enough to be allocated again without new pages, which take longer than all the arithmetic."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step under a guard.
+
+    Attributes:
+        gradient: by parameter name: the noisy sum over the public batch size.
+        batch: the numbers (b,) of the records drawn; the auditor's.
+        loss: the sum of their losses over the public batch size (); the auditor's.
+    """
+
+    gradient: dict[str, Tensor]
+    batch: Tensor
+    loss: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Guard:
+    """A gradient rule with the secret coins of one training, and how many steps that takes."""
+
+    rule: GradientRule
+    noise: SecretStream
+    steps: int = 1
+
+    def step(self, module: nn.Module, records: int, losses: Callable[[Tensor], Tensor]) -> Step:
+        """The gradient of one step; call inside `per_sample_gradients(module)`.
+
+        Args:
+            module: the network, in training mode.
+            records: how many records there are.
+            losses: the sum () of the losses of the records with these numbers (b,); each record's loss may
+                depend on no other record.
+        """
+        batch = self.rule.draw(records, self.noise)
+        free = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in free.items()}
+        entries = _ENTRIES.get(next(iter(free.values())).device.type, _ENTRIES["cpu"])
+        part = max(entries // sum(p.numel() for p in free.values()), 1)
+        loss = torch.zeros(())
+        for drawn in batch.split(part) if len(batch) else ():
+            found = losses(drawn)
+            found.backward()  # not for `inputs` alone: hooks fire where a layer's own input gets its gradient
+            loss = loss + found.detach().cpu()
+            for name, clipped in self.rule.clipped(_taken(free, len(drawn))).items():
+                total[name] += clipped
+        noisy = self.rule.noised(total, self.noise)
+        gradient = {n: noisy[n].to(p.dtype) for n, p in free.items()}
+        return Step(gradient, batch, loss / self.rule.expected_batch)
+
+
+@contextmanager
+def per_sample_gradients(module: nn.Module) -> Iterator[None]:
+    """Lets backward passes through `module` leave each record's gradient with its parameters, by Opacus' hooks.
+
+    The first layer's input must carry gradients itself (`requires_grad_`), or PyTorch warns of hooks without a
+    gradient to hand on. Losses must be sums over records.
+
+    Raises:
+        NotImplementedError: a trainable layer has buffers (BatchNorm): its outputs mix records.
+    """
+    from opacus.grad_sample import GradSampleModule  # two seconds, which only whoever trains so waits for
+
+    hooked = GradSampleModule(module, loss_reduction="sum")
+    try:
+        yield
+    finally:
+        hooked.to_standard_module()
+
+
+def unfit(module: nn.Module, input_shape: tuple[int, ...], *, tried: bool = False) -> str | None:
+    """Return why a network cannot be trained by per-sample gradients, or None when it can.
+
+    The network is tried out as `fdaudit.training.separation` says. One whose extractor others share is tried by its
+    parts too.
+
+    Args:
+        module: a network of the caller's own.
+        input_shape: (c, h, w) of an image.
+        tried: whether the trials are known to pass: tests hold every network of the zoo to them.
+
+    Returns:
+        A layer with its name, or what went wrong in passes over random images.
+    """
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            return f"its layer {name} is a {type(layer).__name__}, which mixes the records of a batch"
+        own = [n for n, _ in layer.named_buffers(recurse=False)]
+        if own and any(p.requires_grad for p in layer.parameters(recurse=False)):
+            return f"its layer {name} keeps {', '.join(own)}, which no gradient rule covers"
+    free = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    try:
+        with per_sample_gradients(module), forked_randomness():
+            x = torch.zeros(2, *input_shape, requires_grad=True)
+            module.train()(x).sum().backward()
+            _taken(free, 2)
+    except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
+        return f"gradients of single records cannot be had ({str(error).partition(chr(10))[0].rstrip('. ')})"
+    return None if tried else _coupled(module, input_shape)
+
+
+def _coupled(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
+    """Return how a network mixes or remembers records, or None. Try a shared extractor with its head as well."""
+    ways = [module]
+    if isinstance(module, Network) and type(module).forward is not Network.forward:
+        ways.append(nn.Sequential(module.extractor, module.head))
+    try:
+        return next((found for way in ways if (found := coupling(way, input_shape, _gradients))), None)
+    except Exception as error:  # a network may be anybody's code, and raise anything
+        reason = str(error).partition(chr(10))[0].rstrip(". ")
+        return f"a pass over a batch of 1 to 5 images fails ({type(error).__name__}: {reason})"
+
+
+def _gradients(
+    module: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs for images x (n, c, h, w), and by parameter the per-sample gradients (n, *shape) of a loss."""
+    with per_sample_gradients(module):
+        output = module(x)
+        loss(output).backward()
+        return output, _taken({n: p for n, p in module.named_parameters() if p.requires_grad}, len(x))
+
+
+def _taken(free: dict[str, nn.Parameter], records: int) -> dict[str, Tensor]:
+    """Takes the records' gradients (b, *shape) from the parameters; one that no record reached has zeros."""
+    found = {}
+    for name, parameter in free.items():
+        own = parameter.grad_sample  # type: ignore[attr-defined]
+        parameter.grad_sample = parameter.grad = None  # type: ignore[attr-defined]
+        if isinstance(own, list):
+            raise ValueError(f"{name} met a batch twice before its gradients were taken")
+        if own is not None and len(own) != records:
+            raise ValueError(f"{name} has {len(own)} gradients of {records} records")
+        found[name] = torch.zeros(records, *parameter.shape, device=parameter.device) if own is None else own
+    return found

@@ -1,0 +1,90 @@
+"""What the training core holds of a network: a copy for each that trains at a time, and what decides how it may."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from fdaudit.training.execution import Execution
+from fdaudit.training.jobs import Parameters
+
+__all__ = ["Copy", "Traits"]
+
+_PIXELS = 100_000
+"""Of as many images as a processor is quickest with where it convolves in `channels_last`: what lies between the layers
+stays in its caches. `benchmarks/training_strategy.py` measures it again."""
+
+
+class Copy:
+    """A network of its own for whoever trains with it, and its floating-point parameters and buffers by name.
+
+    Args:
+        module: the network.
+        compiled: whether its forward pass is.
+    """
+
+    def __init__(self, module: nn.Module, compiled: bool = False) -> None:
+        self.module = module
+        self.forward: Callable[[Tensor], Tensor] = torch.compile(module) if compiled else module
+        self.named = {n: t for n, t in module.state_dict(keep_vars=True).items() if t.is_floating_point()}
+
+    def load(self, parameters: Mapping[str, Tensor]) -> None:
+        """Takes over parameters and buffers."""
+        with torch.no_grad():
+            for name, tensor in self.named.items():
+                tensor.copy_(parameters[name])
+
+    def unload(self) -> Parameters:
+        """Copies of them, contiguous."""
+        return {n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in self.named.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What of a network, under an execution, decides how it may be advanced.
+
+    Attributes:
+        random: dropout draws from the one global generator.
+        compiled: its forward pass is, for one shape at a time.
+        stackable: many may advance as one under `vmap`, which can neither lend each model a seed of its own nor
+            update statistics in place.
+        coupled: what a batch's loss is, is not the mean of its parts' losses.
+        cached: it is quicker with some images at a time than with many.
+    """
+
+    random: bool
+    compiled: bool
+    stackable: bool
+    coupled: bool
+    cached: bool
+
+    @classmethod
+    def of(cls, module: nn.Module, execution: Execution) -> Traits:
+        """Those of a network."""
+        modules = list(module.modules())
+        random = any(isinstance(m, _DropoutNd) for m in modules)
+        norms = [m for m in modules if isinstance(m, _BatchNorm)]
+        on_processor = torch.device(execution.device).type == "cpu"
+        return cls(
+            random=random,
+            compiled=execution.compile and not random,  # what is compiled draws otherwise
+            stackable=not random and not any(m.track_running_stats for m in norms),
+            coupled=random or bool(norms),
+            cached=on_processor
+            and execution.memory_format == "channels_last"
+            and any(isinstance(m, nn.Conv2d) for m in modules),
+        )
+
+    def parts(self, records: int, x: Tensor) -> int:
+        """In how many parts a step takes a batch of so many of the images `x` (n, c, h, w)."""
+        return 1 if self.coupled or self.compiled else max(1, round(records / self.at_once(x)))
+
+    def at_once(self, x: Tensor) -> float:
+        """How many of the images `x` (n, c, h, w) a processor is quickest with; infinity where it is with all."""
+        return max(1.0, _PIXELS // math.prod(x.shape[2:])) if self.cached else math.inf

@@ -1,0 +1,244 @@
+"""Tests that a network does not mix the records of a batch, which DP-SGD relies on.
+
+A clipped sum bounds what one record adds only if no other record's gradient moves with it, and only if nothing else
+of a record stays in the network. Both are tried out on random images, in training mode.
+
+What is tried:
+  * one image of a batch of 2, 3 or 5 is replaced: outputs and gradients of all other images stay as they are;
+  * an image alone has the output and the gradient that it has in company;
+  * a pass changes no buffer and no parameter;
+  * the same images have the same outputs after other images, in training and in evaluation mode.
+
+What cannot be tried: a coupling that random images do not set off (of certain values, of batches above 5, after many
+steps, below a relative size of 1e-8), and anything that code does outside of PyTorch. Draws have to come from
+PyTorch's global generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fdaudit.parallel.threads import forked_randomness
+
+__all__ = ["Gradients", "coupling"]
+
+Gradients = Callable[[nn.Module, Tensor, Callable[[Tensor], Tensor]], tuple[Tensor, dict[str, Tensor]]]
+"""Of a network, images (n, c, h, w) and a loss of outputs: the outputs, and by parameter gradients (n, *shape)."""
+
+_TRIED = ((2, 1.0), (3, 0.1), (5, 10.0))
+"""Batches with the scale of their images."""
+_ENTRIES = 1 << 22
+"""Gradient entries of a batch of more than 2 images: of larger networks only the outputs of such a batch are tried."""
+_CLOSE = {torch.float64: 1e-8, torch.float32: 1e-3}
+"""Relative differences that rounding may explain."""
+
+_Seen = dict[str, Tensor]
+
+
+def coupling(module: nn.Module, input_shape: tuple[int, ...], gradients: Gradients) -> str | None:
+    """Return how a network mixes the records of a batch or remembers them, or None when no trial shows it.
+
+    Args:
+        module: a network of the caller's own; its weights become float64 where it bears that.
+        input_shape: (c, h, w) of an image.
+        gradients: how per-sample gradients are taken in training.
+
+    Raises:
+        Exception: any error that the network raises on a batch of 1 to 5 images.
+    """
+    dtype = _precise(module, input_shape)
+    for n, scale in _TRIED:
+        x, other = (_images(n, input_shape, s).to(dtype) * scale for s in (1, 2))
+        problem = _Trial(module, gradients, _CLOSE[dtype], n).problem(x, 3 * other)
+        if problem is not None:
+            return problem
+    return None
+
+
+class _Trial:
+    """All that is tried on one batch."""
+
+    def __init__(self, module: nn.Module, gradients: Gradients, close: float, size: int) -> None:
+        self._module, self._gradients, self._close = module, gradients, close
+        free = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        fits = size == 2 or size * sum(p.numel() for p in free.values()) <= _ENTRIES
+        self._free = free if fits else {}
+
+    def problem(self, x: Tensor, other: Tensor) -> str | None:
+        """Return what goes wrong when one of `other` replaces an image of x (n, c, h, w), or None."""
+        before, quiet = _kept(self._module), self._evaluated(x)
+        base = self._seen(x)
+        if len(base["output"]) != len(x):
+            return f"it makes {len(base['output'])} outputs of {len(x)} images"
+        if (name := _changed(before, self._module)) is not None:
+            return f"a pass changes its {name}, which no gradient rule covers"
+        if (name := self._differs(base, self._seen(x), range(len(x)))) is not None:
+            reason = "it keeps what it met, or has a generator of its own"
+            return f"its {name} differs in two passes over the same images: {reason}"
+        for j in (0, len(x) - 1):
+            found = self._seen(torch.cat([x[:j], other[j : j + 1], x[j + 1 :]]))
+            rest = [i for i in range(len(x)) if i != j]
+            if (name := self._differs(base, found, rest)) is not None:
+                return f"its {name} of one image depends on another image of the batch"
+        if self._differs(base, self._seen(x), range(len(x))) or self._differs(
+            quiet, self._evaluated(x), range(len(x))
+        ):
+            return "its output depends on images that it met before"
+        return self._in_company(x)
+
+    def _in_company(self, x: Tensor) -> str | None:
+        """Compare each image with itself alone. Draws are constant: batches of other sizes draw others."""
+        with _Constant():  # type: ignore[no-untyped-call]
+            together = self._plain(x)
+            for i in range(len(x)):
+                row = {name: rows[i : i + 1] for name, rows in together.items()}
+                if (name := self._differs(row, self._plain(x[i : i + 1]), [0])) is not None:
+                    return f"its {name} of one image depends on the size of the batch"
+        return None
+
+    def _seen(self, x: Tensor) -> _Seen:
+        """Outputs and per-sample gradients, from the same draws each time."""
+        self._module.train()
+        with _fixed_draws():
+            if not self._free:
+                return {"output": self._module(x).detach().clone()}
+            output, found = self._gradients(self._module, x.clone().requires_grad_(), _loss)
+        return {"output": output.detach().clone()} | {
+            f"gradient of {n}": _sketch(g) for n, g in found.items()
+        }
+
+    def _plain(self, x: Tensor) -> _Seen:
+        """Outputs and gradients, one record after the other by plain differentiation."""
+        with _fixed_draws():
+            output = self._module.train()(x)
+        found, wanted = {"output": output.detach()}, list(self._free.values())
+        rows = [
+            torch.autograd.grad(_loss(row), wanted, retain_graph=True, allow_unused=True) if wanted else ()
+            for row in output.split(1)
+        ]
+        for n, (name, parameter) in enumerate(self._free.items()):
+            own = [torch.zeros_like(parameter) if row[n] is None else row[n] for row in rows]
+            found[f"gradient of {name}"] = _sketch(torch.stack(own))
+        return found
+
+    def _evaluated(self, x: Tensor) -> _Seen:
+        with _fixed_draws(), torch.no_grad():
+            return {"output": self._module.eval()(x).clone()}
+
+    def _differs(
+        self, one: Mapping[str, Tensor], two: Mapping[str, Tensor], rows: Sequence[int]
+    ) -> str | None:
+        """The first of what was seen that differs in these rows by more than rounding.
+
+        Rounding is relative to the rows, and to all gradients: a bias before a norm has nothing but rounding.
+        """
+        largest = max((_size(t) for name, t in one.items() if name != "output"), default=0.0)
+        index = list(rows)
+        for name, tensor in one.items():
+            if len(tensor) != len(two[name]):
+                return name
+            a, b = tensor[index], two[name][index]
+            if a.shape != b.shape or bool((a.isfinite() != b.isfinite()).any()):
+                return name
+            around = _size(tensor) if name == "output" else largest
+            slack = self._close * max(_size(a), _size(b)) + 1e-3 * self._close * around
+            if _size(_finite(a) - _finite(b)) > slack:
+                return name
+        return None
+
+
+def _sketch(gradients: Tensor) -> Tensor:
+    """Some entries, one weighted sum and the norm of each record's gradient (n, *shape), or all of a small one."""
+    flat = gradients.flatten(1)
+    size = flat.shape[1]
+    if size <= 1024:
+        return flat.clone()
+    summed = flat @ torch.linspace(0.5, 1.5, size, dtype=flat.dtype)
+    return torch.cat([flat[:, :: size // 512], summed[:, None], flat.norm(dim=1, keepdim=True)], 1)
+
+
+def _finite(t: Tensor) -> Tensor:
+    return t.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _size(t: Tensor) -> float:
+    """The largest finite value."""
+    return float(_finite(t).abs().max()) if t.numel() else 0.0
+
+
+class _Constant(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+    """Random operations give one constant, so that a record meets the same in a batch of any size."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operation, and fills what it drew."""
+        made = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return made
+        if func is torch.ops.aten.native_dropout.default:
+            return args[0].clone(), torch.ones_like(made[1])
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, Tensor):
+                tensor.fill_(0.5 if tensor.is_floating_point() else 0)
+        return made
+
+
+def _loss(output: Tensor) -> Tensor:
+    """A sum over records in which every output counts, each otherwise."""
+    flat = output.flatten(1)
+    weights = torch.linspace(0.5, 1.5, flat.shape[1], dtype=flat.dtype)
+    return (flat * weights + flat.square() / 2).sum()
+
+
+def _precise(module: nn.Module, input_shape: tuple[int, ...]) -> torch.dtype:
+    """Float64 where the network bears it; otherwise float32."""
+    try:
+        with _fixed_draws(), torch.no_grad():
+            kept = {n: t.clone() for n, t in module.state_dict().items()}
+            output = module.double().eval()(_images(2, input_shape, 0))
+            module.load_state_dict(kept)
+        if output.dtype == torch.float64:
+            return torch.float64
+        module.float()
+    except Exception:  # a network may have constants of its own in float32
+        module.float()
+    return torch.float32
+
+
+def _images(n: int, input_shape: tuple[int, ...], seed: int) -> Tensor:
+    """Random images (n, c, h, w), float64."""
+    return torch.rand(n, *input_shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _kept(module: nn.Module) -> _Seen:
+    """Copies of all buffers and parameters."""
+    found = {f"buffer {n}": b.detach().clone() for n, b in module.named_buffers()}
+    return found | {f"parameter {n}": p.detach().clone() for n, p in module.named_parameters()}
+
+
+def _changed(before: Mapping[str, Tensor], module: nn.Module) -> str | None:
+    """The first buffer or parameter that is not as it was."""
+    after = _kept(module)
+    for name in sorted({*before, *after}):
+        if name not in before or name not in after or not _same(before[name], after[name]):
+            return name
+    return None
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a.nan_to_num(), b.nan_to_num()) if a.is_floating_point() else torch.equal(a, b)
+
+
+@contextmanager
+def _fixed_draws() -> Iterator[None]:
+    """Put PyTorch's generator at one point. A network that draws from another one is refused: it seems to remember."""
+    with forked_randomness():
+        torch.default_generator.manual_seed(0)
+        yield

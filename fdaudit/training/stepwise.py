@@ -1,0 +1,140 @@
+"""A network that one party advances step by step, where a protocol's losses are its own.
+
+Classifiers are fitted by the `Trainer`; generators and discriminators learn from losses that other parties have a
+part in, one step at a time. A learner keeps such a network together with its optimiser, and both outlive a round.
+
+Guarantees:
+  * a learner restored from `state()` continues bit for bit as the one that gave it;
+  * a loss that is NaN or infinite stops the run and names the party, the step and the value; so does a gradient
+    that was had otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fdaudit.config import Config
+from fdaudit.errors import TrainingDivergedError
+from fdaudit.training.optimizers import adam, moments_of, restore_moments
+
+if TYPE_CHECKING:
+    from fdaudit.training.trainer import Parameters
+
+__all__ = ["Learner", "Optimizer"]
+
+
+class Optimizer(Config):
+    """How a learner's network is optimised."""
+
+    lr: float
+    name: Literal["sgd", "adam"] = "adam"
+    momentum: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimiser over `parameters`."""
+        if self.name == "adam":
+            return adam(parameters, self.lr, betas=self.betas, weight_decay=self.weight_decay)
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+class Learner:
+    """One party's network and its optimiser.
+
+    Args:
+        party: whose it is, for error messages.
+        module: the network; the learner's own from now on.
+        optimizer: how it is optimised.
+        device: where it lives.
+
+    Attributes:
+        module: call it to get outputs that carry gradients.
+        steps: how many steps it has taken.
+    """
+
+    def __init__(
+        self, party: str, module: nn.Module, optimizer: Optimizer, device: torch.device | str = "cpu"
+    ) -> None:
+        self.party, self.steps, self._rate = party, 0, optimizer.lr
+        self.module = module.to(device)
+        self._trainable = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        self._optimizer = optimizer.build(list(self._trainable.values()))
+
+    def step(self, loss: Tensor, lr: float | None = None) -> float:
+        """One step down `loss` (); returns its value.
+
+        Args:
+            loss: what to descend; other leaves of its graph get no gradient from this.
+            lr: this step's learning rate, where a schedule sets it; default: the optimiser's own.
+
+        Raises:
+            TrainingDivergedError: the loss is NaN or infinite.
+        """
+        value = float(loss.detach())
+        if not torch.isfinite(loss.detach()):
+            raise TrainingDivergedError(self.party, self.steps, value)
+        self._optimizer.zero_grad(set_to_none=True)
+        # Without `inputs` the samples that a loss was taken at would collect gradients nobody asked for.
+        loss.backward(inputs=list(self._trainable.values()))
+        self._advance(lr)
+        return value
+
+    def descend(self, gradient: Mapping[str, Tensor], lr: float | None = None) -> None:
+        """One step along a gradient that was had otherwise, by parameter name.
+
+        Args:
+            gradient: of every trainable parameter.
+            lr: this step's learning rate, where a schedule sets it; default: the optimiser's own.
+
+        Raises:
+            TrainingDivergedError: the gradient is NaN or infinite.
+        """
+        for name, parameter in self._trainable.items():
+            wrong = gradient[name][~torch.isfinite(gradient[name])]
+            if len(wrong):
+                raise TrainingDivergedError(self.party, self.steps, float(wrong[0]))
+            parameter.grad = gradient[name].to(parameter)
+        self._advance(lr)
+
+    def _advance(self, lr: float | None) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate if lr is None else lr
+        self._optimizer.step()
+        self.steps += 1
+
+    # -- what outlives a round ------------------------------------------------------------------------------
+
+    def parameters(self) -> Parameters:
+        """Copies of the floating-point parameters and buffers by name, on the CPU."""
+        named = self.module.state_dict()
+        return {n: t.detach().cpu().clone() for n, t in named.items() if t.is_floating_point()}
+
+    def load(self, parameters: Mapping[str, Tensor]) -> None:
+        """Takes over weights; the optimiser's moments stay as they are.
+
+        Raises:
+            KeyError: a parameter or buffer is absent.
+        """
+        with torch.no_grad():
+            for name, tensor in self.module.state_dict(keep_vars=True).items():
+                if tensor.is_floating_point():
+                    tensor.copy_(parameters[name])
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights (`w/…`), the optimiser's moments (`m/…`) and the step count, by name, on the CPU."""
+        held = {f"w/{n}": t for n, t in self.parameters().items()}
+        held |= {f"m/{n}": t for n, t in moments_of(self._optimizer, self._trainable).items()}
+        return held | {"steps": torch.tensor(self.steps)}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `state` gave."""
+        self.load({n.removeprefix("w/"): t for n, t in state.items() if n.startswith("w/")})
+        self.steps = int(state["steps"])
+        self._optimizer.state.clear()
+        moments = {n.removeprefix("m/"): t for n, t in state.items() if n.startswith("m/")}
+        restore_moments(self._optimizer, self._trainable, moments)

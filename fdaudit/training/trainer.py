@@ -1,0 +1,364 @@
+"""The training core: the one place where models are fitted, distilled and asked for predictions.
+
+Every protocol and every shadow model goes through a `Trainer`. How many models advance together is its
+affair: `loop` fits each by itself, on a CPU as many side by side as there are threads; `stacked` advances all
+models of one architecture at once under `torch.func.vmap`, unless dropout, BatchNorm's statistics or unlike
+shapes forbid it. The choice follows fixed rules (see `Execution.resolve`), never timing or free memory, so that
+a run's bytes do not depend on the machine's mood.
+
+Guarantees:
+  * both strategies compute the same steps, whole batches or their parts one after another; they agree to float
+    tolerance;
+  * jobs fitted side by side end bit for bit as one after the other on one thread;
+  * no global random state is read or left changed; dropout draws from the job's own seed;
+  * a loss that is NaN or infinite stops the run and names the party, the step and the value;
+  * a job with a guard uses its records through that guard alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fdaudit.parallel.threads import forked_randomness, side_by_side
+from fdaudit.rng import SecretStream
+from fdaudit.training.execution import Execution
+from fdaudit.training.jobs import Fit, Fitted, Job, Parameters, draw_batches, finite, parameters_of
+from fdaudit.training.objectives import loss_function
+from fdaudit.training.optimizers import adam, annealed, moments_of, restore_moments
+from fdaudit.training.private_step import Guard, Step, per_sample_gradients
+from fdaudit.training.replicas import Copy, Traits
+
+__all__ = [
+    "Buildable",
+    "Fit",
+    "Fitted",
+    "Job",
+    "Parameters",
+    "Trainer",
+    "draw_batches",
+    "parameters_of",
+]
+
+_PREDICT_BATCH = 1024
+
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
+_Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Buildable(Protocol):
+    """Something that builds a network: an `Architecture`, or a stand-in in a test."""
+
+    def build(self, generator: torch.Generator) -> nn.Module:
+        """A network with initial weights drawn from `generator`."""
+        ...
+
+
+class Trainer:
+    """Fits and asks models of one architecture.
+
+    Args:
+        architecture: builds the network.
+        execution: device, threads, strategy and memory format.
+    """
+
+    def __init__(self, architecture: Buildable, execution: Execution) -> None:
+        self.execution = execution
+        self.device = torch.device(execution.device)
+        self._format = (
+            torch.channels_last if execution.memory_format == "channels_last" else torch.contiguous_format
+        )
+        self.architecture = architecture
+        self._mixed = execution.precision == "bfloat16"
+        self._copies = [self._build()]
+        self._module, self._named = self._copies[0].module, self._copies[0].named
+        self._trainable = frozenset(n for n, p in self._module.named_parameters() if p.requires_grad)
+        self._traits = Traits.of(self._module, execution)
+        if self._traits.compiled:
+            self._copies = [Copy(self._module, compiled=True)]
+
+    @property
+    def trainable(self) -> frozenset[str]:
+        """Names of the parameters that training changes; buffers are not among them."""
+        return self._trainable
+
+    # -- fitting --------------------------------------------------------------------------------------------
+
+    def fit(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
+        """Fits every job's model by the same rule; the jobs' own parameters are left as they are.
+
+        Raises:
+            TrainingDivergedError: a loss became NaN or infinite.
+        """
+        bare = all(job.moments is None and job.guard is None for job in jobs)
+        alike = bare and _same_shapes(jobs) and self._traits.stackable
+        if self.execution.strategy == "stacked" and len(jobs) > 1 and alike:
+            return finite(jobs, self._fit_stacked(jobs, fit))
+        return finite(jobs, self._by_themselves(lambda copy, job: self._fit_one(copy, job, fit), jobs))
+
+    def _fit_one(self, copy: Copy, job: Job, fit: Fit) -> Fitted:
+        if job.guard is not None:
+            return self._fit_guarded(copy, job, job.guard, fit)
+        copy.load(job.parameters)
+        copy.module.train()
+        loss_of = loss_function(fit.objective, fit.temperature)
+        free = self._free(copy)
+        optimizer = _optimizer(list(free.values()), fit)
+        restore_moments(optimizer, free, job.moments or {})
+        x, targets = job.x.to(self.device), job.targets.to(self.device)
+        anchor = self._anchor(job, fit)
+        losses = []
+        with self.randomness(job.seed):
+            for step, batch in enumerate(job.batches):
+                near = None
+                if anchor is not None:
+                    near = fit.mu / 2 * _distance({n: copy.named[n] for n in anchor}, anchor)
+                optimizer.zero_grad(set_to_none=True)
+                losses.append(self._backward(copy, x, targets, batch, loss_of, near))
+                _set_rate(optimizer, fit, step, len(job.batches))
+                optimizer.step()
+        kept = {} if job.moments is None else moments_of(optimizer, free)
+        return Fitted(copy.unload(), _table(losses), kept, job.batches)
+
+    def _backward(
+        self, copy: Copy, x: Tensor, targets: Tensor, batch: Tensor, loss_of: _Loss, near: Tensor | None
+    ) -> Tensor:
+        """Adds the gradient of a batch's mean loss, and of `near`, to the parameters' own; gives the mean loss."""
+        parts, told = batch.chunk(self._traits.parts(len(batch), x)), list[Tensor]()
+        for part in parts:
+            loss = loss_of(self._logits(copy.forward, self._images(_rows(x, part))), _rows(targets, part))
+            if len(parts) > 1:  # every objective is a mean over records
+                loss = loss * (len(part) / len(batch))
+            told.append(loss.detach())
+            (loss if near is None else loss + near).backward()
+            near = None
+        return torch.stack(told).sum() if len(parts) > 1 else told[0]
+
+    def _fit_guarded(self, copy: Copy, job: Job, guard: Guard, fit: Fit) -> Fitted:
+        """The same steps along noisy gradients; FedProx's term, decay and momentum know nothing of the records."""
+        copy.load(job.parameters)
+        free = self._free(copy)
+        optimizer = _optimizer(list(free.values()), fit)
+        restore_moments(optimizer, free, job.moments or {})
+        anchor = self._anchor(job, fit)
+        steps = []
+        for number, step in enumerate(self._guarded_steps(copy, job, guard, fit)):
+            for name, tensor in free.items():
+                near = 0 if anchor is None else fit.mu * (tensor.detach() - anchor[name])
+                tensor.grad = step.gradient[name] + near
+            _set_rate(optimizer, fit, number, guard.steps)
+            optimizer.step()
+            steps.append(step)
+        kept = {} if job.moments is None else moments_of(optimizer, free)
+        return Fitted(copy.unload(), _table([s.loss for s in steps]), kept, [s.batch for s in steps])
+
+    def _guarded_steps(self, copy: Copy, job: Job, guard: Guard, fit: Fit) -> Iterator[Step]:
+        """The guard's steps, each from the parameters as they stand when it is asked for."""
+        copy.module.train()
+        mean_of = loss_function(fit.objective, fit.temperature)
+        x, targets = job.x.to(self.device), job.targets.to(self.device)
+
+        def losses(drawn: Tensor) -> Tensor:  # every objective is a mean over records
+            inputs = self._images(_rows(x, drawn)).requires_grad_()
+            return mean_of(copy.module(inputs), _rows(targets, drawn)) * len(drawn)
+
+        with self.randomness(guard.noise), per_sample_gradients(copy.module):
+            for _ in range(guard.steps):
+                yield guard.step(copy.module, len(x), losses)
+
+    def _fit_stacked(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
+        names = list(self._named)
+        stacked = {n: torch.stack([j.parameters[n].to(self.device) for j in jobs]) for n in names}
+        free = {n: t.requires_grad_() for n, t in stacked.items() if n in self._trainable}
+        held = {n: t for n, t in stacked.items() if n not in self._trainable}
+        loss_of, optimizer = (
+            loss_function(fit.objective, fit.temperature),
+            _optimizer(list(free.values()), fit),
+        )
+        anchors = [self._anchor(j, fit) for j in jobs]
+        proximal = {n: torch.stack([a[n] for a in anchors if a is not None]) for n in free} if fit.mu else {}
+        inputs = [j.x.to(self.device) for j in jobs]
+        targets = [j.targets.to(self.device) for j in jobs]
+        self._module.train()
+
+        def one(
+            w: Parameters, rest: Parameters, a: Parameters, xb: Tensor, yb: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            plain = loss_of(self._logits(partial(functional_call, self._module, {**w, **rest}), xb), yb)
+            return (plain + fit.mu / 2 * _distance(w, a) if a else plain), plain
+
+        advance = vmap(grad_and_value(one, has_aux=True))
+        losses = []
+        for step in range(len(jobs[0].batches)):
+            xb = torch.stack([_rows(t, j.batches[step]) for t, j in zip(inputs, jobs, strict=True)])
+            yb = torch.stack([_rows(t, j.batches[step]) for t, j in zip(targets, jobs, strict=True)])
+            detached = {n: t.detach() for n, t in free.items()}
+            gradients, (_, plain) = advance(detached, held, proximal, xb, yb)
+            for n, t in free.items():
+                t.grad = gradients[n]
+            _set_rate(optimizer, fit, step, len(jobs[0].batches))
+            optimizer.step()
+            losses.append(plain.detach())
+        table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(jobs))
+        return [
+            Fitted({n: stacked[n][k].detach().clone() for n in names}, table[:, k], batches=job.batches)
+            for k, job in enumerate(jobs)
+        ]
+
+    def gradients(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
+        """For each job, the gradient of its first batch's mean loss with respect to the trainable parameters.
+
+        Under a guard it is the gradient of the guard's one step.
+
+        Raises:
+            TrainingDivergedError: a loss is NaN or infinite.
+        """
+        return finite(jobs, self._by_themselves(lambda copy, job: self._gradient(copy, job, fit), jobs))
+
+    def _gradient(self, copy: Copy, job: Job, fit: Fit) -> Fitted:
+        copy.load(job.parameters)
+        if job.guard is not None:
+            (step,) = self._guarded_steps(copy, job, replace(job.guard, steps=1), fit)
+            return Fitted(step.gradient, step.loss.reshape(1).cpu(), batches=[step.batch])
+        copy.module.train()
+        batch = job.batches[0]
+        x, targets = self._images(_rows(job.x, batch)), _rows(job.targets, batch).to(self.device)
+        with self.randomness(job.seed):
+            loss = loss_function(fit.objective, fit.temperature)(copy.module(x), targets)
+        free = self._free(copy)
+        values = torch.autograd.grad(loss, list(free.values()))
+        gradient = {n: g.contiguous() for n, g in zip(free, values, strict=True)}
+        return Fitted(gradient, loss.detach().reshape(1).cpu(), batches=[batch])
+
+    def _by_themselves(self, work: Callable[[Copy, Job], Fitted], jobs: Sequence[Job]) -> list[Fitted]:
+        """Every job on its own; on a CPU as many at a time as there are threads."""
+        workers = self._workers(len(jobs))
+        if workers <= 1:
+            return [work(self._copies[0], job) for job in jobs]
+        self._copies += [self._build() for _ in range(workers - len(self._copies))]
+        return side_by_side(work, jobs, self._copies[:workers])
+
+    # -- asking ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Logits (n, C) of one model for samples (n, c, h, w), on the CPU."""
+        self._copies[0].load(parameters)
+        self._module.eval()
+        size = int(min(_PREDICT_BATCH, self._traits.at_once(x)))
+        return torch.cat([self._module(self._images(part)).cpu() for part in x.split(size)])
+
+    # -- lending --------------------------------------------------------------------------------------------
+
+    def network(self, parameters: Mapping[str, Tensor]) -> nn.Module:
+        """A network of the caller's own with these parameters, on the device, in training mode.
+
+        For what the core does not do: gradients with respect to inputs, losses that other parties have a part in.
+        """
+        copy = self._build()
+        copy.load(parameters)
+        return copy.module
+
+    def apart(self, work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list[Result]:
+        """The caller's own work on each piece; on a CPU on as many at a time as there are threads.
+
+        Args:
+            work: must change nothing that another piece's work reads.
+            pieces: what to work on.
+        """
+        workers = self._workers(len(pieces))
+        if workers <= 1:
+            return [work(piece) for piece in pieces]
+        return side_by_side(lambda _, piece: work(piece), pieces, [None] * workers)
+
+    @contextmanager
+    def randomness(self, source: int | SecretStream) -> Iterator[None]:
+        """Lend the global generator, which is all that dropout draws from, a seed or a secret state. Then put it back.
+
+        Under a guard the state must be secret: a record's mask follows from its place in the batch, so whoever knows
+        the masks tells a record left out by the masks of all records after it.
+        """
+        if not self._traits.random:
+            yield
+            return
+        devices = [self.device] if self.device.type == "cuda" else []
+        with forked_randomness(devices):
+            # torch.manual_seed would reseed every accelerator, also those that were not forked.
+            if isinstance(source, int):
+                seed = source
+                torch.default_generator.manual_seed(seed)
+            else:
+                torch.default_generator.set_state(source.torch_state())
+                seed = int(source.integers(2**63, 1)[0])
+            if devices:
+                with torch.cuda.device(self.device):
+                    torch.cuda.manual_seed(seed)
+            yield
+
+    # -- details --------------------------------------------------------------------------------------------
+
+    def _workers(self, pieces: int) -> int:
+        # Dropout draws from the one global generator, and compilers are no friends of threads: such work takes turns.
+        alone = self._traits.random or self._traits.compiled or self.device.type != "cpu"
+        return 1 if alone else min(self.execution.threads, pieces)
+
+    def _build(self) -> Copy:
+        built = self.architecture.build(torch.Generator().manual_seed(0))
+        return Copy(built.to(self.device).to(memory_format=self._format))
+
+    def _logits(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """What a network says of images on the device, (n, c, h, w), while it is trained; float32."""
+        if not self._mixed:
+            return forward(x)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            return forward(x).float()
+
+    def _images(self, x: Tensor) -> Tensor:
+        x = x.to(self.device)
+        return x.contiguous(memory_format=self._format) if x.dim() == 4 else x
+
+    def _free(self, copy: Copy) -> dict[str, Tensor]:
+        return {n: t for n, t in copy.named.items() if n in self._trainable}
+
+    def _anchor(self, job: Job, fit: Fit) -> Parameters | None:
+        if not fit.mu:
+            return None
+        if job.anchor is None:
+            raise ValueError(f"{job.party}: mu = {fit.mu} needs an anchor. Give the parameters to stay near.")
+        return {n: job.anchor[n].to(self.device) for n in self._named if n in self._trainable}
+
+
+def _optimizer(tensors: list[Tensor], fit: Fit) -> torch.optim.Optimizer:
+    if fit.optimizer == "adam":
+        return adam(tensors, fit.lr, weight_decay=fit.weight_decay)
+    return torch.optim.SGD(tensors, lr=fit.lr, momentum=fit.momentum, weight_decay=fit.weight_decay)
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, fit: Fit, step: int, steps: int) -> None:
+    optimizer.param_groups[0]["lr"] = annealed(fit.lr, fit.final_lr, step, steps)
+
+
+def _rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """`tensor[index]`; three times as quick on a CPU."""
+    return tensor.index_select(0, index.to(tensor.device))
+
+
+def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """Squared ℓ2 distance between two sets of named tensors."""
+    return torch.stack([(a[n] - b[n]).square().sum() for n in a]).sum()
+
+
+def _same_shapes(jobs: Sequence[Job]) -> bool:
+    return len({(j.x.shape[1:], j.targets.shape[1:], *(len(b) for b in j.batches)) for j in jobs}) == 1
+
+
+def _table(losses: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(losses)).cpu() if losses else torch.zeros(0)

@@ -1,0 +1,74 @@
+"""The log of a transcript that is written no more: parsed once, and sorted by party for all who ask for a view.
+
+Guarantees:
+  * a log is parsed once as long as its file stays as it is, however many views, ledgers and tables are made of it;
+  * what one party saw takes time that grows with its own messages, so that all parties' take as long as the deliveries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from fdaudit.transcript.messages import Message
+from fdaudit.transcript.transcript import LOG, read_messages
+
+__all__ = ["Log", "read_log"]
+
+_Stamp = tuple[int, int, int, int, int]
+_last: dict[Path, tuple[_Stamp, Log]] = {}
+"""The log that was read last; a process is seldom busy with two."""
+
+
+class Log:
+    """The messages of one transcript.
+
+    Args:
+        messages: all of them, in order.
+    """
+
+    def __init__(self, messages: Iterable[Message]) -> None:
+        self.messages = tuple(messages)
+
+    def of(self, parties: Sequence[str]) -> tuple[Message, ...]:
+        """The messages that one of the parties sent or received, in order."""
+        if len(parties) == 1:
+            return tuple(self.messages[n] for n in self._places.get(parties[0], ()))
+        places = set[int]().union(*(self._places.get(party, ()) for party in parties))
+        return tuple(self.messages[n] for n in sorted(places))
+
+    @cached_property
+    def _places(self) -> dict[str, list[int]]:
+        """By party, where its messages stand."""
+        found: dict[str, list[int]] = {}
+        for number, message in enumerate(self.messages):
+            for party in {*message.parties()}:
+                found.setdefault(party, []).append(number)
+        return found
+
+
+def read_log(directory: Path) -> Log:
+    """The log of a transcript; the same object as before if the file has not changed since.
+
+    Raises:
+        IntegrityError: a line is not a message.
+    """
+    path = (directory / LOG).absolute()
+    stamp = _stamp(path)
+    if path not in _last or stamp is None or _last[path][0] != stamp:
+        found = Log(read_messages(directory))
+        _last.clear()
+        if stamp is None or stamp != _stamp(path):  # written to meanwhile: not worth keeping
+            return found
+        _last[path] = (stamp, found)
+    return _last[path][1]
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    """What changes with a file's content; nobody sets the last of it."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

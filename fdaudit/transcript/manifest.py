@@ -1,0 +1,139 @@
+"""The manifest: written last, it states what a finished run consists of and makes changes to it visible."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fdaudit.errors import IntegrityError, RunError
+from fdaudit.limits import JSON_BYTES, TABLE_BYTES, read_file
+from fdaudit.storage.digests import canonical
+from fdaudit.storage.files import write_atomically
+from fdaudit.transcript.transcript import verify_transcript
+
+__all__ = ["COVERED", "MANIFEST", "read_manifest", "refuse_changed", "verify", "write_manifest"]
+
+MANIFEST = "manifest.json"
+COVERED = ("spec.yaml", "utility.csv")
+"""Files beside the transcript whose digests the manifest holds."""
+_REQUIRED: Mapping[str, type] = {"head": str, "messages": int, "files": dict, "commitments": dict}
+_AFTERWARDS = "result.json"
+_SCHEMA = "fdaudit-manifest/2"
+_EARLIER = ("fdaudit-manifest/1",)
+
+
+def write_manifest(run: Path, values: Mapping[str, Any]) -> None:
+    """Writes the manifest of a run whose other files are in place.
+
+    Args:
+        run: the run directory.
+        values: `head`, `messages`, `commitments`, `versions`, …; the schema, the digests of the covered files
+            and the manifest's own digest are added.
+    """
+    files = {name: _sha256(run / name) for name in COVERED}
+    body = {"schema": _SCHEMA, "status": "complete", "files": files, **values}
+    body["self"] = hashlib.sha256(canonical(body)).hexdigest()
+    write_atomically(run / MANIFEST, canonical(body) + b"\n")
+
+
+def read_manifest(run: Path) -> dict[str, Any]:
+    """The manifest of a run, checked against its own digest.
+
+    Raises:
+        RunError: there is none: the run is unfinished, or this is no run directory; or another version wrote it.
+        IntegrityError: it was changed, or taken away from a concluded run.
+    """
+    path = run / MANIFEST
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise IntegrityError([f"{MANIFEST} is no regular file"])
+    if not path.is_file() and (run / _AFTERWARDS).exists():
+        raise IntegrityError(
+            [f"{MANIFEST} is missing, though {_AFTERWARDS}, which is written later, is there"]
+        )
+    if not path.is_file():
+        raise RunError(
+            "run", str(run), "has no manifest", "Finish it with `fdaudit run --resume --out` first."
+        )
+    try:
+        data = read_file(path, JSON_BYTES)
+    except OSError as error:
+        raise IntegrityError([f"{MANIFEST} cannot be read: {error.strerror}"]) from None
+    try:
+        body = json.loads(data)
+        stated = body.pop("self")
+        whole = canonical({**body, "self": stated}) + b"\n"
+        right = hashlib.sha256(canonical(body)).hexdigest()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise IntegrityError([f"{MANIFEST} is malformed: {error}"]) from None
+    if whole == data and stated == right and body.get("schema") in _EARLIER:
+        problem = f"has a record of schema {body['schema']}, which this version cannot read"
+        raise RunError("run", str(run), problem, "Read it with the version of fdaudit that wrote it.")
+    if whole != data or stated != right or body.get("schema") != _SCHEMA:
+        raise IntegrityError([f"{MANIFEST} does not match its own digest"])
+    wrong = [name for name, kind in _REQUIRED.items() if type(body.get(name)) is not kind]
+    if wrong:
+        raise IntegrityError([f"{MANIFEST} is malformed: {', '.join(wrong)}"])
+    return dict(body)
+
+
+def verify(run: Path) -> list[str]:
+    """Checks a finished run: manifest, covered files, every line and payload of the transcript.
+
+    It finds damage, and edits by someone who cannot also rewrite the head. Unsigned, it proves no authorship;
+    signed or not, it proves no honest run.
+
+    Returns:
+        One sentence for each defect; empty when there is none.
+
+    Raises:
+        RunError: there is no manifest, or another version wrote it.
+    """
+    try:
+        manifest = read_manifest(run)
+    except IntegrityError as error:
+        return list(error.findings)
+    transcript = run / "transcript"
+    return _changed(run, manifest) + verify_transcript(
+        transcript, head=manifest["head"], count=manifest["messages"]
+    )
+
+
+def _changed(run: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Defects of the files beside the transcript that the manifest covers."""
+    findings = []
+    for name in COVERED:
+        path = run / name
+        if not path.is_file() or path.is_symlink():
+            findings.append(f"{name} is missing, or no regular file")
+            continue
+        try:
+            same = _sha256(path) == manifest["files"].get(name)
+        except OSError as error:
+            findings.append(f"{name} cannot be read: {error.strerror}")
+            continue
+        if not same:
+            findings.append(f"{name} does not match its digest in the manifest")
+    return findings
+
+
+def refuse_changed(run: Path, *, results: bool = False) -> None:
+    """Verifies a run: what any command does before it reads the record.
+
+    Args:
+        run: the run directory.
+        results: nothing but results is read: what of a run was kept, or fetched, without its transcript will do.
+
+    Raises:
+        IntegrityError: it was changed; figures from it would stand under a head that is not theirs.
+        RunError: there is no manifest, or another version wrote it.
+    """
+    pruned = results and not (run / "transcript").exists()
+    if findings := _changed(run, read_manifest(run)) if pruned else verify(run):
+        raise IntegrityError(findings)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(read_file(path, TABLE_BYTES)).hexdigest()

@@ -1,0 +1,160 @@
+"""The message: one thing sent, as the transcript records it, and the closed vocabulary of kinds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Literal
+
+from fdaudit.errors import IntegrityError
+from fdaudit.events import Event, event_from_json, event_to_json
+from fdaudit.storage.digests import canonical
+from fdaudit.types import TensorInfo
+
+__all__ = ["ALL", "DATA", "GENESIS", "SUM", "Inputs", "Message", "role"]
+
+DATA = "data"
+"""The input that stands for the sender's raw private data."""
+
+ALL: Literal["all"] = "all"
+"""`inputs` left undeclared: everything the sender held when it sent, which is always sound."""
+
+SUM = "exact_sum"
+"""The field that marks a message as the exact sum of the messages among its inputs."""
+
+GENESIS = "0" * 64
+"""`previous` of the first line."""
+
+Inputs = tuple[str | int, ...] | Literal["all"]
+
+
+def role(party: str) -> str:
+    """The role of a party: `client/3` has the role `client`."""
+    return party.partition("/")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One line of `messages.jsonl`.
+
+    `sha256` is of the salt's bytes followed by the payload's; `previous` is the SHA-256 of the line before,
+    without its newline. `payload` names the payload's file and length, or is `None` when only the digest was kept.
+    `offset` says where in that file it begins. It is no part of the line, which would tell how long the payloads of
+    others in the file are: readers add up the lengths, see `fdaudit.transcript.payloads.placed`. `bytes_on_wire` counts
+    the tensors' encoded bytes to one receiver.
+    """
+
+    seq: int
+    round: int
+    step: int
+    sender: str
+    receivers: tuple[str, ...]
+    kind: str
+    tensors: Mapping[str, TensorInfo] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Inputs = "all"
+    defenses: tuple[Mapping[str, Any], ...] = ()
+    event: Event | None = None
+    bytes_on_wire: int = 0
+    payload: Mapping[str, Any] | None = None
+    salt: str = ""
+    sha256: str = ""
+    previous: str = GENESIS
+    offset: int = field(default=0, compare=False)
+
+    def parties(self) -> tuple[str, ...]:
+        """The sender and every receiver."""
+        return (self.sender, *self.receivers)
+
+    def to_line(self) -> bytes:
+        """The message's line in the log, newline included."""
+        value = {name: getattr(self, name) for name in _IN_LINE}
+        value["tensors"] = {k: {"dtype": t.dtype, "shape": list(t.shape)} for k, t in self.tensors.items()}
+        value["event"] = None if self.event is None else event_to_json(self.event)
+        return canonical(value) + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Message:
+        """The message of a line without its newline.
+
+        Raises:
+            IntegrityError: the line is not the canonical form of a message.
+        """
+        return (_parsed if len(line) <= _SHORT else _parsed.__wrapped__)(line)
+
+
+_SHORT = 4096
+"""Bytes of a line that is worth keeping parsed."""
+
+
+_IN_LINE = tuple(f.name for f in fields(Message) if f.name != "offset")
+
+
+@lru_cache(maxsize=1 << 13)
+def _parsed(line: bytes) -> Message:
+    """The message of a line: each view of a transcript has the same ones parsed."""
+    try:
+        value = json.loads(line)
+        same = canonical(value) == line
+        _refuse_mistyped(value)
+        told = value["event"]
+        value["tensors"] = {k: TensorInfo(t["dtype"], tuple(t["shape"])) for k, t in value["tensors"].items()}
+        value["receivers"] = tuple(value["receivers"])
+        value["defenses"] = tuple(value["defenses"])
+        value["inputs"] = value["inputs"] if value["inputs"] == ALL else tuple(value["inputs"])
+        value["event"] = None if told is None else event_from_json(told)
+        same &= told is None or canonical(event_to_json(value["event"])) == canonical(told)
+        message = Message(**value)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise IntegrityError([f"line is not a message: {type(error).__name__}: {error}"]) from None
+    if not same:
+        raise IntegrityError(["line is not in canonical form"])
+    return message
+
+
+_TYPES: Mapping[str, type] = MappingProxyType(
+    {
+        **dict.fromkeys(("seq", "round", "step", "bytes_on_wire"), int),
+        **dict.fromkeys(("sender", "kind", "salt", "sha256", "previous"), str),
+        **dict.fromkeys(("tensors", "fields"), dict),
+        **dict.fromkeys(("receivers", "defenses"), list),
+    }
+)
+
+
+_MOST = 1 << 63
+"""No count in a line reaches this."""
+
+
+def _refuse_mistyped(value: Any) -> None:
+    """Raises unless every field is there, with its type, and no other: a line may come from anybody."""
+    if value.keys() != frozenset(_IN_LINE):
+        raise TypeError(f"its fields are not {', '.join(_IN_LINE)}")
+    for name, wanted in _TYPES.items():
+        found = value[name]
+        if type(found) is not wanted or (type(found) is int and not 0 <= found < _MOST):
+            raise TypeError(f"{name} is not a {'count' if wanted is int else wanted.__name__}")
+    if any(set(t) != {"dtype", "shape"} or type(t["shape"]) is not list for t in value["tensors"].values()):
+        raise TypeError("tensors have something other than dtype and shape")
+    shapes = [n for t in value["tensors"].values() for n in t["shape"]]
+    _each("receivers", value["receivers"], str)
+    _each("defenses", value["defenses"], dict)
+    _each("tensors.dtype", [t["dtype"] for t in value["tensors"].values()], str)
+    _each("tensors.shape", shapes, int)
+    if any(not 0 <= n < _MOST for n in shapes):
+        raise TypeError("tensors.shape holds something other than counts")
+    inputs = [] if value["inputs"] == ALL else value["inputs"]
+    if type(inputs) is not list or not all(type(i) in (int, str) for i in inputs):
+        raise TypeError("inputs are neither messages nor names")
+    if value["payload"] is not None:
+        where = {name: type(part) for name, part in value["payload"].items()}
+        if where != {"file": str, "length": int} or not 0 <= value["payload"]["length"] < _MOST:
+            raise TypeError("payload does not say file and length")
+
+
+def _each(name: str, values: list[Any], wanted: type) -> None:
+    if any(type(v) is not wanted for v in values):
+        raise TypeError(f"{name} holds something other than {wanted.__name__}")

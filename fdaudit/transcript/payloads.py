@@ -1,0 +1,170 @@
+"""Where payloads lie below a transcript: small ones of a round in one file, larger ones in files of their own.
+
+Guarantees:
+  * a payload is whole in its file before `write` returns, so a line that names it may follow;
+  * every byte of every file belongs to one payload: those of a round's file lie end to end, in the messages' order;
+  * a message says how long its own payload is, and nothing from which the length of another's could be told;
+  * a file of one payload is never written again once it has its name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from fdaudit.errors import IntegrityError
+from fdaudit.limits import TENSOR_BYTES, open_file
+from fdaudit.storage.files import commitment, write_atomically
+
+if TYPE_CHECKING:
+    from fdaudit.transcript.messages import Message
+
+__all__ = ["PAYLOADS", "Payloads", "payload_name", "placed", "read_payload", "shared_name"]
+
+PAYLOADS = "payloads"
+_OWN = re.compile(r"payloads/(\d{8})\.safetensors")
+_SHARED = re.compile(r"payloads/round-(\d{6})\.shard")
+
+
+_SMALL = 1 << 20
+"""Bytes up to which a payload lies in its round's file: to make, flush, send and remove a file costs more."""
+
+
+class Payloads:
+    """Writes the payloads of one transcript.
+
+    Args:
+        directory: the transcript's directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        (directory / PAYLOADS).mkdir(parents=True, exist_ok=True)
+        self._unsynced: list[Path] = []
+        self._open: tuple[Path, BinaryIO] | None = None
+
+    def rewind(self, seq: int, round: int, end: int) -> None:
+        """Removes what was written for messages from `seq` on.
+
+        Args:
+            seq: number of the next message.
+            round: the round of the message before it; -1 where there is none.
+            end: where in that round's file the payloads before `seq` end; 0 where it has none of them.
+        """
+        for path in (self._directory / PAYLOADS).iterdir():
+            name = f"{PAYLOADS}/{path.name}"
+            own, shared = _OWN.fullmatch(name), _SHARED.fullmatch(name)
+            if own is not None and int(own[1]) < seq:
+                continue
+            if shared is not None and int(shared[1]) < round:
+                continue
+            if shared is not None and int(shared[1]) == round and end:
+                os.truncate(path, end)
+                continue
+            path.unlink()
+
+    def write(self, seq: int, round: int, payload: bytes) -> dict[str, Any]:
+        """Writes one payload and says where it lies: `file`, `length`."""
+        if len(payload) > _SMALL:
+            name = _own_name(seq)
+            write_atomically(self._directory / name, payload, sync=False)
+            self._unsynced.append(self._directory / name)
+            return {"file": name, "length": len(payload)}
+        name = shared_name(round)
+        if self._file(self._directory / name).write(payload) != len(payload):
+            raise OSError(errno.ENOSPC, "only part of a payload could be written", name)
+        return {"file": name, "length": len(payload)}
+
+    def written(self) -> list[Path]:
+        """What has to be made durable since this was last asked: the files, and their directory."""
+        paths = [*self._unsynced, self._directory / PAYLOADS]
+        self._unsynced.clear()
+        return paths
+
+    def close(self) -> None:
+        """Closes what is open."""
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    def _file(self, path: Path) -> BinaryIO:
+        """The file of a round, at its end."""
+        if self._open is None or self._open[0] != path:
+            self.close()
+            self._open = (path, path.open("ab", buffering=0))
+            self._unsynced.append(path)
+        elif path not in self._unsynced[-1:]:
+            self._unsynced.append(path)
+        return self._open[1]
+
+
+def shared_name(round: int) -> str:
+    """The file in which the small payloads of a round lie, below its transcript."""
+    return f"{PAYLOADS}/round-{round:06d}.shard"
+
+
+def _own_name(seq: int) -> str:
+    """The file of a large payload, below its transcript."""
+    return f"{PAYLOADS}/{seq:08d}.safetensors"
+
+
+def placed(messages: Iterable[Message]) -> Iterator[Message]:
+    """The messages of a log, or of an exported one, in order, each with the place where its payload begins."""
+    round, end = -1, 0
+    for message in messages:
+        if message.round != round:
+            round, end = message.round, 0
+        if message.payload is None or message.payload["file"] != shared_name(round):
+            yield message
+            continue
+        yield message if message.offset == end else replace(message, offset=end)
+        end += message.payload["length"]
+
+
+def payload_name(message: Message) -> str:
+    """The file in which the payload of a message lies, below its transcript; never outside of it.
+
+    Raises:
+        IntegrityError: the payload was not kept, or its name is not one that a transcript writes.
+    """
+    if message.payload is None:
+        raise IntegrityError([f"message {message.seq} was recorded as a digest only"])
+    name = str(message.payload.get("file"))
+    if name not in (_own_name(message.seq), shared_name(message.round)):
+        raise IntegrityError([f"message {message.seq} names {name!r}, not a payload of this transcript"])
+    return name
+
+
+def read_payload(directory: Path, message: Message) -> bytes:
+    """The payload of a message that `placed` has placed, checked against its digest.
+
+    Raises:
+        IntegrityError: the payload was not kept, its name is not one a transcript writes, or it differs.
+    """
+    name, length = payload_name(message), (message.payload or {})["length"]
+    try:
+        payload = _slice(directory / name, message.offset, length)
+        salt = bytes.fromhex(message.salt)
+    except (OSError, ValueError) as error:
+        problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise IntegrityError([f"payload of message {message.seq} ({name}): {problem}"]) from None
+    if commitment(salt, payload) != message.sha256:
+        raise IntegrityError([f"payload of message {message.seq} ({name}) does not match its digest"])
+    return payload
+
+
+def _slice(path: Path, offset: int, length: int) -> bytes:
+    if path.is_symlink() or not path.is_file():
+        raise ValueError("is missing" if not path.exists() else "is no regular file")
+    if length > TENSOR_BYTES.most:
+        raise ValueError(f"has {TENSOR_BYTES.refusal(length)}")
+    with open_file(path, follow=False) as file:
+        if min(offset, length) < 0 or offset + length > os.fstat(file.fileno()).st_size:
+            raise ValueError("is shorter than its line says")
+        file.seek(offset)
+        return file.read(length)

@@ -1,0 +1,362 @@
+"""The transcript: append-only, on disk, readable and checkable without trust in who wrote it.
+
+Guarantees:
+  * every byte of every payload, safetensors headers included, is covered by a digest in the log;
+  * every line is chained to the line before it, so dropping, swapping, adding or editing one is found;
+  * memory does not grow with what was sent: writing holds one message (or as much as its writer lets wait) and the
+    names of those since the last `sync`; verifying holds one message and the payloads' names;
+  * a payload is on disk under its final name before the line that names it is appended.
+
+It proves neither authorship nor an honest run: whoever can rewrite the head can rewrite the rest.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from fdaudit.errors import IntegrityError, RunError
+from fdaudit.limits import LINE_BYTES, LOG_BYTES, TENSOR_BYTES, Limit, open_file
+from fdaudit.rng import SecretStream
+from fdaudit.storage.files import Syncs, commitment, decode, encode, header
+from fdaudit.storage.writer import InlineWriter, Writer
+from fdaudit.transcript.messages import ALL, DATA, GENESIS, Message
+from fdaudit.transcript.payloads import PAYLOADS, Payloads, payload_name, placed, read_payload, shared_name
+from fdaudit.types import KINDS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "LOG",
+    "Position",
+    "Transcript",
+    "read_lines",
+    "read_messages",
+    "verify_transcript",
+]
+
+LOG = "messages.jsonl"
+_SALT_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a transcript stands: next `seq`, the log's length in bytes, and the SHA-256 of its last line."""
+
+    seq: int = 0
+    offset: int = 0
+    head: str = GENESIS
+
+
+class Transcript:
+    """Writes one transcript.
+
+    Args:
+        directory: where the log and `payloads/` lie; created when missing.
+        secret: the run's key (`Secrets.for_run`), from which the messages' salts are drawn.
+        start: where to go on; whatever lies beyond is removed first.
+        keep: says of a round whether payloads are kept or their digests only.
+        log: the log's file name.
+        salt_path: names the stream of salts, so that two transcripts of one run never share one.
+        writer: digests and writes what is appended; at once when left out. Closed with the transcript.
+
+    Attributes:
+        directory: the same.
+        writer: the same.
+        seq: number of the next message.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        secret: bytes,
+        start: Position | None = None,
+        keep: Callable[[int], bool] = lambda round: True,
+        log: str = LOG,
+        salt_path: tuple[str, ...] = ("transcript",),
+        writer: Writer | None = None,
+    ) -> None:
+        self.directory = directory
+        self.writer: Writer = writer or InlineWriter()
+        self._secret, self._keep, self._salt_path = secret, keep, salt_path
+        self._payloads, self._syncs = Payloads(directory), Syncs()
+        self._log_path = directory / log
+        self._position = start or Position()
+        self.seq = self._position.seq
+        self._rewind()
+        self._file = self._log_path.open("ab", buffering=0)
+
+    @property
+    def position(self) -> Position:
+        """Where it stands once everything that was appended is written."""
+        self.writer.drain()
+        return self._position
+
+    def _rewind(self) -> None:
+        """Cuts the log back to where it is to go on, and removes later payloads."""
+        self._log_path.touch()
+        # A continued chain (an oracle's log) starts with a foreign head at offset 0.
+        if self._log_path.stat().st_size < self._position.offset:
+            raise IntegrityError([f"{self._log_path.name} is shorter than the last checkpoint says"])
+        os.truncate(self._log_path, self._position.offset)
+        lines = _lines_back(self._log_path)
+        last = next(lines, None)
+        if last is None:
+            self._payloads.rewind(0, -1, 0)
+            return
+        if hashlib.sha256(last).hexdigest() != self._position.head:
+            raise IntegrityError([f"{self._log_path.name} does not end as the last checkpoint says"])
+        round = Message.from_line(last).round
+        self._payloads.rewind(self._position.seq, round, _end_of_shared(round, chain([last], lines)))
+
+    def append(self, draft: Message, tensors: Mapping[str, Tensor]) -> tuple[int, dict[str, Tensor]]:
+        """Records a message and returns its `seq` with the decoded payload, which is what a receiver is handed.
+
+        The draft's `seq`, `tensors`, `payload`, `bytes_on_wire`, `salt`, `sha256`, `previous` are filled in.
+        """
+        seq, payload = self.seq, encode(tensors)
+        size = draft.bytes_on_wire or sum(t.nbytes for t in tensors.values())
+        self.seq += 1
+        self.writer.put(
+            lambda: self._write(replace(draft, seq=seq, bytes_on_wire=size), payload), len(payload)
+        )
+        return seq, decode(payload)
+
+    def _write(self, draft: Message, payload: bytes) -> None:
+        """Puts a message on disk: its payload, then its line."""
+        salt = SecretStream(self._secret, "salt", *self._salt_path, draft.seq).bytes(_SALT_BYTES)
+        kept = self._keep(draft.round)
+        message = replace(
+            draft,
+            tensors=header(payload),
+            payload=self._payloads.write(draft.seq, draft.round, payload) if kept else None,
+            salt=salt.hex(),
+            sha256=commitment(salt, payload),
+            previous=self._position.head,
+        )
+        line = message.to_line()
+        end = self._position.offset + len(line)
+        _refuse_unreadable(draft, {LINE_BYTES: len(line), LOG_BYTES: end, TENSOR_BYTES: len(payload)})
+        if self._file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, "only part of a line could be written", str(self._log_path))
+        head = hashlib.sha256(line[:-1]).hexdigest()
+        self._position = Position(draft.seq + 1, end, head)
+
+    def record(self, sender: str, receiver: str, kind: str, tensors: Mapping[str, Tensor]) -> int:
+        """Records a message that no protocol sent, an oracle's question or answer, and returns its `seq`."""
+        draft = Message(seq=0, round=0, step=self.seq, sender=sender, receivers=(receiver,), kind=kind)
+        return self.append(draft, tensors)[0]
+
+    def sync(self, others: Sequence[Path] = ()) -> Position:
+        """Makes everything so far durable, the payloads, the log and their directories, and `others` with them."""
+        self.writer.put(lambda: self._sync(others))
+        return self.position
+
+    def _sync(self, others: Sequence[Path]) -> None:
+        self._syncs([*self._payloads.written(), self._log_path, self.directory, *others])
+
+    def close(self) -> None:
+        """Writes what was appended, unless writing failed, and closes the log."""
+        self.writer.close()
+        self._payloads.close()
+        self._syncs.close()
+        self._file.close()
+
+    def __enter__(self) -> Transcript:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self.writer.drain()
+        finally:
+            self.close()
+
+
+def _refuse_unreadable(draft: Message, sizes: Mapping[Limit, int]) -> None:
+    """Refuses to write what nobody would read again."""
+    for limit, size in sizes.items():
+        if size > limit.most:
+            problem = f"would have {limit.refusal(size)}"
+            raise RunError("transcript", f"{draft.kind} of {draft.sender}", problem, f"Set {limit.variable}.")
+
+
+def _lines_back(path: Path) -> Iterator[bytes]:
+    """A log's lines without their newlines, the last one first."""
+    with path.open("rb") as file:
+        begun, start = b"", path.stat().st_size - 1
+        while start > 0:
+            step = min(start, 1 << 16)
+            start -= step
+            file.seek(start)
+            begun, *whole = (file.read(step) + begun).split(b"\n")
+            yield from reversed(whole)
+        if begun:
+            yield begun
+
+
+def _end_of_shared(round: int, lines: Iterable[bytes]) -> int:
+    """Where the payloads in a round's file end, from the lines of a log that ends in that round, the last one first."""
+    end = 0
+    for line in lines:
+        message = Message.from_line(line)
+        if message.round < round:
+            break
+        if message.payload is not None and message.payload["file"] == shared_name(round):
+            end += message.payload["length"]
+    return end
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """A log's lines without their newlines, split on the newline byte only; line k is message k's.
+
+    Raises:
+        IntegrityError: the log cannot be read, it or a line is too long, or the final newline is missing.
+    """
+    most = LINE_BYTES.most
+    try:
+        with open_file(path, LOG_BYTES) as file:
+            while line := file.readline(most + 1):
+                if len(line) > most:
+                    raise IntegrityError([f"{path.name} has {LINE_BYTES.refusal(len(line))}"])
+                if not line.endswith(b"\n"):
+                    raise IntegrityError([f"{path.name} does not end with a newline"])
+                yield line[:-1]
+    except OSError as error:
+        raise IntegrityError([f"{path.name} cannot be read: {error.strerror}"]) from None
+
+
+def read_messages(directory: Path, log: str = LOG) -> Iterator[Message]:
+    """The messages of a transcript in order, one at a time, each with the place of its payload.
+
+    Raises:
+        IntegrityError: a line is not a message.
+    """
+    return placed(_unplaced(directory, log))
+
+
+def _unplaced(directory: Path, log: str) -> Iterator[Message]:
+    for number, line in enumerate(read_lines(directory / log), start=1):
+        try:
+            yield Message.from_line(line)
+        except IntegrityError as error:
+            raise IntegrityError([f"{log} line {number}: {error}"]) from None
+
+
+def verify_transcript(
+    directory: Path, *, head: str, count: int, start: str = GENESIS, log: str = LOG
+) -> list[str]:
+    """Checks a transcript against the head and count that its manifest states.
+
+    Args:
+        directory: the transcript's directory.
+        head: expected SHA-256 of the last line.
+        count: expected number of messages.
+        start: `previous` of the first line.
+        log: the log's file name.
+
+    Returns:
+        One sentence for each defect; empty when there is none.
+    """
+    findings: list[str] = []
+    previous, order, number = start, (0, 0), 0
+    covered: dict[str, int] = {}
+    path = directory / log
+    if not path.is_file() or path.is_symlink() or directory.is_symlink():
+        return [f"{log} is missing, or no regular file"]
+    if odd := _irregular(directory):
+        return odd
+    try:
+        for number, line in enumerate(read_lines(path), start=1):
+            where = f"{log} line {number}"
+            try:
+                message = Message.from_line(line)
+            except IntegrityError as error:
+                findings.append(f"{where}: {error}")
+                previous = hashlib.sha256(line).hexdigest()
+                continue
+            findings += [f"{where}: {problem}" for problem in _check(message, number - 1, previous, order)]
+            findings += _check_payload(directory, message, covered)
+            previous, order = hashlib.sha256(line).hexdigest(), (message.round, message.step)
+    except IntegrityError as error:
+        findings += error.findings
+    if number != count:
+        findings.append(f"{log} has {number} messages, the manifest says {count}")
+    if previous != head:
+        findings.append(f"{log}: the last line does not match the head in the manifest")
+    for file, length in covered.items():
+        if (directory / file).is_file() and (directory / file).stat().st_size != length:
+            findings.append(f"{file} holds bytes that no digest covers")
+    return findings + _strays(directory, {log, *covered})
+
+
+def _irregular(directory: Path) -> list[str]:
+    """What lies in a transcript and is neither a folder nor a regular file, a sentence each; none of it is opened."""
+    found = [
+        path
+        for root, folders, files in os.walk(directory)
+        for path in (Path(root) / name for name in (*folders, *files))
+        if path.is_symlink() or not (path.is_file() or path.is_dir())
+    ]
+    return [f"{path.relative_to(directory).as_posix()} is no regular file" for path in sorted(found)]
+
+
+def _check(message: Message, seq: int, previous: str, order: tuple[int, int]) -> Iterator[str]:
+    if message.seq != seq:
+        yield f"seq is {message.seq}, not {seq}"
+    if message.previous != previous:
+        yield "does not chain to the line before"
+    if (message.round, message.step) < order:
+        yield "is out of order of round and step"
+    if message.kind not in KINDS:
+        yield f"kind {message.kind!r} is not known"
+    if message.inputs != ALL and any(i != DATA and i not in range(seq) for i in message.inputs):
+        yield "names an input that was not sent before it"
+
+
+def _check_payload(directory: Path, message: Message, covered: dict[str, int]) -> list[str]:
+    """Checks one payload; `covered` says how far each file is covered by the payloads before it."""
+    if message.payload is None:
+        return []
+    try:
+        file = payload_name(message)
+    except IntegrityError as error:
+        return list(error.findings)
+    begin = covered.get(file, 0)
+    covered[file] = begin + message.payload["length"]
+    try:
+        payload = read_payload(directory, replace(message, offset=begin))
+    except IntegrityError as error:
+        return list(error.findings)
+    if header(payload) != dict(message.tensors):
+        return [f"message {message.seq}: {file} does not hold the tensors that the line names"]
+    return []
+
+
+def _strays(directory: Path, listed: set[str]) -> list[str]:
+    """Anything under the directory that no line names; symbolic links are never followed."""
+    found = []
+    for root, folders, files in os.walk(directory):
+        below = Path(root).relative_to(directory)
+        found += [
+            f"{(below / f).as_posix()}/ is not part of a transcript"
+            for f in folders
+            if (below / f).as_posix() != PAYLOADS or (Path(root) / f).is_symlink()
+        ]
+        found += [
+            f"{(below / f).as_posix()} is listed by no message"
+            for f in files
+            if (below / f).as_posix() not in listed or (Path(root) / f).is_symlink()
+        ]
+    return sorted(found)

@@ -1,0 +1,286 @@
+"""DaFKD's parties: each holds only what is its own and sees the others only through what it is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fdaudit.federation.protocol import PartyData, Setting
+from fdaudit.models.conditional import build_conditional, build_domain_head, shared_network
+from fdaudit.rng import child, child_seed
+from fdaudit.training.private_step import Guard, per_sample_gradients
+from fdaudit.training.stepwise import Learner, Optimizer
+from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
+
+from .losses import ensemble, generator_loss, importance, joint_loss, sameness
+
+if TYPE_CHECKING:
+    from fdaudit.transcript.wire import Delivery
+
+    from .config import DaFKDConfig
+
+__all__ = ["Client", "Server", "Update", "Upload", "initial_generator"]
+
+_GAN = (0.5, 0.999)
+"""Adam's moments for the generator, as GANs have them since Radford 2016."""
+
+_Tensors = Mapping[str, Tensor]
+
+
+def initial_generator(config: DaFKDConfig, setting: Setting) -> nn.Module:
+    """The generator that everybody starts from: its initial weights are public."""
+    drawn = child(setting.seed, "dafkd", "generator")
+    shape, classes = setting.input_shape, setting.classes
+    return build_conditional(drawn, config.latent, config.generator_width, shape, classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What a client has made of a round.
+
+    Attributes:
+        w: its classifier.
+        d: its discriminator's own layer; the rest of it is w's extractor.
+        g: its generator.
+        batch: numbers of the records it trained on, in order of use.
+        loss: mean joint loss.
+    """
+
+    w: Parameters
+    d: Parameters
+    g: Parameters
+    batch: Tensor
+    loss: float
+
+
+class Client:
+    """Client k: its records, and the layer of its discriminator, which never comes from anybody else."""
+
+    def __init__(self, name: str, data: PartyData, config: DaFKDConfig, setting: Setting) -> None:
+        self.name, self._data, self._config, self._seed = name, data, config, setting.seed
+        self._trainer, self._classes = setting.trainers[name], setting.classes
+        device = self._trainer.device
+        self._net = shared_network(self._trainer.network(setting.initial[name]))
+        drawn = child(setting.seed, "dafkd", "discriminator", name)
+        self._head = build_domain_head(drawn, self._net, setting.input_shape).to(device)
+        self._G = initial_generator(config, setting).to(device)
+        self._x, self._y = data.x, data.y
+
+    def update(self, t: int, w: _Tensors, g: _Tensors, guard: Guard | None = None) -> Update:
+        """Local training of round `t` from the global classifier `w` and generator `g`.
+
+        Args:
+            t: the round.
+            w: the global classifier.
+            g: the global generator.
+            guard: the training defence under which classifier and discriminator learn of the records. The generator
+                then learns from these two and from nothing else.
+        """
+        cfg = self._config
+        _load(self._net, w)
+        _load(self._G, g)
+        both = nn.ModuleDict({"w": self._net, "d": self._head})
+        sgd = Optimizer(name="sgd", lr=cfg.lr, momentum=cfg.momentum, weight_decay=cfg.weight_decay)
+        joint = Learner(self.name, both, sgd, self._trainer.device)
+        adam = Optimizer(lr=cfg.generator_lr, betas=_GAN)
+        generator = Learner(self.name, self._G, adam, self._trainer.device)
+        drawn = child(self._seed, "dafkd", "batches", t, self.name)
+        batches = draw_batches(len(self._data), cfg.batch_size, generator=drawn, **cfg.steps)
+        noise = child(self._seed, "dafkd", "noise", t, self.name)
+        dropout = child_seed(self._seed, "dafkd", "dropout", t, self.name)
+        with self._trainer.randomness(dropout if guard is None else guard.noise):
+            # θ_k^d, w_k <- argmin L_J, against pseudo-samples of the global generator
+            if guard is None:
+                losses = [joint.step(self._joint_loss(batch, noise)) for batch in batches]
+                sizes = [len(batch) for batch in batches]
+            else:
+                steps = [self._guarded_step(joint, guard, noise) for _ in range(guard.steps)]
+                batches, losses = tuple(b for b, _ in steps), [loss for _, loss in steps]
+                sizes = [guard.rule.expected_batch] * guard.steps
+        for size in sizes:  # θ_k^g <- argmax L_adv, against the discriminator as it now stands
+            generator.step(self._generator_loss(size, noise, own_classes=guard is None))
+        return Update(
+            w=parameters_of(self._net),
+            d=parameters_of(self._head),
+            g=parameters_of(self._G),
+            batch=torch.cat(batches),
+            loss=sum(losses) / len(losses),
+        )
+
+    def answer(self, sent: Tensor) -> tuple[Tensor, Tensor]:
+        """Appendix B: scores f (n,) of pseudo-samples (n, c, h, w) and soft predictions times them (n, C)."""
+        logits, scores = _judge(self._net, self._head, sent)
+        soft = (logits / self._config.temperature).softmax(1)
+        return scores, scores[:, None] * soft
+
+    def _joint_loss(self, batch: Tensor, noise: torch.Generator) -> Tensor:
+        """Eq. 9 on a batch of records, with as many pseudo-samples."""
+        device, n = self._trainer.device, len(batch)
+        x = self._x.index_select(0, batch).to(device)
+        with torch.no_grad():
+            # Of all classes alike: were they the client's own, its discriminator would never learn to tell others.
+            pseudo = self._G(*self._asked(torch.randint(self._classes, (n,), generator=noise), noise))
+        # Both halves together, so that whatever statistics the extractor keeps are of what it will meet.
+        features = self._net.train().extractor(torch.cat([x, pseudo]))
+        on_real, on_pseudo = self._head(features)[:, 0].split(n)
+        y = self._y.index_select(0, batch).to(device)
+        return joint_loss(self._net.head(features[:n]), y, on_real, on_pseudo, self._config.adversarial)
+
+    def _guarded_step(self, joint: Learner, guard: Guard, noise: torch.Generator) -> tuple[Tensor, float]:
+        """Eq. 9 by a clipped and noisy sum over records; returns who was drawn, and the joint loss.
+
+        Each record's part is its cross-entropy and half its term of L_adv; the other half of L_adv is of as many
+        pseudo-samples as a batch is expected to have, and of no record.
+        """
+        cfg, device, n = self._config, self._trainer.device, guard.rule.expected_batch
+        with torch.no_grad():
+            pseudo = self._G(*self._asked(torch.randint(self._classes, (n,), generator=noise), noise))
+        net, weight = self._net.train(), cfg.adversarial / 2
+        on_pseudo = weight * nn.functional.softplus(self._head(net.extractor(pseudo))[:, 0]).mean()
+        named = {n: p for n, p in joint.module.named_parameters() if p.requires_grad}
+        public = torch.autograd.grad(on_pseudo, list(named.values()), allow_unused=True)
+
+        def on_records(drawn: Tensor) -> Tensor:
+            features = net.extractor(self._x.index_select(0, drawn).to(device).requires_grad_())
+            y = self._y.index_select(0, drawn).to(device)
+            known = nn.functional.cross_entropy(net.head(features), y, reduction="sum")
+            return known + weight * nn.functional.softplus(-self._head(features)[:, 0]).sum()
+
+        with per_sample_gradients(joint.module):
+            step = guard.step(joint.module, len(self._data), on_records)
+        added = {k: 0 if g is None else g for k, g in zip(named, public, strict=True)}
+        joint.descend({k: g + added[k] for k, g in step.gradient.items()})
+        return step.batch, float(step.loss) + float(on_pseudo.detach())
+
+    def _generator_loss(self, n: int, noise: torch.Generator, own_classes: bool = True) -> Tensor:
+        """Eq. 3 on pseudo-samples in pairs of one class, of the client's own or of all alike, and whether its
+        classifier knows them."""
+        cfg, half = self._config, -(-n // 2)
+        if own_classes:
+            own = torch.randint(len(self._data), (half,), generator=noise)
+            drawn = self._y.cpu().index_select(0, own)
+        else:
+            drawn = torch.randint(self._classes, (half,), generator=noise)
+        z, y = self._asked(drawn.repeat(2), noise)
+        x = self._G(z, y)
+        features = self._net.eval().extractor(x)
+        loss = generator_loss(self._head(features)[:, 0])
+        if cfg.recognised:
+            loss = loss + cfg.recognised * nn.functional.cross_entropy(self._net.head(features), y)
+        if cfg.diversity:
+            loss = loss + cfg.diversity * sameness(x[:half], x[half:])
+        return loss
+
+    def _asked(self, y: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
+        """What the generator makes samples of classes y (n,) from: noise (n, latent) and the classes."""
+        device = self._trainer.device
+        return torch.randn(len(y), self._config.latent, generator=noise).to(device), y.to(device)
+
+    # -- what outlives a round ------------------------------------------------------------------------------
+
+    def state(self) -> Parameters:
+        """The discriminator's own layer."""
+        return {n: t.cpu() for n, t in parameters_of(self._head).items()}
+
+    def restore(self, state: _Tensors) -> None:
+        """Takes over what `state` gave."""
+        _load(self._head, state)
+
+
+@dataclass(frozen=True, eq=False)
+class Upload:
+    """What arrived of a client; w always did."""
+
+    w: Delivery
+    d: Delivery | None
+    g: Delivery | None
+
+
+class Server:
+    """The server's arithmetic; what it holds between rounds is the protocol's `state`."""
+
+    def __init__(self, config: DaFKDConfig, setting: Setting) -> None:
+        self._config, self._seed, self._classes = config, setting.seed, setting.classes
+        self._trainer, shape = setting.trainers["server"], setting.input_shape
+        device = self._trainer.device
+        self._net = shared_network(self._trainer.network(setting.initial["server"]))
+        self._head = build_domain_head(child(setting.seed, "dafkd", "judge"), self._net, shape).to(device)
+        self._G = initial_generator(config, setting).to(device)
+
+    def draw(self, t: int, g: _Tensors) -> Tensor:
+        """D̂_g: pseudo-samples (n, c, h, w) of the global generator, classes drawn evenly."""
+        n, device = self._config.pseudo_samples, self._trainer.device
+        drawn = child(self._seed, "dafkd", "pseudo", t)
+        y = torch.randint(self._classes, (n,), generator=drawn)
+        z = torch.randn(n, self._config.latent, generator=drawn)
+        _load(self._G, g)
+        with torch.no_grad():
+            made: Tensor = self._G(z.to(device), y.to(device))
+        return made
+
+    def target(self, uploads: Sequence[Upload], x: Tensor) -> Tensor:
+        """Eq. 7 and the ensemble of Eq. 8 (n, C) from what clients uploaded."""
+        soft, scores = [], list[Tensor | None]()
+        for upload in uploads:
+            _load(self._net, upload.w)
+            if upload.d is not None:
+                _load(self._head, upload.d)
+            logits, score = _judge(self._net, self._head, x)
+            soft.append((logits / self._config.temperature).softmax(1))
+            scores.append(score if upload.d is not None else None)
+        return ensemble(self._weights(scores, len(x)).to(x.device), torch.stack(soft))
+
+    def target_of_answers(self, answers: Sequence[tuple[Tensor | None, Tensor]]) -> Tensor:
+        """Appendix B: Σ_k f_k s_k / Σ_k f_k (n, C) from scores (n,) and weighted soft predictions (n, C).
+
+        Where the scores did not arrive, what they were multiplied into tells them.
+        """
+        scores = torch.stack([weighted.sum(1) if f is None else f for f, weighted in answers])
+        weighted = torch.stack([w for _, w in answers])
+        if self._config.weights == "uniform":
+            return (weighted / weighted.sum(2, keepdim=True).clamp_min(1e-12)).mean(0)
+        return weighted.sum(0) / scores.sum(0)[:, None].clamp_min(1e-12)
+
+    def distil(self, t: int, average: Parameters, x: Tensor, target: Tensor) -> tuple[Parameters, float]:
+        """Eq. 8: w_{t+1} from ŵ_{t+1}, and the mean KL."""
+        cfg = self._config
+        if not cfg.distill_steps:
+            return average, 0.0
+        drawn = child(self._seed, "dafkd", "distil", t)
+        batches = draw_batches(len(x), cfg.distill_batch_size, steps=cfg.distill_steps, generator=drawn)
+        seed = child_seed(self._seed, "dafkd", "dropout", t, "server")
+        job = Job(party="server", parameters=average, x=x, targets=target, batches=batches, seed=seed)
+        fit = Fit(lr=cfg.distill_lr, objective="kl", temperature=cfg.temperature)
+        (fitted,) = self._trainer.fit([job], fit)
+        return {n: p.cpu() for n, p in fitted.parameters.items()}, float(fitted.losses.mean())
+
+    def _weights(self, scores: Sequence[Tensor | None], n: int) -> Tensor:
+        """α̂ (K, n); who told no discriminator counts as the mean of the others."""
+        known = [s for s in scores if s is not None]
+        if self._config.weights == "uniform" or not known:
+            return torch.full((len(scores), n), 1 / len(scores))
+        mean = torch.stack(known).mean(0)
+        return importance(torch.stack([mean if s is None else s for s in scores]))
+
+
+@torch.no_grad()
+def _judge(network: nn.Module, head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (n, C) and scores f (n,) of samples (n, c, h, w), from one pass through the extractor."""
+    net, logits, scores = shared_network(network).eval(), [], []
+    for part in x.split(1024):
+        features = net.extractor(part)
+        logits.append(net.head(features))
+        scores.append(head(features)[:, 0].sigmoid())
+    return torch.cat(logits), torch.cat(scores)
+
+
+def _load(module: nn.Module, parameters: _Tensors) -> None:
+    """Takes over floating-point parameters and buffers."""
+    with torch.no_grad():
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            if tensor.is_floating_point():
+                tensor.copy_(parameters[name])

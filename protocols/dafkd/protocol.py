@@ -1,0 +1,302 @@
+"""DaFKD (Wang et al. 2023): distillation that weighs each client by how much a sample looks like its own data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fdaudit.errors import ProtocolError
+from fdaudit.federation.local_training import joined
+from fdaudit.federation.protocol import Round, Setting
+from fdaudit.rng import child
+from fdaudit.training.trainer import Parameters, parameters_of
+from fdaudit.transcript.messages import DATA
+from fdaudit.transcript.wire import Delivery
+
+from .._state import basis_of, keep_basis, put, take
+from .config import DaFKDConfig
+from .parties import Client, Server, Update, Upload, initial_generator
+
+__all__ = ["DaFKD"]
+
+
+class DaFKD:
+    """Domain-aware federated distillation: an ensemble of the clients' models, weighed sample by sample.
+
+    Each round the server sends its classifier and its generator; a client trains classifier and domain discriminator
+    on a shared extractor, then the generator against the discriminator, and sends all three back. The server averages
+    classifiers and generators, draws pseudo-samples, weighs each client by how real its discriminator finds
+    a sample, and distils that ensemble into the average. Everything FedAvg shows of the clients' data is shown here
+    too, and two more models learnt from it: one that draws such data and one that recognises them.
+    """
+
+    name: ClassVar[str] = "dafkd"
+    source: ClassVar[str] = "Wang, Li, Xu, Li, Zhan & Zeng 2023 (CVPR 2023), Algorithm 1"
+    roles: ClassVar[tuple[str, ...]] = ("server", "client")
+    messages: ClassVar[tuple[dict[str, Any], ...]] = (
+        {
+            "kind": "sample_count",
+            "from": "client",
+            "to": "server",
+            "what": "n_k (), once",
+            "when": {"weighting": "samples"},
+        },
+        {"kind": "model_parameters", "from": "server", "to": "client", "what": "w_t, every round"},
+        {"kind": "generator_parameters", "from": "server", "to": "client", "what": "θ^g, every round"},
+        {"kind": "model_parameters", "from": "client", "to": "server", "what": "w_k, extractor included"},
+        {
+            "kind": "discriminator_parameters",
+            "from": "client",
+            "to": "server",
+            "what": "weight (1, d) and bias (1,) of θ_k^d's own layer, over the d features of w_k's extractor",
+            "when": {"upload_discriminator": True},
+        },
+        {"kind": "generator_parameters", "from": "client", "to": "server", "what": "θ_k^g"},
+        {
+            "kind": "generated_samples",
+            "from": "server",
+            "to": "client",
+            "what": "the pseudo dataset (n, c, h, w), which clients score (Appendix B)",
+            "when": {"upload_discriminator": False},
+        },
+        {
+            "kind": "discriminator_scores",
+            "from": "client",
+            "to": "server",
+            "what": "f(θ_k^d; x) (n,) (Appendix B)",
+            "when": {"upload_discriminator": False},
+        },
+        {
+            "kind": "soft_labels",
+            "from": "client",
+            "to": "server",
+            "what": "f(θ_k^d; x) s(w_k; x) (n, C): rows sum to the score, not to 1 (Appendix B)",
+            "when": {"upload_discriminator": False},
+            "index": "public",
+        },
+        {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final classifier"},
+    )
+    trust: ClassVar[tuple[str, ...]] = (
+        "The server sees each client's classifier, discriminator and generator by themselves; no secure aggregation.",
+        "With upload_discriminator: false the server chooses the samples that clients score; nothing holds it to θ^g.",
+        "Appendix B would hide the scores by secure aggregation, but rows of the weighted soft labels sum to them.",
+        "Parties follow the protocol and are curious (honest-but-curious).",
+    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
+        {"name": "chosen-samples", "available_to": ("server",), "answers": ("soft",)},
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "Eq. 2 as printed lacks its minus sign: minimised, the discriminator would learn that real is 0.",
+        "The generator descends -log f, not log(1 - f) of Eq. 3, whose gradient vanishes where f is small.",
+        "Classes of pseudo-samples are drawn evenly, where they are negatives or distilled on: the paper does not say.",
+        "A generator learns on classes drawn as the client's records have them: Eq. 3 alone tells it of no class.",
+        "It also descends the classifier's cross-entropy (`recognised`): without, it makes one blur for all classes.",
+        "It also descends how alike two samples of a class are (`diversity`): without, it makes one picture a class.",
+        "Pseudo-samples of local training are drawn afresh for each batch, as many as records.",
+        "A client's own layer of the discriminator starts at random and stays with it from round to round.",
+        "The generator has LayerNorm in place of BatchNorm, whose statistics would couple the samples of a batch.",
+        "In Appendix B the server sends the samples instead of a seed: clients do not hold the new generator yet.",
+        "A client whose discriminator did not arrive is weighed as the mean of the others; without any, as all alike.",
+        "Feature generators (Appendix A) are not offered.",
+        (
+            "Under DP-SGD classifier and discriminator are one training, each record's part of L_J clipped as a whole; "
+            "the pseudo-samples' part is public given θ^g. A generator then learns on classes drawn evenly."
+        ),
+    )
+    withholdable: ClassVar[tuple[str, ...]] = (
+        "sample_count",
+        "discriminator_parameters",
+        "discriminator_scores",
+    )
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": (
+            "None: uploaded generators may leak, says its discussion, and points to differentially private GANs; "
+            "Appendix B keeps the discriminator at home."
+        ),
+        "finds": {"server": "model_parameters", "world": "model_parameters"},
+        "private": {"params": {"weighting": "uniform"}, "withhold": [], "training": ["model"]},
+    }
+    pools_data: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = False
+    needs_public: ClassVar[bool] = False
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    Config: ClassVar[type[DaFKDConfig]] = DaFKDConfig
+
+    def __init__(self, config: DaFKDConfig, setting: Setting) -> None:
+        self.config, self._wire, self._seed = config, setting.wire, setting.seed
+        self._local = setting.local
+        self._trainer, self._sizes = (
+            setting.trainers["server"],
+            {k: len(d) for k, d in setting.clients.items()},
+        )
+        self._clients = {k: Client(k, data, config, setting) for k, data in setting.clients.items()}
+        self._server = Server(config, setting)
+        self.state: dict[str, Tensor] = {}
+        put(self.state, "server/w/", {n: t.clone() for n, t in setting.initial["server"].items()})
+        put(self.state, "server/g/", parameters_of(initial_generator(config, setting)))
+        for name in ("server/basis/w", "server/basis/g"):
+            self.state[name] = torch.zeros(0, dtype=torch.int64)
+        for k, client in self._clients.items():
+            put(self.state, f"{k}/d/", client.state())
+            if self._local.defended():
+                keep_basis(self.state, k, ())
+
+    def rounds(self, start: int) -> Iterator[Round]:
+        """Algorithm 1."""
+        for k, client in self._clients.items():
+            client.restore(take(self.state, f"{k}/d/"))
+        for t in range(start, self.config.rounds):
+            self._wire.begin(t)
+            if t == 0 and self.config.weighting == "samples":
+                self._announce_counts()
+            S = self._sample(t)  # K_t of the K clients
+            w_t = self._broadcast("model_parameters", S, "w")
+            g_t = self._broadcast("generator_parameters", S, "g")
+            updates = self._train(t, S, w_t, g_t)  # Eq. 9, then Eq. 3
+            uploads, batches = self._upload(updates, g_t)
+            self._average_generators(uploads)  # Eq. 4
+            loss = self._aggregate(t, uploads)  # ŵ_{t+1}, then Eq. 7 and 8
+            if t == self.config.rounds - 1:
+                self._broadcast("model_parameters", [*self._clients, "world"], "w")
+            models = {k: u.w for k, u in updates.items()} | {"server": self.released()}
+            losses = {k: u.loss for k, u in updates.items()} | ({"server": loss} if uploads else {})
+            yield Round(index=t, models=models, batches=batches, losses=losses)
+
+    def released(self) -> Parameters:
+        """The server's classifier."""
+        return take(self.state, "server/w/")
+
+    # -- the server -----------------------------------------------------------------------------------------
+
+    def _sample(self, t: int) -> list[str]:
+        m = max(round(self.config.fraction * len(self._clients)), 1)
+        order = torch.randperm(len(self._clients), generator=child(self._seed, "dafkd", "sample", t))
+        chosen = {int(k) for k in order[:m]}
+        return [name for k, name in enumerate(self._clients) if k in chosen]
+
+    def _broadcast(self, kind: str, receivers: Sequence[str], model: str) -> Delivery:
+        inputs = [int(i) for i in self.state[f"server/basis/{model}"]]
+        tensors = take(self.state, f"server/{model}/")
+        return self._arrived(self._wire.send("server", receivers, kind, tensors, inputs=inputs), kind)
+
+    def _average_generators(self, uploads: Mapping[str, Upload]) -> None:
+        """Eq. 4, over those that arrived; without any the generator stays as it is."""
+        sent = {k: u.g for k, u in uploads.items() if u.g is not None}
+        if sent:
+            put(self.state, "server/g/", self._average(sent))
+            self._set_basis("g", [*(g.seq for g in sent.values()), *self._count_seqs(sent)])
+
+    def _aggregate(self, t: int, uploads: Mapping[str, Upload]) -> float:
+        """ŵ_{t+1} and its distillation; without uploads the classifier stays as it is. Returns the mean KL."""
+        if not uploads:
+            return 0.0
+        average = self._average({k: u.w for k, u in uploads.items()})
+        basis = [u.w.seq for u in uploads.values()]
+        if self.config.weights != "uniform":
+            basis += [u.d.seq for u in uploads.values() if u.d is not None]
+        basis += [*self._count_seqs(uploads), *(int(i) for i in self.state["server/basis/g"])]
+        x = self._server.draw(t, take(self.state, "server/g/"))
+        target: Tensor | None
+        if self.config.upload_discriminator:
+            target = self._server.target(list(uploads.values()), x)
+        else:
+            target = self._ask(list(uploads), x, basis)
+        loss = 0.0
+        if target is not None:
+            average, loss = self._server.distil(t, average, x, target)
+        put(self.state, "server/w/", average)
+        self._set_basis("w", basis)
+        return loss
+
+    def _ask(self, clients: Sequence[str], x: Tensor, basis: list[int]) -> Tensor | None:
+        """Appendix B: the clients score the samples and predict; None when nobody answered. Adds to `basis`."""
+        inputs = [int(i) for i in self.state["server/basis/g"]]
+        sent = self._wire.send("server", clients, "generated_samples", {"samples": x}, inputs=inputs)
+        told = self._arrived(sent, "generated_samples")
+        answers = []
+        for k in clients:
+            scores, weighted = self._clients[k].answer(told["samples"])
+            behind = joined(basis_of(self.state, k), (told.seq,))
+            f = self._wire.send(k, ["server"], "discriminator_scores", {"values": scores}, inputs=behind)
+            tensors = {"index": torch.arange(len(x)), "values": weighted}
+            s = self._wire.send(k, ["server"], "soft_labels", tensors, inputs=behind)
+            if s is not None:
+                answers.append((None if f is None else f["values"], s["values"]))
+                basis += [s.seq, *([] if f is None else [f.seq])]
+        return self._server.target_of_answers(answers) if answers else None
+
+    def _average(self, models: Mapping[str, Mapping[str, Tensor]]) -> Parameters:
+        """The mean of models by client, plain or by the records that they told.
+
+        A count that a defence has noised may come out as nothing or less; it counts as one record then.
+        """
+        n = [max(int(self.state.get(f"server/n/{k}", torch.tensor(1))), 1) for k in models]
+        parts = [[m / sum(n) * t.cpu() for m, t in zip(n, same, strict=True)] for same in _by_name(models)]
+        return {
+            name: torch.stack(p).sum(0) for name, p in zip(next(iter(models.values())), parts, strict=True)
+        }
+
+    def _set_basis(self, model: str, seqs: Sequence[int]) -> None:
+        self.state[f"server/basis/{model}"] = torch.tensor(sorted(set(seqs)), dtype=torch.int64)
+
+    def _count_seqs(self, senders: Mapping[str, Any]) -> list[int]:
+        return [int(self.state[f"server/n_seq/{k}"]) for k in senders if f"server/n_seq/{k}" in self.state]
+
+    # -- the clients ----------------------------------------------------------------------------------------
+
+    def _announce_counts(self) -> None:
+        for k, size in self._sizes.items():
+            n_k = self._wire.send(k, ["server"], "sample_count", {"n": torch.tensor(size)}, inputs=[DATA])
+            if n_k is not None:
+                self.state[f"server/n/{k}"] = n_k["n"].cpu()
+                self.state[f"server/n_seq/{k}"] = torch.tensor(n_k.seq)
+
+    def _train(self, t: int, selected: Sequence[str], w_t: Delivery, g_t: Delivery) -> dict[str, Update]:
+        """What the selected clients do by themselves; on a CPU as many at a time as there are threads."""
+        guards = {k: self._local.guard(k, self.config.steps) for k in selected}
+        done = self._trainer.apart(lambda k: self._clients[k].update(t, w_t, g_t, guards[k]), selected)
+        updates = dict(zip(selected, done, strict=True))
+        for k, update in updates.items():
+            put(self.state, f"{k}/d/", {n: p.cpu() for n, p in update.d.items()})
+            inputs = joined(basis_of(self.state, k), (w_t.seq, g_t.seq))
+            keep_basis(self.state, k, self._local.release(k, guards[k], inputs=inputs))
+        return updates
+
+    def _upload(
+        self, updates: Mapping[str, Update], g_t: Delivery
+    ) -> tuple[dict[str, Upload], dict[int, Tensor]]:
+        """Sends the clients' models; returns what arrived, and the records behind each message.
+
+        A client's layer of the discriminator goes back to all it ever held: `inputs` are left at everything, unless
+        a training defence has put on record what it was made from.
+        """
+        uploads, batches = dict[str, Upload](), dict[int, Tensor]()
+        for k, update in updates.items():
+            made = basis_of(self.state, k)
+            w = self._wire.send(k, ["server"], "model_parameters", update.w, inputs=made)
+            d = None
+            if self.config.upload_discriminator:
+                d = self._wire.send(k, ["server"], "discriminator_parameters", update.d, inputs=made)
+            made = joined(made, (g_t.seq,))
+            g = self._wire.send(k, ["server"], "generator_parameters", update.g, inputs=made)
+            batches |= {sent.seq: update.batch for sent in (w, d) if sent is not None}
+            if w is not None:  # otherwise the client went silent: the round goes on without it
+                uploads[k] = Upload(w, d, g)
+        return uploads, batches
+
+    @staticmethod
+    def _arrived(sent: Delivery | None, kind: str) -> Delivery:
+        """A message of the server's, which the wire either delivers or refuses to withhold."""
+        if sent is None:
+            raise ProtocolError(f"dafkd: the server's {kind} did not arrive. Only clients may go silent.")
+        return sent
+
+
+def _by_name(models: Mapping[str, Mapping[str, Tensor]]) -> list[list[Tensor]]:
+    """For each parameter its values by client."""
+    return [[m[name] for m in models.values()] for name in next(iter(models.values()))]

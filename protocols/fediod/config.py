@@ -1,0 +1,118 @@
+"""FedIOD's settings; symbols follow Gong et al. 2023."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fdaudit.limits import MOST_INNER, MOST_ROUNDS
+from fdaudit.training.optimizers import annealed
+from fdaudit.types import Trained
+
+from .._local import LocalSteps
+
+__all__ = ["FedIODConfig"]
+
+
+class FedIODConfig(LocalSteps):
+    """FedIOD's settings; symbols follow Gong et al. 2023."""
+
+    rounds: int = Field(11, ge=2, le=MOST_ROUNDS)
+    """Round 0 is stage 1, local training; each later round is `steps_per_round` steps of stage 2."""
+    local_steps: int | None = Field(None, ge=1)
+    """SGD steps of stage 1; give this or `local_epochs`. Neither means 50 epochs."""
+    local_epochs: int | None = Field(None, ge=1)
+    """Passes over a client's data in stage 1."""
+    batch_size: int = Field(16, ge=1)
+    """Records a step of stage 1."""
+    lr: float = Field(0.05, gt=0)
+    """Learning rate of stage 1's SGD."""
+    steps_per_round: int = Field(40, ge=1)
+    """Distillation steps a round: each is five kinds of messages."""
+    samples: int = Field(32, ge=1)
+    """Generated samples a step, and real records that each discriminator sees beside them."""
+    adam_lr: float = Field(0.001, gt=0)
+    """Adam's learning rate for G, D_k and S, annealed to 0 along a cosine."""
+    latent: int = Field(64, ge=1, le=MOST_INNER)
+    """Length of the noise w."""
+    generator_width: int = Field(16, ge=1, le=MOST_INNER)
+    """Channels of the generator's last stage; earlier ones have up to eight times as many."""
+    discriminator_width: int = Field(16, ge=1, le=MOST_INNER)
+    """Channels of the discriminator's first convolution; the second has twice as many."""
+    gan: float = Field(1.0, ge=0)
+    """Weight of L_gan in what the generator descends; 0 leaves it out. The paper adds all terms up unweighted."""
+    conf: float = Field(0.1, ge=0)
+    """Weight of L_conf; 0 leaves it out."""
+    unique: float = Field(0.1, ge=0)
+    """Weight of L_unique; 0 leaves it out."""
+    mimic: float = Field(0.01, ge=0)
+    """Weight of L_mimic in what the generator climbs; 0 leaves it out. The student always descends it."""
+    temperature: float | None = Field(None, gt=0)
+    """τ of L_mimic: KL at this temperature; none is τ → ∞, squared distance of logits."""
+    weights: Literal["eq8", "samples", "uniform"] = "eq8"
+    """How clients are weighed in the ensemble: by class and sample (Eq. 8), by their records, or all alike."""
+    shares: Literal["samples", "uniform"] = "samples"
+    """π_k of Eq. 2-4: by the clients' numbers of records, or all alike."""
+    outputs: Literal["logits", "votes"] = "logits"
+    """What clients say of samples: logits to the server, or the predicted class to an aggregator that counts votes.
+    Votes need uniform weights and shares; `conf`, `unique` and `temperature` say nothing then."""
+    gradients_from: Literal["all", "one"] = "all"
+    """Whom the server asks for the gradient at its samples each step: everybody, or one client drawn at random."""
+    student_steps: int = Field(5, ge=1)
+    """Steps of the student for each of the generator's; those after the first are on replayed samples."""
+    replay: int = Field(100, ge=0)
+    """Batches kept for that; 0: further steps are on the current batch again."""
+
+    @model_validator(mode="after")
+    def _generator_learns(self) -> Self:
+        if not (self.gan or self.conf or self.unique or self.mimic):
+            raise ValueError(
+                "leaves the generator nothing to learn: gan, conf, unique and mimic are 0. Raise one."
+            )
+        if self.outputs == "votes" and not (self.gan or self.mimic):
+            raise ValueError(
+                "leaves the generator nothing to learn from votes: gan and mimic are 0. Raise one."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _votes_weigh_alike(self) -> Self:
+        if self.outputs == "votes" and (self.weights, self.shares) != ("uniform", "uniform"):
+            problem = (
+                f"counts one vote a client: weights {self.weights!r} and shares {self.shares!r} would take"
+            )
+            raise ValueError(
+                f"outputs 'votes' {problem} counts and scores, which are then not sent. Set both to 'uniform'."
+            )
+        return self
+
+    @property
+    def asks(self) -> bool:
+        """Whether clients are asked for gradients: with votes, only where those of L_gan count."""
+        return self.outputs == "logits" or self.gan > 0
+
+    def drawn_from(self, clients: int) -> int:
+        """All of them, where one is asked for gradients a step."""
+        return clients if self.gradients_from == "one" and self.asks else 1
+
+    @property
+    def steps(self) -> dict[str, int | None]:
+        """`steps` and `epochs` as the training core takes them."""
+        return {"steps": self.local_steps, "epochs": self.local_epochs or (None if self.local_steps else 50)}
+
+    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
+        """Stage 1; and one step of each discriminator for each of the generator's."""
+        if of == "discriminator":
+            return ({"steps": 1},) * ((self.rounds - 1) * self.steps_per_round)
+        return (self.steps,)
+
+    def rate(self, t: int) -> float:
+        """Adam's learning rate at step t, annealed from `adam_lr` to 0 along a cosine."""
+        return annealed(self.adam_lr, 0.0, t, (self.rounds - 1) * self.steps_per_round)
+
+    def alone(self) -> dict[str, Any]:
+        """Stage 1 by itself."""
+        length = {"local_steps": self.steps["steps"], "local_epochs": self.steps["epochs"]}
+        return {**super().alone(), **length}

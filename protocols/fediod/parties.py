@@ -1,0 +1,193 @@
+"""FedIOD's client: it holds only what is its own and sees the others only through what it is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fdaudit.errors import ProtocolError
+from fdaudit.federation.local_training import Basis, joined
+from fdaudit.federation.protocol import PartyData, Setting
+from fdaudit.models.generative import build_discriminator
+from fdaudit.rng import child, child_seed
+from fdaudit.training.private_step import Guard, per_sample_gradients
+from fdaudit.training.stepwise import Learner, Optimizer
+from fdaudit.training.trainer import Job, Parameters, Trainer, draw_batches
+from fdaudit.transcript.messages import ALL
+
+from .._state import basis_of, keep_basis, put, take
+
+if TYPE_CHECKING:
+    from .config import FedIODConfig
+
+__all__ = ["GAN", "Answer", "Client", "laid_out"]
+
+GAN = (0.5, 0.999)
+"""Adam's moments for G and D_k, as GANs have them since Radford 2016; the student has Adam's own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a client made of generated samples.
+
+    Attributes:
+        logits: z_k (n, C).
+        scores: D_k(x) over the mean of D_k on real records (n,), where the server is to have them.
+        batch: numbers of those records.
+        loss: L_gan of the discriminator.
+    """
+
+    logits: Tensor
+    scores: Tensor
+    batch: Tensor
+    loss: float
+
+
+class Client:
+    """Client k: its records, its task model T_k, frozen after stage 1, and its discriminator D_k.
+
+    Attributes:
+        T: T_k's parameters.
+        T_basis: what T_k was made from.
+        D_basis: what D_k was made from.
+    """
+
+    def __init__(self, name: str, data: PartyData, config: FedIODConfig, setting: Setting) -> None:
+        self.name, self._data, self._config, self._seed = name, data, config, setting.seed
+        self._trainer = setting.trainers[name]
+        self.T: Parameters = {n: t.clone() for n, t in setting.initial[name].items()}
+        self.T_basis: Basis = ()
+        self.D_basis: Basis = () if setting.local.defended("discriminator") else ALL
+        self._freeze()
+        drawn = child(setting.seed, "fediod", "discriminator", name)
+        D_k = build_discriminator(drawn, config.discriminator_width, setting.input_shape)
+        adam = Optimizer(lr=config.adam_lr, betas=GAN)
+        self._D = Learner(name, laid_out(D_k, self._trainer), adam, self._trainer.device)
+        self._held: tuple[Tensor, Tensor, Tensor] | None = None
+
+    # -- stage 1 --------------------------------------------------------------------------------------------
+
+    def job(self) -> Job:
+        """Line 104: local training, to be fitted by the training core."""
+        generator = child(self._seed, "fediod", "batches", self.name)
+        cfg, n = self._config, len(self._data)
+        batches = draw_batches(n, cfg.batch_size, generator=generator, **cfg.steps)
+        seed = child_seed(self._seed, "fediod", "dropout", self.name)
+        x, y = self._data.x, self._data.y
+        return Job(party=self.name, parameters=self.T, x=x, targets=y, batches=batches, seed=seed)
+
+    def adopt(self, parameters: Parameters, basis: Basis) -> None:
+        """Takes over the trained T_k, and what it was made from."""
+        self.T, self.T_basis = parameters, basis
+        self._freeze()
+
+    def class_counts(self, classes: int) -> Tensor:
+        """Records of each class (C,)."""
+        return torch.bincount(self._data.y, minlength=classes)
+
+    # -- stage 2 --------------------------------------------------------------------------------------------
+
+    def made_from(self) -> Basis:
+        """What `pull_back` draws on besides the messages that it was sent: T_k and D_k, each where it counts."""
+        through_T = self.T_basis if self._config.outputs == "logits" else ()
+        return joined(through_T, self.D_basis if self._config.gan else ())
+
+    def answer(self, t: int, sent: Tensor, guard: Guard | None = None) -> Answer:
+        """Lines 111-114: predicts, scores, and takes a step of D_k on real records against the samples.
+
+        The graphs that lead back to the samples are kept for `pull_back`.
+
+        Args:
+            t: the step.
+            sent: x (n, c, h, w).
+            guard: the training defence under which D_k takes its step.
+        """
+        x = sent.clone().requires_grad_()
+        z_k = self._task(x)
+        drawn = child(self._seed, "fediod", "real", t, self.name)
+        batch = torch.randint(len(self._data), (len(x),), generator=drawn)
+        real = self._data.x.index_select(0, batch).to(x.device)
+        if guard is not None:
+            return self._guarded_answer(t, x, z_k, batch, real, guard)
+        on_real, on_x = self._D.module(torch.cat([real, x])).split(len(x))
+        (toward_real,) = torch.autograd.grad(F.softplus(-on_x).mean(), x, retain_graph=True)
+        L_gan = F.softplus(-on_real).mean() + F.softplus(on_x).mean()
+        loss = self._D.step(L_gan, self._config.rate(t))
+        scores = on_x.detach().sigmoid().mean((1, 2)) / on_real.detach().sigmoid().mean()
+        self._held = x, z_k, toward_real
+        return Answer(z_k.detach(), scores, batch, loss)
+
+    def _guarded_answer(
+        self, t: int, x: Tensor, z_k: Tensor, batch: Tensor, real: Tensor, guard: Guard
+    ) -> Answer:
+        """The same, but that D_k's step learns of the records by a clipped and noisy sum alone.
+
+        What scores are taken over is a look at records of its own, which happens only where scores are sent.
+        """
+        D_k = self._D.module
+        on_x = D_k(x)
+        (toward_real,) = torch.autograd.grad(F.softplus(-on_x).mean(), x, retain_graph=True)
+        L_x = F.softplus(on_x).mean()  # of samples that the server knows: public given x
+        named = dict(D_k.named_parameters())
+        on_samples = dict(zip(named, torch.autograd.grad(L_x, list(named.values())), strict=True))
+        scores = on_x.detach().sigmoid().mean((1, 2))
+        if self._config.weights == "eq8":
+            with torch.no_grad():
+                scores = scores / D_k(real).sigmoid().mean()
+
+        def on_records(drawn: Tensor) -> Tensor:
+            records = self._data.x.index_select(0, drawn.to(self._data.x.device)).to(x.device)
+            loss: Tensor = F.softplus(-D_k(records.requires_grad_())).mean((1, 2)).sum()
+            return loss
+
+        with per_sample_gradients(D_k):
+            step = guard.step(D_k, len(self._data), on_records)
+        self._D.descend({n: g + on_samples[n] for n, g in step.gradient.items()}, self._config.rate(t))
+        self._held = x, z_k, toward_real
+        return Answer(z_k.detach(), scores, batch, float(step.loss) + float(L_x.detach()))
+
+    def pull_back(self, values: Tensor | None = None, gan_weight: Tensor | None = None) -> Tensor:
+        """The gradient of the generator's loss at the samples (n, c, h, w), as far as it runs through here.
+
+        Args:
+            values: ∂L/∂z_k (n, C); left out where the server was sent no logits, and then L_gan's gradient is all.
+            gan_weight: what L_gan's gradient counts for (); left out, it counts for nothing.
+        """
+        if self._held is None:
+            raise ProtocolError(f"{self.name} was sent cotangents of samples that it never answered to.")
+        (x, z_k, toward_real), self._held = self._held, None
+        if values is None:
+            return torch.zeros_like(x) if gan_weight is None else gan_weight * toward_real
+        (through_T,) = torch.autograd.grad(z_k, x, values)
+        if not self._config.gan or gan_weight is None:
+            return through_T
+        return through_T + gan_weight * toward_real
+
+    # -- what outlives a round ------------------------------------------------------------------------------
+
+    def save(self, state: dict[str, Tensor]) -> None:
+        """Puts T_k and D_k into `state`."""
+        put(state, f"{self.name}/T/", self.T)
+        put(state, f"{self.name}/D/", self._D.state())
+        keep_basis(state, self.name, self.T_basis)
+        keep_basis(state, f"{self.name}/discriminator", self.D_basis)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Takes them out of it."""
+        self.adopt(take(state, f"{self.name}/T/"), basis_of(state, self.name))
+        self.D_basis = basis_of(state, f"{self.name}/discriminator")
+        self._D.restore(take(state, f"{self.name}/D/"))
+
+    def _freeze(self) -> None:
+        self._task = self._trainer.network(self.T).eval().requires_grad_(False)
+
+
+def laid_out(module: nn.Module, trainer: Trainer) -> nn.Module:
+    """The module in the memory format in which the run trains."""
+    last = trainer.execution.memory_format == "channels_last"
+    return module.to(memory_format=torch.channels_last if last else torch.contiguous_format)

@@ -1,0 +1,369 @@
+"""FedIOD (Gong et al. 2023): distillation on samples that a generator learns from the clients' own feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from fdaudit.errors import ProtocolError
+from fdaudit.federation.local_training import Basis, joined
+from fdaudit.federation.protocol import Round, Setting
+from fdaudit.parallel.threads import side_by_side
+from fdaudit.rng import SecretStream
+from fdaudit.training.trainer import Parameters
+from fdaudit.transcript.messages import DATA
+from fdaudit.transcript.wire import Delivery
+
+from .._state import take
+from .config import FedIODConfig
+from .parties import Answer, Client
+from .server import Server
+from .votes import count_votes, shares_of
+
+__all__ = ["FedIOD", "FedIODConfig"]
+
+Result = TypeVar("Result")
+
+
+class FedIOD:
+    """Input-output collaborative distillation: no parameters of clients, no auxiliary data.
+
+    Clients train task models to completion. Then the server draws samples from its generator, clients answer
+    with logits and discriminator scores, the server says how it wants the logits changed, and clients answer
+    with the gradient at the samples, from which the generator learns; a student learns the weighted ensemble
+    of the logits. Parameters stay where they are, but what crosses is a dialogue: the server chooses every sample
+    that the private models and discriminators answer to, and receives their gradients at it.
+
+    With `outputs: votes` no logits are sent. Each client names the class that it predicts to an aggregator, which
+    counts one vote a client and hands the counts to the server, or what a PATE defence makes of them; the student
+    learns these labels. Of the generator's terms the server works out the student's by itself, and clients add L_gan's
+    gradient alone.
+    """
+
+    name: ClassVar[str] = "fediod"
+    source: ClassVar[str] = (
+        "Gong, Li, Bao, Yao, Huang, Wu, Zhang, Zheng & Doermann 2023 (AAAI 2024), Algorithm 1"
+    )
+    roles: ClassVar[tuple[str, ...]] = ("server", "aggregator", "client")
+    roles_when: ClassVar[dict[str, dict[str, Any]]] = {"aggregator": {"outputs": "votes"}}
+    messages: ClassVar[tuple[dict[str, Any], ...]] = (
+        {
+            "kind": "class_counts",
+            "from": "client",
+            "to": "server",
+            "what": "records of each class, once, for the weights of Eq. 8 or by records",
+            "when": {"weights": "eq8"},
+        },
+        {
+            "kind": "class_counts",
+            "from": "client",
+            "to": "server",
+            "what": "the same, for the shares π_k of Eq. 2-4",
+            "when": {"shares": "samples"},
+        },
+        {
+            "kind": "class_counts",
+            "from": "client",
+            "to": "server",
+            "what": "the same, for weights by records",
+            "when": {"weights": "samples"},
+        },
+        {
+            "kind": "generated_samples",
+            "from": "server",
+            "to": "client",
+            "what": "x = G(w), every step, one message to all",
+        },
+        {
+            "kind": "logits",
+            "from": "client",
+            "to": "server",
+            "what": "z_k = T_k(x), every step",
+            "when": {"outputs": "logits"},
+            "index": "public",
+        },
+        {
+            "kind": "hard_labels",
+            "from": "client",
+            "to": "aggregator",
+            "what": "the class that T_k predicts for each sample, every step",
+            "when": {"outputs": "votes"},
+            "index": "public",
+        },
+        {
+            "kind": "vote_counts",
+            "from": "aggregator",
+            "to": "server",
+            "what": "how many clients voted for each class, every step",
+            "when": {"outputs": "votes"},
+            "index": "public",
+        },
+        {
+            "kind": "hard_labels",
+            "from": "aggregator",
+            "to": "server",
+            "what": "in place of the counts, what a PATE defence on them makes of them",
+            "when": {"outputs": "votes"},
+            "made_of": "vote_counts",
+        },
+        {
+            "kind": "discriminator_scores",
+            "from": "client",
+            "to": "server",
+            "what": "D_k(x) over D_k's mean on real records, every step, for Eq. 8",
+            "when": {"weights": "eq8"},
+        },
+        {
+            "kind": "logit_cotangents",
+            "from": "server",
+            "to": "client",
+            "what": "∂L/∂z_k, except with votes, and the weight of L_gan, every step, to who is asked",
+            "when": {"asks": True},
+        },
+        {
+            "kind": "sample_gradients",
+            "from": "client",
+            "to": "server",
+            "what": "∂L/∂x through T_k, except with votes, plus that of L_gan, every step, of who is asked",
+            "when": {"asks": True},
+        },
+        {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final student"},
+    )
+    trust: ClassVar[tuple[str, ...]] = (
+        "The server chooses every sample that the clients' models answer to: nothing holds it to its generator.",
+        "The server sees each client's logits, scores and gradients by themselves; no secure aggregation is assumed.",
+        (
+            "With `outputs: votes` the aggregator is trusted: it sees which class each client predicts for every "
+            "sample, counts one vote a client, adds the noise of a defence on the counts, and does not collude with "
+            "the server."
+        ),
+        (
+            "With `gradients_from: one` who is asked is drawn uniformly by secret coins, without data; the server, "
+            "the clients and whoever overhears them know it, whoever sees the published student alone does not."
+        ),
+        "Parties follow the protocol and are curious (honest-but-curious).",
+    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
+        {"name": "chosen-samples", "available_to": ("server",), "answers": ("soft",)},
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "Eq. 2 as printed makes D_k small on real records, Eq. 8 wants it large: here it learns that real is 1.",
+        "The generator descends -log D_k(x), not the linear term of Eq. 2: its gradient lasts where D_k is not fooled.",
+        "π_k of Eq. 2 weighs what a client's whole L_gan counts for the generator, as Table 6 speaks of it.",
+        "D_k's step, its scores and L_gan's gradient are all taken at D_k as it stood when the samples arrived.",
+        "Eq. 6 as printed subtracts H(q̂); the relative entropy, which is meant, subtracts H(q̄).",
+        "Eq. 8's first factor is the number of records of a class, as its text says, not their share of the client's.",
+        "Eq. 8's weights are constants to the generator: a gradient through D_k(x) would take a message of its own.",
+        "The algorithm box has S descend the gradient with respect to G, a misprint for S.",
+        "The generator's terms are weighted; gan, conf, unique and mimic at 1 are the paper's plain sum.",
+        "The student also learns from replayed samples; student_steps: 1 is the paper's box.",
+        "Generator and discriminators do without BatchNorm, whose statistics would couple the samples of a batch.",
+        "A client whose counts or scores did not arrive counts as the mean of the others; without any, as all alike.",
+        (
+            "`outputs: votes` is ours: uniform weights, L_mimic is the student's cross-entropy with the labels, L_conf "
+            "and L_unique are left out, and clients send L_gan's gradient alone. Samples without a label teach nothing."
+        ),
+        "`gradients_from: one` is GS-WGAN's (Chen 2020): K times one client's gradient stands for the sum of all K.",
+        "Under DP-SGD of discriminators, noise covers L_gan's real half; that on generated samples is public given x.",
+    )
+    withholdable: ClassVar[tuple[str, ...]] = ("class_counts", "discriminator_scores")
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": (
+            "Parameters stay where they are. With PATE on the outputs and DP generator gradients, ε of 3.5 to 10 "
+            "(Table 5); class counts and discriminator scores are not in that sum."
+        ),
+        "finds": {"server": "class_counts", "world": "class_counts"},
+        "private": {
+            "params": {"weights": "uniform", "shares": "uniform"},
+            "withhold": [],
+            "training": ["model", "discriminator"],
+        },
+    }
+    pools_data: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = False
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size", "discriminator": "samples"}
+    Config: ClassVar[type[FedIODConfig]] = FedIODConfig
+
+    def __init__(self, config: FedIODConfig, setting: Setting) -> None:
+        self.config, self._wire, self._trainers = config, setting.wire, setting.trainers
+        self._local, self._seed = setting.local, setting.seed
+        self._classes = setting.classes
+        self._clients = {k: Client(k, data, config, setting) for k, data in setting.clients.items()}
+        self._server = Server(config, setting)
+        self.state: dict[str, Tensor] = {}
+        self._save()
+
+    def rounds(self, start: int) -> Iterator[Round]:
+        """Algorithm 1."""
+        self._restore()
+        for r in range(start, self.config.rounds):
+            self._wire.begin(r)
+            done = self._stage_1() if r == 0 else self._stage_2(r)
+            self._save()
+            if r == self.config.rounds - 1:
+                receivers = [*self._clients, "world"]
+                self._wire.send("server", receivers, "model_parameters", self.released())
+            yield done
+
+    def released(self) -> Parameters:
+        """The student's parameters."""
+        return take(self.state, "server/S/w/")
+
+    def _stage_1(self) -> Round:
+        """Lines 103-105: local training to completion; then the class counts, where they are needed."""
+        jobs = [client.job() for client in self._clients.values()]
+        fit, nothing = self.config.fit(), dict.fromkeys(self._clients, ())
+        fitted, basis = self._local.fit(jobs, fit, length=self.config.steps, inputs=nothing)
+        for job, result in zip(jobs, fitted, strict=True):
+            self._clients[job.party].adopt(result.parameters, basis[job.party])
+        if self.config.weights != "uniform" or self.config.shares != "uniform":
+            for k, client in self._clients.items():
+                counts = {"counts": client.class_counts(self._classes)}
+                told = self._wire.send(k, ["server"], "class_counts", counts, inputs=[DATA])
+                if told is not None:
+                    self._server.hear_counts(k, told["counts"])
+        models = {k: client.T for k, client in self._clients.items()}
+        losses = {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
+        return Round(index=0, models={"server": self._server.student(), **models}, losses=losses)
+
+    def _stage_2(self, r: int) -> Round:
+        """Lines 106-123, as many steps as a round has."""
+        N = self.config.steps_per_round
+        batches: dict[int, Tensor] = {}
+        losses: dict[str, list[float]] = {}
+        for s in range(N):
+            self._wire.begin(r, s)
+            for party, loss in self._step((r - 1) * N + s, batches).items():
+                losses.setdefault(party, []).append(loss)
+        models = {"server": self._server.student()}
+        if r == self.config.rounds - 1:
+            models |= {k: client.T for k, client in self._clients.items()}
+        means = {party: sum(values) / len(values) for party, values in losses.items()}
+        return Round(index=r, models=models, batches=batches, losses=means)
+
+    def _step(self, t: int, batches: dict[int, Tensor]) -> dict[str, float]:
+        """One distillation step; returns the losses by party and adds the truth behind its messages."""
+        x = self._sent(
+            "server", list(self._clients), "generated_samples", {"samples": self._server.generate(t)}
+        )
+        behind = {k: client.made_from() for k, client in self._clients.items()}
+        answers = self._answers(t, x)
+        losses = {k: answer.loss for k, answer in answers.items()}
+        if self.config.outputs == "votes":
+            wanted = self._hear_votes(t, x, answers)
+        else:
+            wanted = self._hear_logits(t, x, answers, batches)
+        if wanted is None:  # nobody answered: everything stays as it is
+            return losses
+        gradients = self._gradients(x, wanted, behind)
+        loss = self._server.update(t, gradients)
+        return losses if loss is None else losses | {"server": loss}
+
+    def _answers(self, t: int, x: Delivery) -> dict[str, Answer]:
+        """Each client's answer to the samples; what a defence made of D_k's step is put on record."""
+        guards = {k: self._local.guard(k, {"steps": 1}, "discriminator") for k in self._clients}
+        answers = self._each(self._clients, lambda k: self._clients[k].answer(t, x["samples"], guards[k]))
+        for k, guard in guards.items():
+            if guard is not None:
+                inputs = joined(self._clients[k].D_basis, (x.seq,))
+                made = self._local.release(k, guard, inputs=inputs, of="discriminator")
+                self._clients[k].D_basis = made
+        return answers
+
+    def _hear_logits(
+        self, t: int, x: Delivery, answers: Mapping[str, Answer], batches: dict[int, Tensor]
+    ) -> dict[str, dict[str, Tensor]] | None:
+        """Sends the clients' logits and scores; returns what the server wants of each client that it heard."""
+        logits, scores = {}, {}
+        for k, answer in answers.items():
+            tensors = {"index": torch.arange(len(answer.logits)), "values": answer.logits}
+            inputs = joined(self._clients[k].T_basis, (x.seq,))
+            z_k = self._wire.send(k, ["server"], "logits", tensors, inputs=inputs)
+            if z_k is not None:
+                logits[k] = z_k["values"]
+            if self.config.weights == "eq8":
+                told = self._wire.send(k, ["server"], "discriminator_scores", {"values": answer.scores})
+                if told is not None:
+                    scores[k] = told["values"]
+                    batches[told.seq] = answer.batch
+        return self._server.judge(t, x["samples"], logits, scores) if logits else None
+
+    def _hear_votes(
+        self, t: int, x: Delivery, answers: Mapping[str, Answer]
+    ) -> dict[str, dict[str, Tensor]] | None:
+        """Sends each client's predicted classes, then the aggregator's counts; returns what the server wants."""
+        index = torch.arange(len(x["samples"]))
+        ballots = []
+        for k, answer in answers.items():
+            tensors = {"index": index, "values": answer.logits.argmax(1)}
+            inputs = joined(self._clients[k].T_basis, (x.seq,))
+            sent = self._wire.send(k, ["aggregator"], "hard_labels", tensors, inputs=inputs)
+            if sent is not None:
+                ballots.append(sent)
+        if not ballots:
+            return None
+        counts = {"index": index, "counts": count_votes(ballots, len(index), self._classes)}
+        behind = [sent.seq for sent in ballots]
+        told = self._wire.send("aggregator", ["server"], "vote_counts", counts, inputs=behind)
+        if told is None:
+            return None
+        target = shares_of(told, len(index), self._classes).to(x["samples"].device)
+        wanted = self._server.hear_labels(t, x["samples"], target)
+        return dict.fromkeys(self._clients, wanted) if self.config.asks else {}
+
+    def _gradients(
+        self, x: Delivery, wanted: Mapping[str, dict[str, Tensor]], behind: Mapping[str, Basis]
+    ) -> dict[str, Tensor]:
+        """Tells clients what is wanted of them; returns the gradients that came back."""
+        if self.config.gradients_from == "one":
+            asked = self._drawn(self._wire.coins("asked", "server"))
+            wanted = {k: tensors for k, tensors in wanted.items() if k == asked}
+        told = {k: self._sent("server", [k], "logit_cotangents", tensors) for k, tensors in wanted.items()}
+        pulled = self._each(told, lambda k: self._clients[k].pull_back(**told[k]))
+        gradients = {}
+        for k, values in pulled.items():
+            inputs = joined(behind[k], (x.seq, told[k].seq))
+            back = self._wire.send(k, ["server"], "sample_gradients", {"values": values}, inputs=inputs)
+            if back is not None:
+                gradients[k] = back["values"]
+        return gradients
+
+    def _drawn(self, coins: SecretStream) -> str:
+        """The client that is asked for its gradients in a step: each as likely as any other, whatever went before."""
+        return list(self._clients)[int(float(coins.uniform(1)[0]) * len(self._clients))]
+
+    def _sent(self, sender: str, receivers: list[str], kind: str, tensors: Mapping[str, Tensor]) -> Delivery:
+        """A message of the server's, which the wire either delivers or refuses to withhold."""
+        sent = self._wire.send(sender, receivers, kind, tensors)
+        if sent is None:
+            raise ProtocolError(f"fediod cannot do without {kind}. Do not withhold it.")
+        return sent
+
+    def _each(self, names: Iterable[str], do: Callable[[str], Result]) -> dict[str, Result]:
+        """What each client does by itself; on a CPU as many at a time as there are threads."""
+        execution, clients = self._trainers["server"].execution, list(names)
+        workers = execution.threads if execution.device == "cpu" else 1
+        if workers == 1:
+            return {k: do(k) for k in clients}
+
+        def one(_: None, k: str) -> Result:
+            return do(k)
+
+        return dict(zip(clients, side_by_side(one, clients, [None] * workers), strict=True))
+
+    # -- what outlives a round ------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        for client in self._clients.values():
+            client.save(self.state)
+        self._server.save(self.state)
+
+    def _restore(self) -> None:
+        for client in self._clients.values():
+            client.restore(self.state)
+        self._server.restore(self.state)

@@ -1,0 +1,226 @@
+"""FedIOD's server: what it draws, what it makes of the clients' answers, and what it keeps of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fdaudit.federation.protocol import Setting
+from fdaudit.models.generative import build_generator
+from fdaudit.rng import child, child_seed
+from fdaudit.training.stepwise import Learner, Optimizer
+from fdaudit.training.trainer import Parameters
+
+from .._state import put, take
+from .losses import aggregate, confidence_loss, importance, label_loss, mimic_loss, unique_loss
+from .parties import GAN, laid_out
+
+if TYPE_CHECKING:
+    from .config import FedIODConfig
+
+__all__ = ["Replay", "Server"]
+
+
+class Server:
+    """The server: generator G, student S, the class counts it was told, and what it keeps to distil again."""
+
+    def __init__(self, config: FedIODConfig, setting: Setting) -> None:
+        self._config, self._seed = config, setting.seed
+        self._trainer, self._classes = setting.trainers["server"], setting.classes
+        drawn = child(setting.seed, "fediod", "generator")
+        G = build_generator(drawn, config.latent, config.generator_width, setting.input_shape)
+        device = self._trainer.device
+        self._G = Learner(
+            "server", laid_out(G, self._trainer), Optimizer(lr=config.adam_lr, betas=GAN), device
+        )
+        S = self._trainer.network(setting.initial["server"])
+        self._S = Learner("server", S, Optimizer(lr=config.adam_lr), device)
+        self._counts: dict[str, Tensor] = {}
+        self._clients = len(setting.clients)
+        self._of_one = self._clients if config.gradients_from == "one" else 1
+        self._replay = Replay(config.replay, config.samples, setting.input_shape, setting.classes, device)
+
+    def hear_counts(self, client: str, counts: Tensor) -> None:
+        """Takes note of a client's class counts (C,)."""
+        self._counts[client] = counts.cpu()
+
+    # -- one step -------------------------------------------------------------------------------------------
+
+    def generate(self, t: int) -> Tensor:
+        """Lines 108-109: x = G(w) (n, c, h, w); the graph is kept for `update`."""
+        drawn = child(self._seed, "fediod", "latent", t)
+        w = torch.randn(self._config.samples, self._config.latent, generator=drawn)
+        x: Tensor = self._G.module(w.to(self._trainer.device))
+        self._x = x
+        return x.detach()
+
+    def judge(
+        self, t: int, sent: Tensor, logits: Mapping[str, Tensor], scores: Mapping[str, Tensor]
+    ) -> dict[str, dict[str, Tensor]]:
+        """Lines 116-119: forms the losses; returns what each client that answered is sent.
+
+        Args:
+            t: the step.
+            sent: the samples (n, c, h, w) as the clients have them.
+            logits: z_k (n, C) by client, at least one.
+            scores: D_k's ratios (n,), of those of whom they arrived.
+        """
+        cfg, names = self._config, list(logits)
+        z = torch.stack([logits[k] for k in names]).requires_grad_()
+        x = sent.clone().requires_grad_()
+        shares = self._shares(names).to(z.device)
+        weights = self._weights(names, scores, len(x)).to(z.device)
+        with self._trainer.randomness(child_seed(self._seed, "fediod", "student", t)):
+            student = self._S.module.train()(x)
+        target = aggregate(z, weights)
+        L_mimic = mimic_loss(student, target, cfg.temperature)
+        L_conf, L_unique = confidence_loss(z, shares), unique_loss(z, shares)
+        total = cfg.conf * L_conf + cfg.unique * L_unique - cfg.mimic * L_mimic
+        cotangents, self._own = torch.autograd.grad(total, [z, x], retain_graph=True)
+        self._mimic: Tensor | None = L_mimic
+        self._kept = sent, target.detach()
+        return {k: {"values": cotangents[i], "gan_weight": cfg.gan * shares[i]} for i, k in enumerate(names)}
+
+    def hear_labels(self, t: int, sent: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """The same where the server is told labels in place of logits; returns what each client is sent.
+
+        L_mimic is then the student's cross-entropy with the labels. L_conf and L_unique would take each client's
+        logits, and are left out.
+
+        Args:
+            t: the step.
+            sent: the samples (n, c, h, w) as the clients have them.
+            target: the labels as shares of classes (n, C); a sample that has none is a row of noughts.
+        """
+        answered = target.sum(1) > 0
+        self._mimic, self._own = None, torch.zeros_like(sent)
+        self._kept = sent[answered], target[answered]
+        if answered.any():
+            x = sent.clone().requires_grad_()
+            with self._trainer.randomness(child_seed(self._seed, "fediod", "student", t)):
+                student = self._S.module.train()(x)
+            self._mimic = label_loss(student[answered], target[answered])
+            (own,) = torch.autograd.grad(self._mimic, x, retain_graph=True)
+            self._own = -self._config.mimic * own
+        return {"gan_weight": torch.tensor(self._config.gan / self._clients)}
+
+    def update(self, t: int, gradients: Mapping[str, Tensor]) -> float | None:
+        """Lines 121-122: a step of G and the steps of S; returns L_mimic, or None where no sample has a label.
+
+        Args:
+            t: the step.
+            gradients: what came back (n, c, h, w), by client. Where clients were asked and nothing did, G stays as
+                it is. Of one client drawn from K it counts K times: then its mean over the draws is the sum of all.
+        """
+        rate = self._config.rate(t)
+        if gradients or not self._config.asks:
+            back = torch.stack(list(gradients.values())).sum(0) if gradients else torch.zeros_like(self._own)
+            at_x = self._own + self._of_one * back
+            self._G.step((self._x * at_x).sum(), rate)  # whose gradient is what came back, pulled through G
+        loss = None if self._mimic is None else self._S.step(self._mimic, rate)
+        self._replay.keep(*self._kept)
+        for s in range(1, self._config.student_steps if self._replay else 1):
+            x, target = self._replay.draw(child(self._seed, "fediod", "replay", t, s))
+            with self._trainer.randomness(child_seed(self._seed, "fediod", "student", t, s)):
+                again = self._imitation(self._S.module(x), target)
+            self._S.step(again, rate)
+        return loss
+
+    def _imitation(self, student: Tensor, target: Tensor) -> Tensor:
+        """L_mimic () on samples of which all have a target (n, C)."""
+        if self._config.outputs == "votes":
+            return label_loss(student, target)
+        return mimic_loss(student, target, self._config.temperature)
+
+    def _shares(self, names: list[str]) -> Tensor:
+        """π_k (K,) of the clients that answered, by the number of their records or all alike."""
+        if self._config.shares == "uniform":
+            return torch.full((len(names),), 1 / len(names))
+        n = self._known(names).sum(1)
+        return n / n.sum()
+
+    def _weights(self, names: list[str], scores: Mapping[str, Tensor], n: int) -> Tensor:
+        """π_k^c(x) (K, n, C) of the clients that answered."""
+        if self._config.weights == "eq8":
+            return importance(self._known(names), _filled(names, scores, torch.ones(n)))
+        even = torch.ones(len(names), 1) if self._config.weights == "uniform" else self._shares(names)
+        counts = even.reshape(-1, 1).expand(-1, self._classes)
+        return importance(counts, torch.ones(len(names), n))
+
+    def _known(self, names: list[str]) -> Tensor:
+        return _filled(names, self._counts, torch.ones(self._classes))
+
+    # -- what outlives a round ------------------------------------------------------------------------------
+
+    def student(self) -> Parameters:
+        """S's parameters."""
+        return self._S.parameters()
+
+    def save(self, state: dict[str, Tensor]) -> None:
+        """Puts all of it into `state`."""
+        put(state, "server/G/", self._G.state())
+        put(state, "server/S/", self._S.state())
+        put(state, "server/counts/", self._counts)
+        put(state, "server/replay/", self._replay.state())
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Takes it out of it."""
+        self._G.restore(take(state, "server/G/"))
+        self._S.restore(take(state, "server/S/"))
+        self._counts = take(state, "server/counts/")
+        self._replay.restore(take(state, "server/replay/"))
+
+
+class Replay:
+    """The last samples with what the clients together said of them.
+
+    Args:
+        batches: how many batches are kept; 0 keeps one.
+        n: samples of a batch.
+        shape: (c, h, w) of a sample.
+        classes: C.
+        device: where they are kept.
+    """
+
+    def __init__(
+        self, batches: int, n: int, shape: tuple[int, int, int], classes: int, device: torch.device
+    ) -> None:
+        places = max(batches, 1) * n
+        self._x = torch.zeros(places, *shape, device=device)
+        self._target = torch.zeros(places, classes, device=device)
+        self._n, self._seen = n, 0
+
+    def __bool__(self) -> bool:
+        return self._seen > 0
+
+    def keep(self, x: Tensor, target: Tensor) -> None:
+        """Puts samples (m, c, h, w) and targets (m, C), m up to n, in place of the oldest."""
+        places = torch.arange(self._seen, self._seen + len(x), device=self._x.device) % len(self._x)
+        self._x[places], self._target[places] = x, target
+        self._seen += len(x)
+
+    def draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """n samples with replacement, of all that are kept."""
+        rows = torch.randint(min(self._seen, len(self._x)), (self._n,), generator=generator)
+        rows = rows.to(self._x.device)
+        return self._x.index_select(0, rows), self._target.index_select(0, rows)
+
+    def state(self) -> dict[str, Tensor]:
+        """All of it, by name, on the CPU."""
+        return {"x": self._x.cpu(), "target": self._target.cpu(), "seen": torch.tensor(self._seen)}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `state` gave."""
+        self._x.copy_(state["x"])
+        self._target.copy_(state["target"])
+        self._seen = int(state["seen"])
+
+
+def _filled(names: list[str], known: Mapping[str, Tensor], otherwise: Tensor) -> Tensor:
+    """Rows of `known` by client; who is unknown counts as the mean of the others, all unknown as `otherwise`."""
+    rows = [known[k].float().cpu() for k in names if k in known]
+    missing = torch.stack(rows).mean(0) if rows else otherwise
+    return torch.stack([known[k].float().cpu() if k in known else missing for k in names])

@@ -1,0 +1,133 @@
+"""FedKD's settings: what Gong et al. 2022 leave open, and how the ensemble is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fdaudit.limits import MOST_ROUNDS
+from fdaudit.training.objectives import Objective
+from fdaudit.training.trainer import Fit
+from fdaudit.types import DefenseSpec, Task, Trained
+
+from .._local import LocalSteps
+
+__all__ = ["FedKDConfig"]
+
+_BALLOTS: dict[str, Any] = {
+    "weights": "uniform",
+    "levels": None,
+    "z_max": None,
+    "noise_at": "none",
+    "gamma": None,
+    "clip": None,
+}
+"""What the settings of averaged logits are where votes are counted."""
+
+
+class FedKDConfig(LocalSteps):
+    """FedKD's settings; symbols follow Gong et al. 2022."""
+
+    local_epochs: int | None = Field(50, ge=1)
+    """Passes over a client's data, in one go, before anything is sent; `local_steps` may be given in its place."""
+    ensemble: Literal["logits", "votes"] = "logits"
+    """What clients answer: their logits, which are averaged (Eq. 2), or their predicted classes, of which the
+    aggregator counts one vote a client, as PATE does. With votes, `weights` is uniform, and `levels`, `z_max`, `gamma`
+    and `clip` are null."""
+    weights: Literal["class-counts", "uniform"] = "class-counts"
+    """ω: each client's share of a class's records (Eq. 1), or 1/K; then no counts are sent."""
+    levels: int | None = Field(200, ge=2, le=2**16 - 1)
+    """S: quantisation levels of the logits; null sends them as they are."""
+    grid: Literal["eq3", "eq4"] = "eq4"
+    """The quantiser's grid: that of Eq. 4, or the other one that Eq. 3 describes."""
+    z_max: float | None = Field(None, gt=0)
+    """A public bound to which logits are clipped. None: the largest absolute logit of all clients (Eq. 3), on which
+    they have to agree through the aggregator."""
+    noise_at: Literal["aggregator", "client", "none"] = "aggregator"
+    """Who adds the Laplace noise: the aggregator, once, to the ensemble (Eq. 2), or each client to its own logits."""
+    gamma: float | None = Field(1.0, gt=0)
+    """γ: the noise has scale 1/γ, in logits; null adds none."""
+    clip: float | None = Field(None, gt=0)
+    """B: a public bound to which what is noised is clipped first. The paper has none, and so nothing to claim. Before
+    a plain average the aggregator clips each client's logits: one client then moves it by its share at most."""
+    temperature: float | None = Field(None, gt=0)
+    """τ of the distillation (Eq. 5 and 6); null is the paper's τ = ∞: squared error on logits (Eq. 7). The shares of
+    votes are probabilities already: null is cross-entropy, and a finite τ softens the central model's answers alone."""
+    distill_rounds: int = Field(5, ge=1, le=MOST_ROUNDS)
+    """Into how many rounds the distillation is split, after each of which it is evaluated and can be resumed."""
+    distill_steps: int = Field(200, ge=1)
+    """Distillation steps a round; T in all is `distill_rounds` times as many."""
+    distill_batch_size: int = Field(512, ge=1)
+    """B: public samples a distillation step."""
+    distill_lr: float = Field(1e-3, gt=0)
+    """Learning rate of the distillation."""
+    distill_optimizer: Literal["adam", "sgd"] = "adam"
+    """Optimiser of the distillation."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _what_follows_from_other_settings(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        implied: dict[str, Any] = {} if values.get("local_steps") is None else {"local_epochs": None}
+        if values.get("ensemble") == "votes":
+            implied |= _BALLOTS
+        return implied | values
+
+    @model_validator(mode="after")
+    def _votes_are_counted(self) -> Self:
+        if self.ensemble == "votes":
+            for name, only in _BALLOTS.items():
+                if (found := getattr(self, name)) != only:
+                    raise ValueError(
+                        f"ensemble = 'votes' counts one vote a client; {name} = {found!r} would not apply. "
+                        f"Leave {name} out, or set ensemble to 'logits'."
+                    )
+        return self
+
+    @property
+    def rounds(self) -> int:
+        """The phases: local training, the ensemble, and the parts of the distillation."""
+        return 2 + self.distill_rounds
+
+    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
+        """One, before anything is sent."""
+        return (self.steps,) if of == "model" else ()
+
+    @property
+    def ranged(self) -> bool:
+        """Whether clients have to agree on z_max."""
+        return self.levels is not None and self.z_max is None
+
+    @property
+    def bounded(self) -> float | None:
+        """B, where the aggregator clips each client's logits to it: then one client moves the ensemble by its share."""
+        return self.clip if self.noise_at == "aggregator" else None
+
+    def defenses(self) -> tuple[DefenseSpec, ...]:
+        """Q(z; S) on each client's logits and Lap(1/γ) where it is asked for: Eq. 2."""
+        found = []
+        if self.levels is not None:
+            params: dict[str, Any] = {"levels": self.levels, "grid": self.grid, "z_max": self.z_max}
+            name = "uniform-quantization"
+            found.append(DefenseSpec(kind="logits", sender="client", name=name, params=params))
+        if self.gamma is not None and self.noise_at != "none":
+            kind = "logits" if self.noise_at == "client" else "ensemble_labels"
+            # Every public sample is answered, whatever the data.
+            params = {"gamma": self.gamma, "clip": self.clip, "public_index": True}
+            found.append(DefenseSpec(kind=kind, sender=self.noise_at, name="laplace-noise", params=params))
+        return tuple(found)
+
+    def distillation(self, task: Task = "single-label") -> Fit:
+        """The training core's settings for the central model."""
+        tau = self.temperature
+        divergence: Objective = "binary-kl" if task == "multi-label" else "kl"
+        at_once: Objective = "cross-entropy" if self.ensemble == "votes" else "l2"
+        return Fit(
+            lr=self.distill_lr,
+            optimizer=self.distill_optimizer,
+            objective=at_once if tau is None else divergence,
+            temperature=tau or 1.0,
+        )

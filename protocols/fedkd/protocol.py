@@ -1,0 +1,399 @@
+"""FedKD (Gong et al. 2022): one-shot distillation from a quantised and noisy ensemble on public samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fdaudit.data import class_counts
+from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.federation.local_training import joined
+from fdaudit.federation.protocol import Round, Setting
+from fdaudit.rng import child, child_seed
+from fdaudit.training.trainer import Job, Parameters, draw_batches
+from fdaudit.transcript.messages import DATA
+from fdaudit.transcript.wire import Delivery
+
+from .._state import basis_of, keep_basis, put, take
+from .._votes import ballot, count, targets
+from .config import FedKDConfig
+
+__all__ = ["FedKD", "FedKDConfig", "class_weights", "ensemble"]
+
+
+def class_weights(counts: Tensor) -> Tensor:
+    """ω (K, C), each client's share of each class, from the counts N (K, C): Eq. 1.
+
+    For a class that nobody has Eq. 1 divides nought by nought; its weights are 1/K, since no client has a better
+    claim to it than another. Counts below nought, which only noise can make, count as none.
+    """
+    N = counts.double().clamp_min(0)
+    total = N.sum(0)
+    return torch.where(total > 0, N / torch.where(total > 0, total, 1.0), 1 / len(N))
+
+
+def ensemble(logits: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """ẑ (n, C), the weighted sum over clients of Q(z) (n, C), in float32: Eq. 2 before its noise; weights (K, C)."""
+    z = torch.zeros(logits[0].shape, dtype=torch.float64, device=logits[0].device)
+    for w_k, z_k in zip(weights.to(z.device), logits, strict=True):
+        z += w_k * z_k
+    return z.float()
+
+
+class FedKD:
+    """One-shot, one-way distillation: clients answer once on public samples, a central model learns from the ensemble.
+
+    Each client trains a model of its own to completion, with a network of its own if it likes. Once, it sends its
+    logits for every public sample, quantised to S levels; an aggregator weighs them, class by class, by how many
+    records of the class each client has, adds Laplace noise and hands the ensemble to the server, which distils
+    its central model from it. No model and no gradient leaves a client. The aggregator, by contrast, sees class
+    counts and the clean quantised logits of every client.
+
+    With `ensemble: votes` clients answer with their predicted classes instead, and the aggregator counts one vote a
+    client. A PATE aggregator attached to the counts then publishes noisy labels in their place, and the server
+    distils from whichever reaches it.
+
+    Of the multi-label task, local models are fitted by binary cross-entropy on the labels that are known, and a
+    client's count of a class is of the records in which it occurs.
+    """
+
+    name: ClassVar[str] = "fedkd"
+    source: ClassVar[str] = (
+        "Gong, Sharma, Karanam, Wu, Chen, Doermann & Innanje 2022, Algorithm 1 and Eq. 1-7 (AAAI 2022)"
+    )
+    roles: ClassVar[tuple[str, ...]] = ("server", "aggregator", "client")
+    messages: ClassVar[tuple[dict[str, Any], ...]] = (
+        {
+            "kind": "class_counts",
+            "from": "client",
+            "to": "aggregator",
+            "what": "counts (C,): N_k^c of Eq. 1, once (weights: class-counts)",
+            "when": {"weights": "class-counts"},
+        },
+        {
+            "kind": "logit_range",
+            "from": "client",
+            "to": "aggregator",
+            "what": "max_abs (): its largest absolute logit, once (where z_max is not a constant)",
+            "when": {"ranged": True},
+        },
+        {
+            "kind": "logit_range",
+            "from": "aggregator",
+            "to": "client",
+            "what": "max_abs (): z_max of Eq. 3, the largest of all clients",
+            "when": {"ranged": True},
+        },
+        {
+            "kind": "logits",
+            "from": "client",
+            "to": "aggregator",
+            "what": "index (n,), Q(z_k; S) (n, C) for every public sample, once",
+            "when": {"ensemble": "logits"},
+            "index": "public",
+        },
+        {
+            "kind": "ensemble_labels",
+            "from": "aggregator",
+            "to": "server",
+            "what": "index (n,), ẑ (n, C) of Eq. 2: weighted logits and noise",
+            "when": {"ensemble": "logits"},
+            "index": "public",
+        },
+        {
+            "kind": "hard_labels",
+            "from": "client",
+            "to": "aggregator",
+            "what": "index (n,), values (n,): one vote for every public sample, once",
+            # Not logits in another form: whoever averages logits cannot read votes.
+            "when": {"ensemble": "votes", "weights": "uniform"},
+            "index": "public",
+        },
+        {
+            "kind": "vote_counts",
+            "from": "aggregator",
+            "to": "server",
+            "what": "index (n,), counts (n, C): votes of all clients on every public sample",
+            "when": {"ensemble": "votes"},
+            "index": "public",
+        },
+        {
+            "kind": "hard_labels",
+            "from": "aggregator",
+            "to": "server",
+            "what": "index (m,), values (m,): noisy plurality of the votes on the samples that are answered, m ≤ n",
+            "when": {"ensemble": "votes"},
+            "made_of": "vote_counts",
+        },
+        {"kind": "model_parameters", "from": "server", "to": "world", "what": "the final central model"},
+    )
+    trust: ClassVar[tuple[str, ...]] = (
+        (
+            "The aggregator is trusted: it sees every client's class counts and clean quantised logits, and adds the "
+            "noise once, after aggregation, as in Eq. 2. It does not collude with the server. With `noise_at: client` "
+            "it need not be trusted with more than noised logits, the ranges and the counts."
+        ),
+        (
+            "With `ensemble: votes` the aggregator sees every client's vote on every sample, and the server sees how "
+            "many clients agree, unless a PATE aggregator puts noisy labels in the place of the counts."
+        ),
+        "All parties hold the same public samples before the first round; nothing private is in them.",
+        "The final model is published: clients get it from `world` like anybody else.",
+        "Parties follow the protocol and are curious (honest-but-curious).",
+    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        (
+            "Eq. 3 describes S points at a distance of 2 z_max/(S-1), Eq. 4 a grid of S + 1 points at a distance of "
+            "2 z_max/S. The text concludes with Eq. 4, which is the default; `grid: eq3` is the other."
+        ),
+        (
+            "The paper lets the server aggregate. Noise that is added after aggregation protects from nobody who "
+            "aggregates, so `aggregator` is a party of its own here, and the server sees the noised ensemble only."
+        ),
+        (
+            "The paper claims a privacy guarantee from quantisation and noise. No finite ε follows: z_max depends on "
+            "the data and is sent back to the clients, class counts are sent in clear, and the logits have no bound "
+            "that was fixed beforehand. `z_max`, `clip` and `withhold: [class_counts]` are ours, for whoever wants one."
+        ),
+        "`noise_at: client` is ours too: noise after quantisation, of scale 1/γ on each client's every logit.",
+        (
+            "`ensemble: votes` is ours too: it makes FedKD an ensemble to which PATE (Papernot et al. 2018) applies. "
+            "The central model learns from noisy labels, or without noise from the shares of the votes."
+        ),
+        "Eq. 7 prints a norm; the limit that it is taken from (Hinton et al. 2015) is of its square, which is used.",
+        "A class that nobody has, of which Eq. 1 says nothing, is averaged plainly.",
+        "The algorithm box's step is plain gradient descent; the experiments use Adam, which is the default.",
+        (
+            "Multi-label: Eq. 5 with the paper's sigmoid leaves out the classes that do not occur; at finite τ the "
+            "divergence is that of the two answers, occurs or not, of each class. At τ = ∞ it is Eq. 7 unchanged."
+        ),
+        "Segmentation and repeated predictions on augmented public samples (Table 2) are left out.",
+    )
+    withholdable: ClassVar[tuple[str, ...]] = ("class_counts",)
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": (
+            "Quantisation and Laplace noise on the ensemble, after PATE, for a stronger privacy guarantee; no ε is "
+            "derived. z_max follows from the data, counts are sent in clear, and nothing bounds the logits beforehand."
+        ),
+        "finds": {"server": "class_counts", "aggregator": "class_counts", "world": "class_counts"},
+        "private": {"params": {"weights": "uniform"}, "withhold": [], "training": ["model"]},
+    }
+    pools_data: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = True
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    Config: ClassVar[type[FedKDConfig]] = FedKDConfig
+
+    def __init__(self, config: FedKDConfig, setting: Setting) -> None:
+        self.config, self._wire, self._seed = config, setting.wire, setting.seed
+        self._trainers, self._local, self._clients = setting.trainers, setting.local, dict(setting.clients)
+        self._public, self._classes, self._task = setting.public, setting.classes, setting.task
+        if config.ensemble == "votes" and self._task == "multi-label":
+            problem = "needs one class a record: a vote names one"
+            raise SpecError("protocol.params.ensemble", "votes", problem, "Set ensemble to 'logits'.")
+        self.state: dict[str, Tensor] = {}
+        for party in ("server", *self._clients):
+            put(self.state, f"{party}/w/", {n: t.clone() for n, t in setting.initial[party].items()})
+
+    def rounds(self, start: int) -> Iterator[Round]:
+        """Algorithm 1, phase by phase."""
+        for t in range(start, self.config.rounds):
+            self._wire.begin(t)
+            if t == 0:  # Local Training: train each local model θ^k with D^k
+                yield Round(index=t, losses=self._train_locally(), models=self._models())
+            elif t == 1:  # Logits Ensemble: ẑ_i <- aggregate {z_i^k; S, γ}, Eq. 2
+                answers, z = self._vote() if self.config.ensemble == "votes" else self._average()
+                self._receive(z)
+                batches = {z_k.seq: torch.arange(len(self._clients[k])) for k, z_k in answers.items()}
+                yield Round(index=t, models={"server": self.released()}, batches=batches)
+            else:  # Distillation: steps t = 1, ..., T on θ^s
+                losses = self._distill(t)
+                models = {"server": self.released()}
+                if t == self.config.rounds - 1:
+                    self._publish()
+                    models |= self._models()
+                yield Round(index=t, models=models, losses=losses)
+
+    def released(self) -> Parameters:
+        """The central model θ^s."""
+        return take(self.state, "server/w/")
+
+    def _average(self) -> tuple[dict[str, Delivery], Delivery | None]:
+        """What clients answered, and their ensemble where anybody did."""
+        logits, counts = self._answer()
+        return logits, self._aggregate(logits, counts)
+
+    def _vote(self) -> tuple[dict[str, Delivery], Delivery | None]:
+        """What clients voted, and what the aggregator says of it where anybody did."""
+        ballots = self._cast()
+        return ballots, self._count(ballots)
+
+    # -- the clients ----------------------------------------------------------------------------------------
+
+    def _models(self) -> dict[str, Parameters]:
+        return {k: take(self.state, f"{k}/w/") for k in self._clients}
+
+    def _train_locally(self) -> dict[str, float]:
+        jobs = []
+        for k, data in self._clients.items():
+            generator = child(self._seed, "fedkd", "local", k)
+            batches = draw_batches(
+                len(data), self.config.batch_size, generator=generator, **self.config.steps
+            )
+            seed = child_seed(self._seed, "fedkd", "dropout", k)
+            start = take(self.state, f"{k}/w/")
+            jobs.append(Job(party=k, parameters=start, x=data.x, targets=data.y, batches=batches, seed=seed))
+        fit, nothing = self.config.fit(task=self._task), dict.fromkeys(self._clients, ())
+        fitted, basis = self._local.fit(jobs, fit, length=self.config.steps, inputs=nothing)
+        for job, result in zip(jobs, fitted, strict=True):
+            put(self.state, f"{job.party}/w/", result.parameters)
+            keep_basis(self.state, job.party, basis[job.party])
+        return {job.party: float(result.losses.mean()) for job, result in zip(jobs, fitted, strict=True)}
+
+    def _answer(self) -> tuple[dict[str, Delivery], dict[str, Delivery]]:
+        """Each client's logits for every public sample, z_i^k <- f(x_i^0, θ^k), and its class counts.
+
+        A message that does not arrive is left out.
+        """
+        counts = self._send_counts() if self.config.weights == "class-counts" else {}
+        z = self._trainers.predict(self._models(), self._public)
+        z_max = self._agree_on_range(z) if self.config.ranged else None
+        if self.config.ranged and z_max is None:
+            return {}, counts
+        logits = {}
+        for k, z_k in z.items():
+            tensors = {"index": torch.arange(len(z_k), dtype=torch.int32), "values": z_k}
+            inputs = basis_of(self.state, k)
+            if z_max is not None:  # for the quantiser, which takes it out of the message
+                tensors["z_max"] = z_max["max_abs"].cpu()
+                inputs = joined(inputs, (z_max.seq,))
+            sent = self._wire.send(k, ["aggregator"], "logits", tensors, inputs=inputs)
+            if sent is not None:
+                logits[k] = sent
+        return logits, counts
+
+    def _cast(self) -> dict[str, Delivery]:
+        """Each client's predicted class of every public sample."""
+        sent = {}
+        for k, z_k in self._trainers.predict(self._models(), self._public).items():
+            tensors = {"index": torch.arange(len(z_k), dtype=torch.int32), "values": ballot(z_k)}
+            inputs = basis_of(self.state, k)
+            sent[k] = self._wire.send(k, ["aggregator"], "hard_labels", tensors, inputs=inputs)
+        return {k: delivery for k, delivery in sent.items() if delivery is not None}
+
+    def _send_counts(self) -> dict[str, Delivery]:
+        sent = {}
+        for k, data in self._clients.items():
+            N_k = class_counts(data.y.cpu(), self._classes)
+            sent[k] = self._wire.send(k, ["aggregator"], "class_counts", {"counts": N_k}, inputs=[DATA])
+        return {k: delivery for k, delivery in sent.items() if delivery is not None}
+
+    def _agree_on_range(self, z: Mapping[str, Tensor]) -> Delivery | None:
+        """z_max = max |z_i^ck| over samples, classes and clients; none when no client's range arrived."""
+        ranges = {}
+        for k, z_k in z.items():
+            tensors = {"max_abs": z_k.abs().max()}
+            inputs = basis_of(self.state, k)
+            sent = self._wire.send(k, ["aggregator"], "logit_range", tensors, inputs=inputs)
+            if sent is not None:
+                ranges[k] = sent
+        return self._largest(ranges) if ranges else None
+
+    # -- the aggregator -------------------------------------------------------------------------------------
+
+    def _largest(self, ranges: Mapping[str, Delivery]) -> Delivery:
+        z_max = torch.stack([sent["max_abs"] for sent in ranges.values()]).max()
+        inputs = [sent.seq for sent in ranges.values()]
+        receivers = list(self._clients)
+        found = self._wire.send("aggregator", receivers, "logit_range", {"max_abs": z_max}, inputs=inputs)
+        if found is None:
+            raise ProtocolError("fedkd: the aggregator's z_max did not arrive. Only clients may go silent.")
+        return found
+
+    def _aggregate(self, logits: Mapping[str, Delivery], counts: Mapping[str, Delivery]) -> Delivery | None:
+        """Eq. 2 over the clients that answered, by Eq. 1 where all of these sent their counts, else plainly."""
+        if not logits:
+            return None
+        used = [counts[k] for k in logits if k in counts]
+        weighed = len(used) == len(logits)
+        N = torch.stack([c["counts"] for c in used]) if weighed else torch.zeros(len(logits), self._classes)
+        first = next(iter(logits.values()))
+        z, B = [z_k["values"] for z_k in logits.values()], None if weighed else self.config.bounded
+        if B is not None:
+            z = [z_k.nan_to_num().clamp(-B, B) for z_k in z]
+        values = ensemble(z, class_weights(N))
+        inputs = [m.seq for m in (*logits.values(), *(used if weighed else ()))]
+        sent = {"index": first["index"], "values": values}
+        if B is not None:  # for the noise, which takes it out of the message; Eq. 1's shares follow from data
+            says = {"client_share": 1 / len(z), "client_bound": B}
+            sent |= {n: torch.tensor(v, dtype=torch.float64) for n, v in says.items()}
+        return self._wire.send("aggregator", ["server"], "ensemble_labels", sent, inputs=inputs)
+
+    def _count(self, ballots: Mapping[str, Delivery]) -> Delivery | None:
+        """The votes on every public sample, those on which nobody voted included: which they are follows from data."""
+        if not ballots:
+            return None
+        index = torch.arange(len(self._public), dtype=torch.int32)
+        sent = {"index": index, "counts": count(ballots.values(), index, self._classes)}
+        inputs = [cast.seq for cast in ballots.values()]
+        return self._wire.send("aggregator", ["server"], "vote_counts", sent, inputs=inputs)
+
+    # -- the server -----------------------------------------------------------------------------------------
+
+    def _receive(self, z: Delivery | None) -> None:
+        if z is None:
+            return
+        if self.config.ensemble == "votes":
+            known = targets(z, len(self._public), self._classes)
+        else:
+            known = {"index": z["index"].cpu(), "values": z["values"].cpu()}
+        if len(known["index"]):
+            put(self.state, "server/z/", known)
+        self.state["server/basis"] = torch.tensor([z.seq])
+
+    def _distill(self, t: int) -> dict[str, float]:
+        """Steps of ∇L on θ^s, Eq. 7 or Eq. 5; the optimiser goes on where the round before left it.
+
+        Shares of votes are probabilities as they are. Without an ensemble the central model stays as it is.
+        """
+        known = take(self.state, "server/z/")
+        if not known:
+            return {}
+        tau, x = self.config.temperature, self._public[known["index"].long()]
+        wanted = known["values"]
+        if tau is not None and self.config.ensemble == "logits":
+            wanted = self._activated(wanted / tau)
+        job = Job(
+            party="server",
+            parameters=self.released(),
+            x=x,
+            targets=wanted,
+            batches=draw_batches(
+                len(x),
+                self.config.distill_batch_size,
+                steps=self.config.distill_steps,
+                generator=child(self._seed, "fedkd", "distill", t),
+            ),
+            seed=child_seed(self._seed, "fedkd", "dropout", "server", t),
+            moments=take(self.state, "server/m/"),
+        )
+        (fitted,) = self._trainers.fit([job], self.config.distillation(self._task))
+        put(self.state, "server/w/", fitted.parameters)
+        put(self.state, "server/m/", fitted.moments)
+        return {"server": float(fitted.losses.mean())}
+
+    def _activated(self, z: Tensor) -> Tensor:
+        """Probabilities (n, C): softmax (Eq. 6), or of the multi-label task a sigmoid for each class."""
+        return z.sigmoid() if self._task == "multi-label" else z.softmax(1)
+
+    def _publish(self) -> None:
+        basis = self.state.get("server/basis", torch.zeros(0, dtype=torch.int64))
+        inputs = [int(seq) for seq in basis]
+        self._wire.send("server", ["world"], "model_parameters", self.released(), inputs=inputs)
