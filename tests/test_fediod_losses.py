@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from fdaudit.protocols import _fediod_losses as losses
+from fdaudit.protocols.fediod import losses
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from fdaudit.attacks.gradient_inversion import convolutions
+from fdaudit.attacks.gradient_inversion.second_order import convolutions
 from fdaudit.attacks.gradient_inversion.second_order.columns import Geometry
 from fdaudit.attacks.gradient_inversion.second_order.convolutions import Convolution
 from fdaudit.attacks.gradient_inversion.second_order.strided import Phases, pays
