@@ -19,7 +19,7 @@ import torch
 from _measured import Growth, in_operators, measured
 from _pairs import table
 
-import fdaudit.evaluation.stage
+import fdaudit.evaluation.controls.kept
 from fdaudit.adversary.view import export_view, open_view, view_of
 from fdaudit.api import report
 from fdaudit.audit.pipeline import perform
