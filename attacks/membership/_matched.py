@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from fdaudit.types import Challenge
     from fdaudit.view import View
 
+_ANSWERS_FIRST = ("predict-first", "digest-revisit")
+"""Orders in which a client's first answers follow its warm-up."""
+
 __all__ = ["Matched", "before_answers", "matched", "strangers", "told_counts"]
 
 
@@ -52,7 +55,7 @@ def before_answers(public: Mapping[str, Any], from_upload: bool = False) -> dict
     found = {**public, "rounds": 1}
     if from_upload:
         found["warm_up_steps"] = 0
-    elif public.get("order") == "predict-first" and public.get("local_steps") is not None:
+    elif public.get("order") in _ANSWERS_FIRST:
         found["local_steps"] = 0
     return found
 
