@@ -11,6 +11,7 @@ import torch
 from fdaudit.attacks.membership._answers import recorded
 from fdaudit.attacks.membership._followed import answered_in_rounds, followed
 from fdaudit.attacks.membership._matched import Matched, before_answers
+from fdaudit.attacks.membership._ridge import Regressed, stacked
 from fdaudit.attacks.membership.coin_regression import CoinRegression, CoinRegressionConfig
 
 from fdaudit import protocols
@@ -48,8 +49,8 @@ def stream(seed: int) -> torch.Generator:
 class Case:
     """A federation of two clients in rounds; the first holds one of each of eight pairs and no other record."""
 
-    def __init__(self, place: Path, name: str, holds: bool = True, **params: Any) -> None:
-        draws = stream(9)
+    def __init__(self, place: Path, name: str, holds: bool = True, seed: int = SEED, **params: Any) -> None:
+        draws = stream(seed + 4)
         x = torch.rand(2 * PAIRS, 1, 6, 6, generator=draws)
         y = (torch.arange(PAIRS) % 4).repeat_interleave(2)
         coins = torch.randint(2, (PAIRS,), generator=draws).bool()
@@ -68,14 +69,14 @@ class Case:
             config=protocol.Config(**params),
             common=Common(networks=networks, execution=EXECUTION, public=public, task="single-label"),
             data=[(held, y[self.member]), other],
-            seed=SEED,
+            seed=seed,
         )
         self.knowledge = Knowledge(
             architecture=NETWORK,
             auxiliary=(auxiliary, torch.arange(40) % 4),
             train=Trainer(NETWORK, EXECUTION),
             public=public,
-            initial=networks.initial_seed(SEED),
+            initial=networks.initial_seed(seed),
             classes=4,
         )
         self.task = AttackTask(targets=("client/0",), challenges={"client/0": self.challenge})
@@ -145,3 +146,111 @@ def test_later_rounds_tell_where_the_first_tells_little(tmp_path: Path) -> None:
     later, note = case.told(rounds=3)
     assert later > 0.9
     assert note.endswith("answers of 3 rounds")
+
+
+def test_without_candidates_later_rounds_tell_nothing(tmp_path: Path) -> None:
+    found = []
+    for seed in range(5):
+        case = Case(tmp_path / str(seed), "fedmd", holds=False, seed=seed, warm_up_steps=5, local_steps=3)
+        found.append(case.told(rounds=3)[0])
+    # The mean of 5 AUCs of 8 coins each: its standard deviation is 0.09 at most.
+    assert abs(sum(found) / 5 - 0.5) < 0.25
+
+
+def test_a_client_is_followed_as_long_as_its_ensembles_are_in_view(tmp_path: Path) -> None:
+    case = Case(tmp_path, "selective-fd", **{**SELECTIVE, "warm_up_steps": 5, "selector": "none"})
+
+    def rounds(view: View, knowledge: Knowledge = case.knowledge, most: int = 9) -> list[int]:
+        found = answered_in_rounds(view, knowledge, 1000, most)
+        return [len(found[client]) for client in ("client/0", "client/1")]
+
+    assert rounds(case.view) == [4, 4]
+    assert rounds(case.view, most=2) == [2, 2]
+    kept = tuple(m for m in case.view.messages if (m.kind, m.round) != ("ensemble_labels", 1))
+    assert rounds(replace(case.view, messages=kept)) == [2, 2]
+    digests = tuple(
+        replace(m, payload=None) if (m.kind, m.round) == ("ensemble_labels", 0) else m
+        for m in case.view.messages
+    )
+    assert rounds(replace(case.view, messages=digests)) == [1, 1]
+    public = dict(case.view.hyperparameters)
+    del public["distill_steps"]
+    assert rounds(replace(case.view, hyperparameters=public)) == [1, 1]
+
+
+def test_a_silent_client_is_followed_to_its_next_answers(tmp_path: Path) -> None:
+    case = Case(tmp_path, "fedmd", warm_up_steps=10, local_steps=3)
+    kept = tuple(m for m in case.view.messages if m.sender != "client/0" or m.round not in (0, 2))
+    heard = answered_in_rounds(replace(case.view, messages=kept), case.knowledge, 1000, 9)["client/0"]
+    assert [[lesson.round for lesson in one.lessons] for one in heard] == [[0], [1, 2]]
+    made = case.victim()
+    for one in heard:
+        made = followed(
+            case.knowledge, case.challenge, made, one.lessons,
+            training=case.view.hyperparameters, most_steps=2000, seed=0,
+        )  # fmt: skip
+        assert far_from(case, made, one.answers) < 1e-4
+
+
+def test_the_first_round_counts_where_no_round_can_be_followed(tmp_path: Path) -> None:
+    case = Case(tmp_path, "fedmd", warm_up_steps=10, local_steps=3)
+    kept = tuple(m for m in case.view.messages if m.kind != "ensemble_labels")
+    blind = replace(case.view, messages=kept)
+    assert case.told(blind, rounds=4) == case.told(rounds=1)
+    late = replace(case.view, messages=tuple(m for m in kept if m.round > 1))
+    (one,) = answered_in_rounds(late, case.knowledge, 1000, 4)["client/0"]
+    first = recorded(late, case.knowledge, 1000, first=True)["client/0"]
+    assert torch.equal(one.answers.values, first.values)
+
+
+def test_a_shadow_that_diverges_ends_the_rounds(tmp_path: Path) -> None:
+    case = Case(tmp_path, "fedmd", warm_up_steps=10, local_steps=3)
+    hostile = replace(case.view, hyperparameters={**case.view.hyperparameters, "distill_lr": 1e30})
+    assert case.told(hostile, rounds=4) == case.told(rounds=1)
+
+
+def test_shadows_are_followed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(tmp_path, "fedmd", warm_up_steps=10, local_steps=3)
+    before = case.told(rounds=3)
+
+    def refused(*_: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(Trainer, "fit", refused)
+    assert case.told(rounds=3) == before
+
+
+# -- stacking ---------------------------------------------------------------------------------------------------
+
+
+def test_stacked_predictions_are_the_least_squares_fit() -> None:
+    coins = (torch.rand(200, 6, generator=stream(1)) < 0.5).double() * 2 - 1
+    found = [_predicted(coins, noise, seed) for seed, noise in enumerate((0.5, 1.0, 2.0))]
+    joined = stacked(found, coins)
+    table = torch.stack([one.left_out.flatten() for one in found], 1)
+    weights = torch.linalg.lstsq(table, coins.flatten()).solution
+    assert torch.allclose(joined.left_out.flatten(), table @ weights)
+    assert torch.allclose(joined.coins, torch.stack([one.coins for one in found], 1) @ weights)
+    assert joined.error < min(one.error for one in found)
+
+
+def test_a_prediction_under_noise_counts_less() -> None:
+    coins = (torch.rand(200, 6, generator=stream(1)) < 0.5).double() * 2 - 1
+    one, other = (_predicted(coins, 0.5, seed) for seed in (1, 2))
+    noisy = replace(other, spread=torch.full((6,), 1e6).double())
+    joined = stacked([one, noisy], coins)
+    alone = stacked([one], coins)
+    assert torch.allclose(joined.coins, alone.coins, atol=1e-3)
+    assert joined.error == pytest.approx(alone.error, rel=1e-3)
+
+
+def _predicted(coins: torch.Tensor, noise: float, seed: int) -> Regressed:
+    """Return predictions that are the coins with noise, of the shadows and of one victim."""
+    wrong = noise * torch.randn(len(coins) + 1, coins.shape[1], generator=stream(seed)).double()
+    return Regressed(
+        coins=coins[0] + wrong[-1],
+        left_out=coins + wrong[:-1],
+        spread=torch.zeros(coins.shape[1]).double(),
+        error=noise**2,
+        right=0.5,
+    )

@@ -20,7 +20,7 @@ from ._ensemble import Ensemble, answered_as, ensemble_of
 from ._followed import Answered, answered_in_rounds, followed
 from ._matched import Matched, before_answers, matched, strangers
 from ._references import missing
-from ._ridge import Regressed, regressed, regressed_sum
+from ._ridge import Regressed, regressed, regressed_sum, stacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,16 +159,26 @@ class CoinRegression:
     def _guess(
         self, view: View, knowledge: Knowledge, challenge: Challenge, heard: list[Answered], sent: list[_Told]
     ) -> Membership:
-        theirs, mine, noise, rounds = list[Tensor](), list[Tensor](), 0.0, 0
+        """Predict a victim's coins from all that the view tells of its model, by joined or by stacked regressions.
+
+        Those count whose predictions of left-out shadows have the smaller error.
+        """
+        theirs, mine, alone = list[Tensor](), list[Tensor](), list[Regressed]()
+        noise, rounds = 0.0, 0
         for made, one in self._shown(view, knowledge, challenge, heard, sent):
             shadow, victim = _read(_answers(knowledge, made, one), made.coins, one)
             scale = (shadow - shadow.mean(0)).square().sum(1).mean().sqrt().clamp_min(_FLOOR)
             theirs.append(shadow / scale)
             mine.append(victim / scale)
-            noise += one.noise * len(victim) / float(scale) ** 2
-            rounds += one.x is not None
-        seen = torch.cat(mine)
-        found = regressed(torch.cat(theirs, 1), made.coins, seen, noise / len(seen))
+            left = one.noise / float(scale) ** 2
+            alone.append(regressed(theirs[-1], made.coins, mine[-1], left))
+            noise += left * len(victim)
+            coins, rounds = made.coins, rounds + (one.x is not None)
+        found = alone[0]
+        if len(alone) > 1:
+            seen = torch.cat(mine)
+            joined = regressed(torch.cat(theirs, 1), coins, seen, noise / len(seen))
+            found = min(joined, stacked(alone, coins), key=lambda one: one.error)
         return self._membership(challenge, found, rounds)
 
     def _shown(
