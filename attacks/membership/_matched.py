@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from fdaudit.types import Challenge
     from fdaudit.view import View
 
+__all__ = ["Matched", "before_answers", "matched", "strangers", "told_counts"]
+
 _ANSWERS_FIRST = ("predict-first", "digest-revisit")
 """Orders in which a client's first answers follow its warm-up."""
-
-__all__ = ["Matched", "before_answers", "matched", "strangers", "told_counts"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Regressed", "regressed", "regressed_sum", "stacked"]
+__all__ = ["Regressed", "regressed", "regressed_in_parts", "regressed_sum", "stacked"]
 
+_FLOOR = 1e-6
+"""Smallest scale of an answer."""
 _RIDGES = 10.0 ** torch.arange(-5, 2.01, 0.25, dtype=torch.float64)
 """λ over the mean squared length of centred answers."""
 
@@ -44,6 +46,32 @@ def regressed(answers: Tensor, coins: Tensor, victim: Tensor, noise: float = 0.0
         noise: variance of the noise that a defence put on each of the victim's answers.
     """
     return regressed_sum([(answers, coins)], victim, noise)[0]
+
+
+def regressed_in_parts(
+    parts: Sequence[tuple[Tensor, Tensor, float]], coins: Tensor, *, stack: bool
+) -> Regressed:
+    """Predict a client's coins from several of its answers, each scaled by how much shadows differ in it.
+
+    One regression joins all answers. With `stack` each has a regression of its own as well, and these are stacked:
+    those predictions count that have the smaller error on left-out shadows.
+
+    Args:
+        parts: of each answer, shadows' values (m, d), the victim's (d,), and the variance of a defence's noise.
+        coins: (m, k) ±1 of the shadows.
+        stack: whether regressions of one answer each are tried too.
+    """
+    scaled = []
+    for theirs, mine, noise in parts:
+        scale = (theirs - theirs.mean(0)).square().sum(1).mean().sqrt().clamp_min(_FLOOR)
+        scaled.append((theirs / scale, mine / scale, noise / float(scale) ** 2))
+    every, seen = torch.cat([one[0] for one in scaled], 1), torch.cat([one[1] for one in scaled])
+    noise = sum(noise * len(mine) for _, mine, noise in scaled) / len(seen)
+    joined = regressed(every, coins, seen, noise)
+    if not stack or len(scaled) == 1:
+        return joined
+    alone = [regressed(theirs, coins, mine, noise) for theirs, mine, noise in scaled]
+    return min(joined, stacked(alone, coins), key=lambda one: one.error)
 
 
 def stacked(found: Sequence[Regressed], coins: Tensor) -> Regressed:

@@ -20,7 +20,7 @@ from ._ensemble import Ensemble, answered_as, ensemble_of
 from ._followed import Answered, answered_in_rounds, followed
 from ._matched import Matched, before_answers, matched, strangers
 from ._references import missing
-from ._ridge import Regressed, regressed, regressed_sum, stacked
+from ._ridge import Regressed, regressed, regressed_in_parts, regressed_sum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,10 +81,11 @@ class CoinRegression:
     """Learns from shadow models how each candidate moves a client's answers, and reads the coins off its real ones.
 
     Shadows have the victim's number of records and classes, and train as it does. Of a matched pair one candidate is
-    in each. The attack regresses the coins on what shadows answer to the samples that the victim answered. Where the
-    victim sent its model, it regresses them on what training changes in the model that it had received. Where only
-    the average of all clients' answers is in view, it predicts the coins of all victims from that average together.
-    Left-out shadows say beforehand how well that will do.
+    in each. The attack regresses the coins on what shadows answer to the samples that the victim answered. Where
+    the victim learns from ensembles in view, its shadows learn from the same ones, and its answers of several rounds
+    count. Where the victim sent its model, the attack regresses the coins on what training changes in the model that
+    it had received. Where only the average of all clients' answers is in view, it predicts the coins of all victims
+    from that average together. Left-out shadows say beforehand how well that will do.
     """
 
     name: ClassVar[str] = "coin-regression"
@@ -159,33 +160,19 @@ class CoinRegression:
     def _guess(
         self, view: View, knowledge: Knowledge, challenge: Challenge, heard: list[Answered], sent: list[_Told]
     ) -> Membership:
-        """Predict a victim's coins from all that the view tells of its model, by joined or by stacked regressions.
-
-        Those count whose predictions of left-out shadows have the smaller error.
-        """
-        theirs, mine, alone = list[Tensor](), list[Tensor](), list[Regressed]()
-        noise, rounds = 0.0, 0
+        parts, rounds = list[tuple[Tensor, Tensor, float]](), 0
         for made, one in self._shown(view, knowledge, challenge, heard, sent):
-            shadow, victim = _read(_answers(knowledge, made, one), made.coins, one)
-            scale = (shadow - shadow.mean(0)).square().sum(1).mean().sqrt().clamp_min(_FLOOR)
-            theirs.append(shadow / scale)
-            mine.append(victim / scale)
-            left = one.noise / float(scale) ** 2
-            alone.append(regressed(theirs[-1], made.coins, mine[-1], left))
-            noise += left * len(victim)
             coins, rounds = made.coins, rounds + (one.x is not None)
-        found = alone[0]
-        if len(alone) > 1:
-            seen = torch.cat(mine)
-            joined = regressed(torch.cat(theirs, 1), coins, seen, noise / len(seen))
-            found = min(joined, stacked(alone, coins), key=lambda one: one.error)
-        return self._membership(challenge, found, rounds)
+            parts.append((*_read(_answers(knowledge, made, one), coins, one), one.noise))
+        # On DaFKD's uploads joining reads more coins right, although stacking promises more.
+        return self._membership(challenge, regressed_in_parts(parts, coins, stack=not sent), rounds)
 
     def _shown(
         self, view: View, knowledge: Knowledge, challenge: Challenge, heard: list[Answered], sent: list[_Told]
     ) -> Iterator[tuple[Matched, _Told]]:
         """Yield all that the view tells of a client's model, each with the shadows to compare it with."""
-        made = self._shadows(view, knowledge, challenge, None) if heard else None
+        if heard:
+            made = self._shadows(view, knowledge, challenge, None)
         for number, one in enumerate(heard):
             try:
                 made = followed(
