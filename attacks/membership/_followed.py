@@ -185,10 +185,10 @@ def _taught(
     def made(rows: range) -> dict[str, Tensor]:
         now, mine = models[rows.start : rows.stop], held[rows.start : rows.stop]
         everything = [torch.arange(len(lesson.x))] * len(rows)
-        own = partial(_fitted, train, x, y, mine, recipe, rows, (seed, "followed", lesson.round, "own"))
+        own = partial(_fitted, train, x, y, mine, recipe, rows, seed, (lesson.round, "own"))
         taught = partial(
             _fitted, train, lesson.x, lesson.targets, everything, distilled, rows,
-            (seed, "followed", lesson.round, "distilled"),
+            seed, (lesson.round, "distilled"),
         )  # fmt: skip
         now = taught(own(now)) if local_first else own(taught(now))
         return {f"{k:05d}/{name}": t for k, one in zip(rows, now, strict=True) for name, t in one.items()}
@@ -198,11 +198,9 @@ def _taught(
         some = models[rows.start : rows.stop]
         mine = {f"{k}": held[k] for k in rows}
         stacked = {name: torch.stack([model[name] for model in some]) for name in some[0]}
-        works[
-            digest_of(
-                {**card, "rows": [rows.start, rows.stop]}, x, y, mine, stacked, lesson.x, lesson.targets
-            )
-        ] = partial(made, rows)
+        part = {**card, "rows": [rows.start, rows.stop]}
+        digest = digest_of(part, x, y, mine, stacked, lesson.x, lesson.targets)
+        works[digest] = partial(made, rows)
     tensors = {name: t for part in remembered_parts(works) for name, t in part.items()}
     return by_model(tensors, len(models))
 
@@ -223,14 +221,14 @@ def _fitted(
     held: Sequence[Tensor],
     recipe: Recipe,
     numbers: Sequence[int],
-    path: tuple[int, str, int, str],
+    seed: int,
+    stage: tuple[int, str],
     models: Sequence[Parameters],
 ) -> list[Parameters]:
     """Return models fitted each to its own rows of (x, targets), as a recipe says."""
-    seed, *names = path
     jobs = []
     for k, model, mine in zip(numbers, models, held, strict=True):
-        draws = child(seed, *names, k, "batches")
+        draws = child(seed, "followed", *stage, k, "batches")
         drawn = draw_batches(
             len(mine), recipe.batch_size, steps=recipe.steps, epochs=recipe.epochs, generator=draws
         )
@@ -241,7 +239,7 @@ def _fitted(
                 x=x,
                 targets=targets,
                 batches=[mine[b] for b in drawn[: recipe.most_steps]],
-                seed=child_seed(seed, *names, k, "dropout"),
+                seed=child_seed(seed, "followed", *stage, k, "dropout"),
             )
         )
     return [{n: t.detach().cpu() for n, t in f.parameters.items()} for f in train.fit(jobs, recipe.fit)]
