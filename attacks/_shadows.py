@@ -28,7 +28,17 @@ if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.models import Architecture
 
-__all__ = ["Recipe", "Shadows", "in_and_out", "many_at_once", "recipe_of", "shadow_models", "shadows"]
+__all__ = [
+    "Recipe",
+    "Shadows",
+    "by_model",
+    "in_and_out",
+    "many_at_once",
+    "parts_of",
+    "recipe_of",
+    "shadow_models",
+    "shadows",
+]
 
 _BLOCK = 25
 """Adam steps between two looks at whether a model has fitted its records."""
@@ -210,11 +220,10 @@ def shadow_models(
             f"{k:05d}/{name}": t for k, model in zip(rows, found, strict=True) for name, t in model.items()
         }
 
-    parts = [range(k, min(k + _TOGETHER, len(inside))) for k in range(0, len(inside), _TOGETHER)]
     digest = digest_of(card, x, y, inside, start or {})
-    works = {f"{digest}-{rows.start}": partial(made, rows) for rows in parts}
+    works = {f"{digest}-{rows.start}": partial(made, rows) for rows in parts_of(len(inside))}
     tensors = {name: t for part in remembered_parts(works) for name, t in part.items()}
-    return _by_model(tensors, len(inside))
+    return by_model(tensors, len(inside))
 
 
 def many_at_once(knowledge: Knowledge) -> Trainer | None:
@@ -225,7 +234,12 @@ def many_at_once(knowledge: Knowledge) -> Trainer | None:
     return Trainer(network, replace(train.execution, strategy="stacked", memory_format="contiguous"))
 
 
-def _by_model(tensors: Mapping[str, Tensor], count: int) -> list[Parameters]:
+def parts_of(count: int) -> list[range]:
+    """Numbers of the models that are trained together, part by part."""
+    return [range(k, min(k + _TOGETHER, count)) for k in range(0, count, _TOGETHER)]
+
+
+def by_model(tensors: Mapping[str, Tensor], count: int) -> list[Parameters]:
     """Tensors whose names begin with a model's number, model by model."""
     models: list[Parameters] = [{} for _ in range(count)]
     for name, tensor in tensors.items():

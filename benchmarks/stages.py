@@ -149,7 +149,9 @@ def of_federations() -> Iterator[Growth]:
 
 
 def of_attacks() -> Iterator[Growth]:
-    fdaudit.evaluation.controls.kept.controls = lambda attack, plan, setting: {}  # they do not grow with a cell
+    fdaudit.evaluation.controls.kept.controls = (
+        lambda attack, plan, setting: {}
+    )  # they do not grow with a cell
     more = {
         "gradients": ("fedavg", {"rounds": 2, "upload": "gradient", "batch_size": 4, "lr": 0.1}, {}),
         "perceptron": (

@@ -54,6 +54,7 @@ def recorded(
     most: int,
     *,
     first: bool = False,
+    round: int | None = None,
     kinds: Sequence[str] = _KINDS,
 ) -> dict[str, Recorded]:
     """The answers of every client that sent any, by client.
@@ -66,12 +67,15 @@ def recorded(
         knowledge: with the public samples, where there are any.
         most: samples of one client, at most: those answered last.
         first: whether only the first round counts.
+        round: the only round that counts, where one is named.
         kinds: of messages that count; `hard_labels` are read as probabilities of 0 and 1.
     """
     drawn = _Drawn(view, knowledge)
     found = {}
     for client in sorted({m.sender for m in view.messages if role(m.sender) == "client"}):
-        sent = [m for m in view.select(sender=client) if m.kind in kinds and m.payload is not None]
+        sent = [
+            m for m in view.select(sender=client, round=round) if m.kind in kinds and m.payload is not None
+        ]
         if first and sent:
             sent = [m for m in sent if m.round == sent[0].round]
         # Probabilities and logits of one client are never mixed: the kind of its last answer counts.

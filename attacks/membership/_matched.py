@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Matched", "before_answers", "matched", "strangers", "told_counts"]
 
+_ANSWERS_FIRST = ("predict-first", "digest-revisit")
+"""Orders in which a client's first answers follow its warm-up."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Matched:
@@ -52,7 +55,7 @@ def before_answers(public: Mapping[str, Any], from_upload: bool = False) -> dict
     found = {**public, "rounds": 1}
     if from_upload:
         found["warm_up_steps"] = 0
-    elif public.get("order") == "predict-first" and public.get("local_steps") is not None:
+    elif public.get("order") in _ANSWERS_FIRST:
         found["local_steps"] = 0
     return found
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Regressed", "regressed", "regressed_sum"]
+__all__ = ["Regressed", "regressed", "regressed_in_parts", "regressed_sum", "stacked"]
 
+_FLOOR = 1e-6
+"""Smallest scale of an answer."""
 _RIDGES = 10.0 ** torch.arange(-5, 2.01, 0.25, dtype=torch.float64)
 """λ over the mean squared length of centred answers."""
 
@@ -22,12 +24,14 @@ class Regressed:
     Attributes:
         coins: (k,) of the victim.
         left_out: (m, k) of each shadow, predicted by the others.
+        spread: (k,) variance that the noise of a defence adds to each prediction.
         error: mean squared error of those, noise included.
         right: share of the shadows' coins whose sign is predicted, noise included.
     """
 
     coins: Tensor
     left_out: Tensor
+    spread: Tensor
     error: float
     right: float
 
@@ -42,6 +46,54 @@ def regressed(answers: Tensor, coins: Tensor, victim: Tensor, noise: float = 0.0
         noise: variance of the noise that a defence put on each of the victim's answers.
     """
     return regressed_sum([(answers, coins)], victim, noise)[0]
+
+
+def regressed_in_parts(
+    parts: Sequence[tuple[Tensor, Tensor, float]], coins: Tensor, *, stack: bool
+) -> Regressed:
+    """Predict a client's coins from several of its answers, each scaled by how much shadows differ in it.
+
+    One regression joins all answers. With `stack` each has a regression of its own as well, and these are stacked:
+    those predictions count that have the smaller error on left-out shadows.
+
+    Args:
+        parts: of each answer, shadows' values (m, d), the victim's (d,), and the variance of a defence's noise.
+        coins: (m, k) ±1 of the shadows.
+        stack: whether regressions of one answer each are tried too.
+    """
+    scaled = []
+    for theirs, mine, noise in parts:
+        scale = (theirs - theirs.mean(0)).square().sum(1).mean().sqrt().clamp_min(_FLOOR)
+        scaled.append((theirs / scale, mine / scale, noise / float(scale) ** 2))
+    every, seen = torch.cat([one[0] for one in scaled], 1), torch.cat([one[1] for one in scaled])
+    noise = sum(noise * len(mine) for _, mine, noise in scaled) / len(seen)
+    joined = regressed(every, coins, seen, noise)
+    if not stack or len(scaled) == 1:
+        return joined
+    alone = [regressed(theirs, coins, mine, noise) for theirs, mine, noise in scaled]
+    return min(joined, stacked(alone, coins), key=lambda one: one.error)
+
+
+def stacked(found: Sequence[Regressed], coins: Tensor) -> Regressed:
+    """Join several predictions of the same coins into their best linear combination on shadows that are left out.
+
+    Source: Wolpert, "Stacked generalization", Neural Networks 5 (1992); Breiman, "Stacked regressions", Machine
+    Learning 24 (1996).
+
+    Args:
+        found: predictions from different answers of the same shadows; their noise is independent.
+        coins: (m, k) ±1 of these shadows.
+    """
+    left_out = torch.stack([one.left_out.flatten() for one in found])
+    noise = torch.stack([one.spread.sum() * len(coins) for one in found])
+    square = left_out @ left_out.T + torch.diag(noise)
+    weights = torch.linalg.pinv(square, hermitian=True) @ (left_out @ coins.double().flatten())
+    return _judged(
+        torch.einsum("r,rk->k", weights, torch.stack([one.coins for one in found])),
+        torch.einsum("r,rmk->mk", weights, torch.stack([one.left_out for one in found])),
+        torch.einsum("r,rk->k", weights.square(), torch.stack([one.spread for one in found])),
+        coins.double(),
+    )
 
 
 def regressed_sum(
@@ -99,14 +151,17 @@ def _by_client(
         columns = slice(first, first + truth.shape[1])
         first = columns.stop
         summed = left_out[:, columns].reshape(len(clients), m, -1).sum(0)
-        margin = summed * truth.double()
-        deviation = spread[columns].sqrt().clamp_min(1e-12)
-        found.append(
-            Regressed(
-                coins=coins[columns],
-                left_out=summed,
-                error=float((truth.double() - summed).square().mean() + spread[columns].mean()),
-                right=float(0.5 * torch.erfc(-margin / (math.sqrt(2) * deviation)).mean()),
-            )
-        )
+        found.append(_judged(coins[columns], summed, spread[columns], truth.double()))
     return found
+
+
+def _judged(coins: Tensor, left_out: Tensor, spread: Tensor, truth: Tensor) -> Regressed:
+    """Say how well predictions (m, k) of left-out shadows tell their true coins."""
+    deviation = spread.sqrt().clamp_min(1e-12)
+    return Regressed(
+        coins=coins,
+        left_out=left_out,
+        spread=spread,
+        error=float((truth - left_out).square().mean() + spread.mean()),
+        right=float(0.5 * torch.erfc(-left_out * truth / (math.sqrt(2) * deviation)).mean()),
+    )

@@ -10,17 +10,21 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.config import Config
+from fdaudit.errors import TrainingDivergedError
 from fdaudit.types import Applicability, AttackTask, Membership
 
 from .._uploads import MODELS, after, uploads_of
 from ._answers import Recorded, recorded
 from ._coins import pairs_of
 from ._ensemble import Ensemble, answered_as, ensemble_of
+from ._followed import Answered, answered_in_rounds, followed
 from ._matched import Matched, before_answers, matched, strangers
 from ._references import missing
-from ._ridge import Regressed, regressed, regressed_sum
+from ._ridge import Regressed, regressed, regressed_in_parts, regressed_sum
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
     from fdaudit.training.trainer import Parameters
@@ -42,8 +46,10 @@ class CoinRegressionConfig(Config):
     """Training steps of one shadow model, at most."""
     uploads: int = Field(4, ge=1)
     """Models of a victim that are looked at, at most: spread over all that it sent."""
+    rounds: int = Field(4, ge=1)
+    """Rounds of a victim's answers that are looked at, at most: the first ones."""
     samples: int = Field(1000, ge=1)
-    """Samples whose answers are looked at, at most."""
+    """Samples of one round whose answers are looked at, at most."""
     paired: bool = True
     """Whether it is used that one candidate of each matched pair is a member."""
     seed: int = Field(0, ge=0, lt=2**63)
@@ -75,10 +81,11 @@ class CoinRegression:
     """Learns from shadow models how each candidate moves a client's answers, and reads the coins off its real ones.
 
     Shadows have the victim's number of records and classes, and train as it does. Of a matched pair one candidate is
-    in each. The attack regresses the coins on what shadows answer to the samples that the victim answered. Where the
-    victim sent its model, it regresses them on what training changes in the model that it had received. Where only
-    the average of all clients' answers is in view, it predicts the coins of all victims from that average together.
-    Left-out shadows say beforehand how well that will do.
+    in each. The attack regresses the coins on what shadows answer to the samples that the victim answered. Where
+    the victim learns from ensembles in view, its shadows learn from the same ones, and its answers of several rounds
+    count. Where the victim sent its model, the attack regresses the coins on what training changes in the model that
+    it had received. Where only the average of all clients' answers is in view, it predicts the coins of all victims
+    from that average together. Left-out shadows say beforehand how well that will do.
     """
 
     name: ClassVar[str] = "coin-regression"
@@ -95,9 +102,9 @@ class CoinRegression:
     source: ClassVar[str] = "Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017)"
     control: ClassVar[dict[str, str]] = {"on": "federation"}
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 96, "uploads": 8},
-        "standard": {"shadows": 500, "uploads": 16},
-        "full": {"shadows": 2000, "uploads": 100},
+        "quick": {"shadows": 96, "uploads": 8, "rounds": 1},
+        "standard": {"shadows": 500, "uploads": 16, "rounds": 4},
+        "full": {"shadows": 2000, "uploads": 100, "rounds": 8},
     }
     Config: ClassVar[type[CoinRegressionConfig]] = CoinRegressionConfig
 
@@ -125,13 +132,13 @@ class CoinRegression:
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each victim of whose model the view tells; `seed` decides what is random."""
-        answers = recorded(view, knowledge, self.config.samples, first=True)
+        answers = answered_in_rounds(view, knowledge, self.config.samples, self.config.rounds)
         found: list[Membership] = []
         left: list[Challenge] = []
         for name, challenge in task.challenges.items():
-            told = [*_answered(answers.get(name)), *self._uploaded(view, name)]
-            if told:
-                found.append(self._guess(view, knowledge, challenge, told))
+            heard, sent = answers.get(name, []), self._uploaded(view, name)
+            if heard or sent:
+                found.append(self._guess(view, knowledge, challenge, heard, sent))
             else:
                 left.append(challenge)
         ensemble = ensemble_of(view, knowledge, task) if left else None
@@ -150,18 +157,34 @@ class CoinRegression:
             found.append(_Told(values=changed, kind="change", start=start))
         return found
 
-    def _guess(self, view: View, knowledge: Knowledge, challenge: Challenge, told: list[_Told]) -> Membership:
-        theirs, mine, noise = list[Tensor](), list[Tensor](), 0.0
-        for one in told:
-            made = self._shadows(view, knowledge, challenge, one.start)
-            shadow, victim = _read(_answers(knowledge, made, one), made.coins, one)
-            scale = (shadow - shadow.mean(0)).square().sum(1).mean().sqrt().clamp_min(_FLOOR)
-            theirs.append(shadow / scale)
-            mine.append(victim / scale)
-            noise += one.noise * len(victim) / float(scale) ** 2
-        seen = torch.cat(mine)
-        found = regressed(torch.cat(theirs, 1), made.coins, seen, noise / len(seen))
-        return self._membership(challenge, found)
+    def _guess(
+        self, view: View, knowledge: Knowledge, challenge: Challenge, heard: list[Answered], sent: list[_Told]
+    ) -> Membership:
+        parts, rounds = list[tuple[Tensor, Tensor, float]](), 0
+        for made, one in self._shown(view, knowledge, challenge, heard, sent):
+            coins, rounds = made.coins, rounds + (one.x is not None)
+            parts.append((*_read(_answers(knowledge, made, one), coins, one), one.noise))
+        # On DaFKD's uploads joining reads more coins right, although stacking promises more.
+        return self._membership(challenge, regressed_in_parts(parts, coins, stack=not sent), rounds)
+
+    def _shown(
+        self, view: View, knowledge: Knowledge, challenge: Challenge, heard: list[Answered], sent: list[_Told]
+    ) -> Iterator[tuple[Matched, _Told]]:
+        """Yield all that the view tells of a client's model, each with the shadows to compare it with."""
+        if heard:
+            made = self._shadows(view, knowledge, challenge, None)
+        for number, one in enumerate(heard):
+            try:
+                made = followed(
+                    knowledge, challenge, made, one.lessons,
+                    training=view.hyperparameters, most_steps=self.config.most_steps, seed=self.config.seed,
+                )  # fmt: skip
+            except TrainingDivergedError:
+                if number:
+                    break
+            yield made, _answered(one.answers)
+        for told in sent:
+            yield self._shadows(view, knowledge, challenge, told.start), told
 
     def _guesses(
         self, view: View, knowledge: Knowledge, challenges: list[Challenge], ensemble: Ensemble
@@ -207,19 +230,18 @@ class CoinRegression:
             seed=self.config.seed,
         )
 
-    def _membership(self, challenge: Challenge, found: Regressed) -> Membership:
+    def _membership(self, challenge: Challenge, found: Regressed, rounds: int = 0) -> Membership:
+        told = f"; answers of {rounds} {'round' if rounds == 1 else 'rounds'}" if rounds else ""
         return Membership(
             target=challenge.target,
             scores=_scores(found.coins, challenge, self.config.paired),
-            note=f"left-out shadows: {found.right:.0%} of coins right",
+            note=f"left-out shadows: {found.right:.0%} of coins right{told}",
         )
 
 
-def _answered(heard: Recorded | None) -> list[_Told]:
-    if heard is None:
-        return []
+def _answered(heard: Recorded) -> _Told:
     floor = max(heard.treatment.floor, _FLOOR)
-    return [_Told(x=heard.x, values=heard.values, kind=heard.kind, floor=floor, noise=heard.noise)]
+    return _Told(x=heard.x, values=heard.values, kind=heard.kind, floor=floor, noise=heard.noise)
 
 
 def _answers(knowledge: Knowledge, made: Matched, told: _Told) -> Tensor:
