@@ -33,5 +33,5 @@ class Accounts:
 
     @property
     def cause(self) -> str:
-        """Why no ε can be claimed for the worst client, or an empty text."""
+        """Return why no ε can be claimed for the worst client; an empty text if one can."""
         return next(iter(self.causes.values()), "")

@@ -23,7 +23,7 @@ _TINY = 1e-12
 
 
 class Shape(Config):
-    """How often a mechanism is used in a run; what does not concern it is left alone."""
+    """Counts and parameters of a mechanism's use in a run; fields that a mechanism does not use keep their defaults."""
 
     releases: int = Field(1, ge=1)
     """Messages, or PATE queries, that are noised."""
@@ -134,9 +134,9 @@ def calibrate(
 def least_noise(charges: Callable[[float], Charges], target: float, delta: float) -> float:
     """Return the least noise whose charges keep to an ε, to a thousandth.
 
-    A search by Rényi orders finds noise that is enough. A search by loss distributions on a coarse grid goes on below
-    that. The fine grid, which the ledger uses, has the last word: it adds noise, or takes some away where the coarse
-    grid left ε too far below the target.
+    The first search uses Rényi orders and finds noise that suffices. The second uses loss distributions on a coarse
+    grid and lowers the noise further. The last step uses the ledger's fine grid: it adds noise if ε is above the
+    target, and removes some if the coarse grid left ε too far below it.
 
     Raises:
         SpecError: the target is not positive, or not met with the largest noise.
@@ -160,20 +160,20 @@ def least_noise(charges: Callable[[float], Charges], target: float, delta: float
 
 
 def _below(cost: Callable[[float], float], target: float, noise: float, factor: float = 1.5) -> float:
-    """Return less noise than is needed, as near to `noise` as some power of a factor finds it."""
+    """Return a noise that costs more than the target, found by dividing `noise` by `factor` as often as needed."""
     while noise > _LEAST and cost(noise) <= target:
         noise /= factor
     return max(noise, _LEAST)
 
 
 def written(noise: float) -> float:
-    """So much noise in five digits, rounded up."""
+    """Return the noise rounded up to five digits."""
     digits = 10.0 ** (4 - math.floor(math.log10(noise)))
     return math.ceil(noise * digits) / digits
 
 
 def noise_for(defence: str, shape: Shape, target: float, delta: float) -> tuple[float, float]:
-    """The noise of a defence that keeps a run of a shape to an ε, and the ε that it comes to.
+    """Return the noise of a defence that keeps a run of a shape to an ε, and the ε that it reaches.
 
     Raises:
         SpecError: no such defence, or the target cannot be met.

@@ -22,7 +22,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Losses:
-    """A privacy loss on a grid, rounded up: `probabilities[i]` belongs to the loss grid * (lower + i).
+    """A privacy loss on a grid, rounded up: `probabilities[i]` is that of the loss grid * (lower + i).
 
     Attributes:
         grid: distance between two losses.
@@ -37,7 +37,7 @@ class Losses:
     probabilities: Values
 
     def epsilons(self, deltas: Values) -> Values:
-        """Return the least ε >= 0 at each δ; infinite where the infinite loss alone is as likely as δ.
+        """Return the least ε >= 0 at each δ; infinite if the infinite loss by itself is as likely as δ.
 
         δ(ε) = infinity + Σ p (1 - e^(ε - loss)) over losses above ε (Sommer, Meiser & Mohammadi 2019, Lemma 5).
         """
@@ -67,9 +67,9 @@ class Distribution:
     """The composed privacy-loss distribution of one client's charges.
 
     Attributes:
-        client: whose charges.
-        remove: the loss of data with the unit against data without it, or with another in its place.
-        add: the loss the other way.
+        client: the client with these charges.
+        remove: the loss of data with the unit against data without it, or with a replacement.
+        add: the loss in the opposite direction.
     """
 
     client: str
@@ -82,7 +82,7 @@ class Distribution:
 
 
 def composed(client: str, charges: Charges) -> Distribution:
-    """Return the distribution of all charges together, which takes about a second."""
+    """Return the composed distribution of all charges; takes about a second."""
     found = losses(charges)
     remove = _plain(found._pmf_remove)
     return Distribution(
