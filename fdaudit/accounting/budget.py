@@ -178,7 +178,7 @@ class Meter:
         self._round.clear()
 
     def _flow(self, message: Message) -> tuple[frozenset[str], dict[str, Counter[Charge]]]:
-        """Return the clients whose data pass a message without a guarantee, and the charges to the other clients in it."""
+        """Return the clients whose data pass a message without a guarantee, and the charges to the others in it."""
         own = frozenset({message.sender}) & self._clients
         arriving: dict[str, frozenset[str]] = {}
         data = own if message.inputs == ALL else frozenset[str]()
