@@ -198,7 +198,7 @@ def _pure_curve(eps: float) -> Curve:
 
 
 def _accounted(charge: SampledGaussian | Laplace, few: bool) -> Curve:
-    """Return one run's curve from `dp_accounting`; with `few`, a sampled mechanism's curve at small whole orders only."""
+    """Return one run's curve from `dp_accounting`; with `few`, sampled mechanisms only at small whole orders."""
     from dp_accounting.rdp import RdpAccountant
 
     orders = np.ones_like(ORDERS, dtype=np.bool_)

@@ -99,7 +99,7 @@ class Oracle:
 
 
 def answer(kind: str, logits: Tensor, task: Task = "single-label") -> Tensor:
-    """Return an oracle's answer: probabilities (n, C) or classes (n,); multi-label, (n, C) of probabilities or of 0 and 1."""
+    """Return an oracle's answer: probabilities (n, C), or classes (n,), which are (n, C) of 0 and 1 if multi-label."""
     if task == "multi-label":
         return logits.sigmoid() if kind == "soft" else (logits > 0).long()
     return F.softmax(logits, 1) if kind == "soft" else logits.argmax(1)

@@ -115,7 +115,7 @@ def _signature(entry: Any, where: str) -> Signature:
 
 
 def _decoded(text: Any, where: str) -> bytes:
-    """Return the bytes of standard or URL-safe base64, both of which DSSE allows; refuse other spellings of the same bytes."""
+    """Decode standard or URL-safe base64, both of which DSSE allows; refuse other spellings of the same bytes."""
     if isinstance(text, str):
         alphabet = b"-_" if "-" in text or "_" in text else b"+/"
         try:

@@ -1,4 +1,4 @@
-"""The command line. What a command needs is imported when it runs: `--help` stays quick."""
+"""The command line. A command imports its dependencies when it runs, so `--help` stays fast."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Entry point: every refusal is one line on standard error and its exit code."""
+    """Run the command line; every refusal is one line on standard error and its exit code."""
     # OpenMP reads this once, when torch is first imported. Its threads would otherwise spin while they wait for
     # each other, and next to another busy process an operation of microseconds takes milliseconds.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -144,7 +144,7 @@ def run(
         if out is not None:
             opened = mirrored(out, "resume" if resume else "new", field="out", quiet=as_json)
             place = stack.enter_context(opened)
-        with together():  # nobody writes between the run and its report
+        with together():  # no other process writes between the run and its report
             with _at_work(as_json, executor, workers, address) as (tick, far):
                 finished = api.run(
                     spec,
@@ -164,8 +164,8 @@ def run(
 def _at_work(
     as_json: bool, executor: str, workers: int | None, address: str | None
 ) -> Iterator[tuple[Tick, Elsewhere]]:
-    """Progress, and where a run's work is done besides here."""
-    # Ray prints what befell a worker; that is no part of a command's output.
+    """Yield the progress callback and the other machines that share a run's work."""
+    # Ray prints worker failures; they are not part of a command's output.
     with (
         redirect_stdout(sys.stderr),
         progress(quiet=as_json) as tick,
@@ -191,9 +191,9 @@ def _conclude(finished: Run, path: Path | None, place: Place, as_json: bool) -> 
 
 
 def _end(results: Mapping[str, dict[str, Any]]) -> None:
-    """Says what failed, each under its run's name where there are several, and exits with 1 then.
+    """Print all failures, under their run's name if there are several runs, and then exit with 1.
 
-    That is a cell, a gate, or an ε claimed that the attacks contradict.
+    Failures are cells, gates, and claims of ε that the attacks contradict.
     """
     failed = []
     for name, result in results.items():
@@ -214,14 +214,14 @@ def _end(results: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _broken(gate: Mapping[str, Any]) -> str:
-    """In what a gate's figure differs from its threshold, or that there is none."""
+    """Return how a gate's figure misses its threshold, or that there is no figure."""
     if gate["value"] is not None:
         return f"{gate['value']} {'<' if gate['at_least'] else '>'} {gate['threshold']}"
     return "the ledger leaves no ε to claim" if gate["name"] == "epsilon" else "no cell could measure it"
 
 
 def _summary(result: dict[str, Any]) -> list[str]:
-    """Accuracy, or mAUC, by line; then one line a cell."""
+    """Return lines with accuracy or mAUC by line of the utility table, then one line per cell."""
     lines = []
     several = any(row["figure"]["name"] == "mean_auc" for row in result["utility"]["final"])
     best: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""The commands that hand a run on as evidence, and check what was handed on."""
+"""The commands that export a run as evidence and check evidence."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def evidence(
 
 
 def _ask() -> str | None:
-    """A passphrase from whoever sits there; None where nobody does."""
+    """Ask the user at the terminal for a passphrase; None without a terminal."""
     if not sys.stdin.isatty():
         return None
     return str(typer.prompt("Passphrase of the key", hide_input=True, err=True))

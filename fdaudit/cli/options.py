@@ -1,4 +1,4 @@
-"""The terminal: what commands print, how they refuse, how they show progress; options that several share."""
+"""The terminal: output, refusals and progress of commands; options that several share."""
 
 from __future__ import annotations
 

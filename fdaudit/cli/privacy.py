@@ -1,4 +1,4 @@
-"""The commands that speak of ε: what a run costs, and how much noise keeps to a budget."""
+"""The commands about ε: the cost of a run, and the noise that keeps a budget."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _relations(both: bool, given: Relation | None) -> list[Relation | None]:
 
 
 def _opened(runs: list[str], stack: ExitStack, *, quiet: bool) -> Run | JointRuns:
-    """The run, or several runs as one recipient has them."""
+    """Return the run, or several runs as one recipient holds them."""
     from fdaudit.api import load
     from fdaudit.audit.joint_ledger import joint
     from fdaudit.remote.selection import but_reports
@@ -98,7 +98,7 @@ def _views(opened: Run | JointRuns) -> tuple[str, ...]:
 def _written(
     opened: Run | JointRuns, ledgers: Sequence[Ledger], curve: str | None, stack: ExitStack, *, quiet: bool
 ) -> list[str]:
-    """The files of the ledgers' profiles, as the user would name them; none unless a directory is given."""
+    """Return the files of the ledgers' profiles, as the user would name them; none without a directory."""
     if curve is None:
         return []
     from fdaudit.audit.ledger_files import write_profiles
@@ -132,7 +132,7 @@ def _show_ledgers(found: Sequence[Ledger], both_relations: bool) -> None:
 
 
 def _side_by_side(found: Sequence[Ledger]) -> list[str]:
-    """ε of each adversary for both relations, a line each."""
+    """Return a line per adversary with ε for both relations."""
     from fdaudit.accounting.exact import rounded_up
 
     relations = get_args(Relation)
@@ -183,14 +183,14 @@ def calibrate(
 
 
 def _assumed(defence: str, sensitivity: float) -> dict[str, float]:
-    """What the noise on a message was calibrated for. Replacing all of it moves a message by twice its clip."""
+    """Return what the noise on a message was calibrated for. Replacing all of a message moves it by twice its clip."""
     if defence == "gaussian-noise":
         return {"clip": sensitivity / 2, "sensitivity": sensitivity}
     return {"sensitivity": sensitivity} if defence == "laplace-noise" else {}
 
 
 def _one_of(field: str, value: str | None, names: Any) -> Any:
-    """A word of a closed list, or None."""
+    """Return a word of a closed list, or None; refuse other words."""
     known = get_args(names)
     if value is not None and value not in known:
         raise UsageError(field, value, "is not known", nearest(value, known))

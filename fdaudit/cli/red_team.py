@@ -1,4 +1,4 @@
-"""The commands of the loop with a red team outside: hand a view out, score what comes back."""
+"""The commands for an external red team: export a view, and score the guesses about it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def export_view(
     ):
         path = red_team.export_view(api.load(source.path), adversary, place.path, challenges=challenges)
         if challenges:
-            source.push()  # first the note of what is handed out, then what is
+            source.push()  # first the note of what is handed out, then the hand-out
         card, made = load_json(path / red_team.CARD), place.shown(path)
     if as_json:
         show(json.dumps({"view": made, "card": card}))

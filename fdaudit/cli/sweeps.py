@@ -1,4 +1,4 @@
-"""The commands of sweeps: run a grid of specs, and draw what came of it."""
+"""The commands of sweeps: run a grid of specs, and draw its results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sweep(
     from fdaudit.sweeps import sweep as engine
 
     chosen = _executor(executor, workers, address)
-    # Ray prints what befell a worker; that is no part of this command's output.
+    # Ray prints worker failures; they are not part of this command's output.
     with (
         mirrored(
             out,
@@ -89,7 +89,7 @@ def curve(
 
 
 def _executor(name: str, workers: int | None, address: str | None) -> Executor:
-    """Where cells run, by its name."""
+    """Return the executor of the cells, by its name."""
     from fdaudit.sweeps.sweep import local
 
     refuse_misfit(name, address)
@@ -101,7 +101,7 @@ def _executor(name: str, workers: int | None, address: str | None) -> Executor:
 
 
 def _table(index: Index) -> list[str]:
-    """How many cells of each protocol and defence have which status."""
+    """Return lines that count the cells of each protocol and defence by status."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for entry in index.cells:
         if entry.in_grid:
@@ -114,7 +114,7 @@ def _table(index: Index) -> list[str]:
 
 
 def _end(index: Index) -> None:
-    """Says what failed, a line a cell, and exits with 1 then."""
+    """Print a line for each failed cell, and then exit with 1."""
     failed = [
         e for e in index.cells if e.in_grid and (e.status == "failed" or (e.status == "done" and e.reason))
     ]
