@@ -131,8 +131,7 @@ def attack_all(run: Run, tick: Tick = _QUIET, elsewhere: Elsewhere = HERE) -> li
     """Run every attack against every adversary again, including those that the spec does not ask for.
 
     Adversaries are the spec's and those of every federation: see `every_adversary`. An attack that the spec asks for
-    keeps
-        the spec's settings; other attacks use those of the run's profile.
+    keeps the spec's settings; other attacks use those of the run's profile.
     """
     plan, adversaries = run.plan, every_adversary(run)
     wanted = tuple(

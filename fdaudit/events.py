@@ -92,7 +92,7 @@ class Gaussian(_Noise):
     """Gaussian noise of standard deviation `scale` on a value of ℓ2 sensitivity `sensitivity`.
 
     With `drawn_from` above 1, the sender was drawn uniformly from that many clients at this step, independently of
-        their data. Views that do not show which client was drawn may use this randomness.
+    their data. Views that do not show which client was drawn may use this randomness.
     """
 
     drawn_from: int = 1

@@ -137,9 +137,9 @@ class Entry:
         each sum. Noise must enter the sum as it was drawn: if another defence (rounding, say) acts on the message as
         well, the message keeps its own guarantee and adds no noise to the sum's.
 
-        A victim's own noise may count in several sums. Let s be its own noise, and x and y the noise of others in
-                two sums. The view learns at most 1 / (s + xy / (x + y)) (squared signal over noise). The charge is
-                1 / (s + x) + 1 / (s + y), which is never less.
+        A victim's own noise may count in several sums. Let s be its own noise, and x and y the noise of others in two
+        sums. The view learns at most 1 / (s + xy / (x + y)) (squared signal over noise). The charge is 1 / (s + x) + 1
+        / (s + y), which is never less.
         """
         found = dict[int, Release | Unchanged | NoGuarantee]()
         for m in self._sum_messages:

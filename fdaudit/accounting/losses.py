@@ -95,8 +95,8 @@ def losses(charges: Charges, coarser: float = 1) -> Any:
     """Return the composed privacy-loss distribution, a `dp_accounting` object with losses rounded up to the grid.
 
     A change of data moves many values of a Laplace release. No proof is given here that one value that moves by the
-        same total dominates them. So the release counts as randomised response of its pure ε, which dominates every
-        mechanism of that ε.
+    same total dominates them. So the release counts as randomised response of its pure ε, which dominates every
+    mechanism of that ε.
 
     Args:
         charges: mechanisms, with how often each is charged.

@@ -84,8 +84,8 @@ class Profile:
     def trade_off(self, alphas: Values = ALPHAS) -> Values:
         """Return a lower bound (m,) of the type II error at each type I error (Dong, Roth & Su 2019).
 
-        It holds for every client and in both directions. It is exact if all charges are Gaussians. Otherwise it is
-            the largest bound that the profile's pairs (ε, δ) imply, and thus convex and its own inverse.
+        It holds for every client and in both directions. It is exact if all charges are Gaussians. Otherwise it is the
+        largest bound that the profile's pairs (ε, δ) imply, and thus convex and its own inverse.
         """
         if self.gdp is not None:
             return _gaussian_trade_off(self.gdp, alphas)

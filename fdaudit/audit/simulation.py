@@ -124,7 +124,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
     """Run the protocol from the last checkpoint to its end, then the reference lines.
 
     A thread makes rounds durable while the next ones compute. A run killed at any instant resumes from the last
-        `round.json`. Its result is bit for bit that of an uninterrupted run.
+    `round.json`. Its result is bit for bit that of an uninterrupted run.
 
     Args:
         plan: the run's plan.

@@ -130,7 +130,7 @@ def sections(found: Mapping[str, Any], mark: str = "") -> tuple[Section, ...]:
 
 
 def _privacy(privacy: Mapping[str, Any] | None, mark: str) -> Iterator[str]:
-    """Yield the paper's claim, the ledger's finding, and the effect of `preset: private`; nothing without a declaration."""
+    """Yield the paper's claim, the ledger's finding, and the effect of `preset: private`; nothing if undeclared."""
     if privacy is None:
         return
     yield f"The paper claims: {privacy['claims']}"

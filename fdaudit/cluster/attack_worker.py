@@ -53,8 +53,8 @@ def serve_piece(
 
     Yields:
         Lines as `fdaudit.evaluation.attack_worker` prints them. If the node does not share the run's directory, the
-            changes of a cell come before its line. Only `{"wanted": "run"}` if the node needs a parcel. At the end a
-            line with a `status`; `{"lost": True}` if the process ended early.
+        changes of a cell come before its line. Only `{"wanted": "run"}` if the node needs a parcel. At the end a line
+        with a `status`; `{"lost": True}` if the process ended early.
     """
     try:
         prepare(errand.versions, errand.surroundings)

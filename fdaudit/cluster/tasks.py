@@ -1,4 +1,4 @@
-"""Errands on the workers of a Ray cluster: a fixed number runs at a time, and each is tried again if its worker is lost."""
+"""Errands on the workers of a Ray cluster: a fixed number at a time, each tried again if its worker is lost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ class Attempt:
         return line
 
     def stop(self) -> None:
-        """Cancel this task and kill its worker. Do not call after the last line arrives: the worker may run another task."""
+        """Cancel this task and kill its worker.
+
+        Do not call after the last line arrives: the worker may already run another task.
+        """
         import ray
 
         ray.cancel(self.lines, force=True)

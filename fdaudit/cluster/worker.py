@@ -100,8 +100,7 @@ def serve(errand: Errand, node: str) -> Iterator[dict[str, Any]]:
 
     Yields:
         Lines as `fdaudit.sweeps.worker` prints them. If the node does not share the sweep's directory, the cell's
-            directory comes before the last line, as `pack` gives it. `{"lost": True}` if the cell's process ended
-            early.
+        directory comes before the last line, as `pack` gives it. `{"lost": True}` if the cell's process ended early.
     """
     try:
         prepare(errand.versions, errand.surroundings)
@@ -144,7 +143,7 @@ def _told_elsewhere(errand: Errand) -> Iterator[dict[str, Any]]:
 
 
 def told(module: str, piece: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a process of `module` about a piece, with few progress lines; keep the process for the next piece.
+    """Yield the lines of a process of `module` about a piece, with few progress lines; keep the process afterwards.
 
     The line is `{"lost": True}` if the process ended early.
     """
