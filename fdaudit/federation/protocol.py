@@ -58,7 +58,7 @@ class ProtocolConfig(Config):
         return ()
 
     def drawn_from(self, clients: int) -> int:
-        """Return the number of clients from which each step draws one at random, independent of data, for noisy answers."""
+        """Return the number of clients from which each step draws one for noisy answers, uniformly and without data."""
         return 1
 
 
