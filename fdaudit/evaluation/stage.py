@@ -212,7 +212,7 @@ class Stage:
         assumed: Sequence[Assumption],
         *purpose: str,
     ) -> tuple[tuple[Guess, ...], dict[str, Any] | None, str]:
-        """Return the attack's checked guesses on one task and a summary of its questions; or none, and why there are none."""
+        """Return the attack's checked guesses on one task, a summary of its questions, and the reason if there are none."""
         candidates = {k: len(c.y) for k, c in task.challenges.items()}
         seed = child_seed(self.plan.seed, "attack", base.id, *purpose)
         cases = [

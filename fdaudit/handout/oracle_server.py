@@ -47,7 +47,7 @@ class Answering:
         self._trainers = Trainers(plan.networks, plan.execution, ("server", *plan.clients))
 
     def oracle(self, members: Sequence[str], wanted: str | None) -> Oracle | None:
-        """Return a handle to clients' models if the adversary may ask them, else to the released model; None without access.
+        """Return a handle to clients' models if they may be asked, else to the released model; None without access.
 
         Args:
             members: the adversary's parties.

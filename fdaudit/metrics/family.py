@@ -1,4 +1,4 @@
-"""Correct the p-values of all membership figures of a run together, by joint re-flips of its coins (max-T).
+"""Correction of all membership p-values of a run for multiple tests, by joint re-flips of its coins (max-T).
 
 One fair coin decided which half of a matched pair was trained on. Scores that know nothing of the coins would be the
 same if the coins had fallen otherwise. So all coins are flipped again together. The same flips serve every cell. Each
@@ -49,7 +49,7 @@ class Pairs(NamedTuple):
 
 
 class FigureKey(NamedTuple):
-    """A figure that is tested: of all victims of a cell together (`target` None), or of one."""
+    """A tested figure: over all victims of a cell (`target` None), or of one."""
 
     cell: str
     target: str | None
@@ -61,11 +61,11 @@ class Reflipped:
     """The tests of a run's membership figures by re-flips.
 
     Attributes:
-        p: adjusted p-value of each figure; of figures that no coin can change it is 1.
-        floors: by AUC, the least value that would have been significant at the level asked for, with these scores.
+        p: adjusted p-value of each figure; 1 if no coin can change the figure.
+        floors: by AUC, the least value that would be significant at the given level, with these scores.
             It may be above 1: then no value would.
-        coins: how many coins were flipped.
-        reflips: how often.
+        coins: number of flipped coins.
+        reflips: number of re-flips.
     """
 
     p: Mapping[FigureKey, float]
@@ -89,12 +89,12 @@ def reflip(
 
     Args:
         cells: by cell and victim, the scores. A victim has the same pairs in the same order in every cell.
-        generator: where coins come from.
-        level: of the floors.
-        reflips: how often all coins are flipped.
+        generator: randomness of the coins.
+        level: level of the floors.
+        reflips: number of re-flips of all coins.
 
     Returns:
-        Adjusted p-values (1 + c) / (1 + `reflips`), where c counts re-flips that do as well.
+        Adjusted p-values (1 + c) / (1 + `reflips`), where c counts re-flips that reach the observed value.
     """
     start, coins = _places(cells)
     columns: list[_Auc | _Rate] = [c for name, of in cells.items() for c in _columns(name, of, start)]
@@ -203,7 +203,7 @@ def _places(cells: Mapping[str, Mapping[str, Pairs]]) -> tuple[dict[str, int], i
 
 
 def _columns(cell: str, scores: Mapping[str, Pairs], start: Mapping[str, int]) -> Iterator[_Auc | _Rate]:
-    """Yield the statistics of one cell: of all victims together, and of each."""
+    """Yield the statistics of one cell: over all victims, and of each."""
     own = {
         k: (start[k] + np.arange(len(pairs.inside)), pairs)
         for k, pairs in scores.items()
@@ -228,7 +228,7 @@ def _columns(cell: str, scores: Mapping[str, Pairs], start: Mapping[str, int]) -
 
 
 def _rate(tested: FigureKey, coins: Integers, values: Floats, allowed: int) -> _Rate:
-    """Return a true-positive rate over the candidates with the highest scores, four times as many as chance needs.
+    """Return a true-positive rate over the candidates with the highest scores: four times as many as chance needs.
 
     A rate that goes beyond them counts as one that reaches them. This holds for the run and for re-flips.
     """
@@ -249,7 +249,7 @@ def _rate(tested: FigureKey, coins: Integers, values: Floats, allowed: int) -> _
 
 @cache
 def _quantiles(n: int, allowed: int, kept: int) -> Floats:
-    """`tpr_p_value` (kept + 1, allowed + 1) of so many members and non-members detected, as normal quantiles."""
+    """Return `tpr_p_value` (kept + 1, allowed + 1) by detected members and non-members, as normal quantiles."""
     found, wrong = np.meshgrid(np.arange(kept + 1), np.arange(allowed + 1), indexing="ij")
     p = stats.hypergeom.cdf(wrong, 2 * n, n, np.minimum(found + wrong, 2 * n))
     return np.asarray(stats.norm.isf(np.clip(p, _LEAST, 1 - 1e-12)))

@@ -238,7 +238,10 @@ class _Design:
     def _overheard(
         self, folder: Path, held: Assumption, scale: float, noise: torch.Generator
     ) -> tuple[Guess, ...] | str:
-        """Return the guesses from the model's answers to public samples, and their mean with a client that lacks half the classes."""
+        """Return the guesses from the model's answers to public samples, and their mean with another client's.
+
+        The other client lacks half of the classes.
+        """
         (x, y), trainer = self.plan.auxiliary, self.plan.trainer()
         public = held.public if held.public is not None else composites(x, _PUBLIC, 0.15, noise)
         few = self.own[torch.isin(y[self.own], torch.unique(y[self.own])[::2])]

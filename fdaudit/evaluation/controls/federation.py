@@ -27,7 +27,7 @@ _PUBLIC = 500
 
 
 def recorded_answers(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    """Return both controls: one client memorises half of the candidates, by fair coins, and sends logits on public samples.
+    """Return both controls: one client memorises a random half of the candidates and sends logits on public samples.
 
     Labels are drawn at random: everything a model knows of them, it knows from the records. Three other clients hold
     other records. All models of the negative control are untrained, each with its own initial weights.
@@ -65,7 +65,7 @@ def public_samples(attack: AttackPlan, plan: Plan) -> Tensor:
 
 
 def _by_heart(plan: Plan, start: list[Parameters], made: Design) -> tuple[list[Parameters], float]:
-    """Fit every client's model to its records, the victim's until all are right; return models and the victim's accuracy."""
+    """Fit every client's model, the victim's until all its records are right; return the models and its accuracy."""
     x, y = made.rest
     parts = [torch.arange(k, len(y), _OTHERS) for k in range(_OTHERS)]
     data = [made.members, *((x[p], y[p]) for p in parts if len(p))]

@@ -30,7 +30,7 @@ _STEPS = 300
 
 
 def generated_samples(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    """Return both controls: generated samples that repeat a client's records under noise, and ones that repeat other records."""
+    """Return both controls: samples that repeat a client's records under noise, and ones that repeat other records."""
     made = design(attack, plan, share=_SHARE, random_labels=False)
     generator = child(plan.seed, "control", attack.name, "noise")
     source = {"positive": made.members[0], "negative": made.rest[0]}

@@ -42,7 +42,7 @@ _DROWNING = 100.0
 
 
 def bare_gradients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    """Return both controls of an attack on gradients, with the run's own network, batch size and local steps, undefended.
+    """Return both controls of an attack on gradients, undefended, with the run's network, batch size and local steps.
 
     The card may give the number of `clients`, and under `drowned` the settings that the negative control replaces.
     """

@@ -28,7 +28,7 @@ __all__ = ["controls_directory", "kept_controls", "take_controls"]
 
 
 def controls_directory(run: Path) -> Path:
-    """Return the directory with the outcomes of controls, which runs with the same auxiliary records and network can reuse."""
+    """Return the directory of controls' outcomes; runs with the same auxiliary records and network can reuse them."""
     return run / "attacks" / "controls"
 
 

@@ -81,7 +81,7 @@ def skewed_clients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
 
 
 def _uneven(y: Tensor, clients: int, generator: torch.Generator) -> list[Tensor]:
-    """Return row numbers by client: class c goes to client c mod K, except a tenth of its records, which is spread evenly."""
+    """Return row numbers by client: class c goes to client c mod K, except a tenth that is spread evenly."""
     main = y if task_of(y) == "single-label" else (y == 1).long().argmax(1)
     home = main % clients
     stray = torch.rand(len(home), generator=generator) >= _OWN_SHARE

@@ -37,9 +37,9 @@ __all__ = ["overfit_model"]
 
 
 def overfit_model(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    """Return both controls: a model that memorised half of the auxiliary records under random labels, and an untrained one.
+    """Return both controls: a model that memorised half of the auxiliary records, and an untrained one.
 
-    Fair coins choose the half. All attacks of a run get the same model.
+    Fair coins choose the half, whose labels are random. All attacks of a run get the same model.
     """
     x, _ = plan.auxiliary
     generator = child(plan.seed, "control", "models", "design")
