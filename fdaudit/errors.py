@@ -56,11 +56,11 @@ def _shown(value: object) -> str:
 
 
 class SpecError(UsageError):
-    """A field of a spec is unknown, of the wrong type, out of range or impossible in combination."""
+    """A field of a spec is unknown, of the wrong type, out of range, or in conflict with others."""
 
 
 class DataError(UsageError):
-    """A dataset is absent, damaged or unfit for the partition asked for."""
+    """A dataset is absent, damaged or unsuitable for the requested partition."""
 
 
 class RunError(UsageError):

@@ -124,7 +124,7 @@ def open_file(path: Path, limit: Limit | None = None, *, follow: bool = True) ->
         follow: whether the last part of the path may be a link.
 
     Raises:
-        OSError: it cannot be opened, is no regular file, or has more bytes than `limit`; `strerror` says which.
+        OSError: the file cannot be opened, is not regular, or has more bytes than `limit`; `strerror` says which.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:

@@ -119,7 +119,7 @@ class Meter:
 
         Args:
             models: by party, the event that covers all answers of its model.
-            trained: whether clients train their models under a guarantee, which is charged as it goes on record.
+            trained: whether clients train their models under a guarantee, which is charged when it is recorded.
 
         Raises:
             SpecError: answers carry a client's data without a guarantee, or cost more than the budget.
@@ -224,7 +224,7 @@ class Meter:
             self._close_round()
             self._now = message.round
         for client, cost in charged.items():
-            self._rule.fits(cost)  # the first charge fixes the order, also when messages are read from a record
+            self._rule.fits(cost)  # also for messages read from a record, the first charge fixes the order
             self._spent[client] += cost
             self._round[client] += cost
         self._bare.append(bare)

@@ -1,4 +1,4 @@
-"""Calibration: the least noise with which a run of a given shape keeps to an ε."""
+"""Calibration: the least noise that keeps a run of a given shape within an ε."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ def calibrate(
 
     Args:
         cost: ε as a function of the noise, falling.
-        target: ε that must be kept.
+        target: target ε.
         least: the smallest noise tried.
         most: the largest noise tried.
         close: relative; default a thousandth.
 
     Raises:
-        SpecError: the target is not positive, or not met with the largest noise; says what is.
+        SpecError: the target is not positive, or not met with the largest noise; the message gives the ε that is met.
     """
     if not 0 < target < math.inf:
         raise SpecError("epsilon", target, "is no budget", "Give a positive ε.")

@@ -1,7 +1,7 @@
 """Exact guarantees of one number: μ of Gaussian differential privacy, and ρ of zero-concentrated.
 
 Guarantees:
-  * a figure is given only where every charge has it in closed form; nothing is approximated;
+  * a figure is given only if every charge has it in closed form, without approximation;
   * composition is exact: squares of μ add up, and so do the ρ.
 """
 

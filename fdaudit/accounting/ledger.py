@@ -38,8 +38,8 @@ class Ledger:
         kind: its kind.
         accountant: the rule that gave ε, with its version.
         contributions: by kind of message.
-        sampling: sampling that the figure assumes, and what was done.
-        assumptions: what the figure rests on.
+        sampling: the sampling that the figure assumes, and the actual sampling.
+        assumptions: assumptions of the figure.
         warnings: reasons why the figure says less than it seems to.
         gdp: μ of μ-GDP for every client; only if all charges are plain Gaussians, since μ is then exact.
         zcdp: ρ of ρ-zCDP for every client; only if all charges are Gaussians or discrete Gaussians.
@@ -164,8 +164,8 @@ class Books:
         Args:
             view: an adversary, as `Run.view` takes it.
             delta: δ in (0, 1).
-            unit: one record of a client, or all that a client holds.
-            relation: add-or-remove or replace-one; left out, the one that the run's events suit.
+            unit: one record of a client, or all of its data.
+            relation: add-or-remove or replace-one; default: the relation of the run's events.
             pld: whether privacy-loss distributions may be convolved, which is tighter and takes seconds.
 
         Raises:
@@ -209,8 +209,8 @@ class Books:
 
         Args:
             view: an adversary, as `Run.view` takes it.
-            unit: one record of a client, or all that a client holds.
-            relation: add-or-remove or replace-one; left out, the one that the run's events suit.
+            unit: one record of a client, or all of its data.
+            relation: add-or-remove or replace-one; default: the relation of the run's events.
 
         Raises:
             SpecError: no such party.

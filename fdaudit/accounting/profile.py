@@ -135,7 +135,7 @@ def profile(accounts: Accounts, deltas: Values = DELTAS, *, distributions: bool 
     """Return ε of a view at many δ, the worst client at each.
 
     Args:
-        accounts: what each client is charged.
+        accounts: the charges of each client.
         deltas: (n,) in (0, 1), ascending.
         distributions: whether to compose each client's loss distribution even if its ε does not need it.
     """

@@ -26,7 +26,7 @@ class Knowledge:
         architecture: builds the network that the federation trains; no weights.
         auxiliary: records (x, y) from the same distribution as the clients', disjoint from theirs.
         train: a training core of the adversary's own, for shadow models.
-        encode: a feature extractor (n, c, h, w) -> (n, d), trained on `auxiliary` alone.
+        encode: a feature extractor (n, c, h, w) -> (n, d), trained on `auxiliary` only.
         rehearse: runs the protocol on data that the adversary chooses, (x, y) per client, with a seed of its own, and
             returns the adversary's view of that shadow run.
         public: (n, c, h, w) the unlabelled samples that every party holds, in the order of the messages' `index`.

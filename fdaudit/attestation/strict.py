@@ -1,8 +1,8 @@
 """JSON from untrusted sources: one document in canonical form and of bounded size, else an error that names the defect.
 
 Guarantees:
-  * accepted input is written back to the same bytes: no duplicate key, no second spelling of a number, and nothing
-    between the parts;
+  * accepted input is written back to the same bytes: no duplicate key, no alternative spelling of a number, and
+    nothing between the parts;
   * deep, long or malformed input raises only `IntegrityError`.
 """
 

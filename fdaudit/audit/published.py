@@ -1,6 +1,6 @@
 """The memory of published outcomes: all public pages of one run must show the same outcomes.
 
-Two public pages of one run with different outcomes reveal more than each by itself: a reader who made the underlying
+Two public pages of one run with different outcomes reveal more than each by itself: the author of the underlying
 scores can subtract one page from the other. So the vault keeps a digest of the first published outcomes.
 """
 

@@ -103,7 +103,7 @@ class Run:
             view: an adversary, as `view` takes it.
             delta: δ; default: the spec's `privacy.delta`.
             unit: `record` or `client`; default: the spec's.
-            relation: `add-or-remove` or `replace-one`; default: the spec's, or what the run's events suit.
+            relation: `add-or-remove` or `replace-one`; default: the spec's, or the relation of the run's events.
         """
         asked = self.plan.spec.privacy
         return self.books.ledger(

@@ -75,9 +75,9 @@ def _say_error(error: FdauditError) -> None:
 @app.command()
 def quickstart(
     out: Annotated[
-        str, typer.Option(metavar="DIR", help="Where the runs and their comparison go; a directory or a URL.")
+        str, typer.Option(metavar="DIR", help="Directory or URL of the runs and their comparison.")
     ] = "audit",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where it was interrupted.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     executor: ExecutorName = "local",
     workers: RunWorkers = None,
     address: Address = None,
@@ -116,15 +116,15 @@ def quickstart(
 
 @app.command()
 def run(
-    spec: Annotated[Path | None, typer.Argument(help="A spec (YAML); left out with --resume.")] = None,
+    spec: Annotated[Path | None, typer.Argument(help="A spec (YAML); omit it with --resume.")] = None,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Run directory, or a URL; default: runs/NAME-DIGEST.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after the last complete round.")] = False,
     seed_from: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Use the seed and secret in that run's vault again.")
+        str | None, typer.Option(metavar="RUN", help="Reuse the seed and secret of that run's vault.")
     ] = None,
-    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report too.")] = True,
+    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Also write the report.")] = True,
     executor: ExecutorName = "local",
     workers: RunWorkers = None,
     address: Address = None,
@@ -254,7 +254,7 @@ def attack(
     run: RunPath,
     name: Annotated[str | None, typer.Argument(metavar="ATTACK", help="See `fdaudit list`.")] = None,
     adversary: Annotated[
-        str, typer.Option(help="Whose view: server, client/3, eavesdropper, world, a+b.")
+        str, typer.Option(help="The adversary: server, client/3, eavesdropper, world, a+b.")
     ] = "server",
     every: Annotated[bool, typer.Option("--all", help="Every attack against every adversary.")] = False,
     param: Annotated[
@@ -266,7 +266,7 @@ def attack(
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack a finished run; the outcome is kept in it."""
+    """Attack a finished run and store the outcome in it."""
     from fdaudit import api
     from fdaudit.remote.selection import but_reports
 
@@ -311,11 +311,11 @@ def report(
     ] = None,
     public: Annotated[
         bool,
-        typer.Option("--public", help="Leave out what identifies records: images, shares, exact scores."),
+        typer.Option("--public", help="Leave out data that identify records: images, shares, exact scores."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the security report of a run: one HTML file, nothing else needed to read it, and JSON beside it."""
+    """Write the security report of a run: one self-contained HTML file, and the same content as JSON."""
     from fdaudit import api
     from fdaudit.remote.selection import but_reports
 
@@ -338,12 +338,12 @@ def report(
 @app.command()
 def compare(
     paths: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Two run directories or more, or URLs of such.")
+        list[str], typer.Argument(metavar="RUN...", help="Two or more run directories, or their URLs.")
     ],
     out: Annotated[str, typer.Option(metavar="DIR", help="Directory of the page, or a URL.")] = "comparison",
     as_json: AsJson = False,
 ) -> None:
-    """Compare finished runs: one HTML file with what each learnt, sent, showed to whom, and what leaked."""
+    """Compare finished runs in one HTML file: accuracy, traffic, visible messages and leakage of each."""
     from fdaudit import api
     from fdaudit.remote.selection import for_comparison
 

@@ -27,17 +27,17 @@ def ledger(
     runs: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN...", help="A run directory, or the URL of one. Several: what they cost together."
+            metavar="RUN...", help="A run directory, or the URL of one. Several: their joint cost."
         ),
     ],
     adversary: Annotated[
         list[str] | None,
-        typer.Option(help="Whose view; repeat for several. Default: the spec's and every server."),
+        typer.Option(help="The adversary; repeat for several. Default: the spec's and every server."),
     ] = None,
     delta: Annotated[float | None, typer.Option(help="δ; default: the spec's.")] = None,
     unit: Annotated[str | None, typer.Option(help="record or client; default: the spec's.")] = None,
     relation: Annotated[
-        str | None, typer.Option(help="add-or-remove or replace-one; default: what the run's events suit.")
+        str | None, typer.Option(help="add-or-remove or replace-one; default: that of the run's events.")
     ] = None,
     both_relations: Annotated[
         bool,
@@ -53,7 +53,7 @@ def ledger(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what ε each adversary's view costs the worst client, or why none can be claimed."""
+    """Print each adversary's ε for the worst-affected client, or why none can be claimed."""
     if both_relations and relation is not None:
         raise UsageError("relation", relation, "excludes --both-relations", "Give one of the two options.")
     asked = {"unit": _one_of("unit", unit, Unit), "relation": _one_of("relation", relation, Relation)}
@@ -148,19 +148,21 @@ def calibrate(
     defence: Annotated[
         str, typer.Argument(help="dp-sgd, gnmax, sanitized-gradients, …; see --help of the options.")
     ],
-    epsilon: Annotated[float, typer.Option(help="ε to keep to.")],
+    epsilon: Annotated[float, typer.Option(help="Target ε.")],
     delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
-    releases: Annotated[int, typer.Option(help="Messages, or PATE queries, that are noised.")] = 1,
+    releases: Annotated[int, typer.Option(help="Noised messages, or PATE queries.")] = 1,
     steps: Annotated[int, typer.Option(help="Steps of DP-SGD, or of FedIOD's generator, in the run.")] = 1,
-    samples: Annotated[int, typer.Option(help="Generated samples a step.")] = 1,
+    samples: Annotated[int, typer.Option(help="Generated samples per step.")] = 1,
     sample_rate: Annotated[float, typer.Option(help="q of DP-SGD.")] = 1.0,
-    sensitivity: Annotated[float, typer.Option(help="Of noise on a message: twice its clip.")] = 1.0,
+    sensitivity: Annotated[
+        float, typer.Option(help="Sensitivity of a noised message: twice its clip.")
+    ] = 1.0,
     answered: Annotated[int | None, typer.Option(help="Confident-GNMax: the cap on answers.")] = None,
     threshold_noise: Annotated[float, typer.Option(help="Confident-GNMax: σ1 over σ.")] = 2.0,
-    drawn_from: Annotated[int, typer.Option(help="Of how many clients one is drawn a step.")] = 1,
+    drawn_from: Annotated[int, typer.Option(help="Number of clients from which each step draws one.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Find the least noise with which a defence, used so often, keeps to an ε."""
+    """Find the least noise with which a defence keeps a given number of uses within an ε."""
     from fdaudit.accounting.calibration import SHAPES, Shape, noise_for
     from fdaudit.config import validate
 

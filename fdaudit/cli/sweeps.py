@@ -27,16 +27,16 @@ def sweep(
     grid: Annotated[Path, typer.Argument(metavar="GRID", help="A grid (YAML).")],
     out: Annotated[str, typer.Option(metavar="DIR", help="The sweep's directory, or a URL.")],
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where it was interrupted; try failed cells again.")
+        bool, typer.Option("--resume", help="Continue an interrupted sweep; try failed cells again.")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Cells at a time; default: one a processor.")
+        int | None, typer.Option(min=1, max=1024, help="Cells at a time; default: one per processor.")
     ] = None,
     executor: ExecutorName = "local",
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a grid: protocols x defences x ε x seeds, each cell a run, as many at a time as there are processors."""
+    """Run a grid of protocols x defences x ε x seeds, in parallel; each cell is a run."""
     from fdaudit.remote.selection import whole_cells
     from fdaudit.sweeps import sweep as engine
 
@@ -68,11 +68,13 @@ def sweep(
 
 def curve(
     path: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep's directory, or the URL of one.")],
-    out: Annotated[str, typer.Option(metavar="DIR", help="Where the files go; a directory or a URL.")],
-    width: Annotated[str, typer.Option(help="Of the figures: column (3.5 in) or text (7 in).")] = "text",
+    out: Annotated[str, typer.Option(metavar="DIR", help="Directory or URL for the files.")],
+    width: Annotated[
+        str, typer.Option(help="Width of the figures: column (3.5 in) or text (7 in).")
+    ] = "text",
     adversary: Annotated[
         str | None,
-        typer.Option(help="Whose view's ε, by the ledger, is on the axis; default: the grid's, else server."),
+        typer.Option(help="The adversary whose ledger ε is on the axis; default: the grid's, else server."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -97,8 +97,8 @@ def spread(
 
     Args:
         errands: numbered from 0.
-        kinds: kind of each errand, as for a `Queue`: a worker's next errand is of the same kind if possible, as far as
-            Ray gives the next errand to the worker that has become free.
+        kinds: kind of each errand, as for a `Queue`: a worker's next errand is of the same kind if possible. This
+            assumes that Ray gives the next errand to the worker that has become free.
         size: number of errands at a time.
     """
     import ray

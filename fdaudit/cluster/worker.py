@@ -109,9 +109,7 @@ def serve(errand: Errand, node: str) -> Iterator[dict[str, Any]]:
             yield from told(_WORKER, {**errand.piece, "scratch": str(Path(errand.piece["scratch"]) / node)})
         else:
             yield from _told_elsewhere(errand)
-    except (
-        Exception
-    ) as error:  # every error belongs to this cell, and few survive the way to the sweep
+    except Exception as error:  # every error belongs to this cell, and few survive the way to the sweep
         yield {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
 
 

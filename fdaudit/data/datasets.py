@@ -117,7 +117,7 @@ def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
 
     Args:
         spec: name, place and size.
-        stream: draws the records that `spec.limit` keeps, from the labels alone; otherwise unused.
+        stream: draws the records that `spec.limit` keeps, from the labels only; otherwise unused.
 
     Raises:
         DataError: the name is unknown, or the files are absent, damaged or unfit.

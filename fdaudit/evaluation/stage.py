@@ -135,7 +135,7 @@ class Stage:
         return self._scorer.score(cell, guesses)
 
     def task(self, adversary: str, attack: AttackPlan, canaries: bool = False) -> AttackTask:
-        """Return the task: victims fixed beforehand, their challenges, and any oracle handle.
+        """Return the task: victims fixed in advance, their challenges, and any oracle handle.
 
         With `canaries` the victims are the clients with canaries, and the canaries are the candidates.
         """
@@ -212,7 +212,7 @@ class Stage:
         assumed: Sequence[Assumption],
         *purpose: str,
     ) -> tuple[tuple[Guess, ...], dict[str, Any] | None, str]:
-        """Return the attack's checked guesses on one task, a summary of its questions, and the reason if there are none."""
+        """Return the attack's checked guesses on one task, a summary of its questions, and why there are no guesses."""
         candidates = {k: len(c.y) for k, c in task.challenges.items()}
         seed = child_seed(self.plan.seed, "attack", base.id, *purpose)
         cases = [

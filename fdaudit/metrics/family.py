@@ -1,14 +1,14 @@
 """Correction of all membership p-values of a run for multiple tests, by joint re-flips of its coins (max-T).
 
-One fair coin decided which half of a matched pair was trained on. Scores that know nothing of the coins would be the
-same if the coins had fallen otherwise. So all coins are flipped again together. The same flips serve every cell. Each
-figure is compared with the largest statistic of each re-flip (Westfall and Young, "Resampling-Based Multiple Testing",
-1993, algorithm 4.1). Cells that repeat each other then cost nothing. Bonferroni would pay for each.
+One fair coin decided which half of a matched pair was trained on. Scores that are independent of the coins would be the
+same after other tosses. So all coins are flipped again at once. The same flips serve every cell. Each figure is
+compared with the largest statistic of each re-flip (Westfall and Young, "Resampling-Based Multiple Testing", 1993,
+algorithm 4.1). Cells that repeat each other then cost nothing. Bonferroni would pay for each.
 
 Guarantees:
-  * if the scores know nothing, the chance that any adjusted p-value is at most α is itself at most α. This holds for
-    every dependence between cells;
-  * scores that leak do not spend the level of others (step-down);
+  * if the scores are uninformative, the chance that any adjusted p-value is at most α is itself at most α. This holds
+    for every dependence between cells;
+  * scores that leak do not use up the level of others (step-down);
   * increasing maps of a cell's scores change nothing.
 """
 
@@ -83,9 +83,9 @@ def reflip(
 ) -> Reflipped:
     """Test every AUC and every true-positive rate of some cells against joint re-flips of all coins.
 
-    An AUC is a sum of rank differences, one a coin, divided by the root of its variance over the coins. A true-positive
-    rate is the normal quantile of `tpr_p_value`. Both are about normal if nothing leaks, so that the largest of all is
-    as likely to be one as another.
+    An AUC is a sum of rank differences, one per coin, divided by the root of its variance over the coins. A
+    true-positive rate is the normal quantile of `tpr_p_value`. Both are approximately normal if nothing leaks, so the
+    largest is equally likely to be of either kind.
 
     Args:
         cells: by cell and victim, the scores. A victim has the same pairs in the same order in every cell.

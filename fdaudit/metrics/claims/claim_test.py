@@ -115,7 +115,7 @@ def choose(p: Floats, q: Floats, *, delta: float, failure: float) -> Distinguish
     ends, where unlikely outputs reveal the most.
 
     Raises:
-        ValueError: a score is NaN or there is none, or δ or `failure` is out of range.
+        ValueError: scores are empty or NaN, or δ or `failure` is out of range.
     """
     _refuse(p, q, delta, failure)
     pooled = np.unique(np.concatenate([p, q]))
@@ -153,7 +153,7 @@ def lower_bound(found: Distinguisher, p: Floats, q: Floats, *, delta: float, fai
         failure: split between the two Clopper-Pearson bounds.
 
     Raises:
-        ValueError: a score is NaN or there is none, or δ or `failure` is out of range.
+        ValueError: scores are empty or NaN, or δ or `failure` is out of range.
     """
     _refuse(p, q, delta, failure)
     hits = [(np.array([found.hits(scores)]), len(scores)) for scores in ((p, q) if found.first else (q, p))]

@@ -1,4 +1,4 @@
-"""Scores of class-level reconstructions: guesses of what a target's records of a class look like.
+"""Scores of class-level reconstructions: guesses that show what records of a class look like.
 
 Inversion of a whole model shows no single record, but the model's knowledge of a class. So each guessed image is
 compared with the nearest record (least squared error) of its class that the target holds. The prior baseline makes as
