@@ -1,4 +1,4 @@
-"""The base of every configuration: frozen, keyword-only, closed, and with errors a user can act on."""
+"""The base of every configuration: frozen, keyword-only, without extra keys, and with errors that state a remedy."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Meter:
         for party, event in models.items():
             stated = NoGuarantee(reason="none") if event is None else self._stated(event)
             if not isinstance(stated, NoGuarantee):
-                for client in self._clients:  # the model may have learnt from any of them
+                for client in self._clients:  # the model may have been trained on any of them
                     self._spent[client] += Counter[Charge](parts_of(stated))
             elif party in self._clients and not trained:
                 problem = (
@@ -164,7 +164,7 @@ class Meter:
         for client, cost in charged.items():
             self._rule.fits(
                 self._spent[client] + cost
-            )  # the first one fixes the order, as it did when it was sent
+            )  # the first one fixes the order, as in the original run
         self._note(message, bare, charged)
 
     def allows_another(self) -> bool:
@@ -216,7 +216,9 @@ class Meter:
 
     def _sees(self, message: Message) -> bool:
         overheard = EAVESDROPPER in self._members and any(r != message.sender for r in message.receivers)
-        asked = any(r in self._asked for r in message.receivers)  # what a party receives, its model may tell
+        asked = any(
+            r in self._asked for r in message.receivers
+        )  # a party's model may reveal what it received
         return overheard or asked or any(p in self._members for p in message.parties())
 
     def _note(self, message: Message, bare: frozenset[str], charged: dict[str, Counter[Charge]]) -> None:

@@ -138,8 +138,8 @@ class Entry:
         well, the message keeps its own guarantee and adds no noise to the sum's.
 
         A victim's own noise may count in several sums. Let s be its own noise, and x and y the noise of others in two
-        sums. The view learns at most 1 / (s + xy / (x + y)) (squared signal over noise). The charge is 1 / (s + x) + 1
-        / (s + y), which is never less.
+        sums. The view learns at most 1 / (s + xy / (x + y)) (squared signal over noise). The charge is never less: it
+        is 1 / (s + x) + 1 / (s + y).
         """
         found = dict[int, Release | Unchanged | NoGuarantee]()
         for m in self._sum_messages:
@@ -204,7 +204,7 @@ class Entry:
         bills = [(way, charges) for way in ways for charges in self._charges(way, worth)]
         priced = [epsilon(charges, self.delta, pld=False) for _, charges in bills]
         if self.pld and any(isinstance(c, Drawn) for _, charges in bills for c in charges):
-            # Rényi curves are far too loud for a drawn client, so they cannot say which count is the lesser.
+            # Rényi curves overestimate a drawn client by far, so they cannot decide which count is smaller.
             priced = [epsilon(charges, self.delta, coarse=True) for _, charges in bills]
         at = min(range(len(bills)), key=lambda i: priced[i].value)
         way, charges = bills[at]

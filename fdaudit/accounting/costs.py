@@ -185,7 +185,7 @@ def _curve(charge: Charge, few: bool = False) -> Curve:
         found = charge.count * _accounted(charge, few)
     else:
         found = charge.count * _pure_curve(pure_each(charge))
-    found = np.maximum(found, 0.0)  # of next to no loss rounding may leave less than none
+    found = np.maximum(found, 0.0)  # rounding may turn a tiny loss negative
     found.setflags(write=False)
     return found
 
@@ -278,7 +278,7 @@ def _by_gaussian(charges: Charges, delta: float) -> Epsilon:
     ratio = math.hypot(*(root * c.sensitivity / c.scale for root, c in runs))
     found = math.inf
     if ratio < _LOUDEST:
-        with np.errstate(divide="ignore"):  # of an ε so far out that its δ is none
+        with np.errstate(divide="ignore"):  # an ε so large that its δ is zero
             found = float(get_epsilon_gaussian(1 / ratio if ratio else math.inf, delta))
     name = f"Gaussian, in closed form (dp-accounting {version('dp-accounting')})"
     return Epsilon(value=found * (1 + _SOLVED), accountant=name)

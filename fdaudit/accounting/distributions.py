@@ -1,8 +1,8 @@
-"""Composed privacy-loss distributions as plain arrays, fit for a file.
+"""Composed privacy-loss distributions as plain arrays, for files.
 
 Guarantees:
-  * a distribution is the ledger's own, in both directions, with nothing rounded;
-  * ε at any δ from the arrays is that of the library they come from.
+  * a distribution is the ledger's own, in both directions, without rounding;
+  * ε at any δ from the arrays equals that of the library that made them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Losses:
         weights = self.probabilities[first:]
         mass = self.infinity + np.cumsum(weights[::-1])[::-1]
         scaled = np.cumsum((weights * np.exp(-values))[::-1])[::-1]
-        with np.errstate(over="ignore", invalid="ignore"):  # of losses so large that nothing is left of them
+        with np.errstate(over="ignore", invalid="ignore"):  # losses so large that the term vanishes
             at = mass - np.exp(values) * scaled
         found = np.zeros(len(deltas))
         for i, delta in enumerate(deltas):

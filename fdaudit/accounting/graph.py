@@ -82,13 +82,13 @@ class MessageGraph:
             self._before.append(len(held))
             marks = self._marks.setdefault(message.sender, [])
             if message.inputs == ALL and len(held) > (marks[-1] if marks else 0):
-                marks.append(len(held))  # later ones count from here on
+                marks.append(len(held))  # later messages continue from here
             for party in {message.sender, *message.receivers}:
                 self._held.setdefault(party, []).append(message.seq)
 
     def inputs(self, state: State) -> tuple[State, ...]:
         """Return the nodes from which a node was computed."""
-        if state not in self._inputs:  # every victim of every view asks
+        if state not in self._inputs:  # cached: needed for every victim of every view
             self._inputs[state] = tuple(self._found(state))
         return self._inputs[state]
 
@@ -310,7 +310,7 @@ class _Cut:
         gates = {s: len(states) + n for n, s in enumerate(s for s in states if _seq(s) in stops)}
         source, size = len(states) + len(gates), len(states) + len(gates) + 1
         finite = [costs[s[0][2]] for s in gates if np.isfinite(costs[s[0][2]])]
-        # All gates together stay below a capacity that stands for what cannot be cut.
+        # The gates' sum stays below the capacity of edges that cannot be cut.
         scale = 2**28 / max(sum(finite), 1e-300)
         endless = 2**30
         edges = {(source, number[s]): endless for s in self._region.sources if s in number}

@@ -115,7 +115,7 @@ def _label(held: Holders, names: Sequence[str]) -> str:
 
 
 def _combinations(worth: list[dict[str, Charges]]) -> tuple[list[dict[str, Charges]], list[Holders]]:
-    """Return the dearest charges of each run and every combination of them."""
+    """Return the most expensive charges of each run and every combination of them."""
     reduced = [_dearest(run) for run in worth]
     if math.prod(max(1, len(run)) for run in reduced) > _COMBINATIONS:
         reduced = [{"any client": _union(run.values())} if len(run) > 1 else run for run in reduced]

@@ -202,7 +202,7 @@ def _drawn_losses(noise: float, rate: float, grid: float) -> Any:
     convex in its second argument, so this is at most q H_b(N(Δ), N(0)) = H_a((1-q)N(0) + qN(Δ), N(0)). For a < 1
     H_a(P, Q) = 1 - a + a H_{1/a}(Q, P), and the same bound holds for the second term. The two bounds together make
     a profile, which some pair has (Zhu, Dong & Wang 2022, Proposition 10 and Theorem 11). The pairs of Poisson
-    sampling are not used: an adversary may place the others beside u at one step and beside v at the next, and no
+    sampling are not used: an adversary may place the others near u at one step and near v at the next, and no
     proof covers that (Lebeda, Regehr, Kamath & Steinke 2024).
     """
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap

@@ -112,8 +112,8 @@ def trade_off(epsilons: Values, deltas: Values, alphas: Values) -> Values:
         alphas: (m,) type I errors.
 
     Returns:
-        (m,) max over pairs of 0, 1 - δ - e^ε α and e^-ε (1 - δ - α): Wasserman & Zhou 2010, Theorem 2.4, for all
-        pairs together.
+        (m,) max over pairs of 0, 1 - δ - e^ε α and e^-ε (1 - δ - α): Wasserman & Zhou 2010, Theorem 2.4, over all
+        pairs.
     """
     slope = np.exp(np.minimum(epsilons, _LARGEST_POWER))[:, None]
     rest = 1 - deltas[:, None]

@@ -135,7 +135,7 @@ def serve(attack: Callable[[], T], oracle: Oracle, reply_to: Callable[[Tensor, s
 
     thread = Thread(target=work, name="attack", daemon=True)
     thread.start()
-    # An attack may catch a refusal and ask again: every question gets a reply, or it would wait for ever.
+    # An attack may catch a refusal and ask again: every question needs a reply, or the attack would hang.
     while (question := questions.get()) is not None:
         reply = None
         if refusal is None:
@@ -145,7 +145,7 @@ def serve(attack: Callable[[], T], oracle: Oracle, reply_to: Callable[[Tensor, s
                 if left < 0:
                     raise BudgetExceededError(f"oracle: more was asked than the budget of {oracle.budget}.")
                 reply = reply_to(x, of)
-            except BaseException as error:  # raised below, once the attack has ended
+            except BaseException as error:  # raised below, after the attack has ended
                 refusal = error
         replies.put(reply)
     thread.join()

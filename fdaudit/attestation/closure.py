@@ -54,7 +54,7 @@ def closure(root: str = "fdaudit", extras: Iterable[str] = ()) -> dict[str, Part
         if installed.name:
             there.setdefault(
                 normalised(installed.name), installed
-            )  # the first on the path is what is imported
+            )  # the first on the path is the imported one
     found = {root: Part(there[root], set(extras))}
     pending = [root]
     while pending:

@@ -67,7 +67,11 @@ def check_vault(vault: Path, stated: Mapping[str, Any], manifest: Mapping[str, A
         if found != stated["commitment"]:
             return ["vault: the files are not those that the statement commits to"]
         return _against_the_manifest(vault, secrets, manifest["commitments"])
-    except (FdauditError, OverflowError, ValueError) as error:  # a secret too short, a seed of no 64 bits
+    except (
+        FdauditError,
+        OverflowError,
+        ValueError,
+    ) as error:  # a short secret, or a seed that is not of 64 bits
         return [f"vault: {error}"]
 
 

@@ -120,7 +120,7 @@ class JointRuns:
             UsageError: clients cannot be matched between the runs.
         """
         delta = self._plans[0].spec.privacy.delta if delta is None else delta
-        with_delta(delta)  # refuses one that is out of range
+        with_delta(delta)  # refuses a δ out of range
         found = self._joined(view, delta, unit, relation)
         priced = profile(found.accounts, np.array([delta]), distributions=False)
         victim = priced.clients[0]

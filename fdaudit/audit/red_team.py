@@ -90,7 +90,7 @@ def export_view(run: Run, adversary: str, out: Path | str, *, challenges: bool =
         issued = _fill(scratch, Stage(plan, run.directory), adversary, challenges)
         if issued:
             Vault(run.directory / "vault").note_handed_out(issued)
-    target.chmod(0o755)  # it is to be given away; before it is whole, it is not
+    target.chmod(0o755)  # for others to read, but only when it is complete
     return target
 
 

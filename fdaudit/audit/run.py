@@ -116,7 +116,7 @@ class Run:
     def accounts(
         self, view: str = "server", *, unit: Unit | None = None, relation: Relation | None = None
     ) -> Accounts:
-        """Return the mechanisms that each client is charged in an adversary's view; arguments as of `ledger`."""
+        """Return the mechanisms charged to each client in an adversary's view; arguments as for `ledger`."""
         asked = self.plan.spec.privacy
         return self.books.accounts(view, unit=unit or asked.unit, relation=relation or asked.relation)
 

@@ -107,7 +107,7 @@ class _Stage:
     def set_up(cls, plan: Plan, protocol: Any, config: Any, wire: Any) -> _Stage:
         clients = {k: PartyData(*plan.records(k)) for k in plan.clients}
         setting = setting_of(protocol, plan.common, clients, wire, plan.seed)
-        # The auditor measures with training cores of its own: a protocol's have its parties' weights in them.
+        # The auditor measures with its own training cores: a protocol's cores hold its parties' weights.
         networks = networks_of(protocol, plan.common.networks)
         evaluators = Trainers(networks, plan.execution, tuple(setting.trainers))
         return cls(plan, protocol(config, setting), evaluators)
@@ -199,7 +199,7 @@ def _meter(plan: Plan, run: Path, start: Position) -> Meter | None:
         asked.budget.epsilon,
         asked.delta,
         asked.unit,
-        # What is stated for records that come and go cannot be counted for records that are replaced.
+        # Events stated for added or removed records cannot be counted for replaced records.
         asked.relation or ("add-or-remove" if plan.training else "replace-one"),
         plan.parties,
         fixed=fixed_events(plan),

@@ -147,10 +147,10 @@ def _run_card(
 
 
 def _outcome(path: Path) -> Any:
-    """Return the outcome of a cell as its file holds it.
+    """Return the outcome of a cell from its file.
 
     Raises:
-        IntegrityError: the file holds something else.
+        IntegrityError: the file does not hold an outcome.
     """
     from fdaudit.reports.schema import Cell
 

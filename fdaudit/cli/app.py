@@ -54,7 +54,7 @@ def main() -> None:
         _say_error(error)
         sys.exit(error.exit_code)
     except OSError as error:
-        # A full disk, a directory that may not be written: nothing that a traceback would explain better.
+        # A full disk or a read-only directory: a traceback would not explain it better.
         say(f"{error.strerror or type(error).__name__}: {error.filename or 'no file named'}")
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
@@ -93,7 +93,7 @@ def quickstart(
 
     with mirrored(out, "resume" if resume else "new", field="out", quiet=as_json) as place:
         with _at_work(as_json, executor, workers, address) as (tick, far):
-            # What is sent to a URL meanwhile must be at rest.
+            # Files must not change while they are sent to a URL.
             finished, page = suite.quickstart(
                 place.path,
                 resume=resume,
@@ -320,7 +320,7 @@ def report(
     from fdaudit.remote.selection import but_reports
 
     with ExitStack() as stack:
-        changes = out is None or public  # the vault remembers what was made public
+        changes = out is None or public  # the vault records the published outcomes
         place = stack.enter_context(
             mirrored(run, "change" if changes else "read", need=but_reports, quiet=as_json)
         )

@@ -178,7 +178,7 @@ def calibrate(
         found = {"defence": defence, "setting": setting, "value": noise, "epsilon": reached, "delta": delta}
         show(json.dumps(found | _assumed(defence, sensitivity)))
         return
-    # Noise is rounded up, so of its inverse more digits are shown than could round it up in turn.
+    # Noise is rounded up. Its inverse is shown with more digits, so that it is not rounded up in turn.
     name, value = (setting[2:], f"{1 / noise:.8g}") if setting.startswith("1/") else (setting, f"{noise:.5g}")
     assumed = "".join(f", {what} = {number:g}" for what, number in _assumed(defence, sensitivity).items())
     show(f"{defence}: {name} = {value}, ε = {reached:.4g} at δ = {delta:g}{assumed}")

@@ -113,7 +113,7 @@ class _Pieces:
         return _Piece(self, number, task.remote(errand, self._parcel))
 
     def lost(self, number: int, how: str) -> tuple[dict[str, Any], bool]:
-        if not self._left[number]:  # all was told already
+        if not self._left[number]:  # all cells have their outcomes already
             return {}, False
         self._losses[number] += 1
         said, again = after_loss(self._losses[number], how)

@@ -125,7 +125,7 @@ def spread(
             elif "again" in line:
                 waiting.put_back(number)
                 line = {}
-            fill(number)  # first of all: a worker that is free waits for nothing that is done about a line
+            fill(number)  # first: a free worker must not wait for the handling of a line
             if line:
                 yield number, line
     finally:

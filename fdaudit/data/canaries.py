@@ -28,8 +28,8 @@ def insert_canaries(
       * each canary, or exactly one of each pair, is trained on by a fair coin, independent of everything else; under
         `unit: client` one coin decides all pairs of a client;
       * canaries are new records at the end of the dataset: existing indices keep their meaning;
-      * `mislabelled` canaries replace training records of the client, for all outcomes of the coins, and never a
-        candidate of the membership challenge.
+      * `mislabelled` canaries remove records from the client's training data, for all outcomes of the coins, but never
+        a candidate of the membership challenge.
 
     Args:
         dataset: the records.

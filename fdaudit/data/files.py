@@ -163,7 +163,7 @@ def _refuse_long_directory(stream: BinaryIO) -> None:
     if at < 0 or len(tail) < at + 16:
         raise ValueError("it is no zip archive, or its end is missing")
     long = int.from_bytes(tail[at + 12 : at + 16], "little") > _MOST_LISTED
-    # The other form of the list, for files past 2 GiB, may state another length.
+    # The other form of the list, for files above 2 GiB, may state another length.
     if long or (end < 1 << 31 and tail[:at][-20:].startswith(b"PK\6\7")):
         raise ValueError("it lists too many members")
 
@@ -264,7 +264,7 @@ def _opened(file: Path) -> Iterator[Any]:
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of tags beside the pixels that Pillow does not understand
+            warnings.simplefilter("ignore")  # warnings on metadata tags that Pillow does not know
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with open_file(file, DATA_BYTES) as stream, Image.open(stream, formats=_FORMATS) as image:
                 if (pixels := image.width * image.height) > PIXELS.most:

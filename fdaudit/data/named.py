@@ -72,7 +72,7 @@ TORCHVISION: Mapping[str, _Source] = MappingProxyType(
 )
 """Of EMNIST's six splits this reads `balanced`: 47 classes of equal size, so no class is rare by design."""
 
-# What torchvision raises on files that are absent, short, of another type, or that cannot be fetched.
+# Errors that torchvision raises on files that are absent, short, of another type, or not downloadable.
 _UNREADABLE = (RuntimeError, ValueError, AssertionError, TypeError, KeyError, IndexError, OSError, EOFError)
 
 

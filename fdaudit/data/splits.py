@@ -1,4 +1,4 @@
-"""The disjoint sets an audit needs: members and non-members by client, proxy, auxiliary, test."""
+"""The disjoint sets that an audit needs: members and non-members by client, proxy, auxiliary, test."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def main() -> None:
     from fdaudit.isolation import attacker, launch
 
     os.environ.update(launch.THREADS)
-    # Libraries are loaded once for both, before there is a thread, or anything of a run.
+    # Libraries are loaded once for both, before any thread or any data of a run.
     attacker.stand_by(launch.fork)
     Thread(target=_read, args=(pieces, desks), daemon=True).start()
     from fdaudit.evaluation import runner
@@ -60,7 +60,7 @@ def main() -> None:
             piece = runner.Piece.from_json(value, desks[0].plan)
             for cell, seconds in desks[0].cells(piece):
                 say({"adversary": cell.adversary, "cell": cell.to_json(), "seconds": seconds})
-        except Exception as error:  # what a cell raises fails that cell: here the run itself cannot be had
+        except Exception as error:  # a cell's error fails that cell: here the run itself is unavailable
             begun = ""
             say({"failed": f"{type(error).__name__}: {error}"})
         say({"done": True})

@@ -167,7 +167,7 @@ def _outcomes(
 ) -> Generator[tuple[Cell, float], None, None]:
     """Yield every cell of the pieces when it is done, run here or by workers if there is enough to do."""
     workers = _workers(plan, sum(len(p.adversaries) for p in pieces), others)
-    if workers is not None and len(pieces) < workers.size:  # few attacks: their adversaries part instead
+    if workers is not None and len(pieces) < workers.size:  # few attacks: split by adversary instead
         pieces = [replace(p, adversaries=(a,)) for p in pieces for a in p.adversaries]
     if workers is not None and len(pieces) > 1:
         yield from _by_workers(Stage(plan, run), pieces, workers, say)

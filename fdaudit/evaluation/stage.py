@@ -279,7 +279,7 @@ class Stage:
                 answerer = of or "oracle"
                 whose.add(answerer)
                 question = log.record(asker, answerer, "oracle_query", {"samples": x})
-                # The head covers the question itself: an attack that is run again asks others in its place.
+                # The head covers the question itself: an attack that runs again may ask other questions.
                 noise = SecretStream(secret, "oracle", name, question, log.position.head)
                 values = self._answering.reply(kind, x, of, noise)
                 log.record(answerer, asker, "oracle_answer", {"values": values})

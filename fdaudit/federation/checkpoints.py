@@ -67,7 +67,7 @@ class Checkpoints:
                 self._make_durable(number, kept, utility)
 
         self._transcript.writer.put(write, len(truth) + len(kept))
-        # Only now, for who waited here for room may have been interrupted: the writer relies on a round that was saved.
+        # Only after put() returns: if it is interrupted while it waits for space, this round was never queued.
         self._saved = turn
 
     def _make_durable(self, number: int, state: bytes, utility: int) -> None:
@@ -83,7 +83,7 @@ class Checkpoints:
                 "utility": utility,
             }
         )
-        # All at once, for a file system commits many files together; then what names them.
+        # All files in one call, since a file system commits many at once; then the file that names them.
         files = [*(path for path, _ in self._written), self._vault.path(name)]
         self._transcript.sync([*files, *{path.parent for path in files}, staged])
         self._vault.replace_round(staged)

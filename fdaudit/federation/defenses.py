@@ -74,7 +74,7 @@ def attach(spec: Spec, protocol: Any, config: Config) -> Attached:
 def _refuse_recast(
     entries: Sequence[tuple[str, DefenseSpec]], messages: Mapping[tuple[str, str], tuple[Any, ...]]
 ) -> None:
-    """Refuse an index of clients' answers on any kind but the one in which the protocol has clients answer."""
+    """Refuse a public index on others' messages if a defence changes the kind of the clients' answers."""
     recast = [
         d.name for (_, who), all_ in messages.items() if who == "client" for d in all_ if hasattr(d, "makes")
     ]
@@ -100,7 +100,7 @@ def _on_messages(
         # A defence on a message that is never sent would silently protect nothing.
         problem = f"is never sent by a {entry.sender} in {protocol.name} with these settings"
         raise SpecError(f"{where}.kind", entry.kind, problem, nearest(str(entry.kind), sent or ["nothing"]))
-    # Messages that one setting chooses between stand in for each other.
+    # Messages that one setting chooses between replace each other.
     settings = [m.get("when", {}).keys() for m in sends if m["kind"] == entry.kind]
     read = [m for m in protocol.messages if m["from"] == entry.sender]
     read = [m for m in read if m in sends or m.get("when", {}).keys() in settings]

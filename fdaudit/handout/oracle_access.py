@@ -223,7 +223,7 @@ def _of_clients(plan: Plan, access: Access, messages: Sequence[Message]) -> Iter
     kind = str(access.kind)
     event = _of_budget(plan, kind)
     for party in plan.clients:
-        # An answer depends on no less than the client's own answers in the run did.
+        # An answer depends on at least the inputs of the client's answers in the run.
         mine = [m.inputs for m in messages if m.sender == party and m.kind == kind]
         yield _draft(party, joined(_fitted_on(party, messages), *mine), event)
 

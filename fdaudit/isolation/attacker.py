@@ -133,7 +133,7 @@ class Attacker:
         """Start a process; return the pipe from it and the pipe to it."""
         temporary, cache_directory = str(self._temporary), self.surroundings.get(DIRECTORY)
         writable = [str(self.folder), temporary, *devices(), *([cache_directory] if cache_directory else [])]
-        # Never opened by its name again: the attack may have put a link to another file there.
+        # Never opened by its name again: the attack may have replaced it by a link.
         self._output = (self._temporary / _OUTPUT).open("w+b", buffering=0)
         self._process, reading, writing = self._launched(
             Launch(
@@ -151,7 +151,7 @@ class Attacker:
             return
         number = (
             self._output.fileno()
-        )  # the process writes where this file's position is, which so never moves
+        )  # the process writes at this file's position, which pread does not move
         found = os.pread(number, _MOST_OUTPUT, self._printed)
         self._printed = os.fstat(number).st_size
         text = found.decode("ascii", "backslashreplace")
@@ -173,7 +173,7 @@ class _Served:
         if self.refusal is None:
             try:
                 values = self._reply(*self._checked(frame))
-            except Exception as error:  # raised once the attack has ended
+            except Exception as error:  # raised after the attack has ended
                 self.refusal = error
         if values is None:
             send(writing, "refused", {"reason": "the question could not be answered"}, {})

@@ -102,7 +102,7 @@ def receive(stream: BinaryIO, most: int = MOST_BYTES) -> Frame:
         if header > _MOST_HEADER or body > most:
             raise ValueError(f"{header} and {body} bytes are more than {_MOST_HEADER} and {most}")
         value = parse_json(_whole(stream, header))
-        json.dumps(value, ensure_ascii=False).encode()  # text with half a character in it is no text
+        json.dumps(value, ensure_ascii=False).encode()  # text with half a character is refused
         tensors = decode(_whole(stream, body)) if body else {}
         kind, fields = value["kind"], value["fields"]
         if not isinstance(kind, str) or not isinstance(fields, dict) or len(value) != 2:

@@ -30,7 +30,7 @@ def readable() -> list[str]:
     for name in names:
         found += _package(name.partition(".")[0])
     for name, module in list(sys.modules.items()):
-        if name.startswith("__editable__"):  # where packages under development lie, as setuptools notes it
+        if name.startswith("__editable__"):  # the folders of editable packages, as setuptools records them
             found += [Path(path) for path in getattr(module, "MAPPING", {}).values()]
     for path in sys.path:
         found += _importable(Path(path))

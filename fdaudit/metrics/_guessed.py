@@ -146,7 +146,7 @@ def fixed(guesses: int, coins: int) -> int:
 
 def _of_candidates(scores: Floats, member: Flags, asked: Sequence[Asked]) -> Iterator[tuple[int, int, float]]:
     """Yield (right, guesses, share) for each number: all guesses say member, or half say non-member."""
-    # Equal scores: non-members stand first from above, members from below.
+    # Equal scores: non-members come first from above, members from below.
     above = member[np.lexsort((member, -scores))].cumsum()
     below = (~member)[np.lexsort((~member, scores))].cumsum()
     for one in asked:

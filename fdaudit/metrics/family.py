@@ -121,7 +121,7 @@ def reflip(
     for first in range(0, reflips, _CHUNK):
         rows = min(_CHUNK, reflips - first)
         flips = (2 * generator.integers(2, size=(rows, coins), dtype=np.int8) - 1).astype(np.int8)
-        # Each figure is held against the largest of those that are not above it in the run.
+        # Each figure is compared with the largest of those that are not above it in the run.
         among = np.maximum.accumulate(statistics(flips)[:, order], axis=1)
         as_good += (among >= seen[order]).sum(0)
         largest[first : first + rows] = among[:, -1]
@@ -169,8 +169,8 @@ class _Rate:
     Attributes:
         coins: (k,) the coin of each candidate, the highest score first.
         as_is: (k,) 1 for the members of the run, else -1.
-        above: (k + 1,) how many candidates lie strictly above each place, ties aside.
-        allowed: how many non-members may be detected.
+        above: (k + 1,) number of candidates strictly above each place, without ties.
+        allowed: number of non-members that may be detected.
         quantiles: (k + 1, allowed + 1) by members and non-members detected.
     """
 

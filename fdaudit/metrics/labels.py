@@ -64,7 +64,7 @@ def kl_divergence(truth: Any, guess: Any, smoothing: float = SMOOTHING) -> float
     if not smoothing > 0:
         raise UsageError("smoothing", smoothing, "is not positive", "Give for example 1e-6.")
     p, q = ((d + smoothing) / (1 + len(d) * smoothing) for d in (p, q))
-    # Not negative in exact arithmetic; rounding can carry near-equal distributions just below.
+    # Not negative in exact arithmetic; rounding can make it negative for near-equal distributions.
     return max(0.0, float((p * np.log(p / q)).sum()))
 
 

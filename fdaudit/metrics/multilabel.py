@@ -135,7 +135,7 @@ def _add_class(values: Floats, truth: Integers, influence: Floats) -> float:
         beaten = (among_all - rankdata(values[index])) / len(other)
         placement = beaten if sign > 0 else 1 - beaten
         area = float(placement.mean())
-        # One record of a kind shows no spread: DeLong's estimate has nothing to say of it.
+        # One record of a kind has no spread: DeLong's estimate is undefined for it.
         influence[index] += (placement - area) / np.sqrt(len(index) * max(len(index) - 1, 1))
     return area
 

@@ -221,7 +221,7 @@ def cross_decided(
 ) -> Flags:
     """Return (n,) whether each candidate is decided correctly by the threshold of the half it is not in."""
     finite = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
-    # Infinities stand one beyond the rest, so that there is a half-way to them.
+    # Infinities are placed one beyond the rest, so that a midpoint to them exists.
     values = np.clip(values, finite.min() - 1, finite.max() + 1)
     half = np.zeros(len(values), dtype=np.bool_)
     if units is None:

@@ -171,7 +171,7 @@ class _Case:
             return {"psnr_gain": Figure(name="psnr_gain", value=None, unavailable=reason)}
         guesses = [g for g in made if isinstance(g, Reconstruction)]
         rows = [targets.index(g.target) for g in guesses]
-        known = task_of(y) == "single-label"  # the prior's strategies by class need one class a record
+        known = task_of(y) == "single-label"  # the prior's strategies by class need one class per record
         return score_reconstruction(
             [g.images for g in guesses],
             [xs[k] for k in rows],

@@ -106,7 +106,7 @@ class Rehearsed:
     def view(self, adversary: str) -> View:
         """Return an adversary's view of the rehearsal, which is made if it does not exist yet."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with writing(self.directory, wait=True):  # another process may be at another cell of this run
+        with writing(self.directory, wait=True):  # another process may run another cell of this run
             return self._run(adversary)
 
     def members(self, client: str) -> Tensor:

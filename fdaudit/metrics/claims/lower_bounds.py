@@ -185,8 +185,8 @@ def guesses_needed(epsilon: float, delta: float, confidence: float = 0.95) -> in
         return _p_value(r, r, r, epsilon, delta) <= alpha
 
     low, high = 0, 1
-    # The p-value falls with the number of guesses and then, where δ's correction takes over, rises to a limit: once
-    # a perfect attack would have had this many wrong answers by chance, it does not fall again.
+    # The p-value falls with the number of guesses. When δ's correction dominates, it rises to a limit. After
+    # `last` guesses chance would give 50 - 2 log α wrong answers: it does not fall again.
     last = (50 - 2 * math.log(alpha)) * (1 + math.exp(min(epsilon, 700.0)))
     while not enough(high):
         low, high = high, math.ceil(1.05 * high)
@@ -273,7 +273,7 @@ def _inverted(correct: int, guesses: int, canaries: int, delta: float, alpha: fl
     if high <= 0:
         return 0.0
     found = high if excess(high) <= 0 else float(brentq(excess, 0.0, high, xtol=1e-9, rtol=1e-12))
-    return max(0.0, found - 1e-8)  # never above the root for its rounding
+    return max(0.0, found - 1e-8)  # rounding must never put it above the root
 
 
 def _delta(delta: float) -> float:

@@ -78,8 +78,8 @@ class Bystanders:
     ) -> dict[str, Floats]:
         """Measure the likeness of guesses to matched bystanders, (draws, matched).
 
-        Bystanders are ordered like the batch's own records: the best match takes the place of the most leaked one, and
-        so on.
+        Likenesses to bystanders are sorted like those to the batch's own records: the highest one takes the place of
+        the most leaked record, and so on.
 
         Args:
             batches: guesses (m, c, h, w), the labels (n,) of the true records or None, and n.

@@ -103,7 +103,7 @@ def load_fid(directory: Path | None = None) -> torch.nn.Module:
     state = load_weights("inception", directory)
     from pytorch_fid import inception
 
-    # pytorch-fid downloads its weights, unchecked, while it builds; it is given the checked ones instead.
+    # pytorch-fid downloads unchecked weights while it builds; replace them by the checked ones.
     given = mock.Mock(return_value=state)
     with _construction(), mock.patch.object(inception, "load_state_dict_from_url", given):
         network = inception.InceptionV3([inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]])

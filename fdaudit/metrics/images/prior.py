@@ -137,7 +137,7 @@ class AuxiliaryPool:
 
     def _mean(self, total: torch.Tensor, n: int, without: Integers) -> torch.Tensor:
         less = self.images[torch.from_numpy(without)].sum(0, dtype=torch.float64)
-        # Clamped: a sum less a sum may leave [0, 1] by rounding.
+        # Clamped: a difference of sums may leave [0, 1] by rounding.
         return ((total - less) / (n - len(without))).clamp(0, 1)
 
     def _class_mean(self, label: int, out: Flags) -> torch.Tensor:
@@ -247,7 +247,7 @@ def choose_strategies(
             truths.append(truth)
     chosen = {}
     for q in measures:
-        # All trials are measured in one go; a row is a trial, a column a strategy.
+        # All trials are measured in one call; a row is a trial, a column a strategy.
         values = q.of(torch.cat(matched), torch.cat(truths)).view(trials, len(pool.strategies), size)
         totals = values.mean((0, 2)).numpy()
         chosen[q.name] = pool.strategies[int((totals if q.higher_is_closer else -totals).argmax())]

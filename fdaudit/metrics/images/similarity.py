@@ -90,7 +90,7 @@ def ssim(a: Any, b: Any) -> torch.Tensor:
         value = structural_similarity_index_measure(
             some, others, sigma=sigma, reduction="none", data_range=1.0
         )
-        # A tuple only where full images are asked for.
+        # A tuple only if full images are requested.
         found.append(cast(torch.Tensor, value).double().reshape(len(some)))
     return torch.cat(found)
 
