@@ -48,14 +48,14 @@ MOST_CANDIDATES = 1_000_000
 MOST_INNER = 4_096
 """Latent dimensions, or the width of a generator, a discriminator or a decoder."""
 MOST_PARAMETERS = 1_000_000_000
-"""Numbers that one network has."""
+"""Parameters of one network."""
 MOST_COUNT = 1_000_000_000
-"""Any other whole number in a configuration that has no limit of its own."""
+"""Whole numbers in a configuration that have no other limit."""
 MOST_TEXT = 20_000
 """Characters of one value in a YAML file."""
 MOST_YAML_DEPTH = 64
 MOST_YAML_VALUES = 100_000
-"""Values of a YAML file once its aliases are written out; nine lines of aliases can stand for a billion."""
+"""Values of a YAML file after its aliases are expanded; nine lines of aliases can expand to a billion."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ FILE_LIMITS = (
     DATA_BYTES,
     PIXELS,
 )
-"""All that can be raised."""
+"""All limits that can be raised."""
 
 
 def open_file(path: Path, limit: Limit | None = None, *, follow: bool = True) -> BinaryIO:

@@ -34,7 +34,7 @@ from fdaudit.transcript.messages import ALL, DATA, Message, role
 __all__ = ["Meter"]
 
 _AHEAD = (1.3, 1.05)
-"""How much more is tried at once, so that few loss distributions are convolved."""
+"""Factors by which a trial exceeds the need, so that few loss distributions are convolved."""
 
 
 class _ByOrder:

@@ -18,7 +18,7 @@ __all__ = ["SHAPES", "Shape", "calibrate", "least_noise", "noise_for", "written"
 
 _LEAST, _MOST = 1e-3, 1e7
 _CLOSE = 1e-3
-"""How near, in relative terms, the noise comes to the least that there is."""
+"""Relative distance of the noise to the least possible noise."""
 _TINY = 1e-12
 
 
@@ -26,21 +26,21 @@ class Shape(Config):
     """Counts and parameters of a mechanism's use in a run; fields that a mechanism does not use keep their defaults."""
 
     releases: int = Field(1, ge=1)
-    """Messages, or PATE queries, that are noised."""
+    """Noised messages, or PATE queries."""
     steps: int = Field(1, ge=1)
     """Steps of DP-SGD, or of FedIOD's generator, in the whole run."""
     samples: int = Field(1, ge=1)
-    """Generated samples a step whose gradients are sanitised."""
+    """Generated samples per step whose gradients are sanitised."""
     sample_rate: float = Field(1.0, gt=0, le=1)
     """q of DP-SGD's Poisson sampling."""
     sensitivity: float = Field(1.0, gt=0)
-    """Of additive noise on a message: twice its clip. The default assumes a clip of one half."""
+    """Sensitivity of a noised message: twice its clip. The default assumes a clip of one half."""
     answered: int | None = Field(None, ge=0)
-    """Confident-GNMax: queries that are answered at most; default: all."""
+    """Confident-GNMax: the most queries that are answered; default: all."""
     threshold_noise: float = Field(2.0, gt=0)
     """Confident-GNMax: noise of the threshold step over that of the answers."""
     drawn_from: int = Field(1, ge=1)
-    """Of how many clients one is drawn a step, for views that cannot tell which."""
+    """Number of clients from which each step draws one, for views that do not show which."""
 
 
 _UNIT: dict[str, Any] = {"unit": "client", "relation": "replace-one", "covers": ("data", "messages")}
@@ -86,7 +86,7 @@ SHAPES: Mapping[str, tuple[str, Curve]] = {
     "dp-fedavg": ("sigma", lambda s, noise: {_gaussian(2.0, noise): s.releases}),
     "sanitized-gradients": ("sigma", _sanitized),
 }
-"""By defence: the setting that says how much noise there is, and what a run of a shape is charged with it."""
+"""By defence: the setting of the amount of noise, and the charges of a run of a shape under it."""
 
 
 def calibrate(

@@ -30,7 +30,7 @@ from fdaudit.transcript.messages import ALL, DATA, SUM, Message, role
 __all__ = ["Bill", "Contribution", "Entry", "mechanisms", "sampling"]
 
 _TRIED = (1.5, 2, 4, 8, 16, 64, 1024)
-"""Orders at which a cheaper way of charging is sought."""
+"""Orders at which the cheapest way of charging is searched."""
 
 
 @dataclass(frozen=True, kw_only=True)

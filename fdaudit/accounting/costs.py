@@ -76,22 +76,22 @@ ORDERS: Curve = np.unique(
 """Rényi orders: those of common use, closer to 1 for loud releases, and far out for very quiet ones."""
 
 _SUMMED_UP_TO = 1024
-"""With sampling, a curve is a sum of as many terms as its order; further orders are left out."""
+"""With sampling, a curve at an order is a sum of that many terms; higher orders are left out."""
 
 _SHORT = 64
-"""Up to which order a search looks."""
+"""Highest order of a search."""
 
 _SOLVED = 1e-6
-"""How far, in relative terms, a solved ε may be off; it is said to be so much more."""
+"""Relative error of a solved ε; the result is raised by it."""
 
 _LOUDEST = 1e150
-"""A ratio of signal to noise whose square is still a number."""
+"""Largest signal-to-noise ratio with a finite square."""
 
 _VACUOUS = 1e5
-"""An ε by Rényi curves from which on no loss distribution is computed."""
+"""ε by Rényi curves above which no loss distribution is computed."""
 
 _FULL = 4.0
-"""Up to this ε losses lie on the finest grid; beyond it a cell grows with ε, so that their number stays."""
+"""Largest ε on the finest grid; above it the cell grows with ε, so that the number of cells stays constant."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,10 +30,10 @@ Node = tuple[str, str, int]
 """`("message", "", seq)`, `("data", client, 0)`, or `("held", party, n)`: the first n messages of that party."""
 
 Filter = tuple[bool, str] | None
-"""Of what a party held only the messages that somebody sent (true), or all but these (false)."""
+"""Whether only a sender's messages (true) or only all others (false) count in a party's state; the sender."""
 
 State = tuple[Node, Filter]
-"""A node, and which of a party's messages count below it."""
+"""A node, and a filter on the messages in a party's state."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Unchanged:
 
 
 Guarantees = Mapping[int, Release | Unchanged | NoGuarantee]
-"""By `seq`, what a message's event is worth in the ledger's terms."""
+"""By `seq`, the guarantee of a message's event in the ledger's unit and relation."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,10 @@ from fdaudit.accounting.costs import Charge, Charges, epsilon
 __all__ = ["Holders", "Joint", "joined"]
 
 Holders = tuple[str | None, ...]
-"""The client that holds a record in each run; None where no client does."""
+"""The client that holds a record in each run; None if no client does."""
 
 _COMBINATIONS = 256
-"""Up to so many combinations of clients are priced one by one; beyond, a bound stands for all."""
+"""Most combinations of clients that are priced one by one; for more, one bound covers all."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,13 +37,13 @@ ROUNDING = 1e-11
 """δ kept back for the rounding errors of the Fourier transforms; those measured stay below 1e-13."""
 
 _GRID, _FINE_GRID, _MANY = 1e-4, 1e-5, 10_000
-"""Cell of the grid, and the cell for compositions of more than so many runs."""
+"""Cell of the grid, cell for large compositions, and the number of runs from which it is used."""
 
 _UNLIKE = 1e-15
-"""How far, in total, the discrete Gaussians may be from what they are replaced by."""
+"""Largest total probability that discrete Gaussians differ from their replacements."""
 
 _FAR = 600.0
-"""A loss whose exponential is still a number, with room for products."""
+"""Largest loss with a finite exponential, with room for products."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class _Runs:
     """Charges grouped by the pair that dominates one run."""
 
     ratios: list[float] = field(default_factory=list)
-    """Of Gaussians: sensitivity over noise, their counts included."""
+    """Sensitivity over noise of Gaussians, their counts included."""
     sampled: Counter[tuple[float, float]] = field(default_factory=Counter)
     """By noise over sensitivity and rate of Poisson sampling."""
     drawn: Counter[tuple[float, float]] = field(default_factory=Counter)
@@ -79,7 +79,7 @@ class _Runs:
     concentrated: float = 0.0
     """ρ of zero-concentrated DP, added up."""
     unlike: float = 0.0
-    """Probability that a replacement differs from what it stands for."""
+    """Probability that a replacement differs from the original."""
 
 
 def pure_each(charge: Charge) -> float:

@@ -32,19 +32,19 @@ DELTAS: Values = np.array(
     [float(f"{10.0 ** (tenths / 10):.3g}") for tenths in range(-120, -10)]
     + [hundredths / 100 for hundredths in range(10, 100, 2)]
 )
-"""δ at which a profile has its ε: ten a decade from 1e-12 to 0.1, then every 0.02."""
+"""δ of a profile: ten per decade from 1e-12 to 0.1, then every 0.02."""
 
 ALPHAS: Values = np.unique(
     np.concatenate([[0.0], 10.0 ** np.arange(-8, -2, 0.1).round(1), np.arange(1, 101) / 100])
 )
-"""Type I errors at which a trade-off function is written down."""
+"""Type I errors at which a trade-off function is evaluated."""
 
 _TOO_LOUD = 300.0
 """Above this ε at the largest δ below 0.01 a distribution is too long to compose, and the guarantee is vacuous."""
 _LARGEST_POWER = 700.0
-"""The largest ε whose exponential is a number; e^ε α is above 1 there for every α that matters."""
+"""The largest ε with a finite exponential; e^ε α exceeds 1 there for every relevant α."""
 _ROUNDED_DOWN = 1 - 1e-9
-"""A trade-off function is lowered by a billionth: floating point may have raised it by less."""
+"""Factor that lowers a trade-off function by a billionth: floating-point errors are smaller."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

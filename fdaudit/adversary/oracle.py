@@ -28,7 +28,7 @@ __all__ = ["Oracle", "Question", "answer", "serve"]
 
 T = TypeVar("T")
 Question = tuple["Tensor", "str | None"]
-"""Samples (n, c, h, w), and whose model is asked; None: the released one."""
+"""Samples (n, c, h, w), and the party whose model is asked; None for the released model."""
 
 
 class Oracle:

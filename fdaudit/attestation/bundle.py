@@ -52,7 +52,7 @@ PARTS = frozenset(
         "utility.csv",
     }
 )
-"""What lies in a run directory beside the vault."""
+"""The entries of a run directory other than the vault."""
 _VAULT = "vault"
 _KNOWN = re.compile(
     r"(?:manifest|result|timings)\.json|spec\.yaml|utility\.csv"

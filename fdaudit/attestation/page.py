@@ -19,7 +19,7 @@ from .environment import environment
 __all__ = ["REPORT", "REPORTS", "check_reports", "reports"]
 
 REPORT = "report"
-"""Where reports lie in a run directory."""
+"""The folder of reports in a run directory."""
 REPORTS = (f"{REPORT}/index.html", f"{REPORT}/index.json")
 """The reports of a bundled run."""
 

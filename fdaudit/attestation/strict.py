@@ -19,7 +19,7 @@ from fdaudit.storage.digests import canonical
 __all__ = ["MOST_BYTES", "is_digest", "parse_canonical", "read_bounded"]
 
 MOST_BYTES = 64 << 20
-"""What an envelope or a listing may hold: a hundred thousand files take some 20 MB."""
+"""Most bytes of an envelope or a listing: a hundred thousand files take about 20 MB."""
 
 _HEXADECIMAL = frozenset("0123456789abcdef")
 

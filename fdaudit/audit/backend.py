@@ -23,4 +23,4 @@ class Elsewhere:
 
 
 HERE = Elsewhere()
-"""On this machine alone."""
+"""This machine only."""

@@ -46,9 +46,9 @@ class MembershipGuess(Config):
     target: Text
     """The victim, for example `client/0`."""
     challenge: Sha256
-    """SHA-256 of the file with the candidates, as the card gives it."""
+    """SHA-256 of the file with the candidates, from the card."""
     scores: tuple[float, ...] = Field(min_length=1)
-    """One score a candidate, in the file's order; higher means member."""
+    """One score per candidate, in the file's order; higher means member."""
 
 
 class LabelGuess(Config):
@@ -57,7 +57,7 @@ class LabelGuess(Config):
     target: Text
     """The victim."""
     distribution: tuple[float, ...] = Field(min_length=1)
-    """One share a class, summing to 1."""
+    """One share per class, with sum 1."""
 
 
 class ReconstructionGuess(Config):
@@ -66,9 +66,9 @@ class ReconstructionGuess(Config):
     target: Text
     """The victim."""
     messages: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
-    """`seq` of the messages that the images were reconstructed from: no more images than records behind these."""
+    """`seq` of the messages from which the images were reconstructed; at most as many images as records behind them."""
     images: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.safetensors$")]
-    """A safetensors file beside this one: `images` (n, c, h, w) in [0, 1] and, if guessed, `labels` (n,) int64."""
+    """A safetensors file in this folder: `images` (n, c, h, w) in [0, 1] and, if guessed, `labels` (n,) int64."""
 
 
 class ExtractionGuess(Config):
@@ -77,7 +77,7 @@ class ExtractionGuess(Config):
     target: Text
     """The victim, or `server` for the released model."""
     parameters: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.safetensors$")]
-    """A safetensors file beside this one: the weights of the network that the card names, by parameter."""
+    """A safetensors file in this folder: the weights of the network that the card names, by parameter."""
 
 
 class Guesses(Config):
@@ -86,15 +86,15 @@ class Guesses(Config):
     schema_name: Literal["fdaudit-guesses/1"] = Field(alias="schema")
     """Version of this format."""
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
-    """What the attack is called in the report: small letters, digits and hyphens."""
+    """The attack's name in the report: small letters, digits and hyphens."""
     adversary: Text
-    """Whose view was attacked."""
+    """The adversary whose view was attacked."""
     view: Sha256
-    """SHA-256 of `view/view.json`, as the card gives it."""
+    """SHA-256 of `view/view.json`, from the card."""
     source: Text = ""
-    """Where the attack comes from: a paper, a link."""
+    """The attack's source: a paper or a link."""
     assumes: tuple[Text, ...] = ()
-    """What it used beyond the view."""
+    """Its inputs other than the view."""
     membership: tuple[MembershipGuess, ...] | None = None
     """Give this, or one of the next three."""
     label_distribution: tuple[LabelGuess, ...] | None = None

@@ -15,7 +15,7 @@ from fdaudit.storage.files import load_json, save_json
 __all__ = ["PUBLISHED", "publish_once"]
 
 PUBLISHED = "published.json"
-"""The file in the vault."""
+"""Name of the digest's file in the vault."""
 
 
 def publish_once(run: Path, outcomes: str) -> None:

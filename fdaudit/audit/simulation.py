@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Utility", "federate"]
 
 Tick = Callable[[str, int, int], None]
-"""Progress: what, how far, of how much."""
+"""Progress: activity, steps done, total."""
 
 _WHO = ("line", "round", "party")
 _COLUMNS: Mapping[Task, tuple[str, ...]] = {

@@ -25,7 +25,7 @@ __all__ = ["Parcel", "serve_piece", "serve_piece_here"]
 
 _WORKER = "fdaudit.evaluation.attack_worker"
 _copy: tuple[str, Path] | None = None
-"""The parcel that this worker has laid down, by its digest, and where."""
+"""The digest of this worker's unpacked parcel, and its directory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,9 +36,9 @@ __all__ = ["ray_elsewhere"]
 _OBJECTS = 512 << 20
 """Bytes of shared memory for a cluster of this machine's own, through which records and models pass."""
 _PART = 8 << 20
-"""Bytes of files in a part of a parcel, about."""
+"""Approximate bytes of files in a part of a parcel."""
 _WRITTEN = ("attacks", "vault/scores")
-"""Where cells write in a run's directory."""
+"""The parts of a run's directory that cells may write."""
 
 
 @contextmanager

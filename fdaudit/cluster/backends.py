@@ -12,7 +12,7 @@ __all__ = ["EXECUTORS", "elsewhere", "refuse_misfit"]
 
 
 EXECUTORS = ("local", "ray")
-"""Where work can be done."""
+"""Names of the executors."""
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from fdaudit.parallel.task_queue import Queue
 __all__ = ["RETRIES", "Attempt", "Errands", "after_loss", "spread"]
 
 RETRIES = 2
-"""How often something is tried again whose worker was lost."""
+"""Number of retries after a lost worker."""
 
 
 class Attempt:

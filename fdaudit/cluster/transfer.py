@@ -24,7 +24,7 @@ _CHUNK = 8 << 20
 """Bytes of a file in one line."""
 
 Snapshot = Mapping[str, tuple[int, ...]]
-"""What lies in a directory, by name: of a file what changes when it is written, of a directory nothing."""
+"""Entries of a directory by name: for a file, values that change when it is written; for a folder, an empty tuple."""
 
 
 def pack(directory: Path) -> Iterator[dict[str, Any]]:

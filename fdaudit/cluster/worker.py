@@ -37,7 +37,7 @@ _VARIABLES = (
 )
 """Ray sets some of these for a task; numbers of threads change bits."""
 _TICKS = 10.0
-"""Lines of progress in a burst, and a second."""
+"""Lines of progress in a burst, and per second."""
 
 
 @dataclass(frozen=True, kw_only=True)

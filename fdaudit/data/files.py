@@ -27,9 +27,9 @@ _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _GREY = ("1", "L", "LA")
 _COLOURED = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 _LONGEST_END = 66_000
-"""Bytes at the end of a zip archive within which it says how long its list of members is."""
+"""Bytes at the end of a zip archive that can hold the length of its list of members."""
 _MOST_LISTED = 1 << 20
-"""Bytes of that list."""
+"""Most bytes of that list."""
 _DAMAGED = (ValueError, OSError, EOFError, RuntimeError, NotImplementedError, MemoryError, KeyError)
 _DAMAGED_ZIP = (*_DAMAGED, zipfile.BadZipFile, zlib.error)
 

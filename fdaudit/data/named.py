@@ -70,7 +70,7 @@ TORCHVISION: Mapping[str, _Source] = MappingProxyType(
         ),
     }
 )
-"""Of EMNIST's six splits this reads `balanced`: 47 classes of equal size, so no class is rare by design."""
+"""EMNIST's split is `balanced`, of six: 47 classes of equal size, so no class is rare by design."""
 
 # Errors that torchvision raises on files that are absent, short, of another type, or not downloadable.
 _UNREADABLE = (RuntimeError, ValueError, AssertionError, TypeError, KeyError, IndexError, OSError, EOFError)

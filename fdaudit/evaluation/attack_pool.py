@@ -14,7 +14,7 @@ __all__ = ["attack_pool", "dismiss", "stand_by"]
 
 _WORKER = "fdaudit.evaluation.attack_worker"
 _MOST_IN_COMMON = 1 << 30
-"""Bytes that processes keep for each other where the user names no directory."""
+"""Bytes of the shared cache if the user names no directory."""
 
 
 def attack_pool(size: int) -> Pool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _home: str | None = None
-"""A directory of this machine's for nothing but the run that this process works on: it goes when this process does."""
+"""A local directory only for the run of this process; it is removed with the process."""
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ from fdaudit.types import (
 __all__ = ["Adversary", "Stage", "handed_folder", "not_asked"]
 
 _MOST_LOGGED = 4 << 20
-"""Bytes of questions and answers that an oracle's log keeps whole, cell by cell; digests of what comes after."""
+"""Bytes of questions and answers that an oracle's log keeps in full per cell; later ones are kept as digests."""
 
 
 class Stage:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Basis", "LocalTrainings", "basis_from_tensor", "basis_to_tensor", "joined"]
 
 Basis = Inputs
-"""What a model was made from: `"data"` and the `seq` of messages and releases, or all that its party held."""
+"""The inputs of a model: `"data"` and the `seq` of messages and releases, or all that its party held."""
 
 _DATA = -1
 

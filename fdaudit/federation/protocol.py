@@ -236,7 +236,7 @@ class FederatedProtocol(Protocol):
     Config: ClassVar[type[Any]]
 
     state: dict[str, Tensor]
-    """Everything that outlives a round, by name; restored by assignment before `rounds` is called."""
+    """The state between rounds, by name; restored by assignment before `rounds` is called."""
 
     def __init__(self, config: Any, setting: Setting) -> None: ...
 

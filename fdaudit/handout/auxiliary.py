@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Assumption", "assumptions", "by_classes", "known", "merged", "others", "shared", "shifted"]
 
 _LEAST = 2
-"""Fewer records are as good as none: no prior can be made of them."""
+"""Fewest usable records: no prior can be made of fewer."""
 _TURN, _CONTRAST = 0.35, 0.6
-"""Of a shifted record: radians that it is turned by, and the contrast that is left."""
+"""Rotation of a shifted record in radians, and its remaining contrast."""
 
 
 @dataclass(frozen=True, eq=False)

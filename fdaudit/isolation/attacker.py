@@ -46,7 +46,7 @@ __all__ = ["AttackFailedError", "Attacker", "attack", "dismiss", "home", "settin
 
 _OUTPUT = "output.txt"
 _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
-"""Variables of this process that an attack's process is given."""
+"""Variables of this process that an attack's process receives."""
 _SET = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     **THREADS,
@@ -54,12 +54,12 @@ _SET = {
     "PYTHONSAFEPATH": "1",
 }
 _LONGEST_REASON, _LONGEST_SETTINGS = 2_000, 65_536
-"""Characters of what an attack says of itself that go into a result."""
+"""Most characters of an attack's own texts in a result."""
 _MOST_OUTPUT = 1 << 16
-"""Bytes of what a process prints in one case that are passed on."""
+"""Most bytes of a process's output per case that are printed."""
 Launcher = Callable[[Launch], tuple[Process, BinaryIO, BinaryIO]]
 Reply = Callable[["Tensor", "str | None"], "Tensor"]
-"""Maps samples (n, c, h, w), and whose model is asked, to answers."""
+"""Maps samples (n, c, h, w) and the party whose model is asked to answers."""
 
 
 class AttackFailedError(FdauditError):

@@ -28,7 +28,7 @@ _RULE_PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE = 1 << 14
 _ALL_BY_VERSION = ((1, (1 << 13) - 1), (2, 1 << 13), (3, _TRUNCATE))
-"""Rights over files that each version of Landlock can take away; those over devices (5) are left alone."""
+"""Rights over files that each version of Landlock can take away; those over devices (5) are kept."""
 _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _TCP_SINCE, _TCP = 4, 0b11

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_BYTES", "EndedError", "Frame", "MalformedError", "Tensors", "receive", "send"]
 
 MOST_BYTES = 1 << 30
-"""Bytes of tensors in one frame, where the receiver names no smaller number."""
+"""Most bytes of tensors in one frame, unless the receiver sets a smaller limit."""
 _MOST_HEADER = 16 << 20
 _LENGTHS = struct.Struct(">IQ")
 

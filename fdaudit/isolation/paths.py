@@ -16,7 +16,7 @@ _SYSTEM = (
     *("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/driver", "/proc/sys/vm", "/sys"),
 )
 _ITSELF = "/proc/self"
-"""What a process may read of itself; which one that is shows when it opens this, so nothing may resolve it before."""
+"""The process's own files. The path names the process that opens it, so it must not be resolved earlier."""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "nvidia*", "dri", "kfd")
 _GROUPS = ("fdaudit.attacks", "fdaudit.defenses", "fdaudit.protocols")
 

@@ -15,7 +15,7 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 _RANGE_SLACK = 1e-5
-"""How far float32 rounding may carry a pixel outside [0, 1]."""
+"""Largest distance of a pixel to [0, 1] by float32 rounding."""
 
 
 def _plain(values: Any, field: str) -> NDArray[Any]:

@@ -21,7 +21,7 @@ from fdaudit.metrics.ranking import checked_pairs
 __all__ = ["Asked", "OneRunDesign", "Tried", "counted", "evenly", "fixed", "known", "tried"]
 
 OneRunDesign = Literal["coin-flips", "matched-pairs"]
-"""How it was decided who is a member of one run."""
+"""The design by which membership in one run was decided."""
 
 
 @dataclass(frozen=True, kw_only=True)

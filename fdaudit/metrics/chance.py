@@ -18,7 +18,7 @@ from fdaudit.metrics.ranking import checked, checked_pairs
 __all__ = ["auc_p_value", "tpr_p_value"]
 
 _EXACT_PAIRS = 300
-"""Up to so many pairs the distribution over all coins is computed; beyond, Chernoff's bound of its tail."""
+"""Most pairs for the exact distribution over all coins; for more, its tail is bounded by Chernoff."""
 
 
 def auc_p_value(scores: Any, member: Any, *, pair: Any = None) -> float:

@@ -35,10 +35,10 @@ _CHUNK = 1000
 """Re-flips held in memory at once."""
 
 _DECIMALS = 9
-"""Of statistics, so that equal ones of two figures stay equal under rounding."""
+"""Decimals of statistics: equal statistics of two figures stay equal under rounding."""
 
 _LEAST = 1e-300
-"""The least p-value of a true-positive rate that is told from zero."""
+"""The least p-value of a true-positive rate; smaller ones count as equal."""
 
 
 class Pairs(NamedTuple):

@@ -25,7 +25,7 @@ _CHUNK = 2_000_000
 """Weights held in memory at once."""
 
 _SAME = 1e-12
-"""Relative difference below which two replicates are the same number, rounding aside."""
+"""Relative difference below which two replicates count as equal."""
 
 
 class Interval(NamedTuple):

@@ -23,7 +23,7 @@ from fdaudit.types import Figure
 __all__ = ["MEAN_AUC_METHOD", "MeanAuc", "mean_auc", "mean_auc_figure", "multilabel_macro_f1"]
 
 MEAN_AUC_METHOD = "DeLong, logit scale"
-"""How the interval of mAUC is made."""
+"""Name of the method for the interval of mAUC."""
 
 _SAME = 1e-12
 """A standard error below this is rounding."""

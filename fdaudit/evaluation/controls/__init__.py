@@ -49,7 +49,7 @@ CONTROLS: Mapping[str, Callable[[AttackPlan, Plan], dict[str, Control]]] = Mappi
         "uploads": recorded_uploads,
     }
 )
-"""What an attack can be tried on."""
+"""The cases on which an attack can be tried."""
 
 
 def setting_of(attack: AttackPlan, plan: Plan, adversary: str) -> str:

@@ -28,7 +28,7 @@ __all__ = ["model_that_answers"]
 
 _VICTIM = "client/0"
 _MOST = 2_000
-"""Auxiliary records that the control uses, at most."""
+"""Most auxiliary records of the control."""
 
 
 def model_that_answers(attack: AttackPlan, plan: Plan) -> dict[str, Control]:

@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 __all__ = ["unseen_classes"]
 
 _LEAST_GAIN_DB = 1.0
-"""Mean gain over the prior baseline from which the report calls something a sign of a leak."""
+"""Mean gain over the prior baseline from which the report speaks of a leak."""
 _LEVEL = 0.001
-"""p up to which the evaluator's accuracy counts: what is left for one of 20 such tests of a run."""
+"""Largest p at which the evaluator's accuracy counts: the level of one of 20 such tests of a run."""
 _DROWNING = 100.0
-"""Noise of the negative control, in standard deviations of what it is added to."""
+"""Noise of the negative control, in standard deviations of the values."""
 _STEPS, _BATCH, _RATE = 300, 128, 0.003
 _PUBLIC = 1000
-"""Public samples of an attack on messages, where the run has none."""
+"""Public samples of an attack on messages, if the run has none."""
 _VICTIM = "client/0"
 
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["public_samples", "recorded_answers"]
 
 _OTHERS = 3
-"""Clients beside the victim."""
+"""Clients other than the victim."""
 _SHARE = 0.7
-"""Of the auxiliary records, those that are candidates; the other clients hold the rest."""
+"""Share of the auxiliary records that are candidates; the other clients hold the rest."""
 _PUBLIC = 500
-"""Public samples of the control, where the run has none."""
+"""Public samples of the control, if the run has none."""
 
 
 def recorded_answers(attack: AttackPlan, plan: Plan) -> dict[str, Control]:

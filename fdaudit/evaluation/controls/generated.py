@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["generated_samples", "overfit_discriminator"]
 
 _SHARE = 0.7
-"""Of the auxiliary records, those that are candidates; other samples are made of the rest."""
+"""Share of the auxiliary records that are candidates; other samples are made of the rest."""
 _SPREAD = 0.05
 """Standard deviation of the noise on repeated images, in units of pixel intensity."""
 _COPIES = 4

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["bare_gradients"]
 
 _LEAST_GAIN_DB = 1.0
-"""A reconstruction control counts as working from this mean gain over the prior baseline on, as a run's images do."""
+"""Mean gain over the prior baseline from which a control counts as working, as for a run's images."""
 _CLIENTS = 2
-"""Clients of a control whose attack does not say how many it wants."""
+"""Default number of a control's clients."""
 _DROWNING = 100.0
 """Noise of the negative control, in standard deviations of the gradient's entries."""
 

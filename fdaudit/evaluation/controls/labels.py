@@ -32,9 +32,9 @@ _MOST_CLIENTS = 4
 _MOST_ROUNDS = 3
 _MOST_RECORDS = 4_000
 _OWN_SHARE = 0.9
-"""Of a client's records, how many are of its own classes, which no other client of the control favours."""
+"""Share of a client's records from its own classes, which no other client of the control favours."""
 _WORKS = 0.5
-"""The distance left, as a share of the prior's, up to which the attack counts as working: the report's own rule."""
+"""Largest distance, as a share of the prior's, at which the attack counts as working: the report's own rule."""
 
 
 def skewed_clients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["FOUND", "Rehearsed", "pooled_auc", "tossed_anew"]
 
 FOUND = 0.05
-"""p-value up to which an attack has found members in the rehearsal."""
+"""Largest p-value at which an attack has found members in the rehearsal."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["rehearsed_selector"]
 
 _PAIRS = 25
-"""Pairs from which on no further class is given to the victim."""
+"""Number of pairs after which the victim gets no further class."""
 _MOST_PAIRS = 40
-"""Pairs of one class at most."""
+"""Most pairs of one class."""
 _ROUNDS = 3
 _VICTIM = "client/0"
 

@@ -27,9 +27,9 @@ __all__ = ["recorded_uploads"]
 
 _ROUNDS, _LR, _BATCH = 30, 0.1, 8
 _MOST = 64
-"""Candidates at most."""
+"""Most candidates."""
 _SHARE = 0.6
-"""Of the auxiliary records, those that are candidates; another client holds of the rest."""
+"""Share of the auxiliary records that are candidates; another client holds records of the rest."""
 
 
 def recorded_uploads(attack: AttackPlan, plan: Plan) -> dict[str, Control]:

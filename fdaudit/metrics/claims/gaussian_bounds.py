@@ -34,19 +34,19 @@ _OF_CANDIDATES = (
     (1 / 4, True, 0.35),
     (1 / 2, True, 0.35),
 )
-"""Numbers of guesses, as shares of the coins; whether half of them are non-members; their parts of the level.
+"""Numbers of guesses, as shares of the coins; whether half of them are non-members; their shares of the level.
 
 Most of the level goes to the numbers that tell most where scores are Gaussian. A low level costs this test more than
 it costs the (ε, δ) test.
 """
 _OF_PAIRS = ((1 / 8, False, 0.2), (1 / 2, False, 0.4), (1, False, 0.4))
-"""The same of pairs."""
+"""The same for pairs."""
 _MOST = 64.0
-"""The largest μ that is tried; Φ(-64) is below every double."""
+"""The largest tried μ; Φ(-64) is below every double."""
 _STEP = 1e-6
-"""How finely μ is found, which is rounded down, and the logarithm of a p-value, which is rounded up."""
+"""Precision of μ, which is rounded down, and of the logarithm of a p-value, which is rounded up."""
 _LEAST = 1e-250
-"""The smallest p-value that is told."""
+"""The smallest reported p-value."""
 
 
 def mu_lower_bound(

@@ -40,14 +40,14 @@ __all__ = [
 ]
 
 Design = OneRunDesign | Literal["independent-runs"]
-"""How it was decided who is a member."""
+"""The design by which membership was decided."""
 
 _SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
-"""Numbers of guesses that are tried, as shares of the coins."""
+"""Tried numbers of guesses, as shares of the coins."""
 _CHUNK = 4096
-"""Terms of δ's correction that are computed at once."""
+"""Terms of δ's correction per batch."""
 _MOST_GUESSES = 2**40
-"""Where `guesses_needed` gives up."""
+"""Largest number of guesses that `guesses_needed` tries."""
 
 
 def epsilon_lower_bound(

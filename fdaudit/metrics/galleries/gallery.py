@@ -20,7 +20,7 @@ from fdaudit.metrics.galleries.resemblance import resemblances
 __all__ = ["Gallery", "Probe", "Scores", "score_identities", "score_records"]
 
 _AVERAGE = 4
-"""True records of one class from which a guess that is their average counts as showing none of them."""
+"""Number of true records of a class from which a guess of their average counts as showing none."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,13 +38,13 @@ from fdaudit.types import Figure
 __all__ = ["Identification", "Rank", "identify"]
 
 _CALIBRATION = 400
-"""Draws that say what each statistic and the rank-1 rate are by chance; they take no part in the test."""
+"""Draws that estimate each statistic and the rank-1 rate by chance; the test does not use them."""
 
 _MOST_DRAWS = 19_999
-"""Draws of the test at most: p-values down to 1 in 20,000, so that a correction for hundreds of tests can be passed."""
+"""Most draws of the test: p-values down to 1 in 20,000 can pass a correction for hundreds of tests."""
 
 _EXCEEDANCES = 20
-"""Draws that do as well as the truth, after which the p-value is known well enough."""
+"""Number of draws at least as good as the truth after which the p-value is precise enough."""
 
 _AT_ONCE = 512
 

@@ -27,15 +27,15 @@ _OCTAVES = ((0.0, 2.0), (2.0, 4.0), (4.0, 8.0), (8.0, 16.0))
 """Bands of spatial frequency, in cycles across the shorter side."""
 
 _FLAT = 1e-6
-"""Length of features, relative to the records', up to which an image counts as without contrast."""
+"""Largest length of features, relative to the records', of an image that counts as without contrast."""
 
 _EVEN = 0.5
-"""Which power of their spread `whitened` takes from the principal components: 0 leaves them, 1 evens them out."""
+"""Power of the spread by which `whitened` divides principal components: 0 keeps them, 1 equalises them."""
 
 _TINY = 1e-300
 
 _DIGITS = 9
-"""Decimals that are kept: rounding must not tell equal images apart."""
+"""Decimals that are kept: rounding must not separate equal images."""
 
 
 def resemblances(guess: torch.Tensor, records: torch.Tensor) -> dict[str, Floats]:

@@ -25,7 +25,7 @@ from fdaudit.metrics.images.similarity import match
 __all__ = ["OWN_IMAGES", "Bystanders", "stricter"]
 
 OWN_IMAGES = "own images beside other records"
-"""What the baseline is called where it is the stricter one."""
+"""Name of the baseline if it is the stricter one."""
 
 _DRAWS = 4
 

@@ -39,7 +39,7 @@ __all__ = ["Judge", "relabelled_p_value", "score_class_evaluation"]
 _DRAWS = 8
 """Draws of random strategies and of bystanders."""
 _MOST_EXACT = 5_040
-"""Assignments of one set of withheld names that are all tried; of more, `_SAMPLED` are drawn."""
+"""Most assignments of one set of withheld names that are all tried; otherwise `_SAMPLED` are drawn."""
 _SAMPLED = 19_999
 
 

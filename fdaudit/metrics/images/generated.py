@@ -30,7 +30,7 @@ _FLIPS = 99
 """Random exchanges of the halves of pairs, for the gap's p-value: it is at least 1 / 100."""
 _ROUNDING = 1e-7
 _MOST = 1000
-"""Generated samples in a Fréchet distance, at most: evenly spaced among more."""
+"""Most generated samples in a Fréchet distance; of more, evenly spaced ones are used."""
 
 
 def score_generated(

@@ -40,7 +40,7 @@ PSNR_CEILING = 100.0
 infinite PSNR counts for where means are taken."""
 
 _BATCHES = 10
-"""From this many batches on, whole batches are resampled; with fewer there is too little to resample."""
+"""Number of batches from which whole batches are resampled; fewer are too few."""
 
 _DRAWS = 16
 """Draws over which a random strategy is averaged on the true images."""
