@@ -33,7 +33,7 @@ class Joint:
     Attributes:
         accounts: charges by name of a combination of clients.
         holders: by the same names, the client of each run.
-        shares: by the same names, what each run charges; empty where its client is charged nothing.
+        shares: by the same names, what each run charges; empty if its client is charged nothing.
     """
 
     accounts: Accounts

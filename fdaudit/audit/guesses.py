@@ -68,7 +68,7 @@ class ReconstructionGuess(Config):
     messages: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     """`seq` of the messages from which the images were reconstructed; at most as many images as records behind them."""
     images: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.safetensors$")]
-    """A safetensors file in this folder: `images` (n, c, h, w) in [0, 1] and, if guessed, `labels` (n,) int64."""
+    """A safetensors file in the same folder: `images` (n, c, h, w) in [0, 1] and, if guessed, `labels` (n,) int64."""
 
 
 class ExtractionGuess(Config):
@@ -77,7 +77,7 @@ class ExtractionGuess(Config):
     target: Text
     """The victim, or `server` for the released model."""
     parameters: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.safetensors$")]
-    """A safetensors file in this folder: the weights of the network that the card names, by parameter."""
+    """A safetensors file in the same folder: the weights of the network that the card names, by parameter."""
 
 
 class Guesses(Config):

@@ -1,4 +1,4 @@
-"""Datasets by name, and the form that all of them have once loaded."""
+"""Datasets by name, and the common form of loaded datasets."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class ProtocolConfig(Config):
         return ()
 
     def drawn_from(self, clients: int) -> int:
-        """Return the number of clients from which each step draws one for noisy answers, uniformly and without data."""
+        """Return from how many clients each step draws one for noisy answers, uniformly and independent of data."""
         return 1
 
 
@@ -106,7 +106,7 @@ class Setting:
         classes: number of classes C.
         encode: a public feature extractor, (n, c, h, w) -> (n, d), for protocols that work in feature space.
         seed: the run's seed, for named child generators.
-        task: the task: one class per record, or a yes or no for each class.
+        task: one class per record, or a yes or no for each class.
     """
 
     clients: Mapping[str, PartyData]

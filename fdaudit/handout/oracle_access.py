@@ -3,7 +3,7 @@
 Guarantees:
   * the right to ask follows from the protocol's card, the run's settings and its record, never from an attack's
     questions: auditing a run does not change its ε;
-  * an adversary gets a client's answer only where it receives the messages in which clients answer;
+  * an adversary gets a client's answer only if it receives the messages in which clients answer;
   * answers are charged as computed from the message that published the model; if no message did, as computed from
     everything that the model was fitted on.
 """
