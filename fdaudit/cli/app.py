@@ -37,8 +37,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Audit what federated learning and distillation leak: run a protocol with every message on record, attack "
-    "the record with what each adversary saw, report what leaked next to what was learnt.",
+    help="Audit the leakage of federated learning and distillation: run a protocol and record every message, attack "
+    "the view of each adversary, and report leakage with utility.",
     epilog="Exit codes: 0 done, 1 a gate of the spec or a cell failed, 2 bad input, 3 the record was changed.",
 )
 

@@ -166,7 +166,7 @@ class Round:
     Attributes:
         index: the round's number.
         models: new parameters of the round, by the party that holds them.
-        batches: by message `seq`, the sender's own records that it was computed from (local indices, in the order used):
+        batches: by message `seq`, the sender's own records behind it (local indices, in the order used):
             the truth for reconstructions.
         losses: by party, the mean local loss.
     """
