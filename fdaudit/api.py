@@ -45,15 +45,15 @@ def run(
     elsewhere: Elsewhere = HERE,
     tick: Tick = _QUIET,
 ) -> Run:
-    """Runs a spec: federation, transcript, attacks, result.
+    """Run a spec: federation, transcript, attacks, result.
 
     Args:
         spec: a `Spec`, a mapping, or the path of a YAML file; None with `resume` takes the run's own.
         out: the run directory; by default `runs/NAME-DIGEST` from the spec's name and content.
-        resume: go on from the last whole round.
+        resume: continue after the last complete round.
         seed_from: a run directory whose seed and secret are used again.
-        elsewhere: other machines' part in it; see `fdaudit.audit.backend`.
-        tick: called with what is under way, how far it is, and of how much.
+        elsewhere: other machines that share the work; see `fdaudit.audit.backend`.
+        tick: called with the current activity, the steps done, and the total.
 
     Raises:
         UsageError: the spec is wrong or the directory occupied; nothing was written.
@@ -69,7 +69,7 @@ def run(
 
 
 def load(path: Path | str) -> Run:
-    """Opens a finished run.
+    """Open a finished run.
 
     Raises:
         RunError: the directory holds no finished run.
@@ -89,15 +89,15 @@ def attack(
     elsewhere: Elsewhere = HERE,
     **params: Any,
 ) -> Cell:
-    """Runs one attack against one adversary's view of a finished run, and keeps the outcome in the run.
+    """Run one attack against one adversary's view of a finished run, and keep the outcome in the run.
 
     Args:
         name: the attack's public name.
         run: the run.
-        adversary: whose view.
-        tick: progress.
-        elsewhere: other machines' part in it: one cell runs here, its shadow models may be fitted there.
-        **params: the attack's settings, above those of the run's profile.
+        adversary: the adversary whose view is attacked.
+        tick: called with progress.
+        elsewhere: other machines that share the work: the cell runs here, its shadow models may be fitted there.
+        **params: settings of the attack, which override those of the run's profile.
 
     Raises:
         SpecError: the attack or a setting is unknown.
@@ -128,10 +128,10 @@ def _again(
 
 
 def attack_all(run: Run, tick: Tick = _QUIET, elsewhere: Elsewhere = HERE) -> list[Cell]:
-    """Runs every attack against every adversary anew, whether or not the spec asks for it.
+    """Run every attack against every adversary again, including those that the spec does not ask for.
 
-    Adversaries are the spec's and those that every federation has: see `every_adversary`. An attack that the spec asks
-    for keeps the spec's settings; the others have those of the run's profile.
+    Adversaries are the spec's and those of every federation: see `every_adversary`. An attack that the spec asks for
+    keeps the spec's settings; other attacks use those of the run's profile.
     """
     plan, adversaries = run.plan, every_adversary(run)
     wanted = tuple(
@@ -144,10 +144,10 @@ def attack_all(run: Run, tick: Tick = _QUIET, elsewhere: Elsewhere = HERE) -> li
 
 
 def every_adversary(run: Run) -> tuple[str, ...]:
-    """The spec's adversaries, each party that is no client, the first client, an eavesdropper, and server and client.
+    """Return the spec's adversaries, all non-client parties, the first client, an eavesdropper, and server with client.
 
-    Where a protocol has an aggregator, it is among the parties; one client stands for all, and the coalition of the
-    server with it for all such coalitions.
+    A protocol's aggregator, if any, is among the parties. One client stands for all clients. The coalition of the
+    server with that client stands for all such coalitions.
     """
     plan = run.plan
     asked = [a for p in plan.attacks for a in p.adversaries]
@@ -159,18 +159,18 @@ def every_adversary(run: Run) -> tuple[str, ...]:
 
 
 def report(run: Run, path: Path | str | None = None, *, public: bool = False) -> Path:
-    """Writes the security report of a run as one HTML file, and the same as JSON beside it.
+    """Write the security report of a run as one HTML file, and the same content as JSON in the same folder.
 
     Args:
         run: the run.
         path: the HTML file; by default `report/index.html` in the run, or `report/public.html`.
-        public: leave out what itself leaks: images, class counts, exact scores, and all that is of single victims.
+        public: leave out content that itself leaks: images, class counts, exact scores, and figures of single victims.
 
     Returns:
         The HTML file; the JSON has its name and the ending `.json`.
 
     Raises:
-        RunError: the file cannot be written, or a public page of this run had other outcomes.
+        RunError: the file cannot be written, or an earlier public page of this run had other outcomes.
     """
     from fdaudit.reports.security import public_outcomes, write_report
 
@@ -191,14 +191,14 @@ def report(run: Run, path: Path | str | None = None, *, public: bool = False) ->
 
 
 def compare(runs: Sequence[Run], out: Path | str) -> Path:
-    """Writes `index.html` and `comparison.json` into a directory: finished runs side by side.
+    """Write `index.html` and `comparison.json` to a directory: finished runs side by side.
 
     Args:
-        runs: two at least, in the order of their rows; each is called by its directory's name.
-        out: the directory; reports that the runs have are linked from it.
+        runs: two or more, in the order of their rows; each is named after its directory.
+        out: the directory; it links to the runs' existing reports.
 
     Raises:
-        UsageError: a run has no result, is given twice, or stands alone; nothing was written.
+        UsageError: a run has no result, is given twice, or there is only one; nothing was written.
     """
     from fdaudit.reports import write_comparison
 

@@ -1,4 +1,4 @@
-"""The base of every configuration: frozen, keyword-only, closed, and with errors a user can act on."""
+"""The base of every configuration: frozen, keyword-only, without extra keys, and with errors that state a remedy."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["Config", "validate"]
 
 
 class Config(BaseModel):
-    """Frozen, refuses unknown keys, NaN and silent type changes; field docstrings become `--help` text.
+    """Base of all configurations: frozen; refuses unknown keys, NaN and silent type changes.
 
-    A whole number in a field without an upper bound of its own is at most `MOST_COUNT`.
+    Field docstrings become `--help` text. A whole number in a field without an upper bound is at most `MOST_COUNT`.
     """
 
     model_config = ConfigDict(
@@ -55,11 +55,11 @@ C = TypeVar("C", bound=Config)
 
 
 def validate(config: type[C], values: Mapping[str, Any], where: str = "") -> C:
-    """Builds `config` from `values`; the first mistake becomes one `SpecError`.
+    """Build `config` from `values`; the first mistake becomes one `SpecError`.
 
     Args:
         config: the class to build.
-        values: what the user wrote.
+        values: the user's values.
         where: dotted prefix of the user's field names, for example `"protocol.params"`.
 
     Raises:
@@ -85,7 +85,7 @@ def _to_json(values: Mapping[str, Any], where: str) -> str:
 
 
 def _refuse_foreign(value: Any, path: tuple[Any, ...]) -> None:
-    """Refuses a value that JSON has no form for (YAML reads `2020-01-01` as a date), naming its field."""
+    """Refuse a value that JSON cannot express (YAML reads `2020-01-01` as a date), and name its field."""
     problem = remedy = ""
     if isinstance(value, Mapping):
         for key, below in value.items():
@@ -108,7 +108,7 @@ def _refuse_foreign(value: Any, path: tuple[Any, ...]) -> None:
 
 def _spec_error(config: type[Config], error: ValidationError, where: str) -> SpecError:
     first = _telling(error.errors())
-    # An unknown key, which ends its path, is the user's own word, whatever it looks like.
+    # An unknown key, which ends its path, is the user's own word.
     own = len(first["loc"]) - 1 if first["type"] == "extra_forbidden" else None
     parts = [str(p) for n, p in enumerate(first["loc"]) if n == own or not _UNION_MEMBER.match(str(p))]
     field = ".".join(([where] if where else []) + parts) or where or "spec"
@@ -138,7 +138,7 @@ def _spec_error(config: type[Config], error: ValidationError, where: str) -> Spe
 
 
 def _telling(errors: list[ErrorDetails]) -> ErrorDetails:
-    """The error to show: of a choice between a word and a structure, the one about what the user wrote."""
+    """Return the error to show: if a field allows a word or a structure, the error about the form the user wrote."""
     for error in errors:
         if error["type"] != "literal_error" or isinstance(error["input"], str):
             return error
@@ -160,7 +160,7 @@ def _remedy(kind: str, context: Mapping[str, Any]) -> str:
 
 
 def _fields_at(config: type[Config], loc: tuple[int | str, ...]) -> list[str]:
-    """Names of the fields of the model that `loc` leads to, below `config`."""
+    """Return the field names of the model that `loc` leads to, below `config`."""
     current: Any = config
     for part in loc:
         if isinstance(part, int) or not (isinstance(current, type) and issubclass(current, BaseModel)):
@@ -175,7 +175,7 @@ def _fields_at(config: type[Config], loc: tuple[int | str, ...]) -> list[str]:
 
 
 def _model_in(annotation: Any) -> Any:
-    """The first pydantic model inside an annotation such as `tuple[Model, ...] | None`."""
+    """Return the first pydantic model inside an annotation such as `tuple[Model, ...] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in getattr(annotation, "__args__", ()):

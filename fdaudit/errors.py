@@ -23,7 +23,7 @@ _MOST_SHOWN = 200
 
 
 class FdauditError(Exception):
-    """Anything fdaudit refuses or cannot do; `exit_code` is what the command line returns."""
+    """A refusal or failure of fdaudit; `exit_code` is the command line's exit code."""
 
     exit_code = 1
 
@@ -35,7 +35,7 @@ class UsageError(FdauditError):
         field: dotted name of the offending field, as the user wrote it.
         value: the offending value.
         problem: what is wrong with it, as a clause ("is not a known dataset").
-        remedy: what to do about it, as an imperative sentence.
+        remedy: how to fix it, as an imperative sentence.
     """
 
     exit_code = 2
@@ -56,11 +56,11 @@ def _shown(value: object) -> str:
 
 
 class SpecError(UsageError):
-    """A field of a spec is unknown, of the wrong type, out of range or impossible in combination."""
+    """A field of a spec is unknown, of the wrong type, out of range, or in conflict with others."""
 
 
 class DataError(UsageError):
-    """A dataset is absent, damaged or unfit for the partition asked for."""
+    """A dataset is absent, damaged or unsuitable for the requested partition."""
 
 
 class RunError(UsageError):
@@ -71,7 +71,7 @@ class IntegrityError(FdauditError):
     """A record does not match its digests.
 
     Args:
-        findings: one sentence per defect, each naming the file and, where there is one, the message.
+        findings: one sentence per defect, which names the file and any message.
     """
 
     exit_code = 3
@@ -89,8 +89,8 @@ class TrainingDivergedError(FdauditError):
     """A loss became NaN or infinite.
 
     Args:
-        party: whose model diverged.
-        step: which of its steps, from 0.
+        party: the party whose model diverged.
+        step: number of its step, from 0.
         value: the loss.
     """
 
@@ -104,7 +104,7 @@ class BudgetExceededError(FdauditError):
 
 
 def nearest(value: str, known: Iterable[str]) -> str:
-    """A remedy naming the valid name nearest to `value`, then all valid names."""
+    """Return a remedy that names the valid name nearest to `value`, then all valid names."""
     names = sorted(known)
     close = get_close_matches(value, names, n=1, cutoff=0.5)
     hint = f"Did you mean {close[0]!r}? " if close else ""

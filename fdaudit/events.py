@@ -1,8 +1,8 @@
-"""Privacy events: what a defence did, apart from what it costs.
+"""Privacy events: a defence's action, separate from its cost.
 
-An event states an absolute sensitivity for one neighbouring relation and unit, and what it *covers*: the
-inputs of its message whose arbitrary change for one unit its sensitivity bounds, all else fixed. What an
-event costs is worked out elsewhere; nothing here imports an accountant.
+An event states an absolute sensitivity for one neighbouring relation and unit. It also states what it *covers*: the
+inputs of its message whose arbitrary change for one unit the sensitivity bounds, with all else fixed. Accountants
+compute the cost of an event; this module imports none.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NoGuarantee:
 
 @dataclass(frozen=True, kw_only=True)
 class _Mechanism:
-    """`count` independent runs of one mechanism, their parameters fixed before the data were seen."""
+    """`count` independent runs of one mechanism, with parameters that were fixed before the data were seen."""
 
     unit: Unit
     relation: Relation
@@ -91,8 +91,8 @@ class _Noise(_Mechanism):
 class Gaussian(_Noise):
     """Gaussian noise of standard deviation `scale` on a value of ℓ2 sensitivity `sensitivity`.
 
-    With `drawn_from` above 1 the sender is one of so many clients that were equally likely to be asked at this step,
-    whatever their data: views that cannot tell who was asked may count the chance.
+    With `drawn_from` above 1, the sender was drawn uniformly from that many clients at this step, independently of
+    their data. Views that do not show which client was drawn may use this randomness.
     """
 
     drawn_from: int = 1
@@ -123,7 +123,7 @@ class DiscreteLaplace(_Noise):
 
 @dataclass(frozen=True, kw_only=True)
 class PureDP(_Mechanism):
-    """A mechanism of which only its pure ε is used, `epsilon` a run."""
+    """A mechanism described only by its pure ε: `epsilon` per run."""
 
     epsilon: float
 
@@ -134,10 +134,10 @@ class PureDP(_Mechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class SampledGaussian(_Noise):
-    """Gaussian noise on a sum over records each of which took part by a coin of probability `sample_rate`.
+    """Gaussian noise on a sum over records, each included by a coin of probability `sample_rate`.
 
-    `sensitivity` is what one record adds to the sum at most, `scale` the noise's standard deviation, `count` the
-    number of such sums (steps). The coins are independent, secret, and thrown anew for each (Poisson sampling).
+    `sensitivity` is the most that one record adds to the sum, `scale` the standard deviation of the noise, and `count`
+    the number of such sums (steps). The coins are independent, secret, and drawn again for each sum (Poisson sampling).
     """
 
     sample_rate: float
@@ -153,7 +153,7 @@ Mechanism = Gaussian | Laplace | DiscreteGaussian | DiscreteLaplace | PureDP | S
 
 @dataclass(frozen=True, kw_only=True)
 class Composed:
-    """Several unlike mechanisms behind one message; all have the same unit, relation and cover."""
+    """Several different mechanisms behind one message; all have the same unit, relation and cover."""
 
     parts: tuple[Mechanism, ...]
 
@@ -163,17 +163,17 @@ class Composed:
 
     @property
     def unit(self) -> Unit:
-        """Of every part."""
+        """Return the unit, which all parts have in common."""
         return self.parts[0].unit
 
     @property
     def relation(self) -> Relation:
-        """Of every part."""
+        """Return the relation, which all parts have in common."""
         return self.parts[0].relation
 
     @property
     def covers(self) -> Covers:
-        """Of every part."""
+        """Return the covered inputs, which all parts have in common."""
         return self.parts[0].covers
 
 
@@ -184,14 +184,14 @@ _MECHANISMS: dict[str, type[Mechanism]] = {c.__name__: c for c in get_args(Mecha
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
-    """The event as a JSON object whose `event` member names its class."""
+    """Return the event as a JSON object whose `event` member names its class."""
     if isinstance(event, Composed):
         return {"event": "Composed", "parts": [event_to_json(part) for part in event.parts]}
     return {"event": type(event).__name__, **asdict(event)}
 
 
 def event_from_json(value: dict[str, Any]) -> Event:
-    """The event that `event_to_json` wrote.
+    """Return the event that `event_to_json` wrote.
 
     Raises:
         IntegrityError: the object names no known event or carries impossible parameters.

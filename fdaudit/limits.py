@@ -1,8 +1,8 @@
-"""Limits on what is read and asked for, so that no file and no spec takes all memory or never ends.
+"""Limits on the size of inputs and requests, so that no file or spec exhausts memory or runs forever.
 
 Guarantees:
-  * a file is refused by its size before it is read, and a pipe, a device or a folder before anybody waits for it;
-  * every limit on files can be raised by an environment variable of its own, which the refusal names.
+  * an oversized file is refused before it is read; a pipe, a device or a folder is refused without blocking;
+  * every limit on files can be raised by an environment variable, which the refusal names.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ MOST_CANDIDATES = 1_000_000
 MOST_INNER = 4_096
 """Latent dimensions, or the width of a generator, a discriminator or a decoder."""
 MOST_PARAMETERS = 1_000_000_000
-"""Numbers that one network has."""
+"""Parameters of one network."""
 MOST_COUNT = 1_000_000_000
-"""Any other whole number in a configuration that has no limit of its own."""
+"""Whole numbers in a configuration that have no other limit."""
 MOST_TEXT = 20_000
 """Characters of one value in a YAML file."""
 MOST_YAML_DEPTH = 64
 MOST_YAML_VALUES = 100_000
-"""Values of a YAML file once its aliases are written out; nine lines of aliases can stand for a billion."""
+"""Values of a YAML file after its aliases are expanded; nine lines of aliases can expand to a billion."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Limit:
 
     Attributes:
         variable: the environment variable.
-        default: what holds where it is not set.
-        what: what is counted, as a noun.
+        default: the limit if the variable is not set.
+        what: the counted things, as a noun.
     """
 
     variable: str
@@ -74,7 +74,7 @@ class Limit:
 
     @property
     def most(self) -> int:
-        """The limit as it stands.
+        """Return the current limit.
 
         Raises:
             UsageError: the variable holds no whole number.
@@ -87,7 +87,7 @@ class Limit:
         return int(text)
 
     def refusal(self, found: int) -> str:
-        """What is wrong with so many, as a clause that says how to raise the limit."""
+        """Return a clause that states the excess and how to raise the limit."""
         return f"{found:,} {self.what}, and at most {self.most:,} are read ({self.variable} raises that)"
 
 
@@ -112,19 +112,19 @@ FILE_LIMITS = (
     DATA_BYTES,
     PIXELS,
 )
-"""All that can be raised."""
+"""All limits that can be raised."""
 
 
 def open_file(path: Path, limit: Limit | None = None, *, follow: bool = True) -> BinaryIO:
-    """Open a regular file for reading; a pipe makes nobody wait.
+    """Open a regular file for reading; never block on a pipe.
 
     Args:
         path: the file.
-        limit: how many bytes it may have.
+        limit: the most bytes that it may have.
         follow: whether the last part of the path may be a link.
 
     Raises:
-        OSError: it cannot be opened, is no regular file, or has more bytes than `limit`; `strerror` says which.
+        OSError: the file cannot be opened, is not regular, or has more bytes than `limit`; `strerror` says which.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
@@ -148,7 +148,7 @@ def open_file(path: Path, limit: Limit | None = None, *, follow: bool = True) ->
 
 
 def read_file(path: Path, limit: Limit) -> bytes:
-    """The bytes of a regular file, no more than `limit` even if it grows meanwhile.
+    """Return the bytes of a regular file, at most `limit` even if it grows meanwhile.
 
     Raises:
         OSError: as `open_file`.

@@ -1,1 +1,1 @@
-"""What an adversary's view costs in ε."""
+"""Accounting: the ε that an adversary's view costs."""

@@ -1,4 +1,4 @@
-"""The accounts of a view: the mechanisms that each client is charged, before they are priced at any δ."""
+"""The accounts of a view: the mechanisms charged to each client, before they are priced at a δ."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Accounts:
         view: the adversary.
         unit: what changes between neighbours.
         relation: how it changes.
-        charges: by client, each valid way of charging it; every way alone bounds the view.
-        causes: by client that cannot be charged, why its ε is infinite; the first cause on record comes first.
-        assumptions: what the charges rest on.
+        charges: by client, each valid way of charging it; each way by itself bounds the view.
+        causes: by client that cannot be charged, why its ε is infinite; in the order of the record.
+        assumptions: assumptions of the charges.
     """
 
     view: str
@@ -33,5 +33,5 @@ class Accounts:
 
     @property
     def cause(self) -> str:
-        """Why no ε can be claimed for the worst client, or an empty text."""
+        """Return why no ε can be claimed for the worst client; an empty text if one can."""
         return next(iter(self.causes.values()), "")

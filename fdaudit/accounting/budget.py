@@ -1,20 +1,20 @@
-"""The budget: a privacy filter over a run as it goes, for one adversary.
+"""The budget: a privacy filter for one adversary, applied while the run proceeds.
 
-Each event is charged for every client whose data reach its covered inputs without another guarantee between: the way
-of charging that stands nearest to the data, which is always valid. So one pass over the messages, in the order in which
-they are sent, keeps every client's sum; what an adversary's view costs afterwards is never more.
+Each event is charged to every client whose data reach its covered inputs without another guarantee in between. This
+charges the guarantee nearest to the data, which is always valid. One pass over the messages, in the order they are
+sent, keeps every client's sum. The ledger of the adversary's view never charges more than this sum.
 
 Guarantees:
-  * costs are Rényi divergences at one order. The first message that is charged fixes the order, from the parameters of
-    its event; nothing that depends on data was sent before it. Later parameters may depend on what was released: a
-    filter at a fixed order allows that (Feldman & Zrnic 2021, Theorem 4.3);
-  * with `fixed`, costs are the ledger's own ε of everything charged so far. Every event's parameters, and who sends
-    when, must then follow from the spec and from coins that hold no data. So the message at which the run stops is
-    fixed before the run, and ordinary composition holds for all that came before it;
-  * no message is recorded that would pass the budget.
+  * costs are Rényi divergences at one order. The first charged message fixes the order, from the parameters of its
+    event; nothing that depends on data was sent before it. Later parameters may depend on earlier releases: a filter
+    at a fixed order allows that (Feldman & Zrnic 2021, Theorem 4.3);
+  * with `fixed`, costs are the ledger's own ε of everything charged so far. Then every event's parameters, and who
+    sends when, must follow from the spec and from coins that hold no data. The message at which the run stops is then
+    fixed before the run, and ordinary composition holds for all messages before it;
+  * no message is recorded that would exceed the budget.
 
-Several orders, of which any one may suffice, would need a share of δ each where parameters depend on what was released:
-that costs more than it gains.
+A filter over several orders needs a share of δ for each order if parameters depend on earlier releases. That costs
+more than it gains.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from fdaudit.transcript.messages import ALL, DATA, Message, role
 __all__ = ["Meter"]
 
 _AHEAD = (1.3, 1.05)
-"""How much more is tried at once, so that few loss distributions are convolved."""
+"""Factors by which a trial exceeds the need, so that few loss distributions are convolved."""
 
 
 class _ByOrder:
-    """A budget in Rényi divergence at one order, the best for the first charges that it meets."""
+    """A budget in Rényi divergence at one order: the best order for the first charges."""
 
     def __init__(self, epsilon: float, delta: float) -> None:
         # ε = ρ + log((α-1)/α) - (log δ + log α) / (α-1): Canonne, Kamath & Steinke 2020, Proposition 12.
@@ -64,7 +64,7 @@ class _ByLedger:
         self._fitting: list[Counter[Charge]] = []
 
     def fits(self, charges: Counter[Charge]) -> bool:
-        """Return whether the charges stay within the budget; what costs no more than something that fits does too."""
+        """Return whether the charges stay within the budget; charges that cost no more than a fitting set also fit."""
         if any(charges <= known for known in self._fitting):
             return True
         if epsilon(charges, self._delta, pld=False).value <= self._epsilon:
@@ -78,16 +78,16 @@ class _ByLedger:
 
 
 class Meter:
-    """What one adversary's view has cost each client so far.
+    """The running cost of one adversary's view to each client.
 
     Args:
-        adversary: whose view.
+        adversary: the adversary whose view is metered.
         epsilon: the budget.
         delta: δ.
-        unit: one record of a client, or all of it.
-        relation: how it changes.
+        unit: one record of a client, or all of its data.
+        relation: how the unit changes between neighbours.
         parties: every party.
-        fixed: whether every event's parameters follow from the spec alone, whatever is released.
+        fixed: whether every event's parameters follow from the spec alone, independent of all releases.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class Meter:
         self._holds = defaultdict[str, dict[str, frozenset[str]]](dict)
 
     def expose(self, models: Mapping[str, Event | None], trained: bool) -> None:
-        """Reserve what the adversary may learn by asking models of others; call before the first message.
+        """Reserve the cost of oracle answers from other parties' models; call before the first message.
 
         Args:
-            models: by party, the event of all answers that its model may give.
-            trained: whether clients train their models under a guarantee, which is charged as it goes on record.
+            models: by party, the event that covers all answers of its model.
+            trained: whether clients train their models under a guarantee, which is charged when it is recorded.
 
         Raises:
             SpecError: answers carry a client's data without a guarantee, or cost more than the budget.
@@ -127,7 +127,7 @@ class Meter:
         for party, event in models.items():
             stated = NoGuarantee(reason="none") if event is None else self._stated(event)
             if not isinstance(stated, NoGuarantee):
-                for client in self._clients:  # the model may have learnt from any of them
+                for client in self._clients:  # the model may have been trained on any of them
                     self._spent[client] += Counter[Charge](parts_of(stated))
             elif party in self._clients and not trained:
                 problem = (
@@ -142,7 +142,7 @@ class Meter:
             raise SpecError("privacy.budget.epsilon", self.epsilon, problem, "Raise it, or lower queries.")
 
     def admit(self, message: Message) -> None:
-        """Counts a message that is about to be recorded.
+        """Count a message that is about to be recorded.
 
         Raises:
             SpecError: it would take the view past its budget; it must not be sent.
@@ -159,16 +159,16 @@ class Meter:
         self._note(message, bare, charged)
 
     def read(self, message: Message) -> None:
-        """Counts a message that is on record already."""
+        """Count a message that is already recorded."""
         bare, charged = self._flow(message)
         for client, cost in charged.items():
             self._rule.fits(
                 self._spent[client] + cost
-            )  # the first one fixes the order, as it did when it was sent
+            )  # the first one fixes the order, as in the original run
         self._note(message, bare, charged)
 
     def allows_another(self) -> bool:
-        """Whether another round fits that costs each client no more than its dearest round so far."""
+        """Return whether another round fits that costs each client no more than its most expensive round so far."""
         self._close_round()
         return all(self._rule.fits(self._spent[k] + dear) for k, dear in self._dearest.items())
 
@@ -178,7 +178,7 @@ class Meter:
         self._round.clear()
 
     def _flow(self, message: Message) -> tuple[frozenset[str], dict[str, Counter[Charge]]]:
-        """Whose data pass through a message without a guarantee; and what it costs those whose do not."""
+        """Return the clients whose data pass a message without a guarantee, and the charges to the others in it."""
         own = frozenset({message.sender}) & self._clients
         arriving: dict[str, frozenset[str]] = {}
         data = own if message.inputs == ALL else frozenset[str]()
@@ -205,18 +205,20 @@ class Meter:
         return through, {client: Counter[Charge](parts_of(stated)) for client in sorted(everything - through)}
 
     def _stated(self, event: Event) -> Release | NoGuarantee:
-        """The event in the budget's unit and relation."""
+        """Return the event in the budget's unit and relation."""
         return event if isinstance(event, NoGuarantee) else converted(event, self._unit, self._relation)
 
     def _unchanged(self, message: Message, everything: frozenset[str]) -> frozenset[str]:
-        """A count of records does not change where one is replaced."""
+        """Return the clients whose data the message exposes; replacing a record does not change a record count."""
         counted = message.kind == "sample_count" and message.inputs == (DATA,)
         still = (self._unit, self._relation) == ("record", "replace-one")
         return frozenset() if counted and still else everything
 
     def _sees(self, message: Message) -> bool:
         overheard = EAVESDROPPER in self._members and any(r != message.sender for r in message.receivers)
-        asked = any(r in self._asked for r in message.receivers)  # what a party receives, its model may tell
+        asked = any(
+            r in self._asked for r in message.receivers
+        )  # a party's model may reveal what it received
         return overheard or asked or any(p in self._members for p in message.parties())
 
     def _note(self, message: Message, bare: frozenset[str], charged: dict[str, Counter[Charge]]) -> None:
@@ -224,7 +226,7 @@ class Meter:
             self._close_round()
             self._now = message.round
         for client, cost in charged.items():
-            self._rule.fits(cost)  # of what is read from a record too, the first charge fixes the order
+            self._rule.fits(cost)  # also for messages read from a record, the first charge fixes the order
             self._spent[client] += cost
             self._round[client] += cost
         self._bare.append(bare)

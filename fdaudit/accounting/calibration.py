@@ -1,4 +1,4 @@
-"""Calibration: the least noise with which a run of a given shape keeps to an ε."""
+"""Calibration: the least noise that keeps a run of a given shape within an ε."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ __all__ = ["SHAPES", "Shape", "calibrate", "least_noise", "noise_for", "written"
 
 _LEAST, _MOST = 1e-3, 1e7
 _CLOSE = 1e-3
-"""How near, in relative terms, the noise comes to the least that there is."""
+"""Relative distance of the noise to the least possible noise."""
 _TINY = 1e-12
 
 
 class Shape(Config):
-    """How often a mechanism is used in a run; what does not concern it is left alone."""
+    """Counts and parameters of a mechanism's use in a run; fields that a mechanism does not use keep their defaults."""
 
     releases: int = Field(1, ge=1)
-    """Messages, or PATE queries, that are noised."""
+    """Noised messages, or PATE queries."""
     steps: int = Field(1, ge=1)
     """Steps of DP-SGD, or of FedIOD's generator, in the whole run."""
     samples: int = Field(1, ge=1)
-    """Generated samples a step whose gradients are sanitised."""
+    """Generated samples per step whose gradients are sanitised."""
     sample_rate: float = Field(1.0, gt=0, le=1)
     """q of DP-SGD's Poisson sampling."""
     sensitivity: float = Field(1.0, gt=0)
-    """Of additive noise on a message: twice its clip. The default assumes a clip of one half."""
+    """Sensitivity of a noised message: twice its clip. The default assumes a clip of one half."""
     answered: int | None = Field(None, ge=0)
-    """Confident-GNMax: queries that are answered at most; default: all."""
+    """Confident-GNMax: the most queries that are answered; default: all."""
     threshold_noise: float = Field(2.0, gt=0)
     """Confident-GNMax: noise of the threshold step over that of the answers."""
     drawn_from: int = Field(1, ge=1)
-    """Of how many clients one is drawn a step, for views that cannot tell which."""
+    """Number of clients from which each step draws one, for views that do not show which."""
 
 
 _UNIT: dict[str, Any] = {"unit": "client", "relation": "replace-one", "covers": ("data", "messages")}
@@ -86,7 +86,7 @@ SHAPES: Mapping[str, tuple[str, Curve]] = {
     "dp-fedavg": ("sigma", lambda s, noise: {_gaussian(2.0, noise): s.releases}),
     "sanitized-gradients": ("sigma", _sanitized),
 }
-"""By defence: the setting that says how much noise there is, and what a run of a shape is charged with it."""
+"""By defence: the setting of the amount of noise, and the charges of a run of a shape under it."""
 
 
 def calibrate(
@@ -101,13 +101,13 @@ def calibrate(
 
     Args:
         cost: ε as a function of the noise, falling.
-        target: ε that must be kept.
+        target: target ε.
         least: the smallest noise tried.
         most: the largest noise tried.
         close: relative; default a thousandth.
 
     Raises:
-        SpecError: the target is not positive, or not met with the largest noise; says what is.
+        SpecError: the target is not positive, or not met with the largest noise; the message gives the ε that is met.
     """
     if not 0 < target < math.inf:
         raise SpecError("epsilon", target, "is no budget", "Give a positive ε.")
@@ -134,9 +134,9 @@ def calibrate(
 def least_noise(charges: Callable[[float], Charges], target: float, delta: float) -> float:
     """Return the least noise whose charges keep to an ε, to a thousandth.
 
-    A search by Rényi orders finds noise that is enough. A search by loss distributions on a coarse grid goes on below
-    that. The fine grid, which the ledger uses, has the last word: it adds noise, or takes some away where the coarse
-    grid left ε too far below the target.
+    The first search uses Rényi orders and finds noise that suffices. The second uses loss distributions on a coarse
+    grid and lowers the noise further. The last step uses the ledger's fine grid: it adds noise if ε is above the
+    target, and removes some if the coarse grid left ε too far below it.
 
     Raises:
         SpecError: the target is not positive, or not met with the largest noise.
@@ -160,20 +160,20 @@ def least_noise(charges: Callable[[float], Charges], target: float, delta: float
 
 
 def _below(cost: Callable[[float], float], target: float, noise: float, factor: float = 1.5) -> float:
-    """Return less noise than is needed, as near to `noise` as some power of a factor finds it."""
+    """Return a noise that costs more than the target, found by dividing `noise` by `factor` as often as needed."""
     while noise > _LEAST and cost(noise) <= target:
         noise /= factor
     return max(noise, _LEAST)
 
 
 def written(noise: float) -> float:
-    """So much noise in five digits, rounded up."""
+    """Return the noise rounded up to five digits."""
     digits = 10.0 ** (4 - math.floor(math.log10(noise)))
     return math.ceil(noise * digits) / digits
 
 
 def noise_for(defence: str, shape: Shape, target: float, delta: float) -> tuple[float, float]:
-    """The noise of a defence that keeps a run of a shape to an ε, and the ε that it comes to.
+    """Return the noise of a defence that keeps a run of a shape to an ε, and the ε that it reaches.
 
     Raises:
         SpecError: no such defence, or the target cannot be met.

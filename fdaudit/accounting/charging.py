@@ -1,4 +1,4 @@
-"""Charging: what lies between one view and each victim, priced for one δ, unit and relation."""
+"""Charging: the guarantees between one view and each victim, priced for one δ, unit and relation."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from fdaudit.transcript.messages import ALL, DATA, SUM, Message, role
 __all__ = ["Bill", "Contribution", "Entry", "mechanisms", "sampling"]
 
 _TRIED = (1.5, 2, 4, 8, 16, 64, 1024)
-"""Orders at which a cheaper way of charging is sought."""
+"""Orders at which the cheapest way of charging is searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contribution:
-    """What the messages of one kind add to the worst client's ε.
+    """The share of one kind of message in the worst client's ε.
 
     Attributes:
-        kind: of message.
-        sender: role of who sent them.
+        kind: kind of message.
+        sender: role of the sender.
         mechanism: class of the privacy event.
         charges: how many mechanisms are charged.
-        epsilon: what they would cost alone.
+        epsilon: their cost without the rest.
     """
 
     kind: str
@@ -53,14 +53,14 @@ class Contribution:
 
 
 def mechanisms(message: Message) -> tuple[Mechanism, ...]:
-    """What a message's event is made of; nothing where it has none or gives no guarantee."""
+    """Return the mechanisms of a message's event; an empty tuple without an event or a guarantee."""
     event = message.event
     return () if event is None or isinstance(event, NoGuarantee) else parts_of(event)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bill:
-    """What one victim is charged."""
+    """The charges of one victim, and their ε."""
 
     charged: frozenset[int]
     guarantees: Guarantees
@@ -68,7 +68,7 @@ class Bill:
     epsilon: Epsilon
 
     def contributions(self, graph: MessageGraph, delta: float, pld: bool) -> tuple[Contribution, ...]:
-        """What is charged, by kind of message and mechanism, in the order of first use."""
+        """Return the charges by kind of message and mechanism, in order of first use."""
         by_kind = defaultdict[tuple[str, str, str], Counter[Charge]](Counter)
         for seq in sorted(self.charged):
             message, event = graph.messages[seq], self.guarantees[seq]
@@ -90,7 +90,7 @@ class Bill:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One view, one δ, one unit and relation."""
+    """A computation of ε for one view, one δ, one unit and one relation."""
 
     graph: MessageGraph
     members: tuple[str, ...]
@@ -101,13 +101,13 @@ class Entry:
     pld: bool = True
 
     def ways(self, victim: str) -> list[frozenset[int]] | Leak:
-        """Valid ways of charging for this victim, or what makes charging impossible."""
+        """Return the valid ways of charging for this victim, or the leak that makes charging impossible."""
         return self.graph.cheapest(
             self.seen, victim, self.guarantees(victim), lambda g: self._costs(g, victim)
         )
 
     def guarantees(self, victim: str) -> Guarantees:
-        """What each event is worth in this ledger's unit and relation, to this adversary."""
+        """Return the guarantee of each event against this adversary, in this ledger's unit and relation."""
         return {**self._common, **self._sums(victim)} if self._sum_messages else self._common
 
     @cached_property
@@ -128,17 +128,18 @@ class Entry:
         return tuple(m for m in self.graph.messages if m.fields.get(SUM) is True and m.event is None)
 
     def _sums(self, victim: str) -> Guarantees:
-        """Return what exact sums of messages with Gaussian noise in each are worth: the honest senders' noise adds up.
+        """Return the guarantees of exact sums whose summands carry Gaussian noise: the honest senders' noise adds up.
 
-        A view that knows nothing but the sum of the victim's message and others' learns the victim's through the noise
-        of all of them. It counts the noise of a message only if the sender is no member of the adversary, the view
-        does not hold the message itself, and nothing else upstream of the view was computed from it: of two sums that
-        share a summand the difference hides less than each of them. Noise must enter the sum as it was drawn: where
-        another defence stands beside it (rounding, say), a message keeps its own guarantee and lends none.
+        A view may know nothing but the sum of the victim's message and others'. It then learns the victim's message
+        through the noise of all summands. The noise of a message counts only under three conditions: the sender is no
+        member of the adversary, the view does not hold the message itself, and the view holds nothing else computed
+        from it. The last condition matters because the difference of two sums with a common summand hides less than
+        each sum. Noise must enter the sum as it was drawn: if another defence (rounding, say) acts on the message as
+        well, the message keeps its own guarantee and adds no noise to the sum's.
 
-        A victim's own noise may count in several sums. With noise s of its own and x, y of others in two sums, the
-        view learns 1 / (s + xy / (x + y)) at most (in squared signal over noise), which is no more than the
-        1 / (s + x) + 1 / (s + y) that are charged.
+        A victim's own noise may count in several sums. Let s be its own noise, and x and y the noise of others in two
+        sums. The view learns at most 1 / (s + xy / (x + y)) (squared signal over noise). The charge is never less: it
+        is 1 / (s + x) + 1 / (s + y).
         """
         found = dict[int, Release | Unchanged | NoGuarantee]()
         for m in self._sum_messages:
@@ -165,7 +166,7 @@ class Entry:
         return found
 
     def _hides(self, sender: str, part: int, whole: int) -> bool:
-        """Whether a message's noise is known to this view only as part of one sum."""
+        """Return whether this view knows a message's noise only as part of one sum."""
         known = sender in self.members or part in self.seen
         return not known and self.graph.is_hidden_in(part, whole, self._uses)
 
@@ -174,13 +175,13 @@ class Entry:
         return self.graph.uses(self.seen)
 
     def _share(self, seq: int) -> Gaussian | None:
-        """The noise of a message that enters a sum as it was drawn."""
+        """Return the noise that a message adds to a sum, or None if the noise does not enter as it was drawn."""
         event = self._common.get(seq)
         alone = len(self.graph.messages[seq].defenses) <= 1
         return event if isinstance(event, Gaussian) and event.count == 1 and alone else None
 
     def _costs(self, gates: Collection[int], victim: str) -> list[dict[int, float]]:
-        """By order, what each message that may be charged costs."""
+        """Return, by order, the cost of each message that may be charged."""
         worth = self.guarantees(victim)
         curves = {seq: self._curve(worth[seq]) for seq in gates}
         indices = [int(np.argmin(np.abs(ORDERS - order))) for order in _TRIED]
@@ -193,17 +194,17 @@ class Entry:
         return np.sum([curve(part) for part in parts_of(event)], axis=0)
 
     def charges(self, victim: str, ways: Sequence[frozenset[int]]) -> tuple[Charges, ...]:
-        """Return the mechanisms that each way adds up to; every entry alone bounds what the view costs the victim."""
+        """Return the mechanisms that each way charges; every entry by itself bounds the view's cost to the victim."""
         worth = self.guarantees(victim)
         return tuple(charges for way in ways for charges in self._charges(way, worth))
 
     def cheapest(self, victim: str, ways: Sequence[frozenset[int]]) -> Bill:
-        """Return the way that costs least, priced by Rényi curves: an upper bound, which `worst` lowers."""
+        """Return the cheapest way, priced by Rényi curves; this upper bound is lowered by `worst`."""
         worth = self.guarantees(victim)
         bills = [(way, charges) for way in ways for charges in self._charges(way, worth)]
         priced = [epsilon(charges, self.delta, pld=False) for _, charges in bills]
         if self.pld and any(isinstance(c, Drawn) for _, charges in bills for c in charges):
-            # Rényi curves are far too loud for a drawn client, so they cannot say which count is the lesser.
+            # Rényi curves overestimate a drawn client by far, so they cannot decide which count is smaller.
             priced = [epsilon(charges, self.delta, coarse=True) for _, charges in bills]
         at = min(range(len(bills)), key=lambda i: priced[i].value)
         way, charges = bills[at]
@@ -212,8 +213,8 @@ class Entry:
     def worst(self, bills: Mapping[str, Bill]) -> tuple[str, Bill]:
         """Return the victim whose bill is largest at full precision, and that bill.
 
-        Bills are lowered in steps: Rényi curves, losses on a coarse grid, losses on the fine grid. The largest is
-        always the next to be lowered. Once the largest is at its last step, no other can pass it.
+        Bills are lowered in steps: Rényi curves, losses on a coarse grid, losses on the fine grid. Each step lowers the
+        largest bill. Once the largest bill has passed its last step, no other can exceed it.
         """
         names = list(bills)
         queue = [(-bills[name].epsilon.value, i, 0) for i, name in enumerate(names)]
@@ -228,14 +229,14 @@ class Entry:
 
     @property
     def _steps(self) -> tuple[Callable[[Mapping[Charge, int]], Epsilon], ...]:
-        """Ways to price charges, each finer than the one before."""
+        """Return ways to price charges, each more precise than the one before."""
         return (
             lambda charges: epsilon(charges, self.delta, coarse=True),
             lambda charges: epsilon(charges, self.delta),
         )
 
     def _charges(self, way: Collection[int], worth: Guarantees) -> list[Counter[Charge]]:
-        """What a way adds up to; a second count where the view cannot tell which client was drawn."""
+        """Return the mechanisms of one way; add a second count if the view cannot tell which client was drawn."""
         plain, drawn = Counter[Charge](), Counter[Gaussian]()
         for seq in way:
             event = worth[seq]
@@ -254,12 +255,12 @@ class Entry:
         return [plain, hidden]
 
     def _of_clients(self, seq: int) -> bool:
-        """Whether a release bounds how far any two clients are apart, as the chance of a draw needs."""
+        """Return whether the release bounds the distance between any two clients, as a random draw needs."""
         event = self.graph.messages[seq].event
         return isinstance(event, Gaussian) and (event.unit, event.relation) == ("client", "replace-one")
 
     def _draws(self, parts: set[Gaussian]) -> dict[Gaussian, int]:
-        """In how many steps a client was drawn for such a release, whichever it was."""
+        """Return, for each such release, the number of steps in which some client was drawn for it."""
         steps = defaultdict[Gaussian, set[tuple[int, int]]](set)
         for seq, event in self._common.items():
             if isinstance(event, Gaussian) and event in parts:
@@ -268,7 +269,7 @@ class Entry:
 
 
 def sampling(charged: Collection[int], graph: MessageGraph, entry: Entry) -> str:
-    """Sampling assumed by what is charged, and what was done."""
+    """Return a sentence on the sampling that the charges assume and the sampling that was done."""
     assumed, done = set[str](), set[str]()
     for seq in charged:
         for part in mechanisms(graph.messages[seq]):

@@ -1,13 +1,13 @@
-"""What a privacy event costs: its Rényi curve, its terms for `dp_accounting`, and ε of several at a δ.
+"""Costs of privacy events: Rényi curves, `dp_accounting` terms, and ε of several events at a δ.
 
-Every mechanism is first put into terms of its own noise: scale over sensitivity, under the relation that the
-sensitivity was stated for. From there on no accountant is told of a relation, so that none doubles a sensitivity
-that is already doubled.
+Every mechanism is first expressed by its noise multiplier: scale over sensitivity, under the relation that the
+sensitivity was stated for. Accountants never learn the relation. So none can double a sensitivity that is already
+doubled.
 
 Guarantees:
-  * Gaussian releases alone have the ε of the one Gaussian release that they add up to, exactly; otherwise it is the
-    least of what three sound rules give: pure ε added up, Rényi curves added up, privacy-loss distributions convolved
-    (only where all mechanisms have one);
+  * Gaussian releases without other mechanisms have exactly the ε of the one Gaussian release that they add up to.
+    Otherwise ε is the least of three sound rules: pure ε added up, Rényi curves added up, and privacy-loss
+    distributions convolved (only if all mechanisms have one);
   * a mechanism that cannot be stated for the ledger's unit and relation is refused with a reason, never approximated.
 """
 
@@ -76,42 +76,42 @@ ORDERS: Curve = np.unique(
 """Rényi orders: those of common use, closer to 1 for loud releases, and far out for very quiet ones."""
 
 _SUMMED_UP_TO = 1024
-"""With sampling, a curve is a sum of as many terms as its order; further orders are left out."""
+"""With sampling, a curve at an order is a sum of that many terms; higher orders are left out."""
 
 _SHORT = 64
-"""Up to which order a search looks."""
+"""Highest order of a search."""
 
 _SOLVED = 1e-6
-"""How far, in relative terms, a solved ε may be off; it is said to be so much more."""
+"""Relative error of a solved ε; the result is raised by it."""
 
 _LOUDEST = 1e150
-"""A ratio of signal to noise whose square is still a number."""
+"""Largest signal-to-noise ratio with a finite square."""
 
 _VACUOUS = 1e5
-"""An ε by Rényi curves from which on no loss distribution is computed."""
+"""ε by Rényi curves above which no loss distribution is computed."""
 
 _FULL = 4.0
-"""Up to this ε losses lie on the finest grid; beyond it a cell grows with ε, so that their number stays."""
+"""Largest ε on the finest grid; above it the cell grows with ε, so that the number of cells stays constant."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Epsilon:
-    """ε at a δ, and which rule gave it."""
+    """An ε at a δ, and the rule that gave it."""
 
     value: float
     accountant: str
 
 
 def parts_of(event: Release) -> tuple[Mechanism, ...]:
-    """The mechanisms of a release."""
+    """Return the mechanisms of a release."""
     return event.parts if isinstance(event, Composed) else (event,)
 
 
 def converted(event: Release, unit: Unit, relation: Relation) -> Release | NoGuarantee:
-    """The event as it stands for another unit and relation, or why it cannot.
+    """Return the event restated for another unit and relation, or the reason why this is impossible.
 
-    A bound for an arbitrary change of everything a client holds (`client`, `replace-one`) holds for whatever changes
-    in one of its records. A record removed and another added is two steps: their sensitivities add up.
+    A bound for an arbitrary change of all of a client's data (`client`, `replace-one`) also holds for any change in one
+    record. Removing one record and adding another are two steps: their sensitivities add up.
     """
     if isinstance(event, Composed):
         made = [converted(part, unit, relation) for part in event.parts]
@@ -138,16 +138,16 @@ def converted(event: Release, unit: Unit, relation: Relation) -> Release | NoGua
 
 
 def epsilon(charges: Charges, delta: float, *, pld: bool = True, coarse: bool = False) -> Epsilon:
-    """ε at `delta` of all charges together, by the rule that gives the least.
+    """Return ε at `delta` of all charges combined, by the rule that gives the least.
 
     Args:
         charges: mechanisms, all for one unit and relation, with how often each is charged.
         delta: δ in (0, 1).
         pld: whether privacy-loss distributions may be convolved, which takes about a second.
-        coarse: for a search: on a grid ten times as wide, and with sampling at a few orders. ε comes out a little
-            larger, in a tenth of the time.
+        coarse: for a search: a grid ten times as wide, and sampled mechanisms at a few orders. ε is a little larger, in
+            a tenth of the time.
     """
-    # Views, victims and seeds are charged alike again and again. In their order, on which last digits depend.
+    # Many views, victims and seeds have the same charges. The order is part of the key: last digits depend on it.
     return _epsilon(tuple(charges.items()), delta, pld, coarse)
 
 
@@ -166,12 +166,12 @@ def _epsilon(charged: tuple[tuple[Charge, int], ...], delta: float, pld: bool, c
     if pld and delta > ROUNDING and min(e.value for e in found) < _VACUOUS:
         found.append(_by_losses(charges, delta, min(e.value for e in found), 10 if coarse else 1))
     least = min(found, key=lambda e: e.value)
-    # Of figures that are the same but for rounding, the rule that says most is named first.
+    # If figures differ by rounding only, the more informative rule is named first.
     return next(e for e in found if e.value <= least.value * (1 + 1e-6))
 
 
 def curve(charge: Charge) -> Curve:
-    """Rényi divergences at `ORDERS` of one charge, its count included; read-only."""
+    """Return the read-only Rényi divergences of one charge at `ORDERS`, its count included."""
     return _curve(charge)
 
 
@@ -185,20 +185,20 @@ def _curve(charge: Charge, few: bool = False) -> Curve:
         found = charge.count * _accounted(charge, few)
     else:
         found = charge.count * _pure_curve(pure_each(charge))
-    found = np.maximum(found, 0.0)  # of next to no loss rounding may leave less than none
+    found = np.maximum(found, 0.0)  # rounding may turn a tiny loss negative
     found.setflags(write=False)
     return found
 
 
 def _pure_curve(eps: float) -> Curve:
-    """Rényi divergences of randomised response on two values, the worst that ε-DP allows (Mironov 2017, Prop. 5)."""
+    """Return Rényi divergences of binary randomised response, the worst that ε-DP allows (Mironov 2017, Prop. 5)."""
     top = np.logaddexp(ORDERS * eps, (1 - ORDERS) * eps)
     found: Curve = np.minimum((top - np.logaddexp(0.0, eps)) / (ORDERS - 1), eps)
     return found
 
 
 def _accounted(charge: SampledGaussian | Laplace, few: bool) -> Curve:
-    """One run's curve from `dp_accounting`; with `few` and sampling, at small whole orders, whose sums are short."""
+    """Return one run's curve from `dp_accounting`; with `few`, sampled mechanisms only at small whole orders."""
     from dp_accounting.rdp import RdpAccountant
 
     orders = np.ones_like(ORDERS, dtype=np.bool_)
@@ -214,7 +214,7 @@ def _accounted(charge: SampledGaussian | Laplace, few: bool) -> Curve:
 
 @contextmanager
 def _without_word_of_orders() -> Iterator[None]:
-    """Keeps `dp_accounting` from logging that it could not sum a curve at some order, which it then leaves out."""
+    """Silence the log messages of `dp_accounting` on orders that it cannot sum and leaves out."""
     logger = logging.getLogger("absl")
     told = logger.disabled
     logger.disabled = True
@@ -225,12 +225,12 @@ def _without_word_of_orders() -> Iterator[None]:
 
 
 def _with_the_rest(known: Curve) -> Curve:
-    """A curve at the first orders, without a bound at the others."""
+    """Return a curve that is given at the first orders, extended by infinity at the others."""
     return np.concatenate([known, np.full(len(ORDERS) - len(known), np.inf)])
 
 
 def _plain(charge: SampledGaussian | Laplace | Gaussian) -> Any:
-    """One run of a mechanism in `dp_accounting`'s terms."""
+    """Return one run of a mechanism as a `dp_accounting` event."""
     import dp_accounting as dp
 
     multiplier = charge.scale / charge.sensitivity
@@ -243,7 +243,10 @@ def _plain(charge: SampledGaussian | Laplace | Gaussian) -> Any:
 
 
 def _drawn(charge: Drawn) -> Curve:
-    """One client of many without replacement, its whole data replaced (Wang, Balle & Kasiviswanathan 2019)."""
+    """Return the curve of one client of many, drawn without replacement, its whole data replaced.
+
+    Source: Wang, Balle & Kasiviswanathan 2019.
+    """
     import dp_accounting as dp
     from dp_accounting.rdp import RdpAccountant
 
@@ -256,16 +259,18 @@ def _drawn(charge: Drawn) -> Curve:
 
 
 def _pure(charge: Charge) -> float | None:
-    """Pure ε of one charge, its count included, or None where it has none."""
+    """Return the pure ε of one charge, its count included, or None if it has none."""
     each = pure_each(charge)
     return None if isinstance(charge, Drawn) or math.isinf(each) else charge.count * each
 
 
 def _by_gaussian(charges: Charges, delta: float) -> Epsilon:
-    """Plain Gaussian releases, chosen adaptively, are no louder than one of all their signal-to-noise ratios in
-    quadrature (Dong, Roth & Su 2019, Corollary 3.3), whose ε has a closed form (Balle & Wang 2018, Theorem 8).
+    """Return ε of plain Gaussian releases, in closed form.
 
-    The library solves for ε in floating point; what is said is a millionth more.
+    Adaptively chosen Gaussian releases reveal no more than one release whose squared signal-to-noise ratio is the sum
+    of theirs (Dong, Roth & Su 2019, Corollary 3.3). Its ε has a closed form (Balle & Wang 2018, Theorem 8).
+
+    The library solves for ε in floating point. The result is raised by a millionth.
     """
     from dp_accounting import get_epsilon_gaussian
 
@@ -273,7 +278,7 @@ def _by_gaussian(charges: Charges, delta: float) -> Epsilon:
     ratio = math.hypot(*(root * c.sensitivity / c.scale for root, c in runs))
     found = math.inf
     if ratio < _LOUDEST:
-        with np.errstate(divide="ignore"):  # of an ε so far out that its δ is none
+        with np.errstate(divide="ignore"):  # an ε so large that its δ is zero
             found = float(get_epsilon_gaussian(1 / ratio if ratio else math.inf, delta))
     name = f"Gaussian, in closed form (dp-accounting {version('dp-accounting')})"
     return Epsilon(value=found * (1 + _SOLVED), accountant=name)
@@ -289,14 +294,14 @@ def _renyi(charges: Charges, delta: float, few: bool) -> Epsilon:
 
 
 def _by_losses(charges: Charges, delta: float, above: float, coarser: int) -> Epsilon:
-    """ε by loss distributions, on a grid whose cell is a fixed part of ε where ε is large.
+    """Return ε by loss distributions; if ε is large, the grid's cell is a fixed fraction of it.
 
     Args:
-        charges: what is charged.
+        charges: mechanisms with their counts.
         delta: δ.
-        above: an upper bound on ε. Rényi curves may be many times too large, so a first figure on a wide grid replaces
-            it.
-        coarser: how many times as wide the grid is.
+        above: an upper bound on ε. Rényi curves may be many times too large: then a first figure on a wide grid
+            replaces this bound.
+        coarser: factor by which the grid is widened.
     """
     if above > _FULL:
         above = min(above, at_delta(losses(charges, _cells(10 * above)), delta))
@@ -305,5 +310,5 @@ def _by_losses(charges: Charges, delta: float, above: float, coarser: int) -> Ep
 
 
 def _cells(eps: float) -> float:
-    """How many cells of the finest grid are one, at this ε: a power of two, so that steps are computed once."""
+    """Return how many cells of the finest grid form one cell at this ε: a power of two, so that steps are reused."""
     return 2.0 ** math.ceil(math.log2(max(eps / _FULL, 1.0)))

@@ -1,8 +1,8 @@
-"""Composed privacy-loss distributions as plain arrays, fit for a file.
+"""Composed privacy-loss distributions as plain arrays, for files.
 
 Guarantees:
-  * a distribution is the ledger's own, in both directions, with nothing rounded;
-  * ε at any δ from the arrays is that of the library they come from.
+  * a distribution is the ledger's own, in both directions, without rounding;
+  * ε at any δ from the arrays equals that of the library that made them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Losses:
-    """A privacy loss on a grid, rounded up: `probabilities[i]` belongs to the loss grid * (lower + i).
+    """A privacy loss on a grid, rounded up: `probabilities[i]` is that of the loss grid * (lower + i).
 
     Attributes:
         grid: distance between two losses.
@@ -37,7 +37,7 @@ class Losses:
     probabilities: Values
 
     def epsilons(self, deltas: Values) -> Values:
-        """Return the least ε >= 0 at each δ; infinite where the infinite loss alone is as likely as δ.
+        """Return the least ε >= 0 at each δ; infinite if the infinite loss by itself is as likely as δ.
 
         δ(ε) = infinity + Σ p (1 - e^(ε - loss)) over losses above ε (Sommer, Meiser & Mohammadi 2019, Lemma 5).
         """
@@ -46,7 +46,7 @@ class Losses:
         weights = self.probabilities[first:]
         mass = self.infinity + np.cumsum(weights[::-1])[::-1]
         scaled = np.cumsum((weights * np.exp(-values))[::-1])[::-1]
-        with np.errstate(over="ignore", invalid="ignore"):  # of losses so large that nothing is left of them
+        with np.errstate(over="ignore", invalid="ignore"):  # losses so large that the term vanishes
             at = mass - np.exp(values) * scaled
         found = np.zeros(len(deltas))
         for i, delta in enumerate(deltas):
@@ -67,9 +67,9 @@ class Distribution:
     """The composed privacy-loss distribution of one client's charges.
 
     Attributes:
-        client: whose charges.
-        remove: the loss of data with the unit against data without it, or with another in its place.
-        add: the loss the other way.
+        client: the client with these charges.
+        remove: the loss of data with the unit against data without it, or with a replacement.
+        add: the loss in the opposite direction.
     """
 
     client: str
@@ -82,7 +82,7 @@ class Distribution:
 
 
 def composed(client: str, charges: Charges) -> Distribution:
-    """Return the distribution of all charges together, which takes about a second."""
+    """Return the composed distribution of all charges; takes about a second."""
     found = losses(charges)
     remove = _plain(found._pmf_remove)
     return Distribution(

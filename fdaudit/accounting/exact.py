@@ -1,7 +1,7 @@
-"""Guarantees of one number that hold exactly: μ of Gaussian differential privacy, and ρ of zero-concentrated.
+"""Exact guarantees of one number: μ of Gaussian differential privacy, and ρ of zero-concentrated.
 
 Guarantees:
-  * a figure is given only where every charge has it in closed form; nothing is approximated;
+  * a figure is given only if every charge has it in closed form, without approximation;
   * composition is exact: squares of μ add up, and so do the ρ.
 """
 
@@ -17,7 +17,7 @@ __all__ = ["gdp", "rounded_up", "worst_gdp", "worst_zcdp", "zcdp"]
 
 
 def gdp(charges: Charges) -> float | None:
-    """Return μ of μ-GDP, or None where a charge is no plain Gaussian release.
+    """Return μ of μ-GDP, or None if a charge is not a plain Gaussian release.
 
     Source: Dong, Roth & Su 2019, Corollary 3.3: μ² = Σ (sensitivity / scale)².
     """
@@ -30,7 +30,7 @@ def gdp(charges: Charges) -> float | None:
 
 
 def zcdp(charges: Charges) -> float | None:
-    """Return ρ of ρ-zCDP, or None where a charge is neither a Gaussian nor a discrete Gaussian release.
+    """Return ρ of ρ-zCDP, or None if a charge is neither a Gaussian nor a discrete Gaussian release.
 
     Source: Bun & Steinke 2016, Proposition 1.6 and Lemma 1.7; Canonne, Kamath & Steinke 2020, Theorem 4.
     """
@@ -43,17 +43,17 @@ def zcdp(charges: Charges) -> float | None:
 
 
 def worst_gdp(clients: Iterable[Sequence[Charges]]) -> float | None:
-    """Return μ of the worst client by its best way, or None where a client has none or there is no client."""
+    """Return μ of the worst client by its best way; None if a client has no μ or there is no client."""
     return _worst(clients, gdp)
 
 
 def worst_zcdp(clients: Iterable[Sequence[Charges]]) -> float | None:
-    """Return ρ of the worst client by its best way, or None where a client has none or there is no client."""
+    """Return ρ of the worst client by its best way; None if a client has no ρ or there is no client."""
     return _worst(clients, zcdp)
 
 
 def _worst(clients: Iterable[Sequence[Charges]], figure: Callable[[Charges], float | None]) -> float | None:
-    """The largest over clients of the least over ways of charging, each of which bounds the view."""
+    """Return the maximum over clients of the minimum over their ways of charging, each of which bounds the view."""
     largest: float | None = None
     for ways in clients:
         known = [value for way in ways if (value := figure(way)) is not None]
@@ -64,7 +64,7 @@ def _worst(clients: Iterable[Sequence[Charges]], figure: Callable[[Charges], flo
 
 
 def rounded_up(value: float) -> str:
-    """Return a privacy figure in four digits, never below what it is; ∞ where it is infinite."""
+    """Return a privacy figure in four digits, never rounded down; ∞ if it is infinite."""
     if not 0 < value < math.inf:
         return "0" if value == 0 else "∞"
     unit = 10.0 ** (math.floor(math.log10(value)) - 3)

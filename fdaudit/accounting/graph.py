@@ -1,14 +1,14 @@
-"""The graph that a transcript's `inputs` draw, and the cheapest way to charge what lies between a view and data.
+"""The graph of a transcript's `inputs`, and the cheapest way to charge the guarantees between a view and data.
 
-A node is a message, what a party held after so many messages, or a client's raw data. From every message of a view
-paths lead upstream. A message with a guarantee may be charged: then nothing passes through the inputs that its event
-covers. A way of charging is valid when no path from the view reaches the victim's data (what is left uncovered is then
-a function of charged releases, of others' data and of independent randomness: adaptive composition). Costs add up,
-so the cheapest valid way is a minimum cut, in which a message is a gate in front of its covered inputs.
+A node is a message, a party's state after a number of messages, or a client's raw data. Paths lead from every message
+of a view upstream. A message with a guarantee may be charged: then nothing passes the inputs that its event covers. A
+way of charging is valid if no path from the view reaches the victim's data. The view is then a function of charged
+releases, of others' data and of independent randomness: adaptive composition. Costs add up, so the cheapest valid way
+is a minimum cut, in which a message is a gate in front of its covered inputs.
 
 Guarantees:
-  * `cheapest` is a valid way of charging, whatever the costs;
-  * its cost is least up to the rounding of costs to whole numbers, and least of all where each charge is forced.
+  * `cheapest` returns a valid way of charging for all costs;
+  * its cost is minimal up to the rounding of costs to whole numbers, and exactly minimal if each charge is forced.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ Node = tuple[str, str, int]
 """`("message", "", seq)`, `("data", client, 0)`, or `("held", party, n)`: the first n messages of that party."""
 
 Filter = tuple[bool, str] | None
-"""Of what a party held only the messages that somebody sent (true), or all but these (false)."""
+"""Whether only a sender's messages (true) or only all others (false) count in a party's state; the sender."""
 
 State = tuple[Node, Filter]
-"""A node, and which of a party's messages count below it."""
+"""A node, and a filter on the messages in a party's state."""
 
 
 @dataclass(frozen=True)
 class Unchanged:
-    """A message that does not change with one unit of the victim's data: its covered inputs cost nothing."""
+    """A message that does not change with one unit of the victim's data; its covered inputs cost nothing."""
 
     covers: tuple[str, ...]
 
 
 Guarantees = Mapping[int, Release | Unchanged | NoGuarantee]
-"""By `seq`, what a message's event is worth in the ledger's terms."""
+"""By `seq`, the guarantee of a message's event in the ledger's unit and relation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:
-    """Why nothing can be claimed: `message` lets the victim's data through and reaches the view."""
+    """The reason why no ε can be claimed: `message` lets the victim's data through and reaches the view."""
 
     message: Message
     reason: str
 
 
 class MessageGraph:
-    """Who computed what from what, over one transcript.
+    """The computation graph of one transcript: the inputs of every message and state.
 
     Args:
-        messages: all of it, in order of `seq`, from 0 on.
+        messages: all messages, in order of `seq`, from 0 on.
 
     Raises:
         IntegrityError: a message names inputs that do not come before it, or one is missing.
@@ -82,13 +82,13 @@ class MessageGraph:
             self._before.append(len(held))
             marks = self._marks.setdefault(message.sender, [])
             if message.inputs == ALL and len(held) > (marks[-1] if marks else 0):
-                marks.append(len(held))  # later ones count from here on
+                marks.append(len(held))  # later messages continue from here
             for party in {message.sender, *message.receivers}:
                 self._held.setdefault(party, []).append(message.seq)
 
     def inputs(self, state: State) -> tuple[State, ...]:
-        """What a node was computed from."""
-        if state not in self._inputs:  # every victim of every view asks
+        """Return the nodes from which a node was computed."""
+        if state not in self._inputs:  # cached: needed for every victim of every view
             self._inputs[state] = tuple(self._found(state))
         return self._inputs[state]
 
@@ -128,13 +128,13 @@ class MessageGraph:
         return {seq: frozenset(states) for seq, states in found.items()}
 
     def is_hidden_in(self, part: int, whole: int, uses: Mapping[int, frozenset[State]]) -> bool:
-        """Return whether all that a view learns of one message it learns from another, by what `uses` returned."""
+        """Return whether a view learns one message only through another, given what `uses` returned."""
         return uses.get(part) == frozenset({_node(whole)})
 
     def split(
         self, state: State, covers: Collection[str], victim: str
     ) -> tuple[Sequence[State], Sequence[State]]:
-        """A node's inputs: those that an event covers for this victim, and the others."""
+        """Return a node's inputs in two groups: those that an event covers for this victim, and the others."""
         if not covers:
             return (), self.inputs(state)
         covered, bare = list[State](), list[State]()
@@ -160,13 +160,13 @@ class MessageGraph:
         guarantees: Guarantees,
         cost: Callable[[Collection[int]], Sequence[Mapping[int, float]]],
     ) -> list[frozenset[int]] | Leak:
-        """Ways to charge for what reaches `seen` of the victim's data, one at least, or what lets it through.
+        """Return one or more valid ways to charge for the victim's data that reach `seen`, or the leak.
 
         Args:
             seen: the messages of a view, by `seq`.
             victim: a client.
-            guarantees: by `seq`, of every message that has an event.
-            cost: given the messages that may be charged, one or more costs of each: a way is sought for each of them.
+            guarantees: by `seq`, the guarantee of every message with an event.
+            cost: maps the messages that may be charged to one or more costs of each; each cost yields one way.
         """
         cut = _Cut(self._region(seen, victim, guarantees), victim)
         if cut.leak is not None:
@@ -177,7 +177,7 @@ class MessageGraph:
         return sorted(ways, key=sorted)
 
     def _region(self, seen: Collection[int], victim: str, guarantees: Guarantees) -> _Region:
-        """What lies upstream of a view: found once for all victims, unless an event covers each client for itself."""
+        """Return the region upstream of a view; cached for all victims, unless an event covers clients separately."""
         before = self._asked
         if before is None or before[0] is not seen or before[1] is not guarantees:
             region = _Region(self, seen, victim, guarantees)
@@ -188,14 +188,14 @@ class MessageGraph:
 
 
 class _Region:
-    """The part of the graph that lies upstream of a view, with what covers its inputs.
+    """The part of the graph upstream of a view, and the coverage of its inputs.
 
     Attributes:
         graph: the graph.
-        guarantees: by `seq`, what events are worth.
+        guarantees: by `seq`, the guarantee of each event.
         sources: the messages of the view.
         edges: every node upstream of the view, with its covered and its uncovered inputs.
-        opened: what the view reaches past no event.
+        opened: the nodes that the view reaches without passing an event.
     """
 
     def __init__(
@@ -209,22 +209,22 @@ class _Region:
 
     @cached_property
     def bare_users(self) -> Mapping[State, Sequence[State]]:
-        """By node, the nodes that have it among their uncovered inputs."""
+        """Map each node to the nodes that have it among their uncovered inputs."""
         return _reversed({state: bare for state, (_, bare) in self.edges.items()})
 
     @cached_property
     def covered_users(self) -> Mapping[State, Sequence[State]]:
-        """By node, the nodes that have it among their covered inputs."""
+        """Map each node to the nodes that have it among their covered inputs."""
         return _reversed({state: covered for state, (covered, _) in self.edges.items()})
 
     @cached_property
     def users(self) -> Mapping[State, Sequence[State]]:
-        """By node, the nodes that have it among their inputs."""
+        """Map each node to the nodes that have it among their inputs."""
         return _reversed({state: [*covered, *bare] for state, (covered, bare) in self.edges.items()})
 
     @cached_property
     def leaks(self) -> Mapping[State, int]:
-        """By node of data, the first message that lets it through and that nothing stands before."""
+        """Map each data node to the first message that lets it through and reaches the view without a guarantee."""
         found: dict[State, int] = {}
         for state in self.opened:
             if state[0][0] == "message":
@@ -234,7 +234,7 @@ class _Region:
         return found
 
     def _explore(self) -> None:
-        """Finds everything upstream of the view, with its inputs, covered and uncovered."""
+        """Find everything upstream of the view, with covered and uncovered inputs."""
         pending = list(self.sources)
         while pending:
             state = pending.pop()
@@ -243,20 +243,20 @@ class _Region:
                 pending += [*covered, *bare]
 
     def _split(self, state: State) -> tuple[Sequence[State], Sequence[State]]:
-        """A node's covered and uncovered inputs."""
+        """Return a node's covered and uncovered inputs."""
         (what, _, number), _ = state
         event = self.guarantees.get(number) if what == "message" else None
         return self.graph.split(state, _covers(event), self._victim)
 
 
 class _Cut:
-    """The part of the graph that lies between a view and a victim's data.
+    """The part of the graph between a view and a victim's data.
 
     Attributes:
         leak: a path that passes no covered input, or None.
-        last: the gates past which data flow freely: all that data meet first on their way to the view.
-        forced: whether `last` is cheapest whatever the costs. It is when the view reaches each of these gates past no
-            other: then each has a path to the data that nothing else stops.
+        last: the gates nearest to the data: the first that the data meet on their way to the view.
+        forced: whether `last` is cheapest for all costs. This holds if the view reaches each of these gates without
+            passing another: then each gate has a path to the data that nothing else stops.
     """
 
     def __init__(self, region: _Region, victim: str) -> None:
@@ -272,17 +272,17 @@ class _Cut:
 
     @cached_property
     def gates(self) -> list[int]:
-        """Every message whose charge stops something, by `seq`."""
+        """Return the `seq` of every message whose charge stops something."""
         return sorted({_seq(s) for s in self._gates})
 
     @cached_property
     def first(self) -> frozenset[int]:
-        """The gates that the view meets first on its way to the data."""
+        """Return the gates that the view meets first on its way to the data."""
         return frozenset(_seq(s) for s in self._gates if s in self._region.opened)
 
     @cached_property
     def _reaching(self) -> set[State]:
-        """Everything that the data may reach."""
+        """Return every node that the data may reach."""
         return _reached([self._sink], self._region.users)
 
     @cached_property
@@ -290,7 +290,7 @@ class _Cut:
         return {user for state in self._reaching for user in self._region.covered_users.get(state, ())}
 
     def _leak(self) -> Leak | None:
-        """The first message, of those that nothing stands before, that nothing keeps from the data itself."""
+        """Return the first message that passes the data to the view past no guarantee, or None."""
         seq = self._region.leaks.get(self._sink)
         if seq is None:
             return None
@@ -301,7 +301,7 @@ class _Cut:
         return Leak(message=self._region.graph.messages[seq], reason=reason)
 
     def least(self, costs: Mapping[int, float]) -> frozenset[int]:
-        """The gates of a minimum cut, costs being scaled to whole numbers."""
+        """Return the gates of a minimum cut; costs are scaled to whole numbers."""
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import maximum_flow
 
@@ -310,7 +310,7 @@ class _Cut:
         gates = {s: len(states) + n for n, s in enumerate(s for s in states if _seq(s) in stops)}
         source, size = len(states) + len(gates), len(states) + len(gates) + 1
         finite = [costs[s[0][2]] for s in gates if np.isfinite(costs[s[0][2]])]
-        # All gates together stay below a capacity that stands for what cannot be cut.
+        # The gates' sum stays below the capacity of edges that cannot be cut.
         scale = 2**28 / max(sum(finite), 1e-300)
         endless = 2**30
         edges = {(source, number[s]): endless for s in self._region.sources if s in number}
@@ -347,7 +347,7 @@ def _node(seq: int) -> State:
 
 
 def _seq(state: State) -> int:
-    """The number of a message's node; of any other node, none that a message has."""
+    """Return the number of a message's node; -1 for any other node."""
     return state[0][2] if state[0][0] == "message" else -1
 
 
@@ -360,7 +360,7 @@ def _reversed(edges: Mapping[State, Sequence[State]]) -> dict[State, list[State]
 
 
 def _reached(start: Sequence[State], edges: Mapping[State, Sequence[State]]) -> set[State]:
-    """Everything that can be reached, the start included."""
+    """Return all nodes reachable from the start, the start included."""
     found, pending = set[State](), list(start)
     while pending:
         state = pending.pop()

@@ -1,9 +1,9 @@
-"""Joint accounts: what one recipient of several runs learns of a record that more than one of them used.
+"""Joint accounts: the charges of one recipient of several runs that share records.
 
 Guarantees:
-  * the charges of all runs that a record took part in compose; no ε is added to another;
-  * a record that is in one of the runs alone is charged for that run alone;
-  * where records of the runs cannot be matched, a record may be with any client of each run.
+  * the charges of all runs that used a record compose; ε are never added;
+  * a record that only one run used is charged for that run only;
+  * if records of the runs cannot be matched, a record may be with any client of each run.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from fdaudit.accounting.costs import Charge, Charges, epsilon
 __all__ = ["Holders", "Joint", "joined"]
 
 Holders = tuple[str | None, ...]
-"""The client that holds a record in each run; None where no client does."""
+"""The client that holds a record in each run; None if no client does."""
 
 _COMBINATIONS = 256
-"""Up to so many combinations of clients are priced one by one; beyond, a bound stands for all."""
+"""Most combinations of clients that are priced one by one; for more, one bound covers all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Joint:
-    """Accounts of several runs together.
+    """The combined accounts of several runs.
 
     Attributes:
-        accounts: of every combination of clients, by a name for it.
+        accounts: charges by name of a combination of clients.
         holders: by the same names, the client of each run.
-        shares: by the same names, what each run charges; empty where its client is charged nothing.
+        shares: by the same names, what each run charges; empty if its client is charged nothing.
     """
 
     accounts: Accounts
@@ -50,10 +50,10 @@ def joined(
     """Return the accounts of several runs as one.
 
     Args:
-        accounts: of one view, unit and relation, one a run.
+        accounts: one for each run, for one view, unit and relation.
         names: of the runs, for causes and labels.
-        holders: which clients hold one record; None where any client of each run may.
-        delta: δ at which the way of charging a client of one run is chosen.
+        holders: the combinations of clients that hold one record; None if any combination is possible.
+        delta: δ at which each client's way of charging is chosen.
     """
     worth = [{client: _cheapest(ways, delta) for client, ways in a.charges.items()} for a in accounts]
     causes = dict[str, str]()
@@ -100,7 +100,7 @@ def _sum(parts: Sequence[Charges]) -> Counter[Charge]:
 
 
 def _protected(held: Holders, accounts: Sequence[Accounts]) -> bool:
-    """Return whether no member of the adversary holds the record: members are in no account of their own view."""
+    """Return whether no member of the adversary holds the record; a view's accounts leave out its members."""
     return all(
         client is None or client in account.charges or client in account.causes
         for client, account in zip(held, accounts, strict=True)
@@ -108,14 +108,14 @@ def _protected(held: Holders, accounts: Sequence[Accounts]) -> bool:
 
 
 def _label(held: Holders, names: Sequence[str]) -> str:
-    """`client/0` where it is the same in every run, else each client with its run."""
+    """Return the client's name if it is the same in every run, else each client with its run."""
     if len(set(held)) == 1 and held[0] is not None:
         return held[0]
     return ", ".join(f"{client} of {name}" for client, name in zip(held, names, strict=True) if client)
 
 
 def _combinations(worth: list[dict[str, Charges]]) -> tuple[list[dict[str, Charges]], list[Holders]]:
-    """Return the dearest charges of each run and every combination of them."""
+    """Return the most expensive charges of each run and every combination of them."""
     reduced = [_dearest(run) for run in worth]
     if math.prod(max(1, len(run)) for run in reduced) > _COMBINATIONS:
         reduced = [{"any client": _union(run.values())} if len(run) > 1 else run for run in reduced]
@@ -123,7 +123,7 @@ def _combinations(worth: list[dict[str, Charges]]) -> tuple[list[dict[str, Charg
 
 
 def _dearest(run: Mapping[str, Charges]) -> dict[str, Charges]:
-    """Return the clients whose charges are no part of another client's; the first of those with equal charges."""
+    """Return the clients whose charges are not part of another's; of clients with equal charges, the first."""
     kept = dict[str, Charges]()
     for client, charges in run.items():
         if any(_within(charges, other) for other in kept.values()):
@@ -137,7 +137,7 @@ def _within(part: Charges, whole: Charges) -> bool:
 
 
 def _union(all_charges: Iterable[Charges]) -> Counter[Charge]:
-    """Every mechanism as often as the client that uses it most: no client is charged more."""
+    """Return every mechanism as often as the client that uses it most: an upper bound on every client's charges."""
     total = Counter[Charge]()
     for charges in all_charges:
         total |= Counter(charges)

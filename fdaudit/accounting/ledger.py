@@ -1,4 +1,4 @@
-"""The ledger: what ε an adversary's view costs the client that it costs most, or why none can be claimed."""
+"""The ledger: the ε of an adversary's view for the worst-affected client, or why none can be claimed."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ __all__ = ["Books", "Ledger", "OracleAnswers", "may_ask"]
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """What a view costs.
+    """The cost of a view.
 
     Attributes:
         view: the adversary.
-        epsilon: at `delta`, of the client that it is largest for; infinite when none can be claimed.
+        epsilon: at `delta`, of the worst-affected client; infinite if none can be claimed.
         delta: δ.
         unit: what changes between neighbours: one record of a client, or all of it.
         relation: how it changes.
         victim: the worst client, or empty when every client is a member of the adversary.
         cause: why ε is infinite; empty otherwise.
-        message: `seq` of the first message that makes it so.
+        message: `seq` of the first message that makes ε infinite.
         kind: its kind.
         accountant: the rule that gave ε, with its version.
         contributions: by kind of message.
-        sampling: sampling that the figure assumes, and what was done.
-        assumptions: what the figure rests on.
-        warnings: what makes the figure say less than it seems to.
-        gdp: μ of μ-GDP that holds for every client, where that is exact: only plain Gaussians are charged.
-        zcdp: ρ of ρ-zCDP that holds for every client, where only Gaussians, discrete ones included, are charged.
+        sampling: the sampling that the figure assumes, and the actual sampling.
+        assumptions: assumptions of the figure.
+        warnings: reasons why the figure says less than it seems to.
+        gdp: μ of μ-GDP for every client; only if all charges are plain Gaussians, since μ is then exact.
+        zcdp: ρ of ρ-zCDP for every client; only if all charges are Gaussians or discrete Gaussians.
     """
 
     view: str
@@ -64,11 +64,11 @@ class Ledger:
 
     @property
     def finite(self) -> bool:
-        """Whether anything can be claimed."""
+        """Return whether a finite ε can be claimed."""
         return math.isfinite(self.epsilon)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; an infinite ε is null."""
+        """Return the ledger as plain data; an infinite ε becomes null."""
         value = asdict(self)
         value["adversary"] = value.pop("view")
         value["epsilon"] = self.epsilon if self.finite else None
@@ -77,12 +77,12 @@ class Ledger:
 
 @dataclass(frozen=True, kw_only=True)
 class OracleAnswers:
-    """All answers of one model that an adversary may get; what it may ask is charged, not what it asked.
+    """All answers of one model that an adversary may get; the ledger charges permitted questions, asked or not.
 
     Attributes:
         message: an `oracle_answer` that follows the transcript, numbered on from its last message.
-        asked_by: roles, one of which must ask.
-        heard_by: roles, one of which must receive the answers.
+        asked_by: roles that may ask.
+        heard_by: roles that receive the answers.
         queries: how many samples may be asked.
     """
 
@@ -92,7 +92,7 @@ class OracleAnswers:
     queries: int
 
     def open_to(self, members: Collection[str], transport: str) -> bool:
-        """Return whether an adversary of these members can ask, and gets the answers."""
+        """Return whether an adversary with these members can ask and receives the answers."""
         return may_ask(members, self.asked_by, self.heard_by, transport)
 
 
@@ -106,19 +106,19 @@ def may_ask(
 
 
 class Books:
-    """A transcript made ready for ledgers of any view.
+    """A transcript prepared for the ledger of any view.
 
     Args:
         messages: the whole transcript, in order.
         parties: every party.
-        transport: what an eavesdropper sees of it.
-        choices: what was chosen on which data.
-        reveals: by (kind, sender role), what of such a message is raw data, in words.
-        records: how many records the client has that has fewest; δ is held against it.
-        oracles: what may be asked of models.
-        fixed_sizes: (kind, sender role) of the messages whose size does not depend on private data, by what the
-            protocol and its defences declare. All other sizes are charged like the message itself.
-        assumptions: what the protocol's settings take on trust.
+        transport: `plain` or `encrypted`: what an eavesdropper sees.
+        choices: the data on which each choice was made.
+        reveals: by (kind, sender role), the raw data in such a message, in words.
+        records: number of records of the smallest client; δ is compared with it.
+        oracles: the oracles of the run's models.
+        fixed_sizes: (kind, sender role) of the messages whose size does not depend on private data, as the protocol
+            and its defences declare. All other sizes are charged like the message itself.
+        assumptions: assumptions that the protocol's settings make.
         pooled: the party that held every client's records before the first message, or "".
     """
 
@@ -145,7 +145,7 @@ class Books:
 
     @cached_property
     def relation(self) -> Relation:
-        """The relation that this run's events suit: add-or-remove where one is stated for it alone."""
+        """Return the relation of this run's events: add-or-remove if some event is stated for that relation only."""
         events = [part for m in self._graph.messages for part in mechanisms(m)]
         removal = any(e.unit == "record" and e.relation == "add-or-remove" for e in events)
         return "add-or-remove" if removal else "replace-one"
@@ -159,13 +159,13 @@ class Books:
         relation: Relation | None = None,
         pld: bool = True,
     ) -> Ledger:
-        """What a view costs.
+        """Return the cost of a view.
 
         Args:
             view: an adversary, as `Run.view` takes it.
             delta: δ in (0, 1).
-            unit: one record of a client, or all that a client holds.
-            relation: add-or-remove or replace-one; left out, the one that the run's events suit.
+            unit: one record of a client, or all of its data.
+            relation: add-or-remove or replace-one; default: the relation of the run's events.
             pld: whether privacy-loss distributions may be convolved, which is tighter and takes seconds.
 
         Raises:
@@ -205,12 +205,12 @@ class Books:
         )
 
     def accounts(self, view: str, *, unit: Unit = "record", relation: Relation | None = None) -> Accounts:
-        """Return what each client is charged, before any δ is chosen.
+        """Return the charges of each client, before a δ is chosen.
 
         Args:
             view: an adversary, as `Run.view` takes it.
-            unit: one record of a client, or all that a client holds.
-            relation: add-or-remove or replace-one; left out, the one that the run's events suit.
+            unit: one record of a client, or all of its data.
+            relation: add-or-remove or replace-one; default: the relation of the run's events.
 
         Raises:
             SpecError: no such party.
@@ -236,7 +236,7 @@ class Books:
         )
 
     def warnings(self, delta: float, unit: Unit) -> tuple[str, ...]:
-        """Return what makes a figure at this δ say less than it seems to."""
+        """Return the reasons why a figure at this δ says less than it seems to."""
         return self._warned(delta, unit)
 
     def _entry(self, view: str, delta: float, unit: Unit, relation: Relation | None, pld: bool) -> Entry:
@@ -257,7 +257,7 @@ class Books:
         return [p for p in self._parties if role(p) == "client" and p not in entry.members]
 
     def _seen(self, members: Collection[str]) -> list[int]:
-        """Return what reaches a view, by `seq`: messages, answers of oracles, and sizes that may tell something."""
+        """Return the `seq` of messages, oracle answers and informative sizes that reach a view."""
         seen = []
         for m in self._recorded:
             overheard = EAVESDROPPER in members and any(r != m.sender for r in m.receivers)
@@ -267,7 +267,7 @@ class Books:
         return seen + [o.message.seq for o in self._oracles if o.open_to(members, self._transport)]
 
     def _beyond_messages(self, entry: Entry) -> str:
-        """Why nothing can be claimed whatever the messages carry, or nothing."""
+        """Return a reason outside the messages why no ε can be claimed, or an empty text."""
         if self._pooled in entry.members:
             return f"every client's records were pooled at {self._pooled} before the first message"
         return self._choices.unaccounted() if entry.seen else ""
@@ -291,7 +291,7 @@ class Books:
         return ()
 
     def _assumed(self, entry: Entry) -> tuple[str, ...]:
-        """What every figure of this run rests on."""
+        """Return the assumptions of every figure of this run."""
         found = [
             "Records of one client do not depend on another's.",
             "Who takes part, the schedule and every setting were fixed without private data"

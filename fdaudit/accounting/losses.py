@@ -1,4 +1,4 @@
-"""Privacy-loss distributions: a dominating pair for each mechanism, and the convolution of all of them.
+"""Privacy-loss distributions: a dominating pair for each mechanism, and their convolution.
 
 A pair (P, Q) dominates a mechanism if no event distinguishes two neighbours better than it distinguishes P from Q:
 H_a(M(D), M(D')) <= H_a(P, Q) for every a >= 0, where H_a(P, Q) is the integral of the positive part of P - aQ. An
@@ -6,7 +6,7 @@ adaptive composition is dominated by the product of the pairs (Zhu, Dong & Wang 
 
 Guarantees:
   * every charge has a dominating pair, and its rounding to the grid only raises δ(ε);
-  * Gaussian releases are one release, however many they are.
+  * Gaussian releases are merged into one, for any number of them.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ ROUNDING = 1e-11
 """δ kept back for the rounding errors of the Fourier transforms; those measured stay below 1e-13."""
 
 _GRID, _FINE_GRID, _MANY = 1e-4, 1e-5, 10_000
-"""Cell of the grid, and the cell for compositions of more than so many runs."""
+"""Cell of the grid, cell for large compositions, and the number of runs from which it is used."""
 
 _UNLIKE = 1e-15
-"""How far, in total, the discrete Gaussians may be from what they are replaced by."""
+"""Largest total probability that discrete Gaussians differ from their replacements."""
 
 _FAR = 600.0
-"""A loss whose exponential is still a number, with room for products."""
+"""Largest loss with a finite exponential, with room for products."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """`steps` Gaussian releases, each of a client drawn at random among `clients`; who was drawn stays unknown.
+    """`steps` Gaussian releases, each by a client drawn at random from `clients`; the draw stays secret.
 
-    The draws are fresh and uniform. Every client releases by the same rule, so that the values of any two clients are
-    no further apart than the sensitivity: a clip of half the sensitivity bounds them all.
+    The draws are fresh and uniform. Every client releases by the same rule, so the values of any two clients differ by
+    at most the sensitivity: a clip of half the sensitivity bounds all of them.
     """
 
     gaussian: Gaussian
@@ -66,10 +66,10 @@ Charges = Mapping[Charge, int]
 
 @dataclass
 class _Runs:
-    """Charges by the pair that dominates one run of them."""
+    """Charges grouped by the pair that dominates one run."""
 
     ratios: list[float] = field(default_factory=list)
-    """Of Gaussians: sensitivity over noise, their counts included."""
+    """Sensitivity over noise of Gaussians, their counts included."""
     sampled: Counter[tuple[float, float]] = field(default_factory=Counter)
     """By noise over sensitivity and rate of Poisson sampling."""
     drawn: Counter[tuple[float, float]] = field(default_factory=Counter)
@@ -79,11 +79,11 @@ class _Runs:
     concentrated: float = 0.0
     """ρ of zero-concentrated DP, added up."""
     unlike: float = 0.0
-    """Probability that a replacement differs from what it stands for."""
+    """Probability that a replacement differs from the original."""
 
 
 def pure_each(charge: Charge) -> float:
-    """Return the pure ε of one run, or infinity where it has none."""
+    """Return the pure ε of one run, or infinity if it has none."""
     if isinstance(charge, PureDP):
         return charge.epsilon
     if isinstance(charge, Laplace | DiscreteLaplace):
@@ -92,14 +92,15 @@ def pure_each(charge: Charge) -> float:
 
 
 def losses(charges: Charges, coarser: float = 1) -> Any:
-    """Return the composed privacy-loss distribution, a `dp_accounting` object whose grid is rounded up.
+    """Return the composed privacy-loss distribution, a `dp_accounting` object with losses rounded up to the grid.
 
-    A Laplace release moves many values at once. No proof is given here that the loss of one value that moves by as much
-    dominates it, so it counts as randomised response of its pure ε, which dominates every mechanism of that ε.
+    A change of data moves many values of a Laplace release. No proof is given here that one value that moves by the
+    same total dominates them. So the release counts as randomised response of its pure ε, which dominates every
+    mechanism of that ε.
 
     Args:
         charges: mechanisms, with how often each is charged.
-        coarser: how many times as wide the grid is.
+        coarser: factor by which the grid is widened.
     """
     from dp_accounting.pld.common import DifferentialPrivacyParameters
     from dp_accounting.pld.privacy_loss_distribution import (
@@ -131,7 +132,7 @@ def losses(charges: Charges, coarser: float = 1) -> Any:
 
 
 def at_delta(distribution: Any, delta: float) -> float:
-    """Return ε at δ of a distribution that `losses` composed; infinite where δ is too small for its arithmetic."""
+    """Return ε at δ of a distribution from `losses`; infinite if δ is too small for its arithmetic."""
     usable = delta - ROUNDING
     return float(distribution.get_epsilon_for_delta(usable)) if usable > 0 else math.inf
 
@@ -161,14 +162,14 @@ def _sorted(charges: Charges) -> _Runs:
 def _add_whole(runs: _Runs, whole: Mapping[DiscreteGaussian, int]) -> None:
     """Replace discrete Gaussians by Gaussians with a little less noise.
 
-    Let x be N(μ, σ² - s²) with a whole μ, and let y be a whole number drawn with probability in proportion to
-    exp(-(y - x)²/2s²). Write e(t) = 2 Σ_{n>=1} exp(-2π²n²t²). By Poisson's summation formula Σ_j N(j - x; 0, s²) is at
-    least 1 - e(s), so that P[y = k] <= N(k; μ, σ²) / (1 - e(s)). A discrete Gaussian of parameter σ around μ has
-    probability at least N(k; μ, σ²) / (1 + e(σ)) at k. It therefore equals y except for a probability of e(s) + e(σ),
-    and y is computed from x. Whole numbers of ℓ2 sensitivity Δ change in at most Δ² places; the other places tell
-    nothing. So a release is computed from the Gaussian one of variance σ² - s², except for a probability of
-    Δ² (e(s) + e(σ)), in which everything may be told.
-    Noise too small for that counts by zero-concentrated DP (Canonne, Kamath & Steinke 2020, Theorem 4).
+    Let x be N(μ, σ² - s²) with a whole μ, and let y be a whole number drawn with probability in proportion to exp(-(y -
+    x)²/2s²). Write e(t) = 2 Σ_{n>=1} exp(-2π²n²t²). By Poisson's summation formula Σ_j N(j - x; 0, s²) is at least 1 -
+    e(s), so that P[y = k] <= N(k; μ, σ²) / (1 - e(s)). A discrete Gaussian of parameter σ around μ has probability at
+    least N(k; μ, σ²) / (1 + e(σ)) at k. It therefore equals y except for a probability of e(s) + e(σ), and y is
+    computed from x. Whole numbers of ℓ2 sensitivity Δ change in at most Δ² places; the other places reveal nothing. So
+    a release is computed from the Gaussian one of variance σ² - s², except for a probability of Δ² (e(s) + e(σ)), in
+    which the release may reveal everything. Smaller noise is counted by zero-concentrated DP (Canonne, Kamath & Steinke
+    2020, Theorem 4).
     """
     places = math.fsum(n * math.ceil(c.sensitivity**2) for c, n in whole.items())
     less = math.log(5 * max(places, 1.0) / _UNLIKE) / (
@@ -185,7 +186,7 @@ def _add_whole(runs: _Runs, whole: Mapping[DiscreteGaussian, int]) -> None:
 
 @lru_cache(maxsize=16)
 def _sampled_losses(noise: float, rate: float, grid: float) -> Any:
-    """The loss distribution of one step of a sampled Gaussian, most of what an ε takes."""
+    """Return the loss distribution of one step of a sampled Gaussian; this takes most of the time of an ε."""
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
     return from_gaussian_mechanism(noise, value_discretization_interval=grid, sampling_prob=rate)
@@ -193,7 +194,7 @@ def _sampled_losses(noise: float, rate: float, grid: float) -> Any:
 
 @lru_cache(maxsize=16)
 def _drawn_losses(noise: float, rate: float, grid: float) -> Any:
-    """Return the loss distribution of one step in which one client of many is drawn, and its whole data are replaced.
+    """Return the loss distribution of a step that draws one of many clients, whose whole data are replaced.
 
     With q = 1/K, a step's distributions are P = (1-q)R + qN(u) and Q = (1-q)R + qN(v). R mixes the other clients'
     Gaussians. All means are within one sensitivity of u and of v. For a >= 1 and b = 1 + (a-1)/q advanced joint
@@ -201,7 +202,7 @@ def _drawn_losses(noise: float, rate: float, grid: float) -> Any:
     convex in its second argument, so this is at most q H_b(N(Δ), N(0)) = H_a((1-q)N(0) + qN(Δ), N(0)). For a < 1
     H_a(P, Q) = 1 - a + a H_{1/a}(Q, P), and the same bound holds for the second term. The two bounds together make
     a profile, which some pair has (Zhu, Dong & Wang 2022, Proposition 10 and Theorem 11). The pairs of Poisson
-    sampling are not used: an adversary may place the others beside u at one step and beside v at the next, and no
+    sampling are not used: an adversary may place the others near u at one step and near v at the next, and no
     proof covers that (Lebeda, Regehr, Kamath & Steinke 2024).
     """
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
@@ -245,7 +246,7 @@ def _concentrated_losses(rho: float, grid: float) -> Any:
 
 
 def _hull(x: NDArray[np.float64], y: NDArray[np.float64]) -> list[int]:
-    """Return which points (n,) are corners of the convex hull from below; x rises."""
+    """Return the indices of the points (n,) on the lower convex hull; x is ascending."""
     kept: list[int] = []
     for i in range(len(x)):
         while len(kept) > 1:

@@ -1,8 +1,8 @@
-"""The privacy profile of a view: ε at many δ, its loss distributions and its trade-off function.
+"""The privacy profile of a view: ε at many δ, loss distributions, and the trade-off function.
 
 Guarantees:
-  * ε at each δ is that of the client that is worst at this δ;
-  * every pair (ε, δ) is sound by itself;
+  * ε at each δ is that of the worst client at this δ;
+  * every pair (ε, δ) is sound;
   * the trade-off function bounds the type II error from below for every client and in both directions.
 """
 
@@ -32,19 +32,19 @@ DELTAS: Values = np.array(
     [float(f"{10.0 ** (tenths / 10):.3g}") for tenths in range(-120, -10)]
     + [hundredths / 100 for hundredths in range(10, 100, 2)]
 )
-"""δ at which a profile has its ε: ten a decade from 1e-12 to 0.1, then every 0.02."""
+"""δ of a profile: ten per decade from 1e-12 to 0.1, then every 0.02."""
 
 ALPHAS: Values = np.unique(
     np.concatenate([[0.0], 10.0 ** np.arange(-8, -2, 0.1).round(1), np.arange(1, 101) / 100])
 )
-"""Type I errors at which a trade-off function is written down."""
+"""Type I errors at which a trade-off function is evaluated."""
 
 _TOO_LOUD = 300.0
 """Above this ε at the largest δ below 0.01 a distribution is too long to compose, and the guarantee is vacuous."""
 _LARGEST_POWER = 700.0
-"""The largest ε whose exponential is a number; e^ε α is above 1 there for every α that matters."""
+"""The largest ε with a finite exponential; e^ε α exceeds 1 there for every relevant α."""
 _ROUNDED_DOWN = 1 - 1e-9
-"""A trade-off function is lowered by a billionth: floating point may have raised it by less."""
+"""Factor that lowers a trade-off function by a billionth: floating-point errors are smaller."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,15 +56,15 @@ class Profile:
         unit: what changes between neighbours.
         relation: how it changes.
         deltas: (n,) ascending.
-        epsilons: (n,) at each δ, of the client that is worst there; infinite where none can be claimed.
-        clients: (n,) the name of that client; empty where no client is left to protect.
+        epsilons: (n,) at each δ, of the worst client; infinite if none can be claimed.
+        clients: (n,) that client's name; empty if no client is left to protect.
         accountants: (n,) the rule that gave ε.
         cause: why every ε is infinite, or an empty text.
-        gdp: μ where μ-GDP holds exactly for every client; None otherwise.
-        zcdp: ρ where ρ-zCDP holds exactly for every client; None otherwise.
+        gdp: μ if μ-GDP holds exactly for every client; None otherwise.
+        zcdp: ρ if ρ-zCDP holds exactly for every client; None otherwise.
         distributions: one for each client that may be worst at some δ.
         missing: why there are no distributions, or an empty text.
-        assumptions: what all of it rests on.
+        assumptions: assumptions of the profile.
     """
 
     view: str
@@ -84,8 +84,8 @@ class Profile:
     def trade_off(self, alphas: Values = ALPHAS) -> Values:
         """Return a lower bound (m,) of the type II error at each type I error (Dong, Roth & Su 2019).
 
-        It holds for every client and in both directions. For Gaussians alone it is exact; otherwise it is the
-        largest of the bounds that all pairs (ε, δ) of the profile imply, and so convex and its own inverse.
+        It holds for every client and in both directions. It is exact if all charges are Gaussians. Otherwise it is the
+        largest bound that the profile's pairs (ε, δ) imply, and thus convex and its own inverse.
         """
         if self.gdp is not None:
             return _gaussian_trade_off(self.gdp, alphas)
@@ -93,10 +93,10 @@ class Profile:
 
 
 def with_delta(delta: float) -> Values:
-    """Return `DELTAS` with another δ among them.
+    """Return `DELTAS` with another δ added.
 
     Raises:
-        SpecError: it is out of range.
+        SpecError: δ is out of range.
     """
     if not 0 < delta < 1:
         raise SpecError("delta", delta, "is no probability of failure", "Give a δ between 0 and 1.")
@@ -112,8 +112,8 @@ def trade_off(epsilons: Values, deltas: Values, alphas: Values) -> Values:
         alphas: (m,) type I errors.
 
     Returns:
-        (m,) max over pairs of 0, 1 - δ - e^ε α and e^-ε (1 - δ - α): Wasserman & Zhou 2010, Theorem 2.4, for all
-        pairs together.
+        (m,) max over pairs of 0, 1 - δ - e^ε α and e^-ε (1 - δ - α): Wasserman & Zhou 2010, Theorem 2.4, over all
+        pairs.
     """
     slope = np.exp(np.minimum(epsilons, _LARGEST_POWER))[:, None]
     rest = 1 - deltas[:, None]
@@ -124,7 +124,7 @@ def trade_off(epsilons: Values, deltas: Values, alphas: Values) -> Values:
 
 
 def _gaussian_trade_off(mu: float, alphas: Values) -> Values:
-    """Φ(Φ⁻¹(1 - α) - μ): Dong, Roth & Su 2019, equation 6."""
+    """Return Φ(Φ⁻¹(1 - α) - μ): Dong, Roth & Su 2019, equation 6."""
     from scipy.special import ndtr, ndtri
 
     found: Values = ndtr(-ndtri(alphas) - mu) * _ROUNDED_DOWN
@@ -135,9 +135,9 @@ def profile(accounts: Accounts, deltas: Values = DELTAS, *, distributions: bool 
     """Return ε of a view at many δ, the worst client at each.
 
     Args:
-        accounts: what each client is charged.
+        accounts: the charges of each client.
         deltas: (n,) in (0, 1), ascending.
-        distributions: whether each client's loss distribution is composed where its ε does not need it.
+        distributions: whether to compose each client's loss distribution even if its ε does not need it.
     """
     n = len(deltas)
     common: dict[str, Any] = {
@@ -178,7 +178,7 @@ def profile(accounts: Accounts, deltas: Values = DELTAS, *, distributions: bool 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Priced:
-    """One client, or one way of charging it: ε at each δ, the rule that gave it, and the distribution if there is."""
+    """A client or one of its ways of charging, priced: ε at each δ, the rule that gave it, and any distribution."""
 
     client: str
     epsilons: Values
@@ -189,7 +189,7 @@ class _Priced:
 def _refined(
     clients: Mapping[str, tuple[Charges, ...]], deltas: Values, distributions: bool
 ) -> list[_Priced]:
-    """Every client that may be worst at some δ, at full precision; the first of clients with equal charges."""
+    """Return every client that may be worst at some δ, at full precision; of clients with equal charges, the first."""
     alike = dict[frozenset[frozenset[Any]], str]()
     for name, ways in clients.items():
         alike.setdefault(frozenset(frozenset(way.items()) for way in ways), name)
@@ -204,7 +204,7 @@ def _refined(
 
 
 def _least(ways: Sequence[_Priced]) -> _Priced:
-    """The least ε over ways at each δ; the distribution is that of the way that is least at most δ."""
+    """Return the least ε over ways at each δ, with the distribution of the way that is least at most δ."""
     table = np.array([way.epsilons for way in ways])
     least = np.argmin(table, axis=0)
     often = int(np.argmax(np.bincount(least, minlength=len(ways))))
@@ -217,7 +217,7 @@ def _least(ways: Sequence[_Priced]) -> _Priced:
 
 
 def _by_sums(client: str, charges: Charges, deltas: Values) -> _Priced:
-    """ε by every rule that composes no distribution."""
+    """Return ε by every rule that composes no distribution."""
     found = [epsilon(charges, float(delta), pld=False) for delta in deltas]
     return _Priced(
         client=client,
@@ -236,7 +236,7 @@ def _by_all_rules(client: str, charges: Charges, deltas: Values, distributions: 
     distribution = composed(client, charges)
     name = f"PLD (dp-accounting {version('dp-accounting')})"
     tighter = sums.epsilons if exact else distribution.epsilons(np.maximum(deltas - ROUNDING, 0.0))
-    # Of figures that are the same but for rounding, the rule that says most keeps its name.
+    # If figures differ by rounding only, the more informative rule keeps its name.
     better = tighter < sums.epsilons * (1 - 1e-6)
     return _Priced(
         client=client,
@@ -247,7 +247,7 @@ def _by_all_rules(client: str, charges: Charges, deltas: Values, distributions: 
 
 
 def _composed(priced: Sequence[_Priced]) -> dict[str, Any]:
-    """The distributions, all or none: a part of them would say less than the profile does."""
+    """Return all distributions or none: some of them would claim less than the profile does."""
     found = [p.distribution for p in priced if p.distribution is not None]
     if len(found) == len(priced):
         return {"distributions": tuple(found)}

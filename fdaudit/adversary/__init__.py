@@ -1,1 +1,1 @@
-"""What an attack may know: view, knowledge, oracle."""
+"""The adversary: its view, its knowledge and its oracle."""

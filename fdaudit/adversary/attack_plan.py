@@ -11,15 +11,15 @@ __all__ = ["AttackPlan"]
 
 @dataclass(frozen=True, eq=False)
 class AttackPlan:
-    """One attack. Its code is loaded where it is run, not here.
+    """One attack. Its code is loaded in the process that runs it, not here.
 
     Attributes:
         name: its public name.
         card: its docstring and literal attributes.
-        target: where its class is, as `"module:Class"`.
-        own: whether it is fdaudit's own; others run apart from these and from each other.
-        params: its settings; None where the spec does not ask for it.
-        adversaries: whose views it is run on.
+        target: import path of its class, as `"module:Class"`.
+        own: whether it is fdaudit's own; third-party attacks run in processes separate from these and from each other.
+        params: its settings; None if the spec does not ask for it.
+        adversaries: the adversaries whose views it runs on.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Knowledge: what an adversary is assumed to have beyond its view, bound by the audit and on record."""
+"""Knowledge: what an adversary is assumed to have in addition to its view; set by the audit and recorded."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["Knowledge"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Knowledge:
-    """What an adversary is assumed to know. Whatever is None it does not have.
+    """The assumed knowledge of an adversary. A field that is None is unknown to it.
 
     Attributes:
         architecture: builds the network that the federation trains; no weights.
         auxiliary: records (x, y) from the same distribution as the clients', disjoint from theirs.
         train: a training core of the adversary's own, for shadow models.
-        encode: a feature extractor (n, c, h, w) -> (n, d), trained on `auxiliary` alone.
-        rehearse: runs the protocol on data of the adversary's choosing, (x, y) a client, with a seed of its
-            own, and returns the view that the adversary would have had: a shadow run.
+        encode: a feature extractor (n, c, h, w) -> (n, d), trained on `auxiliary` only.
+        rehearse: runs the protocol on data that the adversary chooses, (x, y) per client, with a seed of its own, and
+            returns the adversary's view of that shadow run.
         public: (n, c, h, w) the unlabelled samples that every party holds, in the order of the messages' `index`.
         initial: seed of the public initial weights, which all clients with the federation's network start from:
-            `architecture.build(torch.Generator().manual_seed(initial))`. Who takes part was handed them.
-        classes: number of classes C.
-        task: what the models learn: one class a record, or for each class whether it occurs.
+            `architecture.build(torch.Generator().manual_seed(initial))`. Every participant receives them.
+        classes: number of classes, C.
+        task: the models' task: one class per record, or a yes or no for each class.
     """
 
     architecture: Architecture | None = None
@@ -47,5 +47,5 @@ class Knowledge:
     task: Task = "single-label"
 
     def declared(self) -> tuple[str, ...]:
-        """Names of what the adversary is assumed to have."""
+        """Return the names of the fields that the adversary is assumed to have."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name) not in (None, 0))

@@ -1,11 +1,11 @@
-"""Oracles: an active adversary's means of asking, as a handle with a queue and nothing behind it.
+"""Oracles: an active adversary's handle for queries, which holds a queue and no model.
 
 Guarantees:
-  * the handle holds two queues, a budget and a word; no attribute, closure or bound method leads from it to
-    a model, a vault or a split (a closure over the model would let attributes reach it);
-  * a query that would pass the budget is refused before anything is asked, and again on the serving side, which
-    keeps its own count: what an attack does to its handle buys no answer;
-  * an answer that cannot be given fails the attack, whether or not it catches the error, and blocks nobody.
+  * the handle holds two queues, a budget and a word; no attribute, closure or bound method leads from it to a model,
+    a vault or a split (attributes would reach a model through a closure over it);
+  * a query that would exceed the budget is refused before anything is asked. The serving side keeps its own count and
+    refuses it again: tampering with the handle buys no answer;
+  * an answer that cannot be given fails the attack, even if the attack catches the error, and blocks no process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Oracle", "Question", "answer", "serve"]
 
 T = TypeVar("T")
 Question = tuple["Tensor", "str | None"]
-"""Samples (n, c, h, w), and whose model is asked; None: the released one."""
+"""Samples (n, c, h, w), and the party whose model is asked; None for the released model."""
 
 
 class Oracle:
@@ -36,8 +36,8 @@ class Oracle:
 
     Args:
         answers: `soft` (class probabilities) or `hard` (class indices).
-        budget: how many samples may be asked in all.
-        models: whose models may be asked; empty: the released one.
+        budget: total number of samples that may be asked.
+        models: the parties whose models may be asked; empty for the released model.
     """
 
     def __init__(self, answers: str, budget: int, models: tuple[str, ...] = ()) -> None:
@@ -48,35 +48,35 @@ class Oracle:
 
     @property
     def answers(self) -> str:
-        """`soft` or `hard`."""
+        """Return the kind of answers: `soft` or `hard`."""
         return self._answers
 
     @property
     def budget(self) -> int:
-        """Samples that may be asked in all."""
+        """Return the total number of samples that may be asked."""
         return self._budget
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Whose models may be asked; empty: the released one."""
+        """Return the parties whose models may be asked; empty for the released model."""
         return self._models
 
     @property
     def spent(self) -> int:
-        """Samples asked so far."""
+        """Return the number of samples asked so far."""
         return self._spent
 
     @property
     def remaining(self) -> int:
-        """Samples that may still be asked."""
+        """Return the number of samples that may still be asked."""
         return self._budget - self._spent
 
     def query(self, x: Tensor, of: str | None = None) -> Tensor:
-        """Answers for samples (n, c, h, w): probabilities (n, C) or classes (n,).
+        """Return the answers for samples (n, c, h, w): probabilities (n, C) or classes (n,).
 
         Args:
             x: the samples.
-            of: whose model is asked, one of `models`; None where it is the released one.
+            of: the party whose model is asked, one of `models`; None for the released model.
 
         Raises:
             BudgetExceededError: the query would pass the budget; nothing was asked.
@@ -99,26 +99,26 @@ class Oracle:
 
 
 def answer(kind: str, logits: Tensor, task: Task = "single-label") -> Tensor:
-    """What an oracle answers: probabilities (n, C), or classes (n,); multi-label, 0 and 1 for each class (n, C)."""
+    """Return an oracle's answer: probabilities (n, C), or classes (n,), which are (n, C) of 0 and 1 if multi-label."""
     if task == "multi-label":
         return logits.sigmoid() if kind == "soft" else (logits > 0).long()
     return F.softmax(logits, 1) if kind == "soft" else logits.argmax(1)
 
 
 def serve(attack: Callable[[], T], oracle: Oracle, reply_to: Callable[[Tensor, str | None], Tensor]) -> T:
-    """Runs `attack` in a thread of its own and answers what it asks of `oracle` in this one.
+    """Run `attack` in a separate thread and answer its queries to `oracle` in this thread.
 
     Args:
-        attack: what to run; it holds the handle, never `reply_to`.
-        oracle: the handle that it was given.
-        reply_to: maps samples, and whose model they are for, to answers; only this side of the queue ever sees it.
+        attack: the attack; it holds the handle, never `reply_to`.
+        oracle: the handle that the attack was given.
+        reply_to: maps samples and a party to that party's answers; the attack's side of the queue never sees it.
 
     Returns:
-        What the attack returned.
+        The attack's return value.
 
     Raises:
-        BudgetExceededError: more was asked than the budget allows, past the handle's own count.
-        BaseException: what `reply_to` raised, or else what the attack raised.
+        BudgetExceededError: the attack bypassed the handle's count and asked more than the budget allows.
+        BaseException: the exception of `reply_to` or of the attack.
     """
     outcome: list[T] = []
     failure: list[BaseException] = []
@@ -135,7 +135,7 @@ def serve(attack: Callable[[], T], oracle: Oracle, reply_to: Callable[[Tensor, s
 
     thread = Thread(target=work, name="attack", daemon=True)
     thread.start()
-    # An attack may catch a refusal and ask again: every question gets a reply, or it would wait for ever.
+    # An attack may catch a refusal and ask again: every question needs a reply, or the attack would hang.
     while (question := questions.get()) is not None:
         reply = None
         if refusal is None:
@@ -145,7 +145,7 @@ def serve(attack: Callable[[], T], oracle: Oracle, reply_to: Callable[[Tensor, s
                 if left < 0:
                     raise BudgetExceededError(f"oracle: more was asked than the budget of {oracle.budget}.")
                 reply = reply_to(x, of)
-            except BaseException as error:  # raised below, once the attack has ended
+            except BaseException as error:  # raised below, after the attack has ended
                 refusal = error
         replies.put(reply)
     thread.join()

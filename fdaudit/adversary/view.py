@@ -1,13 +1,13 @@
-"""The view: what a stated adversary saw and knows by its role, and nothing else.
+"""The view: everything that a given adversary saw and knows by its role, and nothing more.
 
 Guarantees:
   * a view holds the messages that a member sent or received, and no other message's tensors or line;
-  * an exported view lies in a directory of its own, where every other message is the SHA-256 of its line: the
-    lines carry random salts, so the hash hides them. Payloads of others leave no gap and no length behind;
-  * an exported view shares no file with the run: whoever writes to it changes nothing on record;
-  * `view.json` lists every other file by digest, and holds its own: a view with a byte changed, or with a file more
-    or less, is refused. One whose list was made anew is another view, with another `view_digest`;
-  * an eavesdropper on an encrypted transport sees sizes and order only.
+  * an exported view is in a directory of its own. It shows every other message only as the SHA-256 of its line: lines
+    carry random salts, so the hash reveals nothing. Payloads of others leave no gap and no length;
+  * an exported view shares no file with the run: changes to the export never change the run's record;
+  * `view.json` lists the digest of every other file and its own. A view with a byte changed, or with a file added or
+    removed, is refused. A view with a rewritten list is a different view, with a different `view_digest`;
+  * an eavesdropper on an encrypted transport sees only sizes and order.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _CHUNK = 1 << 20
 
 
 def members_of(name: str, parties: Sequence[str]) -> tuple[str, ...]:
-    """The members of an adversary's name: `server`, `client/3`, `eavesdropper`, or `server+client/3`.
+    """Return the members of an adversary's name: `server`, `client/3`, `eavesdropper`, or `server+client/3`.
 
     Raises:
         SpecError: a member is not a party of the federation.
@@ -77,21 +77,21 @@ def members_of(name: str, parties: Sequence[str]) -> tuple[str, ...]:
 
 
 def _overhears(message: Message, members: Sequence[str]) -> bool:
-    """Whether a coalition with an eavesdropper notices a message: a member's own, or one that crosses the wire."""
+    """Return whether a coalition with an eavesdropper notices a message: a member's own, or one on the wire."""
     return any(r != message.sender for r in message.receivers) or any(m in message.parties() for m in members)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class View:
-    """What one adversary saw.
+    """The messages, data and settings that one adversary saw.
 
     Attributes:
         name: the adversary, for example `server` or `server+client/3`.
         members: its parties.
-        parties: every party of the federation; who takes part is public.
+        parties: every party of the federation; participation is public.
         hyperparameters: the protocol's public configuration.
-        messages: what a member sent or received, in order; read their tensors with `tensors`.
-        own_data: by member, the records (x, y) that are its own.
+        messages: messages that a member sent or received, in order; read their tensors with `tensors`.
+        own_data: by member, its own records (x, y).
         sizes: for an eavesdropper on an encrypted transport, bytes of each message in order.
     """
 
@@ -107,7 +107,7 @@ class View:
     def select(
         self, kind: str | None = None, sender: str | None = None, round: int | None = None
     ) -> tuple[Message, ...]:
-        """The messages of a kind, a sender, a round, in order of `seq`."""
+        """Return the messages of a kind, a sender and a round, in order of `seq`; None selects all."""
         return tuple(
             m
             for m in self.messages
@@ -115,12 +115,12 @@ class View:
         )
 
     def tensors(self, message: Message) -> dict[str, Tensor]:
-        """The tensors of a message of this view, quantised ones as floats, checked against its digest.
+        """Return the tensors of a message of this view after a check of its digest; quantised ones become floats.
 
         Raises:
             IntegrityError: the payload is damaged, or was recorded as a digest only.
         """
-        # The same message may lie elsewhere in the file of another view, or of the transcript.
+        # The same message may have another place in the file of another view, or of the transcript.
         found = bisect_left(self.messages, message.seq, key=lambda m: m.seq)
         own = next((m for m in self.messages[found : found + 1] if m == message), message)
         return readable(decode(read_payload(self.directory, own)))
@@ -135,7 +135,7 @@ def view_of(
     transport: str = "plain",
     own_data: Mapping[str, tuple[Tensor, Tensor]] | None = None,
 ) -> View:
-    """The view of an adversary on a transcript.
+    """Return the view of an adversary on a transcript.
 
     Args:
         transcript: the transcript's directory.
@@ -165,11 +165,11 @@ def view_of(
 
 
 def export_view(view: View, directory: Path) -> str:
-    """Writes a view as a directory of its own; other messages appear as hashes of their lines only.
+    """Write a view to a directory of its own; other messages appear only as hashes of their lines.
 
     Args:
-        view: a view on a run's transcript.
-        directory: a new directory; nothing in it leads back to the run.
+        view: a view of a run's transcript.
+        directory: a new directory; no file in it links to the run.
 
     Returns:
         The view's digest, as `view_digest` gives it.
@@ -185,13 +185,13 @@ def export_view(view: View, directory: Path) -> str:
 
 
 def view_digest(view: View) -> str:
-    """SHA-256 of the `view.json` that an export of the view has, and so of every file in it."""
+    """Return the SHA-256 of the `view.json` of the view's export, which covers every file in it."""
     files = {name: _entry(parts, len) for name, parts in _contents(view)}
     return hashlib.sha256(_card(view, files)).hexdigest()
 
 
 def _contents(view: View) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """The files of an export but for `view.json`: name, and what is written into it part by part."""
+    """Yield the files of an export except `view.json`: the name, and the parts to be written."""
     yield LOG, _log(view)
     for party, (x, y) in view.own_data.items():
         yield _own_name(party), [encode({"x": x, "y": y})]
@@ -204,7 +204,7 @@ def _contents(view: View) -> Iterator[tuple[str, Iterable[bytes]]]:
 
 
 def _log(view: View) -> Iterator[bytes]:
-    """The log of an export, line by line: the view's own messages' lines, and of others their lines' hashes."""
+    """Yield the log of an export line by line: the view's own lines, and hashes of all other lines."""
     mine = {m.seq for m in view.messages}
     for seq, line in enumerate(read_lines(view.directory / LOG)):
         if seq not in mine:
@@ -213,7 +213,7 @@ def _log(view: View) -> Iterator[bytes]:
 
 
 def _entry(parts: Iterable[bytes], write: Callable[[bytes], object]) -> dict[str, Any]:
-    """Writes a file's parts; returns its size and SHA-256."""
+    """Write a file's parts; return its size and SHA-256."""
     digest, size = hashlib.sha256(), 0
     for part in parts:
         write(part)
@@ -223,12 +223,12 @@ def _entry(parts: Iterable[bytes], write: Callable[[bytes], object]) -> dict[str
 
 
 def _own_name(party: str) -> str:
-    """The file of a member's own records in an export."""
+    """Return the name of the file of a member's own records in an export."""
     return f"own-{party.replace('/', '-')}.safetensors"
 
 
 def _card(view: View, files: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """An export's `view.json`: one canonical line with the digests of all other files, and of itself."""
+    """Return an export's `view.json`: one canonical line with the digests of all other files and of itself."""
     body = {
         "schema": _SCHEMA,
         "name": view.name,
@@ -246,16 +246,16 @@ def _card(view: View, files: Mapping[str, Mapping[str, Any]]) -> bytes:
 
 
 def is_exported(view: View) -> bool:
-    """Whether a view lies in a directory of its own, not in a run's transcript."""
+    """Return whether a view is in a directory of its own, not in a run's transcript."""
     return (view.directory / _CARD).is_file()
 
 
 def open_view(directory: Path, sha256: str | None = None) -> View:
-    """Opens an exported view, once every byte of it is found to be as `view.json` says.
+    """Open an exported view after checking every byte against `view.json`.
 
     Args:
-        directory: what `export_view` wrote.
-        sha256: the digest that it returned; where it is given, a view with another is refused.
+        directory: a directory that `export_view` wrote.
+        sha256: the digest that `export_view` returned; a view with another digest is refused.
 
     Raises:
         IntegrityError: the directory is not an exported view, or was changed.
@@ -294,7 +294,7 @@ def open_view(directory: Path, sha256: str | None = None) -> View:
 
 
 def _read_card(directory: Path, sha256: str | None) -> dict[str, Any]:
-    """The fields of `view.json`, each of its type."""
+    """Return the fields of `view.json`, after a check of their types."""
     with open_file(directory / _CARD, JSON_BYTES, follow=False) as file:
         data = file.read(JSON_BYTES.most)
     if sha256 not in (None, hashlib.sha256(data).hexdigest()):
@@ -324,7 +324,7 @@ def _read_card(directory: Path, sha256: str | None) -> dict[str, Any]:
 
 
 def _refuse_strays(directory: Path, files: Mapping[str, Any]) -> None:
-    """Raises unless exactly these files lie there, and `view.json`, all of them regular."""
+    """Raise unless the directory holds exactly these files and `view.json`, all of them regular."""
     found = set[str]()
     for folder in ("", f"{PAYLOADS}/"):
         with os.scandir(directory / folder) as entries:
@@ -342,14 +342,14 @@ def _refuse_strays(directory: Path, files: Mapping[str, Any]) -> None:
 
 
 def _content(directory: Path, name: str, entry: Mapping[str, Any]) -> bytes:
-    """A file that is read as a whole."""
+    """Return the content of a file as a whole."""
     if entry["size"] > TENSOR_BYTES.most:
         raise ValueError(f"{name} has {TENSOR_BYTES.refusal(entry['size'])}")
     return b"".join(_pieces(directory, name, entry))
 
 
 def _pieces(directory: Path, name: str, entry: Mapping[str, Any]) -> Iterator[bytes]:
-    """A file piece by piece; raises at the end unless it is the one that is listed."""
+    """Yield a file piece by piece; raise at the end if its digest is not the listed one."""
     digest = hashlib.sha256()
     with open_file(directory / name, follow=False) as file:
         if os.fstat(file.fileno()).st_size != entry["size"]:
@@ -362,7 +362,7 @@ def _pieces(directory: Path, name: str, entry: Mapping[str, Any]) -> Iterator[by
 
 
 def _visible(log: bytes) -> Iterator[Message]:
-    """The messages whose lines the view holds; hidden ones still count in the chain."""
+    """Yield the messages whose lines the view holds; hidden lines still count in the chain."""
     previous = GENESIS
     *lines, rest = log.split(b"\n")
     if rest:
@@ -384,7 +384,7 @@ def _visible(log: bytes) -> Iterator[Message]:
 
 
 def _hidden(line: bytes) -> dict[str, Any]:
-    """A hidden message's line of an exported view: its `seq` and the SHA-256 of what stood there."""
+    """Return a hidden message's line in an exported view: its `seq` and the SHA-256 of the original line."""
     value = json.loads(line)
     if set(value) != {"line_sha256", "seq"} or not isinstance(value["line_sha256"], str):
         raise ValueError("a hidden line has fields other than seq and line_sha256")

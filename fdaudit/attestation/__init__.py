@@ -1,1 +1,1 @@
-"""Evidence of a run that can be handed on: its files under a signed statement, and the check of it."""
+"""Evidence of a run for third parties: its files under a signed statement, and the check of both."""

@@ -1,10 +1,10 @@
-"""The bundle: a run's files but the vault, their digests, the environment, a bill of materials, and the statement.
+"""The bundle: a run's files except the vault, their digests, the environment, a bill of materials, and the statement.
 
 Guarantees:
-  * no file of the vault is in it, and nothing that is temporary; a file that a run does not write is refused;
-  * its report is made from its own result: whatever lies in the run's `report/` is left where it is;
-  * a record that was changed, or a run that is unfinished, is refused, and nothing is written;
-  * it appears whole under its name or not at all.
+  * it holds no file of the vault and no temporary file; a file that a run does not write is refused;
+  * its report is made from its own result; files in the run's `report/` are ignored;
+  * a changed record or an unfinished run is refused, and nothing is written;
+  * it appears complete under its name or not at all.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PARTS = frozenset(
         "utility.csv",
     }
 )
-"""What lies in a run directory beside the vault."""
+"""The entries of a run directory other than the vault."""
 _VAULT = "vault"
 _KNOWN = re.compile(
     r"(?:manifest|result|timings)\.json|spec\.yaml|utility\.csv"
@@ -71,31 +71,31 @@ def evidence(
     sign: Path | str | None = None,
     passphrase: Callable[[], str | None] = lambda: None,
 ) -> Path:
-    """Writes a finished run as evidence: all its files but the vault, their digests, and a statement about them.
+    """Write a finished run as evidence: all its files except the vault, their digests, and a statement about them.
 
-    The report is made anew from the run's result.
+    The report is made again from the run's result.
 
-    The bundle holds what was built from the truth, private records among it: it is the auditor's, like the run.
+    The bundle holds data derived from the truth, private records among it. Like the run, it is for the auditor only.
 
     Args:
         run: a finished run, with its vault.
         out: a directory that does not exist yet.
         sign: an Ed25519 private key (PEM, PKCS#8); None leaves the statement unsigned.
-        passphrase: called for the passphrase of an encrypted key where the environment variable
-            `FDAUDIT_KEY_PASSPHRASE` holds none.
+        passphrase: called for the passphrase of an encrypted key if the environment variable `FDAUDIT_KEY_PASSPHRASE`
+            is not set.
 
     Returns:
         The directory.
 
     Raises:
-        UsageError: the run is unfinished or holds what is no part of it, `out` exists or cannot be made, or the key
-            is none; nothing was written.
+        UsageError: the run is unfinished or holds foreign files, `out` exists or cannot be made, or the key is invalid;
+            nothing was written.
         IntegrityError: the run's record was changed; nothing was written.
     """
     target, source = local_path(out, "out"), run.directory
     key = _key(sign, passphrase)
     _refuse(source, target)
-    with writing(source):  # nobody changes its attacks or its result meanwhile
+    with writing(source):  # no other process changes its attacks or its result meanwhile
         paths = _paths(source)
         with written_whole(target) as scratch:
             _fill(scratch, source, paths, key)
@@ -123,7 +123,7 @@ def _refuse(source: Path, target: Path) -> None:
 
 
 def _paths(source: Path) -> list[str]:
-    """The run's files, sorted; whatever is in the way is an error that names it."""
+    """Return the run's files, sorted; raise an error that names a file that does not belong there."""
     found = []
     for path, kind in walk(source):
         top, name = path.partition("/")[0], path.rpartition("/")[2]

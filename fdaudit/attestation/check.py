@@ -1,11 +1,11 @@
-"""The check of a bundle: what its statement says against what lies there.
+"""The check of a bundle: compares its statement with its files.
 
 Guarantees:
   * a file that was changed, added, dropped, swapped or replaced by a link is named, signed or not;
   * a statement of another run is refused, with the item in which it differs;
-  * a report that is not of the bundled result is found by the version that wrote it;
+  * a report that does not match the bundled result is detected by the version that wrote it;
   * with the signer's public key, a statement that was changed in any byte is refused;
-  * nothing in a bundle, however malformed, ends in another way than a finding, and nothing outside it is read.
+  * every malformed bundle ends in a finding, and no file outside it is read.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = ["Outcome", "is_bundle", "verify_bundle"]
 
 @dataclass
 class Outcome:
-    """What a check found.
+    """The findings of a check.
 
     Attributes:
         findings: one sentence for each defect; empty when the bundle is intact.
-        notes: what was not checked, or what an intact bundle does not show, one sentence each.
-        signed_by: the key whose signature was found valid, by its id; None: authorship was not shown.
+        notes: checks that were not made and limits of the evidence, one sentence each.
+        signed_by: the id of the key whose signature is valid; None if authorship was not shown.
     """
 
     findings: list[str] = field(default_factory=list)
@@ -49,19 +49,19 @@ class Outcome:
 
 
 def is_bundle(directory: Path) -> bool:
-    """Whether a directory is, or was, a bundle and no run directory."""
+    """Return whether a directory is, or was, a bundle and not a run directory."""
     if (directory / STATEMENT).exists() or (directory / STATEMENT).is_symlink():
         return True
     return (directory / FILES).exists() and (directory / RUN).is_dir()
 
 
 def verify_bundle(bundle: Path, *, key: Ed25519PublicKey | None = None, vault: Path | None = None) -> Outcome:
-    """Checks a bundle: envelope, signature, files, facts, the run's own record, a revealed vault and the report.
+    """Check a bundle: envelope, signature, files, facts, the run's own record, a revealed vault and the report.
 
     Args:
         bundle: the directory.
-        key: whose signature is asked for; without it authorship is not checked, and the outcome says so.
-        vault: a vault that was revealed, to be held against the commitment.
+        key: the signer's public key; without it authorship is not checked, and the outcome says so.
+        vault: a revealed vault, to be checked against the commitment.
 
     Raises:
         UsageError: the key is a point of small order, under which anyone can sign.
@@ -93,7 +93,7 @@ def verify_bundle(bundle: Path, *, key: Ed25519PublicKey | None = None, vault: P
 
 
 def _sizes(bundle: Path) -> dict[str, int]:
-    """How long the listing says files are; nothing where it cannot be read, which is found later."""
+    """Return the listed size of each file; empty if the listing cannot be read, which a later check reports."""
     try:
         return {path: entry.size for path, entry in read_listing(read_bounded(bundle / FILES), FILES).items()}
     except IntegrityError:
@@ -142,7 +142,7 @@ def _check_signature(envelope: Envelope, key: Ed25519PublicKey | None, outcome: 
 def _check_files(
     bundle: Path, files: dict[str, Entry], folders: set[str], statement: Statement | None, outcome: Outcome
 ) -> None:
-    """The tree against the listing, and against the statement's subjects, which the listing is one of."""
+    """Compare the tree with the listing, and with the statement's subjects, one of which is the listing."""
     try:
         listing = read_listing(read_bounded(bundle / FILES), FILES)
         there = {path: entry for path, entry in files.items() if path not in (STATEMENT, FILES)}
@@ -177,7 +177,7 @@ def _check_run(run: Path, outcome: Outcome) -> None:
 
 
 def _check_facts(run: Path, predicate: Any, outcome: Outcome) -> None:
-    """What the statement says of a run against what this run's files say."""
+    """Compare the statement's facts about a run with the run's files."""
     try:
         due = facts(run)
     except FdauditError as error:

@@ -1,7 +1,7 @@
-"""Which distributions fdaudit needs: itself, what it requires, what that requires, as installed here.
+"""The installed distributions that fdaudit needs: itself and all its direct and indirect requirements.
 
-A requirement counts where the distribution is installed and no extra is asked for that nobody chose. Its other markers
-(platform, Python) are not evaluated: what they rule out is not installed on their account.
+A requirement counts if the distribution is installed and the requirement needs no unchosen extra. Its other markers
+(platform, Python) are not evaluated: they exclude distributions that are not installed anyway.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Part:
     """A distribution in a closure.
 
     Attributes:
-        installed: what is installed.
-        extras: those that are asked for.
+        installed: the installed distribution.
+        extras: the extras that are requested.
         needs: names of the distributions that it requires.
     """
 
@@ -40,11 +40,11 @@ def normalised(name: str) -> str:
 
 
 def closure(root: str = "fdaudit", extras: Iterable[str] = ()) -> dict[str, Part]:
-    """Return the distributions that one needs by normalised name, the root among them.
+    """Return a distribution and its requirements by normalised name.
 
     Args:
-        root: where it begins.
-        extras: those of the root.
+        root: name of the distribution.
+        extras: extras of the root.
 
     Raises:
         KeyError: the root is not installed.
@@ -54,7 +54,7 @@ def closure(root: str = "fdaudit", extras: Iterable[str] = ()) -> dict[str, Part
         if installed.name:
             there.setdefault(
                 normalised(installed.name), installed
-            )  # the first on the path is what is imported
+            )  # the first on the path is the imported one
     found = {root: Part(there[root], set(extras))}
     pending = [root]
     while pending:
@@ -74,7 +74,7 @@ def closure(root: str = "fdaudit", extras: Iterable[str] = ()) -> dict[str, Part
 
 
 def _requirements(part: Part) -> Iterator[tuple[str, set[str]]]:
-    """The names that a distribution requires with the extras chosen, and which extras of theirs it asks for."""
+    """Yield the names that a distribution requires with the chosen extras, and the extras requested of each."""
     for line in part.installed.requires or ():
         if (match := _REQUIREMENT.fullmatch(line)) is None:
             continue

@@ -1,12 +1,12 @@
-"""The commitment to the vault: one digest that shows nothing of it, and by which a vault revealed later is checked.
+"""The commitment to the vault: one digest that reveals nothing of it and later verifies a revealed vault.
 
-The digest is SHA-256 of a salt, which follows from the vault's secret of 256 bits, and of the list of all its files
-with their sizes and digests. No digest of a single file is published: whoever guesses a split, a label or a seed could
-try the guess on it.
+The digest is the SHA-256 of a salt and of the list of all files with their sizes and digests. The salt follows from
+the vault's secret of 256 bits. No digest of a single file is published: it would confirm a guessed split, label or
+seed.
 
 Guarantees:
-  * nothing but the files' names and the one digest leaves the vault;
-  * a vault with any other byte in a committed file has another digest.
+  * only the files' names and the one digest leave the vault;
+  * a vault that differs in any byte of a committed file has another digest.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SPLIT = "split "
 
 
 def commit_to_vault(vault: Path) -> dict[str, Any]:
-    """The commitment to a vault as it is: `commitment`, and `files`, the names of those it covers.
+    """Return the commitment to a vault: `commitment`, and `files`, the names of the covered files.
 
     Raises:
-        RunError: there is no vault, or what lies in it is not of one.
+        RunError: there is no vault, or it holds something that is not a regular file.
     """
     secrets = Vault(vault).secrets
     names = []
@@ -48,11 +48,11 @@ def commit_to_vault(vault: Path) -> dict[str, Any]:
 
 
 def check_vault(vault: Path, stated: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
-    """Checks a revealed vault against its commitment, and its seed and splits against the run's manifest.
+    """Check a revealed vault against its commitment, and its seed and splits against the run's manifest.
 
     Args:
         vault: the revealed directory.
-        stated: what `commit_to_vault` returned; names stay inside the vault.
+        stated: the value that `commit_to_vault` returned; names must stay inside the vault.
         manifest: the run's.
 
     Returns:
@@ -67,7 +67,11 @@ def check_vault(vault: Path, stated: Mapping[str, Any], manifest: Mapping[str, A
         if found != stated["commitment"]:
             return ["vault: the files are not those that the statement commits to"]
         return _against_the_manifest(vault, secrets, manifest["commitments"])
-    except (FdauditError, OverflowError, ValueError) as error:  # a secret too short, a seed of no 64 bits
+    except (
+        FdauditError,
+        OverflowError,
+        ValueError,
+    ) as error:  # a short secret, or a seed that is not of 64 bits
         return [f"vault: {error}"]
 
 

@@ -1,7 +1,7 @@
-"""The envelope: a statement's bytes with signatures over them, as DSSE v1 has it.
+"""The envelope: a statement's bytes and signatures over them, in the DSSE v1 format.
 
-What is signed is PAE(type, body) = "DSSEv1" SP LEN(type) SP type SP LEN(body) SP body, lengths in bytes as decimal
-numbers: type and body cannot be shifted against each other, and neither needs a canonical form to be checked.
+Signatures cover PAE(type, body) = "DSSEv1" SP LEN(type) SP type SP LEN(body) SP body, lengths in bytes as decimal
+numbers: bytes cannot move between type and body, and neither needs a canonical form.
 
 Source: Dead Simple Signing Envelope, protocol and envelope, version 1.0 (github.com/secure-systems-lab/dsse).
 """
@@ -32,7 +32,7 @@ class Signature:
     """One signature.
 
     Attributes:
-        keyid: a hint at the key; nothing vouches for it.
+        keyid: a hint at the key; it is not verified.
         sig: its bytes.
     """
 
@@ -42,13 +42,13 @@ class Signature:
 
 @dataclass(frozen=True)
 class Envelope:
-    """An opened envelope: the payload's bytes, and the signatures over them, none of which was checked yet."""
+    """An opened envelope: the payload's bytes and the signatures over them, still unchecked."""
 
     payload: bytes
     signatures: tuple[Signature, ...]
 
     def signed_by(self, key: Ed25519PublicKey) -> bool:
-        """Whether one of the signatures is the key's."""
+        """Return whether one of the signatures is valid under the key."""
         from cryptography.exceptions import InvalidSignature
 
         message = pae(PAYLOAD_TYPE, self.payload)
@@ -62,13 +62,13 @@ class Envelope:
 
 
 def pae(payload_type: str, body: bytes) -> bytes:
-    """The bytes that are signed."""
+    """Return the signed bytes."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(body), body)
 
 
 def seal(payload: bytes, key: Ed25519PrivateKey | None) -> bytes:
-    """The envelope of an in-toto statement, as a canonical JSON line; `signatures` is empty without a key."""
+    """Return the envelope of an in-toto statement as a canonical JSON line; `signatures` is empty without a key."""
     signatures = []
     if key is not None:
         from .keys import key_id
@@ -84,14 +84,14 @@ def seal(payload: bytes, key: Ed25519PrivateKey | None) -> bytes:
 
 
 def open_envelope(data: bytes, name: str) -> Envelope:
-    """Opens an envelope; whose signatures are valid is another question.
+    """Open an envelope without checking its signatures.
 
     Args:
         data: the envelope's bytes, in canonical form.
-        name: the file's, for messages.
+        name: name of the file, for messages.
 
     Raises:
-        IntegrityError: it is none, or what it carries is no in-toto statement by its type.
+        IntegrityError: it is not an envelope, or its type is not that of an in-toto statement.
     """
     value = parse_canonical(data, name)
     if not isinstance(value, dict) or value.keys() != {"payload", "payloadType", "signatures"}:
@@ -115,7 +115,7 @@ def _signature(entry: Any, where: str) -> Signature:
 
 
 def _decoded(text: Any, where: str) -> bytes:
-    """Base64, standard or URL-safe, which the protocol leaves to the signer; in the one spelling of its bytes."""
+    """Decode standard or URL-safe base64, both of which DSSE allows; refuse other spellings of the same bytes."""
     if isinstance(text, str):
         alphabet = b"-_" if "-" in text or "_" in text else b"+/"
         try:

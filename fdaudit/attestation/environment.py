@@ -1,6 +1,6 @@
-"""Where evidence was written: Python, platform, installed packages, and which fdaudit it was.
+"""The environment in which evidence was written: Python, platform, installed packages, and the version of fdaudit.
 
-It is the environment of that moment. The run's own versions stand in its manifest.
+It describes the time of writing. The run's own versions are in its manifest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def environment() -> dict[str, Any]:
-    """Python, platform and the versions of all installed packages, as a JSON object; no name of user or machine."""
+    """Return Python, platform and all package versions as a JSON object, without names of users or machines."""
     packages = {d.name: d.version for d in distributions() if d.name}
     return {
         "schema": "fdaudit-environment/1",
@@ -40,10 +40,10 @@ def environment() -> dict[str, Any]:
 
 @cache
 def tool() -> dict[str, Any]:
-    """This fdaudit: `name`, `version`, `commit` where it is known, and `source_sha256`.
+    """Return this fdaudit: `name`, `version`, `commit` if known, and `source_sha256`.
 
-    The commit is the one that was installed, or the one that a checkout stands at, which may have been changed since.
-    `source_sha256` is of what is installed: of the canonical list of its files' paths and digests.
+    The commit is the installed one or a checkout's HEAD; the files of a checkout may have changed since.
+    `source_sha256` is the digest of the canonical list of the installed files' paths and digests.
     """
     installed = distribution("fdaudit")
     return {
@@ -67,7 +67,7 @@ def _source_digest() -> str:
 
 
 def _installed_commit() -> str | None:
-    """What pip noted of an installation from a repository (PEP 610)."""
+    """Return the commit that pip recorded for an installation from a repository (PEP 610), or None."""
     try:
         noted = json.loads(distribution("fdaudit").read_text("direct_url.json") or "{}")
         commit = noted.get("vcs_info", {}).get("commit_id")
@@ -77,10 +77,10 @@ def _installed_commit() -> str | None:
 
 
 def _checked_out(root: Path) -> str | None:
-    """What HEAD of a checkout names, read from Git's own files."""
+    """Return the commit of a checkout's HEAD, read from Git's own files, or None."""
     git = root / ".git"
     try:
-        if git.is_file():  # a second working tree: the file says where its own part of the repository lies
+        if git.is_file():  # a second working tree: the file names its own part of the repository
             git = git.parent / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
         head = (git / "HEAD").read_text(encoding="utf-8").strip()
         if not head.startswith("ref:"):

@@ -1,9 +1,9 @@
 """Ed25519 keys in PEM files: private ones as PKCS#8, public ones as SubjectPublicKeyInfo.
 
-A public key of small order, or one whose bytes are not the canonical form of their point, is refused: under such a key
-one signature is valid for every message, or for one in eight.
+A public key of small order or not in canonical form is refused: under such a key, one signature is valid for every
+message or for one in eight.
 
-A key of another kind, in another form or without its passphrase is one error that says which and what to do.
+An unusable key (wrong kind, wrong format, missing passphrase) raises one error that names the problem and the remedy.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _EXTRACT = "Make one with `openssl pkey -in key.pem -pubout -out key.pub`."
 def private_key(
     path: Path, ask: Callable[[], str | None] = lambda: None, *, field: str = "sign"
 ) -> Ed25519PrivateKey:
-    """The private key in a file.
+    """Return the private key in a file.
 
     Args:
         path: a PEM file, PKCS#8, encrypted or not.
-        ask: called for the passphrase of an encrypted key where the environment variable has none; None: there is
-            none.
-        field: what the key was given as, for messages.
+        ask: called for the passphrase of an encrypted key if the environment variable is not set; None means no
+            passphrase.
+        field: the option or argument that names the key, for messages.
 
     Raises:
         UsageError: the file holds no such key, or the passphrase is missing or wrong.
@@ -78,11 +78,11 @@ def private_key(
 
 
 def public_key(path: Path, *, field: str = "key") -> Ed25519PublicKey:
-    """The public key in a file.
+    """Return the public key in a file.
 
     Args:
         path: a PEM file, SubjectPublicKeyInfo.
-        field: what the key was given as, for messages.
+        field: the option or argument that names the key, for messages.
 
     Raises:
         UsageError: the file holds no such key.
@@ -105,7 +105,7 @@ def refuse_weak(key: Ed25519PublicKey, *, field: str = "key", value: str | None 
     """Refuse a public key of small order or in a form that is not canonical.
 
     Raises:
-        UsageError: it is one.
+        UsageError: the key is weak.
     """
     found = key.public_bytes(Encoding.Raw, PublicFormat.Raw)
     y = int.from_bytes(found, "little") & ((1 << 255) - 1)  # the highest bit is the sign of x
@@ -118,7 +118,7 @@ def refuse_weak(key: Ed25519PublicKey, *, field: str = "key", value: str | None 
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """SHA-256 of the key's DER form (SubjectPublicKeyInfo), in hexadecimal."""
+    """Return the SHA-256 of the key's DER form (SubjectPublicKeyInfo), in hexadecimal."""
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 

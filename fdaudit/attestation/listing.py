@@ -1,7 +1,7 @@
-"""Which files lie in a directory: found without following a link, listed with size and SHA-256.
+"""The listing of a directory's files with size and SHA-256; links are never followed.
 
 Guarantees:
-  * a link, a pipe, a device or what lies deeper than any bundle's file is named and never opened;
+  * links, pipes, devices and entries deeper than any bundle's file are named and never opened;
   * a listed path stays inside the directory, on every system.
 """
 
@@ -41,21 +41,21 @@ class Entry:
 
 
 def is_safe(path: str) -> bool:
-    """Whether a path is relative, without `.` or `..`, of letters, digits and `. _ + = , @ -` alone.
+    """Return whether a path is relative, without `.` or `..`, and has only letters, digits and `. _ + = , @ -`.
 
-    Nothing in it is ever escaped, so that a listing can be read without a JSON parser.
+    Such a path needs no escapes: a listing can be read without a JSON parser.
     """
     plain = len(path) < 1000 and _PLAIN.fullmatch(path) is not None
     return plain and not any(part in (".", "..") for part in path.split("/"))
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file's name is one that is given to files until they are whole."""
+    """Return whether a name is one that files have until they are complete."""
     return name.startswith(".") and name.endswith((".tmp", ".part"))
 
 
 def walk(directory: Path) -> Iterator[tuple[str, Kind]]:
-    """Everything below a directory by its path, in no order; a folder comes before what lies in it.
+    """Yield everything below a directory by its path, in no order; a folder comes before its content.
 
     Raises:
         IntegrityError: a folder cannot be read.
@@ -87,12 +87,12 @@ def _kind(entry: os.DirEntry[str]) -> Kind:
 
 
 def survey(directory: Path, sizes: Mapping[str, int]) -> tuple[dict[str, Entry], set[str], list[str]]:
-    """The files of a directory by path, the paths of its folders, and what is neither, one sentence each.
+    """Return the files of a directory by path, the paths of its folders, and a sentence for each entry that is neither.
 
     Args:
-        directory: what is surveyed.
-        sizes: how long files are to be. One of another length is not read, nor a long one that is not among them:
-            its entry has no digest.
+        directory: the directory to survey.
+        sizes: expected sizes of files. A file of another size is not read, nor a long file that is not listed: its
+            entry has no digest.
     """
     files: dict[str, Entry] = {}
     folders: set[str] = set()
@@ -116,7 +116,7 @@ def survey(directory: Path, sizes: Mapping[str, int]) -> tuple[dict[str, Entry],
 
 
 def digest(directory: Path, path: str, lengths: Container[int] | None = None) -> Entry:
-    """A file's size and SHA-256, read piece by piece; no digest where `lengths` does not hold its size.
+    """Return a file's size and SHA-256, read piece by piece; no digest if `lengths` lacks its size.
 
     Raises:
         IntegrityError: it cannot be read.
@@ -136,16 +136,16 @@ def digest(directory: Path, path: str, lengths: Container[int] | None = None) ->
 
 
 def write_listing(entries: Iterable[Entry]) -> bytes:
-    """Files as a canonical JSON line, by path."""
+    """Return a listing of files as a canonical JSON line, sorted by path."""
     files = [asdict(entry) for entry in sorted(entries, key=lambda e: e.path)]
     return canonical({"schema": _SCHEMA, "files": files}) + b"\n"
 
 
 def read_listing(data: bytes, name: str) -> dict[str, Entry]:
-    """The files that `write_listing` listed, by path.
+    """Return the files that `write_listing` listed, by path.
 
     Raises:
-        IntegrityError: it is no such listing, names a file twice, or a path that leaves the directory.
+        IntegrityError: it is not such a listing, lists a file twice, or has a path that leaves the directory.
     """
     value = parse_canonical(data, name)
     if not isinstance(value, dict) or value.keys() != {"schema", "files"} or value["schema"] != _SCHEMA:

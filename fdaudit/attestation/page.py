@@ -1,7 +1,7 @@
-"""The report in a bundle: made from the bundled result, and made again to be compared.
+"""The report in a bundle: made from the bundled result, and made again for comparison.
 
 Guarantee:
-  * a page that says something else than the result beside it is found, by the fdaudit and the libraries that wrote it.
+  * the fdaudit and the libraries that wrote a page detect every difference between it and its result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .environment import environment
 __all__ = ["REPORT", "REPORTS", "check_reports", "reports"]
 
 REPORT = "report"
-"""Where reports lie in a run directory."""
+"""The folder of reports in a run directory."""
 REPORTS = (f"{REPORT}/index.html", f"{REPORT}/index.json")
 """The reports of a bundled run."""
 
@@ -41,12 +41,12 @@ def reports(run: Path) -> dict[str, bytes]:
 
 
 def check_reports(bundle: Path, run: str, environment_file: str) -> tuple[list[str], list[str]]:
-    """Compare a bundle's reports with what its result makes now.
+    """Compare a bundle's reports with the reports that its result gives now.
 
     Args:
-        bundle: the directory, whose files are as they are listed.
-        run: the run's name in it.
-        environment_file: that of the environment.
+        bundle: the directory, with its files already checked against the listing.
+        run: name of the run's folder in it.
+        environment_file: name of the file with the environment.
 
     Returns:
         Findings and notes, one sentence each.
@@ -65,7 +65,7 @@ def check_reports(bundle: Path, run: str, environment_file: str) -> tuple[list[s
 
 
 def _writer(stated: Any) -> tuple[Any, ...]:
-    """What a page's bytes depend on: fdaudit, Python and the libraries that draw and write."""
+    """Return everything that a page's bytes depend on: fdaudit, Python, and the libraries that draw and write."""
     packages = {str(k).lower(): v for k, v in stated["packages"].items()} if _is_environment(stated) else {}
     named = stated if isinstance(stated, Mapping) else {}
     return (named.get("tool"), named.get("python"), *(packages.get(name) for name in _WRITERS))

@@ -1,8 +1,8 @@
-"""The software bill of materials: what fdaudit is made of here, as CycloneDX 1.5 in JSON.
+"""The software bill of materials of the installed fdaudit, as CycloneDX 1.5 in JSON.
 
 Guarantees:
   * the same installation gives the same bytes: no time, no serial number, no path;
-  * every distribution that fdaudit needs is in it, with what requires what.
+  * it lists every distribution that fdaudit needs, and which one requires which.
 
 Source: CycloneDX specification 1.5 (ECMA-424), and the package URL of PyPI (purl-spec).
 """
@@ -23,7 +23,7 @@ _LICENSE = "License :: "
 
 
 def sbom() -> dict[str, Any]:
-    """Return the bill of fdaudit as it is installed, its parts by name."""
+    """Return the bill of materials of the installed fdaudit, sorted by name."""
     parts = closure()
     root = parts.pop("fdaudit")
     return {
@@ -45,7 +45,7 @@ def sbom() -> dict[str, Any]:
 
 
 def _root(root: Part) -> dict[str, Any]:
-    """Fdaudit itself, with the digest by which a statement names its files."""
+    """Return the entry of fdaudit itself, with the digest by which a statement names its files."""
     named = {"name": "fdaudit:source_sha256", "value": tool()["source_sha256"]}
     return {**_component(root.installed, "application"), "properties": [named]}
 
@@ -67,7 +67,7 @@ def _reference(installed: Distribution) -> str:
 
 
 def _licences(installed: Distribution) -> list[dict[str, Any]]:
-    """What a distribution states of its licence: an SPDX expression, else its classifiers."""
+    """Return the licence that a distribution states: an SPDX expression, else its classifiers."""
     if expressions := installed.metadata.get_all("License-Expression"):
         return [{"expression": expressions[0]}]
     stated = [c for c in installed.metadata.get_all("Classifier") or () if c.startswith(_LICENSE)]

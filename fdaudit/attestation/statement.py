@@ -1,8 +1,8 @@
-"""The statement: what is said of a run, and of which files, as an in-toto Statement v1.
+"""The statement: an in-toto Statement v1 about a run and its files.
 
 Guarantees:
-  * what it says of the run is read from files that it lists, by `facts`, so whoever has the files can read it again;
-  * a result that is not of the manifest and the attacks' outcomes beside it is refused.
+  * all its facts about the run are read from listed files, by `facts`: anyone with the files can check them;
+  * a result that does not match the manifest and the attacks' outcomes in the same run is refused.
 
 Source: in-toto attestation framework, Statement v1 (github.com/in-toto/attestation).
 """
@@ -37,7 +37,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 class Statement:
-    """A statement that was read: files by path, and the predicate.
+    """A parsed statement: files by path, and the predicate.
 
     Attributes:
         subjects: SHA-256 by path.
@@ -49,14 +49,14 @@ class Statement:
 
 
 def facts(run: Path) -> dict[str, Any]:
-    """What the files of a run say of it, without its vault.
+    """Return the facts about a run that its files state, without its vault.
 
     Returns:
         `run` (name, spec_sha256, head, messages, manifest_self, result_sha256), `gates`, `verdicts` by cell,
         `ledger` by adversary, `checks` by adversary, `auditor_only`.
 
     Raises:
-        RunError: there is no manifest.
+        RunError: the run has no manifest.
         IntegrityError: manifest or result were changed, or are not of one run.
     """
     from fdaudit.reports.schema import read
@@ -103,10 +103,10 @@ def _some(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def write_statement(files: Iterable[Entry], said: Mapping[str, Any], own: Mapping[str, Any]) -> bytes:
-    """The statement's canonical bytes.
+    """Return the statement's canonical bytes.
 
     Args:
-        files: what it is about.
+        files: the files that it covers.
         said: the run's `facts`.
         own: `tool`, `vault` and `written`.
     """
@@ -122,10 +122,10 @@ def write_statement(files: Iterable[Entry], said: Mapping[str, Any], own: Mappin
 
 
 def read_statement(payload: bytes, name: str) -> Statement:
-    """Reads a statement's bytes; whether it is true of any files is another question.
+    """Parse a statement's bytes, without comparing them with any files.
 
     Raises:
-        IntegrityError: it is no statement of this type, or one that names a file twice or outside the bundle.
+        IntegrityError: it is not a statement of this type, or it names a file twice or outside the bundle.
     """
     value = parse_canonical(payload, f"{name}: the statement", end=b"")
     if not isinstance(value, dict) or value.keys() != {"_type", "subject", "predicateType", "predicate"}:

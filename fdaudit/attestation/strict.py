@@ -1,9 +1,9 @@
-"""JSON from strangers: one document in canonical form, of bounded size, or damage that is named.
+"""JSON from untrusted sources: one document in canonical form and of bounded size, else an error that names the defect.
 
 Guarantees:
-  * what is read is written again to the same bytes, so no key stands twice, no number has two spellings and
-    nothing lies between the parts;
-  * nothing deep, long or malformed ends in another error than `IntegrityError`.
+  * accepted input is written back to the same bytes: no duplicate key, no alternative spelling of a number, and
+    nothing between the parts;
+  * deep, long or malformed input raises only `IntegrityError`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from fdaudit.storage.digests import canonical
 __all__ = ["MOST_BYTES", "is_digest", "parse_canonical", "read_bounded"]
 
 MOST_BYTES = 64 << 20
-"""What an envelope or a listing may hold: a hundred thousand files take some 20 MB."""
+"""Most bytes of an envelope or a listing: a hundred thousand files take about 20 MB."""
 
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 def read_bounded(path: Path) -> bytes:
-    """The bytes of a regular file that is no link.
+    """Return the bytes of a regular file that is not a link.
 
     Raises:
-        IntegrityError: it is missing, no regular file, too large, or cannot be read.
+        IntegrityError: it is missing, not a regular file, too large, or unreadable.
     """
     try:
         found = path.lstat()
@@ -47,15 +47,15 @@ def read_bounded(path: Path) -> bytes:
 
 
 def parse_canonical(data: bytes, name: str, *, end: bytes = b"\n") -> Any:
-    """The value of canonical JSON.
+    """Return the value of canonical JSON.
 
     Args:
         data: canonical bytes followed by `end`.
-        name: what it is, for messages.
+        name: name of the document, for messages.
         end: what must follow the document.
 
     Raises:
-        IntegrityError: it is no JSON, or not in canonical form.
+        IntegrityError: it is not JSON, or not in canonical form.
     """
     try:
         value = json.loads(data)
@@ -68,5 +68,5 @@ def parse_canonical(data: bytes, name: str, *, end: bytes = b"\n") -> Any:
 
 
 def is_digest(value: object) -> bool:
-    """Whether it is a SHA-256 in lower-case hexadecimal."""
+    """Return whether a value is a SHA-256 in lower-case hexadecimal."""
     return isinstance(value, str) and len(value) == 64 and _HEXADECIMAL.issuperset(value)

@@ -1,1 +1,1 @@
-"""The pipeline of a run, and its result."""
+"""The audit pipeline of a run, and its result."""

@@ -1,4 +1,4 @@
-"""Where a run's work is done besides this process and its own: nowhere, unless other machines are asked for."""
+"""Execution backends: the machines that share a run's work; by default only this one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["HERE", "Elsewhere"]
 
 @dataclass(frozen=True, eq=False)
 class Elsewhere:
-    """Other machines' part in a run; whatever they do, outcomes are the same bytes.
+    """Other machines that share a run's work; outcomes are the same bytes with and without them.
 
     Attributes:
-        cells: run attack cells, as processes of `fdaudit.evaluation.attack_worker` do here; None leaves them to these.
+        cells: run attack cells, as processes of `fdaudit.evaluation.attack_worker` do here; None for local processes.
     """
 
     cells: Workers | None = None
 
 
 HERE = Elsewhere()
-"""On this machine alone."""
+"""This machine only."""

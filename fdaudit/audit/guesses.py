@@ -1,9 +1,9 @@
-"""Guesses from outside: the file in which a red team hands them back, and how it is read without trust.
+"""Guesses of an external red team: the file format, and a parser that does not trust it.
 
 Guarantees:
-  * a file of guesses names one other file at most for each guess, beside it, by a bare name; links are not followed;
-  * NaN, infinities and a name given twice in an object are refused, and unknown fields and numbers given as text,
-    naming the field.
+  * each guess names at most one other file, in the same folder, by its bare name; links are not followed;
+  * NaN, infinities, duplicate names in an object, unknown fields and numbers given as text are refused, with the name
+    of the field.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class MembershipGuess(Config):
     target: Text
     """The victim, for example `client/0`."""
     challenge: Sha256
-    """SHA-256 of the file with the candidates, as the card gives it."""
+    """SHA-256 of the file with the candidates, from the card."""
     scores: tuple[float, ...] = Field(min_length=1)
-    """One score a candidate, in the file's order; higher means member."""
+    """One score per candidate, in the file's order; higher means member."""
 
 
 class LabelGuess(Config):
@@ -57,7 +57,7 @@ class LabelGuess(Config):
     target: Text
     """The victim."""
     distribution: tuple[float, ...] = Field(min_length=1)
-    """One share a class, summing to 1."""
+    """One share per class, with sum 1."""
 
 
 class ReconstructionGuess(Config):
@@ -66,9 +66,9 @@ class ReconstructionGuess(Config):
     target: Text
     """The victim."""
     messages: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
-    """`seq` of the messages that the images were reconstructed from: no more images than records behind these."""
+    """`seq` of the messages from which the images were reconstructed; at most as many images as records behind them."""
     images: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.safetensors$")]
-    """A safetensors file beside this one: `images` (n, c, h, w) in [0, 1] and, if guessed, `labels` (n,) int64."""
+    """A safetensors file in the same folder: `images` (n, c, h, w) in [0, 1] and, if guessed, `labels` (n,) int64."""
 
 
 class ExtractionGuess(Config):
@@ -77,7 +77,7 @@ class ExtractionGuess(Config):
     target: Text
     """The victim, or `server` for the released model."""
     parameters: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.safetensors$")]
-    """A safetensors file beside this one: the weights of the network that the card names, by parameter."""
+    """A safetensors file in the same folder: the weights of the network that the card names, by parameter."""
 
 
 class Guesses(Config):
@@ -86,15 +86,15 @@ class Guesses(Config):
     schema_name: Literal["fdaudit-guesses/1"] = Field(alias="schema")
     """Version of this format."""
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
-    """What the attack is called in the report: small letters, digits and hyphens."""
+    """The attack's name in the report: small letters, digits and hyphens."""
     adversary: Text
-    """Whose view was attacked."""
+    """The adversary whose view was attacked."""
     view: Sha256
-    """SHA-256 of `view/view.json`, as the card gives it."""
+    """SHA-256 of `view/view.json`, from the card."""
     source: Text = ""
-    """Where the attack comes from: a paper, a link."""
+    """The attack's source: a paper or a link."""
     assumes: tuple[Text, ...] = ()
-    """What it used beyond the view."""
+    """Its inputs other than the view."""
     membership: tuple[MembershipGuess, ...] | None = None
     """Give this, or one of the next three."""
     label_distribution: tuple[LabelGuess, ...] | None = None
@@ -115,7 +115,7 @@ class Guesses(Config):
 
     @property
     def goal(self) -> Goal:
-        """What the guesses are about."""
+        """Return the goal of the guesses."""
         return next(goal for goal, given in self._kinds.items() if given)
 
     @property
@@ -129,21 +129,21 @@ class Guesses(Config):
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a file of guesses."""
+    """Return the JSON schema of a file of guesses."""
     return Guesses.model_json_schema(by_alias=True)
 
 
 def read_guesses(path: Path) -> Guesses:
-    """A file of guesses, checked by itself.
+    """Return the guesses of a file, after checks that need no run.
 
     Raises:
-        UsageError: the file cannot be read, is no JSON, or a field is wrong.
+        UsageError: the file cannot be read, is not JSON, or a field is wrong.
     """
     return guesses_and_digest(path)[0]
 
 
 def guesses_and_digest(path: Path) -> tuple[Guesses, str]:
-    """Return the guesses of a file, as `read_guesses` does, and the SHA-256 of the bytes they were read from."""
+    """Return the guesses of a file, as `read_guesses` does, and the SHA-256 of the file's bytes."""
     remedy = "Write it by docs/guesses.schema.json."
     try:
         data = read_file(path, JSON_BYTES)
@@ -156,15 +156,15 @@ def guesses_and_digest(path: Path) -> tuple[Guesses, str]:
 
 
 def to_guesses(given: Guesses, folder: Path, shape: tuple[int, ...]) -> tuple[Guess, ...]:
-    """The guesses as attacks return them.
+    """Return the guesses in the form that attacks return.
 
     Args:
         given: the file.
-        folder: where the files with images or weights lie.
+        folder: the folder of the files with images or weights.
         shape: (c, h, w) of an image.
 
     Raises:
-        UsageError: a file of them is missing, damaged, a link, or holds something else than such images.
+        UsageError: such a file is missing, damaged or a link, or holds other content.
     """
     if given.membership:
         return tuple(
@@ -194,7 +194,7 @@ _COPY = "Write the copy's weights as float32 tensors, one a parameter of the net
 
 
 def _file(name: str, field: str, folder: Path, remedy: str) -> dict[str, torch.Tensor]:
-    """The tensors of a file beside the guesses."""
+    """Return the tensors of a file in the folder of the guesses."""
     path = folder / name
     if path.is_symlink() or not path.is_file():
         raise UsageError(field, name, "is no file beside the guesses", remedy)

@@ -1,9 +1,9 @@
-"""The joint ledger: ε of several runs whose views one recipient has.
+"""The joint ledger: ε of several runs whose views one recipient holds.
 
 Guarantees:
-  * runs are matched record by record where they split one dataset, and by the worst client of each otherwise;
+  * runs are matched record by record if they split one dataset, otherwise by the worst client of each;
   * runs that draw from one stream of randomness are refused: noise that two releases share protects neither;
-  * a record that one run protects and another hands out has no ε.
+  * a record that one run protects and another gives to adversaries has no ε.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _UNMATCHED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The part of one run in what the worst record costs.
+    """The share of one run in the worst record's cost.
 
     Attributes:
         run: its name.
-        client: the client that holds the record there; empty where none does.
-        epsilon: what this run costs the record alone, at the joint ledger's δ.
+        client: the client that holds the record in this run; empty if none does.
+        epsilon: the record's cost in this run only, at the joint ledger's δ.
     """
 
     run: str
@@ -59,26 +59,26 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class JointLedger(Ledger):
-    """The ledger of several runs that one recipient has.
+    """The ledger of several runs that one recipient holds.
 
     Attributes:
-        runs: what each adds for the worst record.
+        runs: each run's share for the worst record.
     """
 
     runs: tuple[Share, ...] = ()
 
 
 class JointRuns:
-    """Several runs, one recipient.
+    """Several runs with one recipient.
 
     Args:
-        runs: two at least, each finished.
+        runs: two or more finished runs.
 
     Attributes:
-        names: of the runs: those of their directories, or their paths where two have one name.
+        names: names of the runs' directories, or their paths if two have the same name.
 
     Raises:
-        RunError: a run stands alone, is given twice, or shares its noise with another.
+        RunError: there is only one run, or a run is given twice or shares its noise with another.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -95,7 +95,7 @@ class JointRuns:
 
     @cached_property
     def views(self) -> tuple[str, ...]:
-        """The adversaries whose ledgers every run shows."""
+        """Return the adversaries whose ledgers every run shows."""
         first, *others = (views_of(plan) for plan in self._plans)
         return tuple(view for view in first if all(view in other for other in others))
 
@@ -107,7 +107,7 @@ class JointRuns:
         unit: Unit | None = None,
         relation: Relation | None = None,
     ) -> JointLedger:
-        """Return what ε the views of all runs together cost the worst record, or why none can be claimed.
+        """Return the joint ε of all runs' views for the worst record, or why none can be claimed.
 
         Args:
             view: an adversary, the same in every run.
@@ -120,7 +120,7 @@ class JointRuns:
             UsageError: clients cannot be matched between the runs.
         """
         delta = self._plans[0].spec.privacy.delta if delta is None else delta
-        with_delta(delta)  # refuses one that is out of range
+        with_delta(delta)  # refuses a δ out of range
         found = self._joined(view, delta, unit, relation)
         priced = profile(found.accounts, np.array([delta]), distributions=False)
         victim = priced.clients[0]
@@ -156,7 +156,7 @@ class JointRuns:
         unit: Unit | None = None,
         relation: Relation | None = None,
     ) -> Profile:
-        """Return ε of all runs together at many δ; `delta` is one of them.
+        """Return the joint ε of all runs at many δ; `delta` is one of them.
 
         Args:
             view: an adversary, the same in every run.
@@ -182,7 +182,7 @@ class JointRuns:
         return replace(found, accounts=replace(found.accounts, assumptions=assumed))
 
     def _without_public(self, accounts: Accounts, number: int) -> Accounts:
-        """The accounts of one run in which clients whose records another run hands out have a cause."""
+        """Return one run's accounts, without ε for clients whose records another run gives to adversaries."""
         told = {c: why for c, why in self._handed_out[number].items() if c in accounts.charges}
         kept = {c: ways for c, ways in accounts.charges.items() if c not in told}
         return replace(accounts, charges=kept, causes={**accounts.causes, **told})
@@ -193,13 +193,13 @@ class JointRuns:
 
     @cached_property
     def _one_dataset(self) -> bool:
-        """True where one index means one record in every run; canaries are records that a run makes itself."""
+        """Return whether an index means the same record in every run; canaries are records that a run makes itself."""
         made = any(plan.spec.canaries is not None for plan in self._plans)
         return not made and len({plan.dataset.sha256() for plan in self._plans}) == 1
 
     @cached_property
     def _holders(self) -> tuple[Holders, ...] | None:
-        """Every combination of clients that hold one record; None where records cannot be matched."""
+        """Return every combination of clients that hold one record; None if records cannot be matched."""
         if not self._one_dataset:
             return None
         table = np.full((len(self._plans[0].dataset.x), len(self._plans)), -1)
@@ -219,7 +219,7 @@ class JointRuns:
 
     @cached_property
     def _handed_out(self) -> tuple[dict[str, str], ...]:
-        """By run, the clients of which another run hands records out as proxy or auxiliary data, and the reason."""
+        """Return, by run, the clients whose records another run uses as proxy or auxiliary data, and the reason."""
         found = tuple(dict[str, str]() for _ in self._plans)
         known = [self._public(plan) for plan in self._plans]
         for number, plan in enumerate(self._plans):
@@ -239,7 +239,7 @@ class JointRuns:
         return public if self._one_dataset else public | {image.numpy().tobytes() for image in plan.public}
 
     def _identified(self, plan: Plan, index: torch.Tensor) -> set[Any]:
-        """Records as their indices where the runs split one dataset, as their images' bytes otherwise."""
+        """Return records by their indices if the runs split one dataset, else by their images' bytes."""
         if self._one_dataset:
             return set(index.tolist())
         return {image.numpy().tobytes() for image in plan.dataset.x[index]}
@@ -256,7 +256,7 @@ class JointRuns:
             seen[head] = name
 
     def _refuse_shared_noise(self) -> None:
-        """Salts and noise come from one key: runs of which the first message has one salt have one stream of noise."""
+        """Refuse runs whose first messages have the same salt: salts and noise come from one key."""
         seen = dict[str, str]()
         for run, name in zip(self._runs, self.names, strict=True):
             salt = _first_salt(run)
@@ -269,17 +269,17 @@ class JointRuns:
 
 
 def joint(runs: Sequence[Run]) -> JointRuns:
-    """Return several finished runs as what one recipient has of them all.
+    """Return several finished runs as the joint view of one recipient.
 
     Args:
-        runs: two at least, each released to the same recipient.
+        runs: two or more, each released to the same recipient.
 
     Raises:
-        RunError: a run stands alone, is given twice, or shares its noise with another.
+        RunError: there is only one run, or a run is given twice or shares its noise with another.
     """
     return JointRuns(runs)
 
 
 def _first_salt(run: Run) -> str:
-    """The salt of a run's first message, which comes from the key of its noise; empty where nothing was sent."""
+    """Return the salt of a run's first message, which comes from the key of its noise; empty without messages."""
     return next((message.salt for message in read_messages(run.directory / "transcript")), "")

@@ -1,8 +1,8 @@
-"""Files of privacy profiles, for other tools and for papers.
+"""Files with privacy profiles, for other tools and for papers.
 
 Guarantees:
-  * each file is written whole or not at all, and `profile.json`, which lists the others, comes last;
-  * a directory with other content is refused, and files of earlier profiles do not stay behind;
+  * each file is written completely or not at all; `profile.json`, which lists the others, comes last;
+  * a directory with other content is refused, and files of earlier profiles are removed;
   * the same profiles give the same bytes.
 """
 
@@ -33,15 +33,15 @@ def write_profiles(profiles: Sequence[Profile], out: Path | str, *, delta: float
     """Write ε against δ and trade-off functions as tables and figures, and composed loss distributions.
 
     Args:
-        profiles: of one run, or of several runs together; each adversary with a relation once.
+        profiles: profiles of one run or of several runs jointly; each pair of adversary and relation once.
         out: a new or empty directory, or one that this function filled earlier.
-        delta: δ that the figure of ε marks.
+        delta: the δ marked in the figure of ε.
 
     Returns:
         Every file, `profile.json` last.
 
     Raises:
-        RunError: the directory holds something else or cannot be written.
+        RunError: the directory holds other files or cannot be written.
     """
     directory = local_path(out, "curve")
     earlier = _earlier(directory)
@@ -74,10 +74,10 @@ def write_profiles(profiles: Sequence[Profile], out: Path | str, *, delta: float
 
 
 def _earlier(directory: Path) -> set[str]:
-    """The files that an earlier call wrote into the directory.
+    """Return the files that an earlier call wrote into the directory.
 
     Raises:
-        RunError: it is none of ours.
+        RunError: the directory was not written by this module.
     """
     refused = RunError("curve", str(directory), "holds something else", "Give a new or empty directory.")
     if directory.is_dir() and not any(directory.iterdir()):
@@ -94,7 +94,7 @@ def _earlier(directory: Path) -> set[str]:
 
 
 def _stated(profile: Profile, delta: float) -> dict[str, Any]:
-    """One profile's entry in the index; an infinite ε is null."""
+    """Return one profile's entry in the index; an infinite ε is null."""
     at = float(profile.epsilons[int(abs(profile.deltas - delta).argmin())])
     return {
         "adversary": profile.view,
@@ -111,7 +111,7 @@ def _stated(profile: Profile, delta: float) -> dict[str, Any]:
 
 
 def _names(profiles: Sequence[Profile]) -> list[str]:
-    """File names of loss distributions: `losses-server-replace-one.safetensors`."""
+    """Return the file names of loss distributions: `losses-server-replace-one.safetensors`."""
     return [f"losses-{p.view.replace('/', '-')}-{p.relation}.safetensors" for p in profiles]
 
 
@@ -152,14 +152,14 @@ def _trade_off_lines(profiles: Sequence[Profile]) -> list[Line]:
 
 
 def _shown(profiles: Sequence[Profile]) -> list[str]:
-    """Names for a legend: with the relation where there are two."""
+    """Return the names for a legend; they include the relation if there are two."""
     if len({p.relation for p in profiles}) == 1:
         return [p.view for p in profiles]
     return [f"{p.view}, {p.relation}" for p in profiles]
 
 
 def _losses(profile: Profile) -> bytes:
-    """Loss distributions as safetensors: a float64 tensor each, and the rest as JSON under `distributions`."""
+    """Return loss distributions as safetensors: a float64 tensor each, and the rest as JSON under `distributions`."""
     from safetensors.numpy import save
 
     tensors, about = {}, list[dict[str, Any]]()

@@ -1,4 +1,4 @@
-"""The books of a run: its transcript, what oracles may answer, and what the protocol declares of its messages."""
+"""The books of a run: its transcript, its possible oracle answers, and the protocol's declarations on its messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["books_of", "table", "views_of"]
 
 
 def books_of(plan: Plan, run: Path) -> Books:
-    """Return a run made ready for the ledger of any adversary, with what each could ask of models."""
+    """Return a run prepared for the ledger of any adversary, including the queries that each could make."""
     messages = read_log(run / "transcript").messages
     reveals = {(m["kind"], m["from"]): m["reveals"] for m in plan.declared_messages if "reveals" in m}
     return Books(
@@ -38,7 +38,7 @@ def books_of(plan: Plan, run: Path) -> Books:
 
 
 def _assumptions(plan: Plan) -> tuple[str, ...]:
-    """Return what the settings of a run take on trust, beside what every ledger does."""
+    """Return the assumptions that a run's settings add to those of every ledger."""
     found: tuple[str, ...] = plan.protocol_config.assumptions()  # type: ignore[attr-defined]
     preset = plan.spec.preset
     if preset is None or preset.name == "as-published" or preset.sample_rate is not None:
@@ -52,12 +52,12 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
 
 
 def views_of(plan: Plan) -> tuple[str, ...]:
-    """Whose ledgers are shown: every party that is no client, and the spec's adversaries."""
+    """Return the adversaries whose ledgers are shown: every non-client party and the spec's adversaries."""
     return tuple(dict.fromkeys([*(p for p in plan.parties if role(p) != "client"), *plan.spec.adversaries]))
 
 
 def table(ledgers: Sequence[Ledger]) -> list[str]:
-    """Ledgers as lines for a terminal: ε by adversary, then why and from what."""
+    """Return ledgers as lines for a terminal: ε by adversary, then the reason and the contributions."""
     lines = [f"{'adversary':<20} {'ε':>12}  {'δ':<8} {'worst client':<13} unit, relation"]
     for entry in ledgers:
         value = rounded_up(entry.epsilon)

@@ -1,4 +1,4 @@
-"""The audit: spec -> plan -> federation -> transcript -> views -> attacks -> figures -> result, on one screen."""
+"""The audit pipeline: spec -> plan -> federation -> transcript -> views -> attacks -> figures -> result."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def perform(
     elsewhere: Elsewhere = HERE,
     tick: Tick = lambda what, done, total: None,
 ) -> None:
-    """Runs a spec into a run directory: federation, transcript, attacks, result.
+    """Run a spec into a run directory: federation, transcript, attacks, result.
 
     Args:
         source: the spec; None with `resume` takes the one in the run directory.
         out: the run directory; must not exist yet, unless `resume`.
-        resume: go on from the last whole round.
-        seed_from: a run directory whose vault's seed and secret are used again, and outcomes of controls where
-            they depend on nothing else.
-        elsewhere: other machines' part in it.
-        tick: called with what is under way, how far it is, and of how much.
+        resume: continue after the last complete round.
+        seed_from: a run directory whose seed and secret are used again, and the outcomes of controls that depend on
+            nothing else.
+        elsewhere: other machines that share the work.
+        tick: called with the current activity, the steps done, and the total.
 
     Raises:
         UsageError: the spec is wrong, or the directory is occupied or being written; nothing was written.
@@ -73,7 +73,7 @@ def federated(
     elsewhere: Elsewhere = HERE,
     tick: Tick = lambda what, done, total: None,
 ) -> Plan:
-    """The first half of `perform`, with its arguments: federation and transcript, sealed."""
+    """Run the first half of `perform`, with its arguments: federation and transcript, sealed."""
     with ExitStack() as held:
         if out.is_dir():
             held.enter_context(writing(out))
@@ -110,7 +110,7 @@ def attacked(
     elsewhere: Elsewhere = HERE,
     tick: Tick = lambda what, done, total: None,
 ) -> None:
-    """The second half of `perform`: the attacks on a sealed record, and the result; `beside` as in `attack_cells`."""
+    """Run the second half of `perform`: attacks on a sealed record, and the result; `beside` as in `attack_cells`."""
     with writing(out):
         if seed_from is not None:
             take_controls(seed_from, out)
@@ -122,7 +122,7 @@ def attacked(
 
 
 def _seal(plan: Plan, run: Path, secrets: Secrets, end: Position) -> None:
-    """Writes the manifest: the federation is over, and changes to its record become visible."""
+    """Write the manifest: the federation is finished, and later changes to its record become visible."""
     write_manifest(
         run,
         {

@@ -1,7 +1,7 @@
-"""The memory of what was published of a run: one set of outcomes, however often its public page is written.
+"""The memory of published outcomes: all public pages of one run must show the same outcomes.
 
-Two public pages of one run with different outcomes tell more than each by itself: whoever made the scores behind them
-subtracts one from the other. The vault therefore keeps a digest of the outcomes that went out first.
+Two public pages of one run with different outcomes reveal more than each by itself: the author of the underlying
+scores can subtract one page from the other. So the vault keeps a digest of the first published outcomes.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from fdaudit.storage.files import load_json, save_json
 __all__ = ["PUBLISHED", "publish_once"]
 
 PUBLISHED = "published.json"
-"""The file in the vault."""
+"""Name of the digest's file in the vault."""
 
 
 def publish_once(run: Path, outcomes: str) -> None:
-    """Note that a run's outcomes are made public, and refuse other ones than those of the first time.
+    """Record that a run's outcomes become public; refuse outcomes that differ from the first published ones.
 
     A run without a vault, such as one in a bundle of evidence, has no memory and is not refused.
 
     Args:
         run: the run directory.
-        outcomes: digest of what the public page says.
+        outcomes: digest of the public page's outcomes.
 
     Raises:
-        RunError: other outcomes of the run were made public before; nothing was written.
+        RunError: other outcomes of the run are public already; nothing was written.
     """
     vault = run / "vault"
     if not vault.is_dir():

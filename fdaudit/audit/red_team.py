@@ -1,12 +1,12 @@
-"""The loop with a red team outside: it is handed a view, never the truth, and hands back guesses to be scored.
+"""The interface to an external red team: it receives a view, never the truth, and returns guesses to be scored.
 
 Guarantees:
-  * what is handed out is the view, what the adversary is assumed to know, and candidates without an answer; no file
-    of it is linked to the run's;
-  * of whom candidates were handed out is noted in the vault before anybody has them, and no guess about its classes or
-    images is scored from then on: candidates show both;
-  * guesses name the view and the candidates that they are about by digest, and are scored by the code that scores the
-    run's own attacks; nothing is written before they have been.
+  * the hand-out is the view, the adversary's assumed knowledge, and candidates without an answer; none of its files
+    is linked to the run's;
+  * the vault records the victims of handed-out candidates before the hand-out appears. From then on no guess about
+    their classes or images is scored: candidates show both;
+  * guesses name their view and their candidates by digest. The code that scores the run's own attacks scores them.
+    Nothing is written before that.
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ This directory holds what one adversary saw of a federation, for an attack from 
 
 
 def export_view(run: Run, adversary: str, out: Path | str, *, challenges: bool = False) -> Path:
-    """Writes what an adversary saw and is assumed to know as a directory of its own, to be attacked elsewhere.
+    """Write an adversary's view and assumed knowledge to a directory, for an external attack.
 
     Args:
         run: a finished run.
         adversary: `server`, `client/3`, `eavesdropper`, `world`, or a coalition `a+b`.
         out: a directory that does not exist yet.
-        challenges: whether candidates for membership go with it. From then on guesses about classes and images of
-            these victims are not scored any more, whoever makes them.
+        challenges: whether to add membership candidates. From then on no guess about classes or images of these victims
+            is scored, from any red team.
 
     Returns:
         The directory.
 
     Raises:
-        UsageError: the adversary is nobody, or the directory exists or cannot be made; nothing was written.
+        UsageError: the adversary is not a party, or the directory exists or cannot be made; nothing was written.
     """
     target, plan = local_path(out, "out"), run.plan
     members_of(adversary, plan.parties)
@@ -90,12 +90,12 @@ def export_view(run: Run, adversary: str, out: Path | str, *, challenges: bool =
         issued = _fill(scratch, Stage(plan, run.directory), adversary, challenges)
         if issued:
             Vault(run.directory / "vault").note_handed_out(issued)
-    target.chmod(0o755)  # it is to be given away; before it is whole, it is not
+    target.chmod(0o755)  # for others to read, but only when it is complete
     return target
 
 
 def score(run: Run, guesses: Path | str) -> Cell:
-    """Scores guesses that were made elsewhere, and keeps the outcome in the run.
+    """Score guesses of an external red team, and keep the outcome in the run.
 
     Args:
         run: the run whose exported view was attacked.
@@ -105,7 +105,7 @@ def score(run: Run, guesses: Path | str) -> Cell:
         The outcome, which the report shows as the attack `external-NAME`; it has no controls.
 
     Raises:
-        UsageError: the file is wrong, names another view, other candidates or nobody's messages, or is about classes
+        UsageError: the file is malformed, names another view, other candidates or unknown messages, or is about classes
             or images of a victim whose candidates were handed out; nothing was written.
     """
     with writing(run.directory):
@@ -149,7 +149,7 @@ def _score(run: Run, path: Path) -> Cell:
 
 
 def _fill(folder: Path, stage: Stage, adversary: str, challenges: bool) -> Mapping[str, Challenge]:
-    """Write everything that is handed out. Return the challenges among it."""
+    """Write all files of the hand-out. Return its challenges."""
     plan, view = stage.plan, stage.view(adversary)
     digest = write_view(view, folder / "view")
     (folder / "knowledge").mkdir()
@@ -231,10 +231,11 @@ def _refuse_other_candidates(given: Guesses, stage: Stage) -> None:
 
 
 def _refuse_spoilt(given: Guesses, handed_out: Collection[str]) -> None:
-    """Refuse guesses about what candidates show: classes in about the client's shares, and images of which it has half.
+    """Refuse guesses that handed-out candidates could answer.
 
-    Copies of models are refused, too: a copy can be trained on the candidates, half of which trained the model.
-    It does not matter to whom they were handed out, or by which name: nobody knows who has seen them since.
+    Candidates have roughly the client's class shares, and half of them are its images. Copies of models are refused,
+    too: a copy can be trained on the candidates, half of which trained the model. The recipient and the name of the
+    hand-out do not matter: candidates may have been passed on since.
     """
     guesses: Sequence[LabelGuess | ReconstructionGuess | ExtractionGuess] = (
         given.label_distribution or given.reconstruction or given.model_extraction or ()
@@ -251,7 +252,7 @@ def _refuse_spoilt(given: Guesses, handed_out: Collection[str]) -> None:
 
 
 def _earlier(kept: Path, given: Guesses) -> int:
-    """How often guesses of this name were scored before: who may try often will be right by chance."""
+    """Return how often guesses of this name were scored before: with many attempts, some succeed by chance."""
     if not kept.is_file():
         return 0
     cell = load_json(kept)

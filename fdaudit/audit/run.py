@@ -33,7 +33,7 @@ class Run:
         directory: the run directory.
 
     Attributes:
-        directory: where it lies.
+        directory: the run directory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -43,21 +43,21 @@ class Run:
 
     @property
     def plan(self) -> Plan:
-        """The run's plan, rebuilt from its spec and its vault on first use."""
+        """Return the run's plan, rebuilt from its spec and its vault on first use."""
         if self._plan is None:
             self._plan = reopen(self.directory)
         return self._plan
 
     @property
     def books(self) -> Books:
-        """The run's transcript made ready for the ledger of any view, on first use."""
+        """Return the run's transcript, prepared for the ledger of any view on first use."""
         if self._books is None:
             self._books = books_of(self.plan, self.directory)
         return self._books
 
     @property
     def result(self) -> dict[str, Any]:
-        """`result.json`.
+        """Return the content of `result.json`.
 
         Raises:
             RunError: the run was not concluded.
@@ -70,15 +70,15 @@ class Run:
 
     @property
     def utility(self) -> pd.DataFrame:
-        """`utility.csv`: columns line, round, party, accuracy, macro_f1, n.
+        """Return `utility.csv`: columns line, round, party, accuracy, macro_f1, n.
 
-        Of multi-label data: mean_auc, its interval low and high, macro_f1, left_out (classes) and n.
+        Multi-label data have mean_auc, its interval low and high, macro_f1, left_out (classes) and n.
         """
         return utility_table(self.directory)
 
     @property
     def timings(self) -> dict[str, float]:
-        """Seconds by stage; no digest covers them.
+        """Return seconds by stage; no digest covers them.
 
         Raises:
             RunError: `timings.json` holds something else.
@@ -86,7 +86,7 @@ class Run:
         return read_timings(self.directory)
 
     def view(self, name: str) -> View:
-        """What an adversary saw: `server`, `client/3`, `eavesdropper`, `world`, or a coalition `a+b`."""
+        """Return an adversary's view: `server`, `client/3`, `eavesdropper`, `world`, or a coalition `a+b`."""
         return Stage(self.plan, self.directory).view(name)
 
     def ledger(
@@ -97,13 +97,13 @@ class Run:
         unit: Unit | None = None,
         relation: Relation | None = None,
     ) -> Ledger:
-        """What ε an adversary's view costs the client that it costs most, or why none can be claimed.
+        """Return the ε of an adversary's view for the worst-affected client, or why none can be claimed.
 
         Args:
             view: an adversary, as `view` takes it.
             delta: δ; default: the spec's `privacy.delta`.
             unit: `record` or `client`; default: the spec's.
-            relation: `add-or-remove` or `replace-one`; default: the spec's, or what the run's events suit.
+            relation: `add-or-remove` or `replace-one`; default: the spec's, or the relation of the run's events.
         """
         asked = self.plan.spec.privacy
         return self.books.ledger(
@@ -116,7 +116,7 @@ class Run:
     def accounts(
         self, view: str = "server", *, unit: Unit | None = None, relation: Relation | None = None
     ) -> Accounts:
-        """Return the mechanisms that each client is charged in an adversary's view; arguments as of `ledger`."""
+        """Return the mechanisms charged to each client in an adversary's view; arguments as for `ledger`."""
         asked = self.plan.spec.privacy
         return self.books.accounts(view, unit=unit or asked.unit, relation=relation or asked.relation)
 
@@ -132,7 +132,7 @@ class Run:
 
         Args:
             view: an adversary, as `view` takes it.
-            delta: a δ that is surely among them; default: the spec's `privacy.delta`.
+            delta: a δ that is included; default: the spec's `privacy.delta`.
             unit: as `ledger` takes it.
             relation: as `ledger` takes it.
         """
@@ -140,7 +140,7 @@ class Run:
         return profile(self.accounts(view, unit=unit, relation=relation), with_delta(delta))
 
     def verify(self) -> list[str]:
-        """Defects of the run's record, one sentence each; empty when there is none."""
+        """Return the defects of the run's record, one sentence each; empty if there are none."""
         return verify(self.directory)
 
     def __repr__(self) -> str:

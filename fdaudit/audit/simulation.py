@@ -1,4 +1,4 @@
-"""The simulation: runs a protocol over the wire, round by round, so that it can be resumed after any of them."""
+"""The simulation: runs a protocol over the wire round by round; it can resume after any round."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Utility", "federate"]
 
 Tick = Callable[[str, int, int], None]
-"""Progress: what, how far, of how much."""
+"""Progress: activity, steps done, total."""
 
 _WHO = ("line", "round", "party")
 _COLUMNS: Mapping[Task, tuple[str, ...]] = {
@@ -45,15 +45,15 @@ _COLUMNS: Mapping[Task, tuple[str, ...]] = {
 
 
 class Utility:
-    """`utility.csv`: one row for each model evaluated on the test records.
+    """Writer of `utility.csv`: one row for each model evaluated on the test records.
 
-    Of the multi-label task a row has mAUC with its interval (empty where there is none), and how many
-    classes it had to leave out.
+    For the multi-label task a row has mAUC with its interval (empty if there is none), and the number of classes that
+    it leaves out.
 
     Args:
         path: the file.
-        offset: where to go on; what lies beyond is removed first.
-        task: what was learnt.
+        offset: length at which to continue; all rows after it are removed first.
+        task: the models' task.
     """
 
     def __init__(self, path: Path, offset: int, task: Task = "single-label") -> None:
@@ -67,7 +67,7 @@ class Utility:
     def add(
         self, line: str, round: int, models: Mapping[str, Parameters], trainers: Trainers, plan: Plan
     ) -> None:
-        """Evaluates models on the test records and appends their rows."""
+        """Evaluate models on the test records and append their rows."""
         if not models:
             return
         x, y = plan.test
@@ -86,7 +86,7 @@ class Utility:
 
 
 def _measured(logits: Tensor, y: Tensor) -> tuple[Any, ...]:
-    """The figures of one row, in the order of `_COLUMNS`."""
+    """Return the figures of one row, in the order of `_COLUMNS`."""
     if task_of(y) == "single-label":
         guess = logits.argmax(1)
         return accuracy(guess, y), macro_f1(guess, y), len(y)
@@ -97,7 +97,7 @@ def _measured(logits: Tensor, y: Tensor) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Stage:
-    """One protocol set up on a plan: the run's own, or a reference line."""
+    """A protocol set up on a plan: the run's own, or a reference line."""
 
     plan: Plan
     protocol: Any
@@ -107,13 +107,13 @@ class _Stage:
     def set_up(cls, plan: Plan, protocol: Any, config: Any, wire: Any) -> _Stage:
         clients = {k: PartyData(*plan.records(k)) for k in plan.clients}
         setting = setting_of(protocol, plan.common, clients, wire, plan.seed)
-        # The auditor measures with training cores of its own: a protocol's have its parties' weights in them.
+        # The auditor measures with its own training cores: a protocol's cores hold its parties' weights.
         networks = networks_of(protocol, plan.common.networks)
         evaluators = Trainers(networks, plan.execution, tuple(setting.trainers))
         return cls(plan, protocol(config, setting), evaluators)
 
     def worth_a_row(self, done: Round, last: bool) -> Mapping[str, Parameters]:
-        """The models to evaluate: what a server holds as the run goes, everybody's at the end."""
+        """Return the models to evaluate: non-client models during the run, all models at the end."""
         if not last and done.index % self.plan.spec.evaluate_every:
             return {}
         shared = {p: m for p, m in done.models.items() if not p.startswith("client/")}
@@ -121,18 +121,18 @@ class _Stage:
 
 
 def federate(plan: Plan, run: Path, tick: Tick) -> Position:
-    """Runs the protocol from the last checkpoint to its end, then the reference lines.
+    """Run the protocol from the last checkpoint to its end, then the reference lines.
 
-    Rounds are made durable by a thread while the next ones compute. A run killed at any instant resumes from the
-    last `round.json` and ends bit for bit as an uninterrupted one.
+    A thread makes rounds durable while the next ones compute. A run killed at any instant resumes from the last
+    `round.json`. Its result is bit for bit that of an uninterrupted run.
 
     Args:
         plan: the run's plan.
         run: the run directory.
-        tick: progress; told of a round when it is durable, by the thread that made it so.
+        tick: progress; called when a round is durable, by the thread that made it so.
 
     Returns:
-        Where the transcript ended.
+        The transcript's final position.
     """
     vault = Vault(run / "vault")
     key, checkpoint = vault.secrets.for_run(plan.identity), vault.load_round()
@@ -160,7 +160,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
             if last:
                 for party, parameters in done.models.items():
                     vault.save(f"models/{party.replace('/', '-')}", parameters)
-            # Told of once it is durable: whoever then copies the directory finds it whole.
+            # Reported once it is durable: a copy of the directory made then is complete.
             told = partial(tick, plan.protocol.name, done.index + 1, rounds)
             checkpoints.save(done, stage.protocol.state, utility.offset, told)
             if last:
@@ -173,7 +173,7 @@ def federate(plan: Plan, run: Path, tick: Tick) -> Position:
 
 
 def _wire(plan: Plan, transcript: Transcript, secret: bytes, meter: Meter | None) -> Wire:
-    """The wire of the plan's protocol, on which the plan's defences stand."""
+    """Return the wire of the plan's protocol, with the plan's defences."""
     return Wire(
         transcript,
         parties=plan.parties,
@@ -190,7 +190,7 @@ def _wire(plan: Plan, transcript: Transcript, secret: bytes, meter: Meter | None
 
 
 def _meter(plan: Plan, run: Path, start: Position) -> Meter | None:
-    """What keeps the budget, with all that is on record already; None where the spec sets none."""
+    """Return the meter of the budget, with all recorded messages counted; None if the spec sets no budget."""
     asked = plan.spec.privacy
     if asked.budget is None:
         return None
@@ -199,7 +199,7 @@ def _meter(plan: Plan, run: Path, start: Position) -> Meter | None:
         asked.budget.epsilon,
         asked.delta,
         asked.unit,
-        # What is stated for records that come and go cannot be counted for records that are replaced.
+        # Events stated for added or removed records cannot be counted for replaced records.
         asked.relation or ("add-or-remove" if plan.training else "replace-one"),
         plan.parties,
         fixed=fixed_events(plan),

@@ -1,4 +1,4 @@
-"""The conclusion: gathers what lies in a run directory into `result.json`, from which reports are made."""
+"""The conclusion: collects the content of a run directory in `result.json`, from which reports are made."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ OUT_OF_SCOPE: tuple[Mapping[str, str], ...] = (
 
 
 def conclude(plan: Plan, run: Path) -> dict[str, Any]:
-    """Writes `result.json` and returns its value."""
+    """Write `result.json` and return its value."""
     spec, manifest = plan.spec, read_manifest(run)
     stage = Stage(plan, run)
     cells = [_outcome(path) for path in sorted((run / "attacks").glob("*.json"))]
@@ -110,7 +110,7 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
 def _run_card(
     plan: Plan, run: Path, manifest: dict[str, Any], silences: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What was run, with which code and on what: the system card."""
+    """Return the system card: what was run, on which data, and with which code."""
     spec, card = plan.spec, plan.protocol
     return {
         "name": spec.name,
@@ -147,10 +147,10 @@ def _run_card(
 
 
 def _outcome(path: Path) -> Any:
-    """Return the outcome of a cell as its file holds it.
+    """Return the outcome of a cell from its file.
 
     Raises:
-        IntegrityError: the file holds something else.
+        IntegrityError: the file does not hold an outcome.
     """
     from fdaudit.reports.schema import Cell
 
@@ -163,9 +163,9 @@ def _outcome(path: Path) -> Any:
 
 
 def _model_hashes(run: Path) -> list[dict[str, str]]:
-    """SHA-256 of the final models that others than clients hold, as safetensors: what a release is recognised by.
+    """Return the SHA-256 of the final models that non-clients hold, as safetensors: a release is recognised by it.
 
-    A client's own model stays without one: whoever guesses its records and settings could try the guess on a digest.
+    A client's own model has no digest here: it would confirm a guess of the client's records and settings.
     """
     vault = Vault(run / "vault")
     parties = [name.removeprefix("models/") for name in vault.names("models")]
@@ -188,7 +188,7 @@ def _sha256(path: Path) -> str:
 
 
 def _ledgers(plan: Plan, run: Path) -> list[Ledger]:
-    """What the view of each adversary of the spec and of each party that is no client costs."""
+    """Return the ledgers of the spec's adversaries and of each non-client party."""
     asked, books = plan.spec.privacy, books_of(plan, run)
     return [
         books.ledger(v, delta=asked.delta, unit=asked.unit, relation=asked.relation) for v in views_of(plan)
@@ -201,7 +201,7 @@ def _rounds_run(plan: Plan, run: Path) -> int:
 
 
 def _stopped(plan: Plan, run: Path) -> list[str]:
-    """That a run ended before its time, where a budget ended it."""
+    """Return a note if a privacy budget ended the run early."""
     rounds, done = plan.protocol_config.rounds, _rounds_run(plan, run)  # type: ignore[attr-defined]
     budget = plan.spec.privacy.budget
     if budget is None or done >= rounds:
@@ -211,7 +211,7 @@ def _stopped(plan: Plan, run: Path) -> list[str]:
 
 
 def _silences(run: Path) -> list[dict[str, Any]]:
-    """Who went silent, and in which rounds, as the transcript has it."""
+    """Return the parties that went silent, with their rounds, from the transcript."""
     found: dict[str, list[int]] = {}
     for message in read_log(run / "transcript").messages:
         if message.kind == "silence":
@@ -231,7 +231,7 @@ def utility_table(run: Path) -> pd.DataFrame:
     """Return `utility.csv` of a run.
 
     Raises:
-        IntegrityError: it cannot be read, or is no table.
+        IntegrityError: it cannot be read, or is not a table.
     """
     import pandas as pd
 
@@ -260,7 +260,7 @@ def _accuracy(row: Any) -> Figure:
 
 
 def _mean_auc(row: Any, classes: int) -> Figure:
-    """The row's mAUC as `mean_auc_figure` made it; an empty cell of a table is NaN, which differs from itself."""
+    """Return the row's mAUC as `mean_auc_figure` made it; an empty table cell is NaN, which never equals itself."""
     left_out = int(row.left_out)
     interval: dict[str, Any] = {}
     if row.low == row.low:

@@ -1,1 +1,1 @@
-"""Commands; nothing imports them."""
+"""The command line's commands; no other package imports them."""

@@ -1,4 +1,4 @@
-"""The command line. What a command needs is imported when it runs: `--help` stays quick."""
+"""The command line. A command imports its dependencies when it runs, so `--help` stays fast."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Audit what federated learning and distillation leak: run a protocol with every message on record, attack "
-    "the record with what each adversary saw, report what leaked next to what was learnt.",
+    help="Audit the leakage of federated learning and distillation: run a protocol and record every message, attack "
+    "the view of each adversary, and report leakage with utility.",
     epilog="Exit codes: 0 done, 1 a gate of the spec or a cell failed, 2 bad input, 3 the record was changed.",
 )
 
 
 def main() -> None:
-    """Entry point: every refusal is one line on standard error and its exit code."""
+    """Run the command line; every refusal is one line on standard error and its exit code."""
     # OpenMP reads this once, when torch is first imported. Its threads would otherwise spin while they wait for
     # each other, and next to another busy process an operation of microseconds takes milliseconds.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -54,7 +54,7 @@ def main() -> None:
         _say_error(error)
         sys.exit(error.exit_code)
     except OSError as error:
-        # A full disk, a directory that may not be written: nothing that a traceback would explain better.
+        # A full disk or a read-only directory: a traceback would not explain it better.
         say(f"{error.strerror or type(error).__name__}: {error.filename or 'no file named'}")
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
@@ -75,9 +75,9 @@ def _say_error(error: FdauditError) -> None:
 @app.command()
 def quickstart(
     out: Annotated[
-        str, typer.Option(metavar="DIR", help="Where the runs and their comparison go; a directory or a URL.")
+        str, typer.Option(metavar="DIR", help="Directory or URL of the runs and their comparison.")
     ] = "audit",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where it was interrupted.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     executor: ExecutorName = "local",
     workers: RunWorkers = None,
     address: Address = None,
@@ -93,7 +93,7 @@ def quickstart(
 
     with mirrored(out, "resume" if resume else "new", field="out", quiet=as_json) as place:
         with _at_work(as_json, executor, workers, address) as (tick, far):
-            # What is sent to a URL meanwhile must be at rest.
+            # Files must not change while they are sent to a URL.
             finished, page = suite.quickstart(
                 place.path,
                 resume=resume,
@@ -116,15 +116,15 @@ def quickstart(
 
 @app.command()
 def run(
-    spec: Annotated[Path | None, typer.Argument(help="A spec (YAML); left out with --resume.")] = None,
+    spec: Annotated[Path | None, typer.Argument(help="A spec (YAML); omit it with --resume.")] = None,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Run directory, or a URL; default: runs/NAME-DIGEST.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after the last complete round.")] = False,
     seed_from: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Use the seed and secret in that run's vault again.")
+        str | None, typer.Option(metavar="RUN", help="Reuse the seed and secret of that run's vault.")
     ] = None,
-    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report too.")] = True,
+    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Also write the report.")] = True,
     executor: ExecutorName = "local",
     workers: RunWorkers = None,
     address: Address = None,
@@ -144,7 +144,7 @@ def run(
         if out is not None:
             opened = mirrored(out, "resume" if resume else "new", field="out", quiet=as_json)
             place = stack.enter_context(opened)
-        with together():  # nobody writes between the run and its report
+        with together():  # no other process writes between the run and its report
             with _at_work(as_json, executor, workers, address) as (tick, far):
                 finished = api.run(
                     spec,
@@ -164,8 +164,8 @@ def run(
 def _at_work(
     as_json: bool, executor: str, workers: int | None, address: str | None
 ) -> Iterator[tuple[Tick, Elsewhere]]:
-    """Progress, and where a run's work is done besides here."""
-    # Ray prints what befell a worker; that is no part of a command's output.
+    """Yield the progress callback and the other machines that share a run's work."""
+    # Ray prints worker failures; they are not part of a command's output.
     with (
         redirect_stdout(sys.stderr),
         progress(quiet=as_json) as tick,
@@ -191,9 +191,9 @@ def _conclude(finished: Run, path: Path | None, place: Place, as_json: bool) -> 
 
 
 def _end(results: Mapping[str, dict[str, Any]]) -> None:
-    """Says what failed, each under its run's name where there are several, and exits with 1 then.
+    """Print all failures, under their run's name if there are several runs, and then exit with 1.
 
-    That is a cell, a gate, or an ε claimed that the attacks contradict.
+    Failures are cells, gates, and claims of ε that the attacks contradict.
     """
     failed = []
     for name, result in results.items():
@@ -214,14 +214,14 @@ def _end(results: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _broken(gate: Mapping[str, Any]) -> str:
-    """In what a gate's figure differs from its threshold, or that there is none."""
+    """Return how a gate's figure misses its threshold, or that there is no figure."""
     if gate["value"] is not None:
         return f"{gate['value']} {'<' if gate['at_least'] else '>'} {gate['threshold']}"
     return "the ledger leaves no ε to claim" if gate["name"] == "epsilon" else "no cell could measure it"
 
 
 def _summary(result: dict[str, Any]) -> list[str]:
-    """Accuracy, or mAUC, by line; then one line a cell."""
+    """Return lines with accuracy or mAUC by line of the utility table, then one line per cell."""
     lines = []
     several = any(row["figure"]["name"] == "mean_auc" for row in result["utility"]["final"])
     best: dict[str, list[float]] = {}
@@ -254,7 +254,7 @@ def attack(
     run: RunPath,
     name: Annotated[str | None, typer.Argument(metavar="ATTACK", help="See `fdaudit list`.")] = None,
     adversary: Annotated[
-        str, typer.Option(help="Whose view: server, client/3, eavesdropper, world, a+b.")
+        str, typer.Option(help="The adversary: server, client/3, eavesdropper, world, a+b.")
     ] = "server",
     every: Annotated[bool, typer.Option("--all", help="Every attack against every adversary.")] = False,
     param: Annotated[
@@ -266,7 +266,7 @@ def attack(
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack a finished run; the outcome is kept in it."""
+    """Attack a finished run and store the outcome in it."""
     from fdaudit import api
     from fdaudit.remote.selection import but_reports
 
@@ -311,16 +311,16 @@ def report(
     ] = None,
     public: Annotated[
         bool,
-        typer.Option("--public", help="Leave out what identifies records: images, shares, exact scores."),
+        typer.Option("--public", help="Leave out data that identify records: images, shares, exact scores."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the security report of a run: one HTML file, nothing else needed to read it, and JSON beside it."""
+    """Write the security report of a run: one self-contained HTML file, and the same content as JSON."""
     from fdaudit import api
     from fdaudit.remote.selection import but_reports
 
     with ExitStack() as stack:
-        changes = out is None or public  # the vault remembers what was made public
+        changes = out is None or public  # the vault records the published outcomes
         place = stack.enter_context(
             mirrored(run, "change" if changes else "read", need=but_reports, quiet=as_json)
         )
@@ -338,12 +338,12 @@ def report(
 @app.command()
 def compare(
     paths: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Two run directories or more, or URLs of such.")
+        list[str], typer.Argument(metavar="RUN...", help="Two or more run directories, or their URLs.")
     ],
     out: Annotated[str, typer.Option(metavar="DIR", help="Directory of the page, or a URL.")] = "comparison",
     as_json: AsJson = False,
 ) -> None:
-    """Compare finished runs: one HTML file with what each learnt, sent, showed to whom, and what leaked."""
+    """Compare finished runs in one HTML file: accuracy, traffic, visible messages and leakage of each."""
     from fdaudit import api
     from fdaudit.remote.selection import for_comparison
 

@@ -1,4 +1,4 @@
-"""The commands that hand a run on as evidence, and check what was handed on."""
+"""The commands that export a run as evidence and check evidence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def evidence(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run as evidence: its files but the vault, their digests, and a statement about them, signed or not."""
+    """Write a run as evidence: its files except the vault, their digests, and an optionally signed statement."""
     from fdaudit.api import load
     from fdaudit.attestation.bundle import STATEMENT
     from fdaudit.attestation.bundle import evidence as write
@@ -59,7 +59,7 @@ def evidence(
 
 
 def _ask() -> str | None:
-    """A passphrase from whoever sits there; None where nobody does."""
+    """Ask the user at the terminal for a passphrase; None without a terminal."""
     if not sys.stdin.isatty():
         return None
     return str(typer.prompt("Passphrase of the key", hide_input=True, err=True))
@@ -74,11 +74,11 @@ def verify(
     ] = None,
     vault: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="A revealed vault, or its URL, held against the commitment."),
+        typer.Option(metavar="DIR", help="A revealed vault, or its URL, to check against the commitment."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a run's record, every byte of the transcript against the manifest; or evidence against its statement."""
+    """Check every byte of a run's transcript against its manifest, or evidence against its statement."""
     from fdaudit.attestation.check import is_bundle
     from fdaudit.remote.selection import for_verification
 

@@ -1,7 +1,7 @@
-"""Explains a protocol, an attack or a defence from its own declaration, without importing it.
+"""Explanations of protocols, attacks and defences from their own declarations, without importing them.
 
-The terminal and the pages below `docs/protocols/` print the same sections: who sees what is derived from the declared
-messages and never written by hand.
+The terminal and the pages below `docs/protocols/` print the same sections. Who sees what is derived from the declared
+messages, never written by hand.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _TITLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sight:
-    """What an adversary in one position sees of a protocol's messages.
+    """The messages of a protocol that an adversary in one position sees.
 
     Attributes:
         position: `server`, `each client`, `aggregator`, `eavesdropper` or `world`.
-        receives: kinds that reach it, in the order of the declaration.
-        sends: kinds that it sends itself.
-        asks: oracles that are open to it.
+        receives: kinds that it receives, in the order of the declaration.
+        sends: kinds that it sends.
+        asks: oracles that it may ask.
     """
 
     position: str
@@ -58,7 +58,7 @@ class Section:
 
 
 def card(name: str) -> dict[str, Any]:
-    """Everything a class declares of itself, as plain data; a protocol's with `sees`, derived from it.
+    """Return everything that a class declares of itself, as plain data; a protocol's also with `sees`, derived from it.
 
     Raises:
         UsageError: no protocol, attack or defence has that name.
@@ -79,10 +79,10 @@ def _plain_sight(sight: Sight) -> dict[str, list[str]]:
 
 
 def sights(found: Mapping[str, Any]) -> tuple[Sight, ...]:
-    """Who sees what, derived from a protocol's declared messages and oracles: a position each.
+    """Return what each position sees, derived from a protocol's declared messages and oracles.
 
-    Messages that depend on a setting count as sent. An eavesdropper hears whatever leaves its sender, unless the
-    transport is encrypted; a client sees what it sent and received itself, not what other clients did.
+    Messages that depend on a setting count as sent. An eavesdropper hears every message that leaves its sender, unless
+    the transport is encrypted. A client sees what it sent and received itself, not what other clients did.
     """
     sent = [(m["kind"], m["from"], _receivers(m)) for m in found["messages"]]
     seen = [
@@ -111,7 +111,7 @@ def _once(kinds: Iterator[str]) -> tuple[str, ...]:
 
 
 def sections(found: Mapping[str, Any], mark: str = "") -> tuple[Section, ...]:
-    """A protocol's declaration as titled lists; names of kinds and settings stand between `mark`s."""
+    """Return a protocol's declaration as titled lists; names of kinds and settings are enclosed in `mark`s."""
     return tuple(
         section
         for section in (
@@ -130,7 +130,7 @@ def sections(found: Mapping[str, Any], mark: str = "") -> tuple[Section, ...]:
 
 
 def _privacy(privacy: Mapping[str, Any] | None, mark: str) -> Iterator[str]:
-    """What the paper claims, what the ledger finds, and what `preset: private` would do; nothing where none is said."""
+    """Yield the paper's claim, the ledger's finding, and the effect of `preset: private`; nothing if undeclared."""
     if privacy is None:
         return
     yield f"The paper claims: {privacy['claims']}"
@@ -198,7 +198,7 @@ def _oracle(oracle: Mapping[str, Any], mark: str) -> str:
 
 
 def text(found: dict[str, Any]) -> str:
-    """The card as text for a terminal."""
+    """Return the card as text for a terminal."""
     lines = [f"{found['name']} ({found['room']})", "", found["doc"].strip(), ""]
     if found["room"] == "protocol":
         lines += ["Messages", *map(_message, found["messages"] or [{}]), ""]
@@ -221,7 +221,7 @@ def _message(message: Mapping[str, Any]) -> str:
 
 
 def when(message: Mapping[str, Any], mark: str = "") -> str:
-    """The settings, and the defence, with which a declared message is sent; empty where it always is."""
+    """Return the settings and the defence under which a declared message is sent; empty if it always is."""
     settings = message.get("when", {})
     conditions = [f"{mark}{name}: {json.dumps(value)}{mark}" for name, value in settings.items()]
     if "made_of" in message:

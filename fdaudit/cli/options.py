@@ -1,4 +1,4 @@
-"""The terminal: what commands print, how they refuse, how they show progress; options that several share."""
+"""The terminal: output, refusals and progress of commands; options that several share."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ __all__ = ["Address", "AsJson", "ExecutorName", "RunPath", "RunWorkers"]
 Address = Annotated[
     str | None,
     typer.Option(
-        help="Of a Ray cluster: HOST:PORT or auto; default: one of this machine's own, for this command."
+        help="Ray cluster: HOST:PORT or auto; default: a cluster on this machine, for this command only."
     ),
 ]
 ExecutorName = Annotated[
-    str, typer.Option(help="Where work is done: local (processes) or ray (a Ray cluster; extra `scale`).")
+    str,
+    typer.Option(
+        help="The machines that do the work: local (processes) or ray (a Ray cluster; extra `scale`)."
+    ),
 ]
 RunWorkers = Annotated[
     int | None,
-    typer.Option(min=1, max=1024, help="Of Ray, at a time; default: one a processor of the cluster."),
+    typer.Option(min=1, max=1024, help="Ray workers at a time; default: one per processor of the cluster."),
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

@@ -1,4 +1,4 @@
-"""The commands that speak of ε: what a run costs, and how much noise keeps to a budget."""
+"""The commands about ε: the cost of a run, and the noise that keeps a budget."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def ledger(
     runs: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN...", help="A run directory, or the URL of one. Several: what they cost together."
+            metavar="RUN...", help="A run directory, or the URL of one. Several: their joint cost."
         ),
     ],
     adversary: Annotated[
         list[str] | None,
-        typer.Option(help="Whose view; repeat for several. Default: the spec's and every server."),
+        typer.Option(help="The adversary; repeat for several. Default: the spec's and every server."),
     ] = None,
     delta: Annotated[float | None, typer.Option(help="δ; default: the spec's.")] = None,
     unit: Annotated[str | None, typer.Option(help="record or client; default: the spec's.")] = None,
     relation: Annotated[
-        str | None, typer.Option(help="add-or-remove or replace-one; default: what the run's events suit.")
+        str | None, typer.Option(help="add-or-remove or replace-one; default: that of the run's events.")
     ] = None,
     both_relations: Annotated[
         bool,
@@ -53,7 +53,7 @@ def ledger(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what ε each adversary's view costs the worst client, or why none can be claimed."""
+    """Print each adversary's ε for the worst-affected client, or why none can be claimed."""
     if both_relations and relation is not None:
         raise UsageError("relation", relation, "excludes --both-relations", "Give one of the two options.")
     asked = {"unit": _one_of("unit", unit, Unit), "relation": _one_of("relation", relation, Relation)}
@@ -78,7 +78,7 @@ def _relations(both: bool, given: Relation | None) -> list[Relation | None]:
 
 
 def _opened(runs: list[str], stack: ExitStack, *, quiet: bool) -> Run | JointRuns:
-    """The run, or several runs as one recipient has them."""
+    """Return the run, or several runs as one recipient holds them."""
     from fdaudit.api import load
     from fdaudit.audit.joint_ledger import joint
     from fdaudit.remote.selection import but_reports
@@ -98,7 +98,7 @@ def _views(opened: Run | JointRuns) -> tuple[str, ...]:
 def _written(
     opened: Run | JointRuns, ledgers: Sequence[Ledger], curve: str | None, stack: ExitStack, *, quiet: bool
 ) -> list[str]:
-    """The files of the ledgers' profiles, as the user would name them; none unless a directory is given."""
+    """Return the files of the ledgers' profiles, as the user would name them; none without a directory."""
     if curve is None:
         return []
     from fdaudit.audit.ledger_files import write_profiles
@@ -132,7 +132,7 @@ def _show_ledgers(found: Sequence[Ledger], both_relations: bool) -> None:
 
 
 def _side_by_side(found: Sequence[Ledger]) -> list[str]:
-    """ε of each adversary for both relations, a line each."""
+    """Return a line per adversary with ε for both relations."""
     from fdaudit.accounting.exact import rounded_up
 
     relations = get_args(Relation)
@@ -148,19 +148,21 @@ def calibrate(
     defence: Annotated[
         str, typer.Argument(help="dp-sgd, gnmax, sanitized-gradients, …; see --help of the options.")
     ],
-    epsilon: Annotated[float, typer.Option(help="ε to keep to.")],
+    epsilon: Annotated[float, typer.Option(help="Target ε.")],
     delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
-    releases: Annotated[int, typer.Option(help="Messages, or PATE queries, that are noised.")] = 1,
+    releases: Annotated[int, typer.Option(help="Noised messages, or PATE queries.")] = 1,
     steps: Annotated[int, typer.Option(help="Steps of DP-SGD, or of FedIOD's generator, in the run.")] = 1,
-    samples: Annotated[int, typer.Option(help="Generated samples a step.")] = 1,
+    samples: Annotated[int, typer.Option(help="Generated samples per step.")] = 1,
     sample_rate: Annotated[float, typer.Option(help="q of DP-SGD.")] = 1.0,
-    sensitivity: Annotated[float, typer.Option(help="Of noise on a message: twice its clip.")] = 1.0,
+    sensitivity: Annotated[
+        float, typer.Option(help="Sensitivity of a noised message: twice its clip.")
+    ] = 1.0,
     answered: Annotated[int | None, typer.Option(help="Confident-GNMax: the cap on answers.")] = None,
     threshold_noise: Annotated[float, typer.Option(help="Confident-GNMax: σ1 over σ.")] = 2.0,
-    drawn_from: Annotated[int, typer.Option(help="Of how many clients one is drawn a step.")] = 1,
+    drawn_from: Annotated[int, typer.Option(help="Number of clients from which each step draws one.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Find the least noise with which a defence, used so often, keeps to an ε."""
+    """Find the least noise with which a defence keeps a given number of uses within an ε."""
     from fdaudit.accounting.calibration import SHAPES, Shape, noise_for
     from fdaudit.config import validate
 
@@ -176,21 +178,21 @@ def calibrate(
         found = {"defence": defence, "setting": setting, "value": noise, "epsilon": reached, "delta": delta}
         show(json.dumps(found | _assumed(defence, sensitivity)))
         return
-    # Noise is rounded up, so of its inverse more digits are shown than could round it up in turn.
+    # Noise is rounded up. Its inverse is shown with more digits, so that it is not rounded up in turn.
     name, value = (setting[2:], f"{1 / noise:.8g}") if setting.startswith("1/") else (setting, f"{noise:.5g}")
     assumed = "".join(f", {what} = {number:g}" for what, number in _assumed(defence, sensitivity).items())
     show(f"{defence}: {name} = {value}, ε = {reached:.4g} at δ = {delta:g}{assumed}")
 
 
 def _assumed(defence: str, sensitivity: float) -> dict[str, float]:
-    """What the noise on a message was calibrated for. Replacing all of it moves a message by twice its clip."""
+    """Return what the noise on a message was calibrated for. Replacing all of a message moves it by twice its clip."""
     if defence == "gaussian-noise":
         return {"clip": sensitivity / 2, "sensitivity": sensitivity}
     return {"sensitivity": sensitivity} if defence == "laplace-noise" else {}
 
 
 def _one_of(field: str, value: str | None, names: Any) -> Any:
-    """A word of a closed list, or None."""
+    """Return a word of a closed list, or None; refuse other words."""
     known = get_args(names)
     if value is not None and value not in known:
         raise UsageError(field, value, "is not known", nearest(value, known))

@@ -1,4 +1,4 @@
-"""The commands of the loop with a red team outside: hand a view out, score what comes back."""
+"""The commands for an external red team: export a view, and score the guesses about it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def export_view(
         bool,
         typer.Option(
             "--challenges",
-            help="With the candidates for membership inference. From then on, guesses about classes and images of "
+            help="Add the candidates for membership inference. From then on, guesses about classes and images of "
             "these victims are not scored.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hand out what an adversary saw and is assumed to know, without the truth, for an attack from outside."""
+    """Export an adversary's view and assumed knowledge, without the truth, for an external attack."""
     from fdaudit import api
     from fdaudit.audit import red_team
     from fdaudit.remote.selection import but_reports
@@ -41,7 +41,7 @@ def export_view(
     ):
         path = red_team.export_view(api.load(source.path), adversary, place.path, challenges=challenges)
         if challenges:
-            source.push()  # first the note of what is handed out, then what is
+            source.push()  # first the note of what is handed out, then the hand-out
         card, made = load_json(path / red_team.CARD), place.shown(path)
     if as_json:
         show(json.dumps({"view": made, "card": card}))
@@ -55,11 +55,11 @@ def export_view(
 def score(
     run: RunPath,
     guesses: Annotated[
-        Path, typer.Argument(metavar="GUESSES", help="JSON, as docs/guesses.schema.json says.")
+        Path, typer.Argument(metavar="GUESSES", help="JSON file; its schema is docs/guesses.schema.json.")
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Score guesses that a red team made from an exported view; the outcome is kept in the run."""
+    """Score a red team's guesses from an exported view, and store the outcome in the run."""
     from fdaudit import api
     from fdaudit.audit import red_team
     from fdaudit.remote.selection import but_reports

@@ -1,4 +1,4 @@
-"""The commands of sweeps: run a grid of specs, and draw what came of it."""
+"""The commands of sweeps: run a grid of specs, and draw its results."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def sweep(
     grid: Annotated[Path, typer.Argument(metavar="GRID", help="A grid (YAML).")],
     out: Annotated[str, typer.Option(metavar="DIR", help="The sweep's directory, or a URL.")],
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where it was interrupted; try failed cells again.")
+        bool, typer.Option("--resume", help="Continue an interrupted sweep; try failed cells again.")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Cells at a time; default: one a processor.")
+        int | None, typer.Option(min=1, max=1024, help="Cells at a time; default: one per processor.")
     ] = None,
     executor: ExecutorName = "local",
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a grid: protocols x defences x ε x seeds, each cell a run, as many at a time as there are processors."""
+    """Run a grid of protocols x defences x ε x seeds, in parallel; each cell is a run."""
     from fdaudit.remote.selection import whole_cells
     from fdaudit.sweeps import sweep as engine
 
     chosen = _executor(executor, workers, address)
-    # Ray prints what befell a worker; that is no part of this command's output.
+    # Ray prints worker failures; they are not part of this command's output.
     with (
         mirrored(
             out,
@@ -68,11 +68,13 @@ def sweep(
 
 def curve(
     path: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep's directory, or the URL of one.")],
-    out: Annotated[str, typer.Option(metavar="DIR", help="Where the files go; a directory or a URL.")],
-    width: Annotated[str, typer.Option(help="Of the figures: column (3.5 in) or text (7 in).")] = "text",
+    out: Annotated[str, typer.Option(metavar="DIR", help="Directory or URL for the files.")],
+    width: Annotated[
+        str, typer.Option(help="Width of the figures: column (3.5 in) or text (7 in).")
+    ] = "text",
     adversary: Annotated[
         str | None,
-        typer.Option(help="Whose view's ε, by the ledger, is on the axis; default: the grid's, else server."),
+        typer.Option(help="The adversary whose ledger ε is on the axis; default: the grid's, else server."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -89,7 +91,7 @@ def curve(
 
 
 def _executor(name: str, workers: int | None, address: str | None) -> Executor:
-    """Where cells run, by its name."""
+    """Return the executor of the cells, by its name."""
     from fdaudit.sweeps.sweep import local
 
     refuse_misfit(name, address)
@@ -101,7 +103,7 @@ def _executor(name: str, workers: int | None, address: str | None) -> Executor:
 
 
 def _table(index: Index) -> list[str]:
-    """How many cells of each protocol and defence have which status."""
+    """Return lines that count the cells of each protocol and defence by status."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for entry in index.cells:
         if entry.in_grid:
@@ -114,7 +116,7 @@ def _table(index: Index) -> list[str]:
 
 
 def _end(index: Index) -> None:
-    """Says what failed, a line a cell, and exits with 1 then."""
+    """Print a line for each failed cell, and then exit with 1."""
     failed = [
         e for e in index.cells if e.in_grid and (e.status == "failed" or (e.status == "done" and e.reason))
     ]

@@ -1,1 +1,1 @@
-"""Ray: imported only where it is asked for."""
+"""Execution on Ray clusters; Ray is imported only when it is used."""

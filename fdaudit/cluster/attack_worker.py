@@ -1,11 +1,11 @@
-"""What a worker of a Ray cluster does with attack cells of a run: a process runs them, and it passes on what that says.
+"""The Ray worker for attack cells of a run: it gives cells to a process and forwards the process's output.
 
 Guarantees:
-  * a cell is run by the code that runs it on one machine (`fdaudit.evaluation.attack_worker`), of the same versions and
-    under the same variables for threads;
-  * where the node does not share the run's directory, a worker works in a copy of its own, made once for as long as
-    the run stays as it was sent, and sends back whatever a cell has changed in it;
-  * the copy goes with the worker, unless the node itself or all processes that know of it are killed at once.
+  * a cell is run by the code that runs it on one machine (`fdaudit.evaluation.attack_worker`), with the same versions
+    and the same thread variables;
+  * if the node does not share the run's directory, a worker uses a copy of its own and returns every change that a
+    cell makes. The copy is made once and kept as long as the run stays unchanged;
+  * the copy is removed with the worker, unless the node itself or all processes that know of it are killed at once.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = ["Parcel", "serve_piece", "serve_piece_here"]
 
 _WORKER = "fdaudit.evaluation.attack_worker"
 _copy: tuple[str, Path] | None = None
-"""The parcel that this worker has laid down, by its digest, and where."""
+"""The digest of this worker's unpacked parcel, and its directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parcel:
-    """A run's directory on its way.
+    """A run's directory prepared for transfer.
 
     Attributes:
-        digest: of all that is in it.
-        parts: each is exchanged for some lines of `fdaudit.cluster.transfer.pack`; a node gets each once.
+        digest: digest of the whole content.
+        parts: references to lines of `fdaudit.cluster.transfer.pack`; a node fetches each once.
     """
 
     digest: str
@@ -44,17 +44,17 @@ class Parcel:
 def serve_piece(
     errand: Errand, parcel: Parcel | None, fetch: Callable[[Any], Sequence[Mapping[str, Any]]]
 ) -> Iterator[dict[str, Any]]:
-    """Runs the cells of a piece on this node.
+    """Run the cells of a piece on this node.
 
     Args:
         errand: the piece.
-        parcel: the run's directory, where it was asked for.
-        fetch: what a part of the parcel is exchanged for.
+        parcel: the run's directory, if this node asked for it.
+        fetch: returns the lines of a part of the parcel.
 
     Yields:
-        Lines as `fdaudit.evaluation.attack_worker` prints them, before each what its cell has changed, where the node
-        does not share the run's directory; `{"wanted": "run"}` and nothing else where it needs a parcel; in the end a
-        line with a `status`. `{"lost": True}` where the process ended early.
+        Lines as `fdaudit.evaluation.attack_worker` prints them. If the node does not share the run's directory, the
+        changes of a cell come before its line. Only `{"wanted": "run"}` if the node needs a parcel. At the end a line
+        with a `status`; `{"lost": True}` if the process ended early.
     """
     try:
         prepare(errand.versions, errand.surroundings)
@@ -71,15 +71,16 @@ def serve_piece(
                 yield {"status": "failed", "reason": line["failed"]}
                 return
             yield line
-    except Exception as error:  # whatever it is, it is this piece's, and few errors survive the way back
+    except Exception as error:  # every error belongs to this piece, and few survive the way back
         yield {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
     else:
         yield {"status": "done"}
 
 
 def serve_piece_here(errand: Errand, parcel: Parcel | None) -> Iterator[dict[str, Any]]:
-    """`serve_piece` as a task of Ray's. It lies here, where PyTorch is not, as `fdaudit.cluster.worker.serve_here`
-    does.
+    """Run `serve_piece` as a Ray task.
+
+    It is defined in this module, which does not import PyTorch; see `fdaudit.cluster.worker.serve_here`.
     """
     import ray
 
@@ -87,7 +88,7 @@ def serve_piece_here(errand: Errand, parcel: Parcel | None) -> Iterator[dict[str
 
 
 def _told_elsewhere(piece: Mapping[str, Any], home: Path) -> Iterator[dict[str, Any]]:
-    """What is said of each cell in turn, run in the copy below `home`, and before it what has changed there."""
+    """Run each cell in the copy below `home`; yield its changes and then the lines about it."""
     run = home / "run"
     for adversary in piece["adversaries"]:
         before = snapshot(run)
@@ -100,7 +101,7 @@ def _told_elsewhere(piece: Mapping[str, Any], home: Path) -> Iterator[dict[str, 
 
 
 def _laid_down(parcel: Parcel, fetch: Callable[[Any], Sequence[Mapping[str, Any]]]) -> Path:
-    """A directory of this worker's own with the run below it."""
+    """Return a directory of this worker that holds the run."""
     global _copy
     if _copy is not None and _copy[0] == parcel.digest and _copy[1].is_dir():
         return _copy[1]
@@ -120,7 +121,7 @@ def _laid_down(parcel: Parcel, fetch: Callable[[Any], Sequence[Mapping[str, Any]
 
 
 def _forget() -> None:
-    """Removes the copy that there is."""
+    """Remove the copy, if there is one."""
     global _copy
     if _copy is not None:
         shutil.rmtree(_copy[1], ignore_errors=True)
@@ -128,7 +129,7 @@ def _forget() -> None:
 
 
 def _shares_directory(errand: Errand) -> bool:
-    """Whether this node sees the run's own directory, and may read and write there."""
+    """Return whether this node sees the run's own directory, and may read and write there."""
     run = Path(errand.piece["run"])
     readable = all(os.access(path, os.R_OK) for path in (errand.mark, run / "vault" / "secrets.json"))
     return readable and all(os.access(run / folder, os.W_OK) for folder in ("attacks", "vault"))

@@ -1,12 +1,13 @@
-"""A run's attack cells on the workers of a Ray cluster, and what else of a run goes there.
+"""A run's attack cells on the workers of a Ray cluster, and the transfer of the run's files.
 
 Guarantees:
-  * cells come out bit for bit as in processes of one machine, given the same versions, threads and processors;
-  * a worker or node that is lost costs its own cell's time only: the cell is tried again, at most
-    `fdaudit.cluster.tasks.RETRIES` times, and then has failed, and no other with it;
-  * what a cell wrote on a node that does not share the run's directory lies at its place before the cell has an
-    outcome, and nowhere but where cells write;
-  * no cluster is begun before there is something to send; one that was begun here ends here.
+  * cells give bit for bit the same outcomes as processes of one machine, with the same versions, threads and
+    processors;
+  * the loss of a worker or node affects only its own cell: the cell is tried again, at most
+    `fdaudit.cluster.tasks.RETRIES` times, and then fails without affecting others;
+  * if a node does not share the run's directory, a cell's files are in place before the cell has an outcome. Only
+    files that cells may write are accepted;
+  * no cluster starts before there is something to send; a cluster that was started here ends here.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ __all__ = ["ray_elsewhere"]
 _OBJECTS = 512 << 20
 """Bytes of shared memory for a cluster of this machine's own, through which records and models pass."""
 _PART = 8 << 20
-"""Bytes of files in a part of a parcel, about."""
+"""Approximate bytes of files in a part of a parcel."""
 _WRITTEN = ("attacks", "vault/scores")
-"""Where cells write in a run's directory."""
+"""The parts of a run's directory that cells may write."""
 
 
 @contextmanager
 def ray_elsewhere(workers: int | None = None, address: str | None = None) -> Iterator[Elsewhere]:
-    """Workers of a Ray cluster, each on one thread, for attack cells.
+    """Yield workers of a Ray cluster, each on one thread, for attack cells.
 
     Args:
-        workers: at a time; default: one a processor of the cluster.
-        address: as `fdaudit.cluster.sweeps.ray_cluster` takes it.
+        workers: number of workers at a time; default: one per processor of the cluster.
+        address: address, as for `fdaudit.cluster.sweeps.ray_cluster`.
 
     Raises:
         UsageError: Ray is not installed, or nothing answers at the address.
@@ -59,20 +60,20 @@ def ray_elsewhere(workers: int | None = None, address: str | None = None) -> Ite
 
 
 class _Cluster:
-    """Workers of a cluster, connected to when the first of them is needed."""
+    """Workers of a cluster; the connection is made when the first worker is needed."""
 
     def __init__(self, connect: Callable[[], int]) -> None:
         self._connect = connect
 
     @cached_property
     def size(self) -> int:
-        """Pieces at a time."""
+        """Return the number of pieces at a time."""
         return self._connect()
 
     def work(self, pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
-        """Runs pieces of one run's attack stage; see `fdaudit.parallel.pool.Workers`.
+        """Run pieces of one run's attack stage; see `fdaudit.parallel.pool.Workers`.
 
-        A line with `failed` says of `adversaries`, or of all that are left of the piece, why they have no outcome.
+        A line with `failed` gives the reason why `adversaries` have no outcome; without that field, all remaining ones.
         """
         if not pieces:
             return
@@ -90,7 +91,7 @@ class _Cluster:
 
 
 class _Pieces:
-    """Pieces of an attack stage as errands; of one that is sent again, the cells that are left."""
+    """Pieces of an attack stage as errands; a piece that is sent again holds only its remaining cells."""
 
     def __init__(self, pieces: Sequence[Mapping[str, Any]], mark: Path) -> None:
         self._pieces, self._mark = pieces, mark
@@ -112,7 +113,7 @@ class _Pieces:
         return _Piece(self, number, task.remote(errand, self._parcel))
 
     def lost(self, number: int, how: str) -> tuple[dict[str, Any], bool]:
-        if not self._left[number]:  # all was told already
+        if not self._left[number]:  # all cells have their outcomes already
             return {}, False
         self._losses[number] += 1
         said, again = after_loss(self._losses[number], how)
@@ -123,23 +124,23 @@ class _Pieces:
         return {**said, "adversaries": [name]}, bool(self._left[number])
 
     def told(self, number: int, adversary: str) -> None:
-        """Notes that a cell has its outcome: the next one has lost no worker yet."""
+        """Record that a cell has its outcome, and reset the count of lost workers for the next cell."""
         self._left[number].remove(adversary)
         self._losses[number] = 0
 
     def arrival(self, number: int) -> Arrival:
-        """A place for what a cell has changed in the run's directory."""
+        """Return a place for a cell's changes to the run's directory."""
         run = Path(self._pieces[number]["run"])
         return Arrival(self._mark.with_name(f"arrival-{uuid4().hex}"), run, below=_WRITTEN)
 
     def pack(self, number: int) -> None:
-        """Makes a parcel of the run's directory; the first node that does not share it asks for that."""
+        """Make a parcel of the run's directory; called when the first node that does not share it asks."""
         if self._parcel is None:
             self._parcel = _parcel(Path(self._pieces[number]["run"]))
 
 
 class _Piece(Attempt):
-    """A piece under way on some worker."""
+    """A piece that some worker is running."""
 
     def __init__(self, pieces: _Pieces, number: int, lines: Any) -> None:
         super().__init__(lines)
@@ -147,7 +148,7 @@ class _Piece(Attempt):
         self._arrival: Arrival | None = None
 
     def take(self, line: dict[str, Any]) -> dict[str, Any]:
-        """The line, once what its cell has changed lies at its place."""
+        """Return the line, after the cell's changes are in place."""
         if "wanted" in line:
             self._pieces.pack(self._number)
             return {"again": True}
@@ -169,7 +170,7 @@ class _Piece(Attempt):
 
 
 def _parcel(run: Path) -> Parcel:
-    """A run's directory but for its reports, with Ray."""
+    """Return a run's directory, except its reports, as a parcel in Ray's object store."""
     import ray
 
     digest, parts, part, size = hashlib.sha256(), list[Any](), list[dict[str, Any]](), 0

@@ -1,4 +1,4 @@
-"""Where a run's work is done, by name."""
+"""Executors of a run's work, by name."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["EXECUTORS", "elsewhere", "refuse_misfit"]
 
 
 EXECUTORS = ("local", "ray")
-"""Where work can be done."""
+"""Names of the executors."""
 
 
 @contextmanager
 def elsewhere(executor: str, workers: int | None = None, address: str | None = None) -> Iterator[Elsewhere]:
-    """Where a run's work is done, by the name of it, for as long as it is needed.
+    """Yield the machines that share a run's work, by the executor's name, as long as they are needed.
 
     Args:
         executor: one of `EXECUTORS`.
-        workers: of a cluster, at a time; default: one a processor of it.
-        address: of a cluster, as `fdaudit.cluster.sweeps.ray_cluster` takes it.
+        workers: workers of a cluster at a time; default: one per processor of the cluster.
+        address: address of a cluster, as for `fdaudit.cluster.sweeps.ray_cluster`.
 
     Raises:
-        UsageError: there is no such executor, or it cannot be had.
+        UsageError: there is no such executor, or it is not available.
     """
     refuse_misfit(executor, address)
     if executor == "local":
@@ -41,10 +41,10 @@ def elsewhere(executor: str, workers: int | None = None, address: str | None = N
 
 
 def refuse_misfit(executor: str, address: str | None) -> None:
-    """Refuses an executor that nobody knows, and an address where there is none to go to.
+    """Refuse an unknown executor, and an address without a cluster.
 
     Raises:
-        UsageError: it does not fit.
+        UsageError: executor and address do not fit.
     """
     if executor not in EXECUTORS:
         raise UsageError("executor", executor, "is not a known executor", nearest(executor, EXECUTORS))

@@ -1,8 +1,8 @@
-"""A connection to a Ray cluster: to one that stands already, or to one of this machine's own, which ends here.
+"""A connection to a Ray cluster: an existing one, or one of this machine's own, which ends here.
 
 Guarantees:
-  * Ray that is not installed and an address where nothing answers are refused at once, with what to do;
-  * a cluster that was started here ends here, with its directory, and one that was not goes on.
+  * a missing Ray and an address without an answer are refused at once, with a remedy;
+  * a cluster that was started here ends here, with its directory; any other cluster keeps running.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZER
 
 @contextmanager
 def connected(workers: int | None, address: str | None, objects: int = OBJECTS) -> Iterator[int]:
-    """A connection to a cluster, and how many pieces of work it is to run at a time.
+    """Connect to a cluster, and yield the number of pieces of work to run at a time.
 
     Args:
-        workers: at a time; default: one a processor of the cluster.
-        address: of a cluster that stands already; default: the one that this process is connected to, or one of this
+        workers: number of workers at a time; default: one per processor of the cluster.
+        address: address of an existing cluster; default: the one that this process is connected to, or one of this
             machine's own.
-        objects: bytes of shared memory, where the cluster is this machine's own.
+        objects: bytes of shared memory, if the cluster is this machine's own.
 
     Raises:
-        UsageError: it cannot be used.
+        UsageError: the cluster cannot be used.
     """
     import ray
 
@@ -74,7 +74,7 @@ def connected(workers: int | None, address: str | None, objects: int = OBJECTS) 
 
 @contextmanager
 def _short_directory() -> Iterator[str]:
-    """A directory for a cluster's sockets and logs, which goes with it; sockets have short paths, hence `/tmp`."""
+    """Yield a directory for a cluster's sockets and logs, then remove it; sockets need short paths, hence `/tmp`."""
     top = "/tmp" if Path("/tmp").is_dir() else None  # noqa: S108  # a private directory is made in it
     folder = tempfile.mkdtemp(prefix="fdaudit-ray-", dir=top)
     try:
@@ -85,7 +85,7 @@ def _short_directory() -> Iterator[str]:
 
 @contextmanager
 def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables of this process, for as long as they are needed."""
+    """Set variables of this process, as long as they are needed."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -100,7 +100,7 @@ def _variables(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def marked(scratch: Path) -> Iterator[Path]:
-    """A file by whose name, which nobody guesses, a node knows that it sees this machine's directory."""
+    """Yield a file with an unguessable name: a node that sees it shares this machine's directory."""
     mark = scratch / f"mark-{uuid4().hex}"
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
@@ -111,17 +111,17 @@ def marked(scratch: Path) -> Iterator[Path]:
 
 
 def _processors() -> int:
-    """Of the cluster, as it stands."""
+    """Return the cluster's current number of processors."""
     import ray
 
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
 def refuse_absent() -> None:
-    """Refuses to go on without Ray.
+    """Refuse to continue without Ray.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: Ray is not installed.
     """
     try:
         import ray  # noqa: F401
@@ -131,10 +131,10 @@ def refuse_absent() -> None:
 
 
 def refuse_unreachable(address: str | None) -> None:
-    """Refuses an address where nothing answers; Ray itself tries for minutes.
+    """Refuse an address where nothing answers; Ray itself tries for minutes.
 
     Raises:
-        UsageError: it is no address, or does not answer.
+        UsageError: it is not an address, or does not answer.
     """
     if address in (None, "auto"):
         return

@@ -1,11 +1,12 @@
-"""A sweep's cells on the workers of a Ray cluster: of this machine's own, or of one that stands already.
+"""A sweep's cells on the workers of a Ray cluster: this machine's own, or an existing one.
 
 Guarantees:
-  * cells come out bit for bit as side by side on one machine, given the same versions, threads and processors;
-  * a worker or node that is lost costs its own cell's time only: the cell is tried again, at most
-    `fdaudit.cluster.tasks.RETRIES` times, and goes on from its last whole round where the sweep's directory is shared;
-  * a cell from a node that does not share the directory is laid down whole or not at all;
-  * a cluster that was started here ends here, and no cell is left at work on one that was not.
+  * cells give bit for bit the same outcomes as on one machine, with the same versions, threads and processors;
+  * the loss of a worker or node affects only its own cell: the cell is tried again, at most
+    `fdaudit.cluster.tasks.RETRIES` times. It continues after its last complete round if the sweep's directory is
+    shared;
+  * a cell from a node that does not share the directory is placed completely or not at all;
+  * a cluster that was started here ends here, and no cell keeps running on any other cluster.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ __all__ = ["ray_cluster"]
 
 
 def ray_cluster(workers: int | None = None, address: str | None = None) -> Executor:
-    """Workers of a Ray cluster, each on one thread.
+    """Return workers of a Ray cluster, each on one thread.
 
     Args:
-        workers: cells at a time; default: one a processor of the cluster.
-        address: of a cluster that stands already: `HOST:PORT`, or `auto` for the one of this machine. Default: the
-            cluster that this process is connected to; where there is none, one of this machine's own, which ends with
-            the sweep.
+        workers: cells at a time; default: one per processor of the cluster.
+        address: address of an existing cluster: `HOST:PORT`, or `auto` for the one of this machine. Default: the
+            cluster that this process is connected to; without one, a cluster of this machine's own, which ends with the
+            sweep.
 
     Raises:
         UsageError: Ray is not installed, or nothing answers at the address.
@@ -72,7 +73,7 @@ class _Cells:
 
 
 class _Cell(Attempt):
-    """A cell under way on some worker."""
+    """A cell that some worker is running."""
 
     def __init__(self, piece: Mapping[str, Any], lines: Any) -> None:
         super().__init__(lines)
@@ -80,7 +81,7 @@ class _Cell(Attempt):
         self._arrival: Arrival | None = None
 
     def take(self, line: dict[str, Any]) -> dict[str, Any]:
-        """The line, once what came before it lies at its place, and outcomes of controls where others find them."""
+        """Return the line, after its files are in place and its control outcomes are shared with other cells."""
         if "folder" in line or "file" in line:
             if self._arrival is None:
                 place = Path(self._piece["cell"])
@@ -104,7 +105,7 @@ class _Cell(Attempt):
 
 
 def _begin(piece: Mapping[str, Any], mark: Path) -> Attempt:
-    """Sends a cell to the cluster, with what earlier cells have left for it."""
+    """Send a cell to the cluster, with the files that earlier cells left for it."""
     import ray
 
     shared = Path(piece["shared"])

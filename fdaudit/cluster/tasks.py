@@ -1,4 +1,4 @@
-"""Errands on the workers of a Ray cluster: so many under way at a time, each tried again where its worker is lost."""
+"""Errands on the workers of a Ray cluster: a fixed number at a time, each tried again if its worker is lost."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fdaudit.parallel.task_queue import Queue
 __all__ = ["RETRIES", "Attempt", "Errands", "after_loss", "spread"]
 
 RETRIES = 2
-"""How often something is tried again whose worker was lost."""
+"""Number of retries after a lost worker."""
 
 
 class Attempt:
-    """An errand under way on some worker.
+    """An errand that some worker is running.
 
     Args:
         lines: the lines that the worker says about it, as Ray hands them over.
@@ -25,7 +25,7 @@ class Attempt:
         self.lines = lines
 
     def next(self) -> dict[str, Any]:
-        """The next line about it; of one that is lost, `lost` says how; nothing, where a part of a file arrived."""
+        """Return the next line about it: `lost` gives the reason of a loss; empty if a part of a file arrived."""
         import ray
 
         try:
@@ -52,34 +52,37 @@ class Attempt:
             return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
 
     def take(self, line: dict[str, Any]) -> dict[str, Any]:
-        """What is to be said of a line that has arrived."""
+        """Return what to report for a line that has arrived."""
         return line
 
     def stop(self) -> None:
-        """Ends the worker that is at it; not to be called once its last line is here: the worker may be at the next."""
+        """Cancel this task and kill its worker.
+
+        Do not call after the last line arrives: the worker may already run another task.
+        """
         import ray
 
         ray.cancel(self.lines, force=True)
         self.forget()
 
     def forget(self) -> None:
-        """Forgets what has arrived of it."""
+        """Discard the files that have arrived."""
 
 
 class Errands(Protocol):
-    """Errands by number, and what becomes of one whose worker was lost."""
+    """Errands by number, with a rule for lost workers."""
 
     def begin(self, number: int) -> Attempt:
-        """Sends one to the cluster."""
+        """Send an errand to the cluster."""
         ...
 
     def lost(self, number: int, how: str) -> tuple[dict[str, Any], bool]:
-        """What is said of it, and whether it is sent again."""
+        """Return the line to report after a loss, and whether the errand is sent again."""
         ...
 
 
 def after_loss(times: int, how: str) -> tuple[dict[str, Any], bool]:
-    """What is said of something whose worker was lost so many times, and whether it is tried again."""
+    """Return the line to report after a number of lost workers, and whether the errand is tried again."""
     if times <= RETRIES:
         return {"tick": ["worker lost, tried again", times, RETRIES]}, True
     return {"failed": f"the worker that ran it was lost {times} times, last: {how}"}, False
@@ -88,15 +91,15 @@ def after_loss(times: int, how: str) -> tuple[dict[str, Any], bool]:
 def spread(
     errands: Errands, kinds: Sequence[Hashable | None], size: int
 ) -> Generator[tuple[int, dict[str, Any]], None, None]:
-    """Keeps so many errands under way until all have ended, and yields every line as it comes.
+    """Run a fixed number of errands at a time until all have ended, and yield every line as it arrives.
 
-    An errand ends with a line that has a `status`; one that says `again` is sent once more.
+    An errand ends with a line that has a `status`. An errand whose line says `again` is sent once more.
 
     Args:
         errands: numbered from 0.
-        kinds: of each, as for a `Queue`: what a worker has ended is followed, as far as Ray hands the next errand to
-            the worker that has become free, by one of its kind.
-        size: so many.
+        kinds: kind of each errand, as for a `Queue`: a worker's next errand is of the same kind if possible. This
+            assumes that Ray gives the next errand to the worker that has become free.
+        size: number of errands at a time.
     """
     import ray
 
@@ -122,7 +125,7 @@ def spread(
             elif "again" in line:
                 waiting.put_back(number)
                 line = {}
-            fill(number)  # first of all: a worker that is free waits for nothing that is done about a line
+            fill(number)  # first: a free worker must not wait for the handling of a line
             if line:
                 yield number, line
     finally:

@@ -1,10 +1,10 @@
-"""A directory, or what has changed in one, as a series of lines to be sent to another machine and laid down there.
+"""Transfer of a directory, or of its changes, as a series of lines for another machine.
 
 Guarantees:
-  * a directory that arrives lies at its place whole or not at all, byte for byte and with the modes of the directories
-    in it; it is its owner's alone;
-  * of changes each file lies at its place whole or not at all, once all of them have arrived;
-  * no name leads out of the directory that is laid down, or out of the parts of it that may change; links are refused.
+  * an arriving directory appears in place completely or not at all, byte for byte and with the modes of its
+    directories; only its owner has access;
+  * each changed file appears in place completely or not at all, after all changes have arrived;
+  * no name leads out of the target directory, or out of the parts of it that may change; links are refused.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _CHUNK = 8 << 20
 """Bytes of a file in one line."""
 
 Snapshot = Mapping[str, tuple[int, ...]]
-"""What lies in a directory, by name: of a file what changes when it is written, of a directory nothing."""
+"""Entries of a directory by name: for a file, values that change when it is written; for a folder, an empty tuple."""
 
 
 def pack(directory: Path) -> Iterator[dict[str, Any]]:
-    """A directory's own directories, `{"folder": name, "mode": bits}`, and files, `{"file": name, "data": bytes}`.
+    """Yield a directory's folders, `{"folder": name, "mode": bits}`, and files, `{"file": name, "data": bytes}`.
 
-    A long file takes several lines, in order. Names are relative, with slashes.
+    A long file becomes several lines, in order. Names are relative, with slashes.
 
     Raises:
-        IntegrityError: there is something that is neither directory nor file.
+        IntegrityError: an entry is neither directory nor file.
     """
     for path in sorted(directory.rglob("*")):
         yield from _packed(directory, path)
 
 
 def snapshot(directory: Path) -> Snapshot:
-    """A directory as it stands, for `changes` to compare with."""
+    """Return the current state of a directory, for `changes` to compare with."""
     found = {}
     for path in directory.rglob("*"):
         state = path.lstat()
@@ -50,10 +50,10 @@ def snapshot(directory: Path) -> Snapshot:
 
 
 def changes(directory: Path, before: Snapshot) -> Iterator[dict[str, Any]]:
-    """What is new or written since, as `pack` has it, and before it `{"gone": name}` for what is there no more.
+    """Yield entries that are new or written since, as `pack` does, after `{"gone": name}` for removed ones.
 
     Raises:
-        IntegrityError: something new is neither directory nor file.
+        IntegrityError: a new entry is neither directory nor file.
     """
     now = snapshot(directory)
     yield from ({"gone": name} for name in sorted(before.keys() - now.keys(), reverse=True))
@@ -78,12 +78,12 @@ def _packed(directory: Path, path: Path) -> Iterator[dict[str, Any]]:
 
 
 class Arrival:
-    """A directory, or changes to one, on the way.
+    """A directory, or changes to one, that is arriving.
 
     Args:
-        staging: where it is put together; replaced.
-        target: where it is to lie; on the same file system.
-        below: the only parts of it that may change; none given, all may.
+        staging: where it is assembled; replaced if it exists.
+        target: its final place, on the same file system.
+        below: the only parts of it that may change; by default all.
     """
 
     def __init__(self, staging: Path, target: Path, below: Sequence[str] = ()) -> None:
@@ -94,10 +94,10 @@ class Arrival:
         staging.mkdir(parents=True, mode=0o700)
 
     def take(self, line: Mapping[str, Any]) -> None:
-        """Adds what a line of `pack` or `changes` holds.
+        """Add the content of a line of `pack` or `changes`.
 
         Raises:
-            IntegrityError: its name leads elsewhere.
+            IntegrityError: its name leads out of the directory.
         """
         if "folder" in line:
             path = self._inside(line["folder"])
@@ -113,7 +113,7 @@ class Arrival:
             file.write(line["data"])
 
     def place(self) -> None:
-        """Makes it durable and moves it to its place, in place of what lies there."""
+        """Make the directory durable and move it to its place; an existing directory there is replaced."""
         for path in self._staging.rglob("*"):
             sync_path(path)
         for path, mode in self._modes.items():
@@ -124,7 +124,7 @@ class Arrival:
         sync_path(self._target.parent)
 
     def merge(self) -> None:
-        """Moves every file to its place among what lies there; each is whole, and what is gone goes."""
+        """Move every file into the target directory, each completely, and delete removed entries."""
         for path in sorted(self._staging.rglob("*")):
             sync_path(path)
         folders = set[Path]()
@@ -146,7 +146,7 @@ class Arrival:
         self.drop()
 
     def drop(self) -> None:
-        """Removes what has arrived so far."""
+        """Remove everything that has arrived so far."""
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def _inside(self, name: object) -> Path:

@@ -1,11 +1,11 @@
-"""What a worker of a Ray cluster does with a cell of a sweep: it hands it to a process, and passes on what that says.
+"""The Ray worker for a cell of a sweep: it gives the cell to a process and forwards the process's output.
 
 Guarantees:
-  * the cell is run by the code that runs it on one machine (`fdaudit.sweeps.worker`), of the same versions and under
-    the same variables for threads;
-  * where the node does not share the sweep's directory, nothing of the cell stays on it, unless the node itself or all
+  * the cell is run by the code that runs it on one machine (`fdaudit.sweeps.worker`), with the same versions and the
+    same thread variables;
+  * if the node does not share the sweep's directory, nothing of the cell stays on it, unless the node itself or all
     processes of the cell are killed at once;
-  * a worker that is killed takes the process with it.
+  * killing a worker also kills its process.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _VARIABLES = (
 )
 """Ray sets some of these for a task; numbers of threads change bits."""
 _TICKS = 10.0
-"""Lines of progress in a burst, and a second."""
+"""Lines of progress in a burst, and per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Errand:
-    """A piece of work with all that a node needs to do it.
+    """A piece of work with everything that a node needs for it.
 
     Attributes:
-        piece: the piece as the process that does it is told of it, with paths of the machine that asks.
-        mark: a file below the directory of the sweep or run: who can see it shares the directory.
-        given: what lies in a cell's `shared` directory, by relative name: seed, secret, outcomes of controls.
-        versions: of the packages that decide results, on the machine that asks.
-        surroundings: variables for threads and devices on the machine that asks; None where one is not set.
+        piece: the piece as its process receives it, with paths of the requesting machine.
+        mark: a file below the directory of the sweep or run: a node that sees it shares the directory.
+        given: files of a cell's `shared` directory, by relative name: seed, secret, outcomes of controls.
+        versions: versions of the packages that affect results, on the requesting machine.
+        surroundings: variables for threads and devices on the requesting machine; None if not set.
     """
 
     piece: Mapping[str, Any]
@@ -60,24 +60,24 @@ class Errand:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that decide results, on this machine."""
+    """Return the versions on this machine of the packages that affect results."""
     return {name: version(name) for name in _VERSIONS}
 
 
 def surroundings() -> dict[str, str | None]:
-    """This process's variables for threads and devices."""
+    """Return this process's variables for threads and devices."""
     return {name: os.environ.get(name) for name in _VARIABLES}
 
 
 def prepare(wanted: Mapping[str, str], variables: Mapping[str, str | None]) -> None:
-    """Makes this worker like the machine that asks, as far as results depend on it.
+    """Make this worker match the requesting machine, as far as results depend on it.
 
     Args:
         wanted: `versions()` of that machine.
         variables: its `surroundings()`.
 
     Raises:
-        RunError: a package is of another version.
+        RunError: a package has another version.
     """
     here = versions()
     for name, other in wanted.items():
@@ -92,15 +92,15 @@ def prepare(wanted: Mapping[str, str], variables: Mapping[str, str | None]) -> N
 
 
 def serve(errand: Errand, node: str) -> Iterator[dict[str, Any]]:
-    """Runs a cell on this node.
+    """Run a cell on this node.
 
     Args:
         errand: the cell.
-        node: a name that no other node of the cluster has.
+        node: a unique name of the node in the cluster.
 
     Yields:
-        Lines as `fdaudit.sweeps.worker` prints them; before the last one, where the node does not share the sweep's
-        directory, the cell's directory as `pack` gives it. `{"lost": True}` where the cell's process ended early.
+        Lines as `fdaudit.sweeps.worker` prints them. If the node does not share the sweep's directory, the cell's
+        directory comes before the last line, as `pack` gives it. `{"lost": True}` if the cell's process ended early.
     """
     try:
         prepare(errand.versions, errand.surroundings)
@@ -109,21 +109,22 @@ def serve(errand: Errand, node: str) -> Iterator[dict[str, Any]]:
             yield from told(_WORKER, {**errand.piece, "scratch": str(Path(errand.piece["scratch"]) / node)})
         else:
             yield from _told_elsewhere(errand)
-    except (
-        Exception
-    ) as error:  # whatever it is, it is this cell's, and few errors survive the way to the sweep
+    except Exception as error:  # every error belongs to this cell, and few survive the way to the sweep
         yield {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
 
 
 def serve_here(errand: Errand) -> Iterator[dict[str, Any]]:
-    """`serve` as a task of Ray's. It lies here, where PyTorch is not: a worker imports what its task comes from."""
+    """Run `serve` as a Ray task.
+
+    It is defined in this module, which does not import PyTorch: a worker imports the module of its task.
+    """
     import ray
 
     yield from serve(errand, ray.get_runtime_context().get_node_id())
 
 
 def _told_elsewhere(errand: Errand) -> Iterator[dict[str, Any]]:
-    """What is said about the cell, run below a directory of its own, which is sent before the last line and goes."""
+    """Run the cell below a temporary directory; yield its lines, and the directory before the last line."""
     home, last = Path(tempfile.mkdtemp(prefix="fdaudit-cell-")), dict[str, Any]()
     try:
         for line in told(_WORKER, _elsewhere(errand, home)):
@@ -140,9 +141,9 @@ def _told_elsewhere(errand: Errand) -> Iterator[dict[str, Any]]:
 
 
 def told(module: str, piece: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a process of `module` says about a piece, though not of every step; it stands by for the worker's next.
+    """Yield the lines of a process of `module` about a piece, with few progress lines; keep the process afterwards.
 
-    `{"lost": True}` where it ended early.
+    The line is `{"lost": True}` if the process ended early.
     """
     yield from _paced(
         {"lost": True} if line is None else dict(line) for _, line in standing_pool(module, 1).work([piece])
@@ -150,7 +151,7 @@ def told(module: str, piece: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _paced(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Leaves out progress after a burst but for so many lines a second and the last step: Ray takes long for each."""
+    """Drop progress lines above a rate, except an initial burst and the last step: Ray takes long for each line."""
     left, before = _TICKS, time.monotonic()
     for line in lines:
         if "tick" in line:
@@ -164,7 +165,7 @@ def _paced(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _shares_directory(errand: Errand) -> bool:
-    """Whether this node sees the sweep's own directory, and may read and write there."""
+    """Return whether this node sees the sweep's own directory, and may read and write there."""
     secrets = Path(errand.piece["shared"]) / "vault" / "secrets.json"
     cells = Path(errand.piece["cell"]).parent
     readable = all(os.access(path, os.R_OK) for path in (errand.mark, secrets))
@@ -172,7 +173,7 @@ def _shares_directory(errand: Errand) -> bool:
 
 
 def _elsewhere(errand: Errand, home: Path) -> dict[str, Any]:
-    """The piece with everything below a directory of its own, which goes with the process that works in it."""
+    """Return the piece with all paths below a directory of its own, which is removed with its process."""
     for name, data in errand.given.items():
         path = home / "shared" / name
         path.parent.mkdir(parents=True, exist_ok=True)

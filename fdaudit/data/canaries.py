@@ -1,4 +1,4 @@
-"""Canaries: records made to be found, each trained on or not by a fair coin, so that a claimed ε can be checked."""
+"""Canaries: records added to test a claimed ε; a fair coin decides whether each is trained on."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["insert_canaries"]
 def insert_canaries(
     dataset: Dataset, splits: Splits, spec: CanarySpec, stream: Callable[[str], SecretStream]
 ) -> tuple[Dataset, Splits]:
-    """Adds canaries to the records, and those that their coins choose to their clients' training data.
+    """Add canaries to the dataset, and the ones that coins choose to their clients' training data.
 
     Guarantees:
-      * each canary, or of each pair exactly one, is trained on with probability 1/2, independently of everything else;
-        under `unit: client` one coin decides about all pairs of a client;
-      * canaries are new records at the end of the dataset: no index means another record than before;
-      * `mislabelled` canaries take records out of the client's training data, whatever their coins say, and never a
-        candidate of the membership challenge.
+      * each canary, or exactly one of each pair, is trained on by a fair coin, independent of everything else; under
+        `unit: client` one coin decides all pairs of a client;
+      * canaries are new records at the end of the dataset: existing indices keep their meaning;
+      * `mislabelled` canaries remove records from the client's training data, for all outcomes of the coins, but never
+        a candidate of the membership challenge.
 
     Args:
         dataset: the records.
-        splits: who holds which.
-        spec: how many canaries, of which kind, in which clients.
+        splits: the records of each client.
+        spec: the number and kind of canaries, and their clients.
         stream: the named stream of a client, from the vault's secret.
 
     Raises:
@@ -65,14 +65,14 @@ def insert_canaries(
 
 
 def _nobody(dataset: Dataset, total: int) -> Tensor | None:
-    """The identities of a dataset enlarged to `total` records, whose new ones show nobody."""
+    """Return the identities of a dataset enlarged to `total` records; the new records have identity -1."""
     if dataset.identities is None:
         return None
     return torch.cat([dataset.identities, torch.full((total - len(dataset.y),), -1)])
 
 
 def _set_aside(client: ClientSplit, count: int, number: int, draws: SecretStream) -> tuple[Tensor, Tensor]:
-    """Records (count,) of a client that become canaries, and what it keeps."""
+    """Return the records (count,) of a client that become canaries, and the remaining ones."""
     free = client.train[~torch.isin(client.train, client.members)]
     if len(free) < count:
         problem = f"needs {count} records of client/{number} to mislabel, who has {len(free)} besides its candidates"
@@ -82,7 +82,7 @@ def _set_aside(client: ClientSplit, count: int, number: int, draws: SecretStream
 
 
 def _tossed(client: ClientSplit, spec: CanarySpec, draws: SecretStream) -> ClientSplit:
-    """A client with its canaries' coins tossed; of pairs the second halves follow the first."""
+    """Return a client with its canaries' coins tossed; the second halves of pairs follow the first."""
     n = len(client.canaries)
     if spec.design == "coin-flips":
         inside = torch.from_numpy(draws.integers(2, n)).bool()
@@ -99,7 +99,7 @@ def _any_labels(n: int, like: Dataset, draws: SecretStream) -> Tensor:
 
 
 def _other_labels(y: Tensor, classes: int, draws: SecretStream) -> Tensor:
-    """A class that is not the record's own; of several labels, the contrary of each that is known."""
+    """Return another class than each record's own; for several labels, the opposite of each known one."""
     if task_of(y) == "multi-label":
         return torch.where(y >= 0, 1 - y, y)
     return (y + 1 + torch.from_numpy(draws.integers(max(classes - 1, 1), len(y)))) % classes

@@ -15,16 +15,15 @@ _CELLS = 4
 
 
 def read_digits_multilabel() -> RawData:
-    """899 images (1, 16, 16) of one, two or three digits, each in a quarter of its own; labels (n, 10) say which occur.
+    """Return 899 images (1, 16, 16) of one to three digits, each in its own quarter; labels (n, 10) list the digits.
 
-    The number of digits goes 1, 2, 3, 1, 2, 3, …; which digits, and in which quarters, is drawn once and for all:
-    the dataset is the same in every run, whatever its seed. A class is 1 where its digit occurs, once or more
-    often, and 0 elsewhere; nothing is unknown.
+    The number of digits goes 1, 2, 3, 1, 2, 3, …. Digits and quarters are drawn with a fixed seed: the dataset is the
+    same in every run. A label is 1 if its digit occurs, once or more often, and 0 otherwise; nothing is unknown.
 
     Guarantees:
-      * every digit is used exactly once, so no two images have a digit in common: what is learnt about one record
-        is not learnt from another, as an audit of membership needs;
-      * no official test split.
+      * every digit is used exactly once, so no two images have a digit in common: knowledge of one record gives none of
+        another, as an audit of membership needs;
+      * there is no official test split.
     """
     source = read_digits()
     generator = child(0, "digits-multilabel")

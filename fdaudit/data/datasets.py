@@ -1,4 +1,4 @@
-"""Datasets by name: what they are once loaded, and how a spec names them."""
+"""Datasets by name, and the common form of loaded datasets."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ DATASETS: tuple[str, ...] = ("digits", "digits-multilabel", *sorted(TORCHVISION)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Images with their labels: one class each, or for each class whether it occurs.
+    """Images with their labels: one class each, or a yes or no for each class.
 
     Guarantees:
-      * `x` and `test_x` are finite and lie in [0, 1];
-      * labels lie in [0, `classes`); multi-label ones are 1 (occurs), 0 (does not) or -1 (unknown);
-      * there is one label, or one row of labels, an image;
-      * training and test images have one shape, and their labels are of one task;
-      * there is one identity an image, or none at all.
+      * `x` and `test_x` are finite and in [0, 1];
+      * labels are in [0, `classes`); multi-label ones are 1 (occurs), 0 (does not) or -1 (unknown);
+      * there is one label, or one row of labels, per image;
+      * training and test images have the same shape, and their labels belong to the same task;
+      * there is one identity per image, or none at all.
 
     Attributes:
-        name: as in the spec.
+        name: name in the spec.
         x: (n, c, h, w) float32 in [0, 1].
         y: (n,) int64, or (n, C) of the multi-label task.
-        test_x: (m, c, h, w), the official test split; None when there is none and one is held out.
+        test_x: (m, c, h, w), the official test split; None if there is none and one is held out.
         test_y: (m,) or (m, C), its labels.
         classes: number of classes C.
-        provenance: one sentence: source, and licence where known.
-        identities: (n,) int64, whose record each image of `x` is, negative where unknown; None without identities.
+        provenance: one sentence: source, and licence if known.
+        identities: (n,) int64, the person behind each image of `x`, negative if unknown; None without identities.
 
     Raises:
         DataError: a guarantee would not hold.
@@ -84,19 +84,19 @@ class Dataset:
 
     @property
     def task(self) -> Task:
-        """What there is to learn: one class an image, or for each class whether it occurs."""
+        """Return the task: one class per image, or a yes or no for each class."""
         return task_of(self.y)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of one image."""
+        """Return (channels, height, width) of one image."""
         c, h, w = self.x.shape[1:]
         return int(c), int(h), int(w)
 
     def sha256(self) -> str:
-        """Digest of every tensor's name, dtype, shape and little-endian bytes, in hexadecimal.
+        """Return the digest of every tensor's name, dtype, shape and little-endian bytes, in hexadecimal.
 
-        It is unsalted and so confirms a guess of the data: whoever publishes it salts it first.
+        It is unsalted, so it confirms a guess of the data: salt it before publication.
         """
         digest = hashlib.sha256()
         names = ("x", "y", "test_x", "test_y", *(("identities",) if self.identities is not None else ()))
@@ -113,11 +113,11 @@ class Dataset:
 
 
 def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
-    """The dataset that `spec` names.
+    """Return the dataset that `spec` names.
 
     Args:
         spec: name, place and size.
-        stream: draws the records that `spec.limit` keeps, from the labels alone; otherwise unused.
+        stream: draws the records that `spec.limit` keeps, from the labels only; otherwise unused.
 
     Raises:
         DataError: the name is unknown, or the files are absent, damaged or unfit.

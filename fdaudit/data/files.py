@@ -27,15 +27,15 @@ _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _GREY = ("1", "L", "LA")
 _COLOURED = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 _LONGEST_END = 66_000
-"""Bytes at the end of a zip archive within which it says how long its list of members is."""
+"""Bytes at the end of a zip archive that can hold the length of its list of members."""
 _MOST_LISTED = 1 << 20
-"""Bytes of that list."""
+"""Most bytes of that list."""
 _DAMAGED = (ValueError, OSError, EOFError, RuntimeError, NotImplementedError, MemoryError, KeyError)
 _DAMAGED_ZIP = (*_DAMAGED, zipfile.BadZipFile, zlib.error)
 
 
 def resolve_path(text: str, root: Path, field: str) -> Path:
-    """`text` as an absolute path, or below `root` when it is relative.
+    """Return `text` as an absolute path; a relative one is below `root`.
 
     Raises:
         DataError: a relative path that leaves `root`, through `..` or a link.
@@ -43,7 +43,7 @@ def resolve_path(text: str, root: Path, field: str) -> Path:
     try:
         path = Path(text).expanduser()
         inside = (root / path).resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, nobody's home, a NUL
+    except (OSError, RuntimeError, ValueError) as error:  # circular links, an unknown home, a NUL
         raise DataError(field, text, f"is no path that can be followed ({error})", "Give another.") from None
     if path.is_absolute():
         return inside
@@ -53,16 +53,15 @@ def resolve_path(text: str, root: Path, field: str) -> Path:
 
 
 def read_npz(file: Path) -> RawData:
-    """A file in MedMNIST's layout: `train_images`, `train_labels`, optionally `test_images`, `test_labels`.
+    """Read a file in MedMNIST's layout: `train_images`, `train_labels`, optionally `test_images`, `test_labels`.
 
-    Images are uint8 or floats in [0, 1], (n, h, w) or (n, h, w, c). Labels are (n,) or (n, 1) classes, or (n, C)
-    with C > 1 for the multi-label task (ChestMNIST's layout): 1 where a class occurs, 0 where not, -1 where
-    unknown. `val_images` and `val_labels` may be there and are not read: no stage of an audit tunes on a
-    validation split. `train_identities` (n,), whole numbers, may say whose record each is: see
-    `fdaudit.metrics.galleries.identification`.
+    Images are uint8 or floats in [0, 1], (n, h, w) or (n, h, w, c). Labels are (n,) or (n, 1) classes, or (n, C) with C
+    > 1 for the multi-label task (ChestMNIST's layout): 1 if a class occurs, 0 if not, -1 if unknown. `val_images` and
+    `val_labels` are never read: no stage of an audit tunes on a validation split. `train_identities` (n,), whole
+    numbers, may give the person behind each record: see `fdaudit.metrics.galleries.identification`.
 
     Raises:
-        DataError: absent, truncated, holding pickled objects, or not as described.
+        DataError: the file is absent, truncated, holds pickled objects, or has another layout.
     """
     field = "dataset.name"
     if not file.exists():
@@ -128,7 +127,7 @@ def _npz_arrays(file: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _refuse_large(stream: BinaryIO, wanted: tuple[str, ...]) -> None:
-    """Raises a `ValueError` if the arrays take too much memory, by the archive's list or by their own headers."""
+    """Raise a `ValueError` if the arrays take too much memory, by the archive's list or by their own headers."""
     if stream.read(6) == np.lib.format.MAGIC_PREFIX:
         raise ValueError("it holds one bare array")
     _refuse_long_directory(stream)
@@ -148,7 +147,7 @@ def _refuse_large(stream: BinaryIO, wanted: tuple[str, ...]) -> None:
 
 
 def _stated_bytes(member: IO[bytes]) -> int:
-    """How many bytes an array has by its own header."""
+    """Return the number of bytes of an array, as its header states it."""
     version = np.lib.format.read_magic(member)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(member)
@@ -156,7 +155,7 @@ def _stated_bytes(member: IO[bytes]) -> int:
 
 
 def _refuse_long_directory(stream: BinaryIO) -> None:
-    """Refuses an archive that lists far more members than a dataset has: a list of them is made before any is read."""
+    """Refuse an archive with far more members than a dataset has; the library lists all members before it reads any."""
     end = stream.seek(0, 2)
     stream.seek(max(0, end - _LONGEST_END))
     tail = stream.read()
@@ -164,24 +163,23 @@ def _refuse_long_directory(stream: BinaryIO) -> None:
     if at < 0 or len(tail) < at + 16:
         raise ValueError("it is no zip archive, or its end is missing")
     long = int.from_bytes(tail[at + 12 : at + 16], "little") > _MOST_LISTED
-    # The other form of the list, for files past 2 GiB, may state another length.
+    # The other form of the list, for files above 2 GiB, may state another length.
     if long or (end < 1 << 31 and tail[:at][-20:].startswith(b"PK\6\7")):
         raise ValueError("it lists too many members")
 
 
 def read_folder(folder: Path, image_size: int | None) -> RawData:
-    """Images in one sub-folder a class; classes and files count in the order of their names.
+    """Read images from one sub-folder per class; classes and files are ordered by name.
 
-    Images are read by Pillow as grey when every one of them is grey, as RGB otherwise (transparency is
-    dropped). Names that begin with a dot, and files beside the sub-folders, are not read; anything else in
-    a sub-folder must be an image.
+    Pillow reads images as grey if all of them are grey, else as RGB (transparency is dropped). Names that begin with a
+    dot, and files outside the sub-folders, are ignored; every other file in a sub-folder must be an image.
 
     Args:
         folder: the dataset's folder.
-        image_size: the side every image is fitted to; None demands that all have one size.
+        image_size: the side to which every image is fitted; None requires one size for all.
 
     Raises:
-        DataError: an empty class, a damaged image, a link that leaves the folder, or unlike sizes.
+        DataError: an empty class, a damaged image, a link that leaves the folder, or different sizes.
     """
     field = "dataset.name"
     if not folder.is_dir():
@@ -222,7 +220,7 @@ def _inside(path: Path, home: Path) -> Path:
 
 
 def _images(files: list[Path], folder: Path, image_size: int | None) -> Tensor:
-    """Images as one tensor (n, c, h, w): uint8, or float32 once fitted to `image_size`."""
+    """Return images as one tensor (n, c, h, w): uint8, or float32 if fitted to `image_size`."""
     seen = [_looked_at(file) for file in files]
     channels = 1 if all(grey for _, grey in seen) else 3
     sizes = sorted({size for size, _ in seen})
@@ -240,13 +238,13 @@ def _images(files: list[Path], folder: Path, image_size: int | None) -> Tensor:
 
 
 def _looked_at(file: Path) -> tuple[tuple[int, int], bool]:
-    """The height and width of an image, and whether it is grey; none of its pixels is read."""
+    """Return the height and width of an image, and whether it is grey, without reading its pixels."""
     with _opened(file) as image:
         return (image.height, image.width), image.mode in _GREY
 
 
 def _pixels(file: Path, channels: int) -> Any:
-    """One image as a uint8 array (h, w), or (h, w, 3)."""
+    """Return one image as a uint8 array (h, w), or (h, w, 3)."""
     with _opened(file) as image:
         if channels == 1:
             return np.array(image.convert("L"))
@@ -257,7 +255,7 @@ def _pixels(file: Path, channels: int) -> Any:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """An image whose pixels are not read yet, once it is shown to have no more of them than are allowed."""
+    """Open an image without reading its pixels, after a check of their number."""
     from PIL import Image
 
     if not file.is_file():
@@ -266,7 +264,7 @@ def _opened(file: Path) -> Iterator[Any]:
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of tags beside the pixels that Pillow does not understand
+            warnings.simplefilter("ignore")  # warnings on metadata tags that Pillow does not know
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with open_file(file, DATA_BYTES) as stream, Image.open(stream, formats=_FORMATS) as image:
                 if (pixels := image.width * image.height) > PIXELS.most:

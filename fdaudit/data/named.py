@@ -20,7 +20,7 @@ __all__ = ["TORCHVISION", "read_digits", "read_torchvision"]
 
 @dataclass(frozen=True)
 class _Source:
-    """A class of `torchvision.datasets`, where its files lie below the root, and how to ask for a split."""
+    """A class of `torchvision.datasets`, the place of its files below the root, and the arguments for each split."""
 
     cls: str
     place: str
@@ -70,14 +70,14 @@ TORCHVISION: Mapping[str, _Source] = MappingProxyType(
         ),
     }
 )
-"""Of EMNIST's six splits this reads `balanced`: 47 classes of equal size, so no class is rare by design."""
+"""EMNIST's split is `balanced`, of six: 47 classes of equal size, so no class is rare by design."""
 
-# What torchvision raises on files that are absent, short, of another type, or that cannot be fetched.
+# Errors that torchvision raises on files that are absent, short, of another type, or not downloadable.
 _UNREADABLE = (RuntimeError, ValueError, AssertionError, TypeError, KeyError, IndexError, OSError, EOFError)
 
 
 def read_digits() -> RawData:
-    """The 1,797 8x8 digits that ship with scikit-learn; no official test split."""
+    """Return the 1,797 8x8 digits that ship with scikit-learn; there is no official test split."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -91,15 +91,15 @@ def read_digits() -> RawData:
 
 
 def read_torchvision(name: str, root: Path, download: bool) -> RawData:
-    """One of torchvision's collections, with its official test split.
+    """Return one of torchvision's collections, with its official test split.
 
-    CIFAR's files are pickles and so could run code. Torchvision's constructor compares the MD5 of every one
-    of them with the published value (`_check_integrity`) and raises `RuntimeError` before it unpickles
-    any; nothing here skips or catches that in order to go on. SVHN's are checked likewise; MNIST and its
-    kin are plain bytes.
+    CIFAR's files are pickles and could run code. Torchvision's constructor compares the MD5 of each file with the
+    published value (`_check_integrity`) and raises `RuntimeError` before it unpickles any. This function neither skips
+    the check nor continues after the error. SVHN's files are checked in the same way; MNIST and similar ones are plain
+    bytes.
 
     Raises:
-        DataError: the files are absent and may not be downloaded, or damaged.
+        DataError: the files are damaged, or absent and not to be downloaded.
     """
     source = TORCHVISION[name]
     place = root / source.place
@@ -120,7 +120,7 @@ def read_torchvision(name: str, root: Path, download: bool) -> RawData:
 
 
 def _refuse_large(root: Path, place: Path) -> None:
-    """Looks at what torchvision will read as it is: whole files, however long, and pipes as well."""
+    """Refuse oversized files and pipes, which torchvision would read as a whole."""
     for path in sorted(place.rglob("*") if place.is_dir() else place.parent.glob(f"*{place.suffix}")):
         if path.is_dir() or not path.exists():
             continue

@@ -1,4 +1,4 @@
-"""How records come to be spread over clients: evenly, by class, or by a Dirichlet draw."""
+"""Partitions of records over clients: evenly, by class, or by a Dirichlet draw."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ def partition(
     classes: int,
     minimum: int = 1,
 ) -> tuple[Tensor, ...]:
-    """Indices of each client's records.
+    """Return the indices of each client's records.
 
-    - `iid`: a random order cut into runs whose lengths differ by at most one.
-    - `by-class`: clients in turn take the `classes_per_client` classes held by the fewest so far (ties at
-      random), then every class is shared evenly among its holders (Shao 2023's strong and weak non-IID).
+    - `iid`: a random order, cut into parts whose lengths differ by at most one.
+    - `by-class`: clients in turn take the `classes_per_client` classes with the fewest holders so far (ties at random).
+      Every class is then shared evenly among its holders (Shao 2023's strong and weak non-IID).
     - `dirichlet`: for every class, p ~ Dir_K(α), and client k gets the share p_k of it (Shao 2023, the
       supplement's Dir_K(β)).
 
-    Multi-label records belong to several classes at once. `dirichlet` shares each out under one of its classes,
-    drawn evenly from those that occur in it; records in which none occurs are one more class. `by-class` is
-    refused: no client could be kept to `classes_per_client` classes.
+    Multi-label records belong to several classes. `dirichlet` assigns each record to one of its classes, drawn
+    uniformly; records without a class form one more class. `by-class` is refused: no client could be limited to
+    `classes_per_client` classes.
 
     Guarantees:
       * no record goes to two clients;
       * every record goes to some client, except under `by-class` with `clients * classes_per_client` below
-        the number of classes: then classes that nobody holds are left over;
+        the number of classes: then the classes without a holder are left over;
       * under `by-class` each client has exactly `classes_per_client` classes;
       * only `y` and the generator decide.
 
     Args:
         y: (n,) labels of the records to share out, or (n, C) of the multi-label task.
-        clients: number of clients K.
-        spec: the rule.
-        stream: the source of every random choice.
-        classes: number of classes C.
-        minimum: fewest records a client may be left with.
+        clients: number of clients, K.
+        spec: the partition rule.
+        stream: source of every random choice.
+        classes: number of classes, C.
+        minimum: fewest records that a client may get.
 
     Returns:
         K ascending int64 tensors of positions in `y`.
@@ -75,12 +75,12 @@ def partition(
 
 
 def class_table(y: Tensor, parts: Sequence[Tensor], classes: int) -> Tensor:
-    """Records by client and class, int64 (clients, classes); each of `parts` indexes `y`."""
+    """Return the number of records by client and class, int64 (clients, classes); each of `parts` indexes `y`."""
     return torch.stack([class_counts(y[part], classes) for part in parts])
 
 
 def class_counts(y: Tensor, classes: int) -> Tensor:
-    """Records of each class, int64 (classes,), from labels (n,), or (n, C) of the multi-label task.
+    """Return the number of records of each class, int64 (classes,), from labels (n,) or multi-label (n, C).
 
     Multi-label, a record counts for each class that occurs in it; an unknown label counts for nothing.
     """
@@ -90,7 +90,7 @@ def class_counts(y: Tensor, classes: int) -> Tensor:
 
 
 def _principal(y: Tensor, spec: PartitionSpec, stream: SecretStream) -> Tensor:
-    """One class (n,) for each multi-label record (n, C): drawn evenly from its own, or C where it has none."""
+    """Return one class (n,) per multi-label record (n, C): drawn uniformly from its own, or C if it has none."""
     if spec.name == "by-class":
         problem = "cannot share out multi-label records: each belongs to several classes"
         raise SpecError("partition.name", spec.name, problem, "Use 'iid' or 'dirichlet'.")

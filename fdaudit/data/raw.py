@@ -1,4 +1,4 @@
-"""What a source hands over before scaling: arrays as they were stored, checked against what they claim."""
+"""Raw data of a source before scaling: arrays as stored, with checks of shape, type and range."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["RawData", "as_identities", "as_images", "as_labels", "class_total", 
 class RawData:
     """Records as stored: images (n, c, h, w), uint8 or float32 in [0, 1]; labels int64, (n,) or (n, C).
 
-    `identities` (n,) int64 say whose record each of `x` is, where that is known.
+    `identities` (n,) int64 give the person behind each record of `x`, if known.
     """
 
     x: Tensor
@@ -31,7 +31,7 @@ class RawData:
 
 
 def as_identities(array: Any, n: int, field: str, what: str) -> Tensor:
-    """Identities (n,) int64 from an integer array (n,) or (n, 1).
+    """Return identities (n,) int64 from an integer array (n,) or (n, 1).
 
     Raises:
         DataError: they are not whole numbers, or not one for each of `n` records.
@@ -44,15 +44,15 @@ def as_identities(array: Any, n: int, field: str, what: str) -> Tensor:
 
 
 def as_images(array: Any, field: str, what: str) -> Tensor:
-    """Images (n, c, h, w) from an array (n, h, w) or (n, h, w, c) of uint8 or floats in [0, 1].
+    """Return images (n, c, h, w) from an array (n, h, w) or (n, h, w, c) of uint8 or floats in [0, 1].
 
     Args:
         array: a NumPy array.
-        field: the user's field that led here.
-        what: which array of which file, for the error.
+        field: name of the user's field, for the error.
+        what: name of the array and its file, for the error.
 
     Raises:
-        DataError: the dtype, the shape, or a value is not what images have.
+        DataError: the dtype, the shape, or a value is invalid for images.
     """
     if array.dtype != np.uint8 and array.dtype.kind != "f":
         raise DataError(field, what, f"has dtype {array.dtype}", "Store uint8, or floats in [0, 1].")
@@ -81,10 +81,10 @@ def as_images(array: Any, field: str, what: str) -> Tensor:
 
 
 def as_labels(array: Any, field: str, what: str) -> Tensor:
-    """Labels from an integer array: (n,) int64 from (n,) or (n, 1), multi-hot (n, C) int64 from (n, C) with C > 1.
+    """Return int64 labels from an integer array: (n,) from (n,) or (n, 1), multi-hot (n, C) from (n, C) with C > 1.
 
     Raises:
-        DataError: the labels are not whole numbers, negative, or, multi-hot, other than -1, 0 and 1.
+        DataError: the labels are not whole numbers or are negative; multi-hot ones are not all -1, 0 or 1.
     """
     if array.dtype.kind not in "iu":
         raise DataError(field, what, f"has dtype {array.dtype}", "Store class numbers 0, 1, … as integers.")
@@ -116,7 +116,7 @@ def _multi_hot(array: Any, field: str, what: str) -> Tensor:
 
 
 def same_count(x: Tensor, y: Tensor, field: str, what: str) -> None:
-    """Raises a `DataError` unless there is one label an image."""
+    """Raise a `DataError` unless there is one label per image."""
     if len(x) != len(y):
         raise DataError(
             field, what, f"has {len(x)} images but {len(y)} labels", "Store one label for each image."
@@ -124,7 +124,7 @@ def same_count(x: Tensor, y: Tensor, field: str, what: str) -> None:
 
 
 def class_total(labels: list[Tensor], field: str, what: str) -> int:
-    """The number of classes: one more than the largest label, or the columns of multi-hot labels.
+    """Return the number of classes: one more than the largest label, or the columns of multi-hot labels.
 
     Raises:
         DataError: there is only one class, class numbers run past the number of records, or the splits disagree.
@@ -149,5 +149,5 @@ def class_total(labels: list[Tensor], field: str, what: str) -> int:
 
 
 def _label_width(y: Tensor) -> int:
-    """Columns of labels as stored: 1 for one class a record (n,), C for multi-hot ones (n, C)."""
+    """Return the columns of labels as stored: 1 for one class per record (n,), C for multi-hot ones (n, C)."""
     return 1 if y.ndim == 1 else int(y.shape[1])

@@ -1,4 +1,4 @@
-"""Bringing images to one square size without inventing detail."""
+"""Resize images to one square size without inventing detail."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["fit", "to_unit"]
 
 
 def to_unit(x: Tensor) -> Tensor:
-    """Images as float32 in [0, 1]: uint8 is divided by 255, floats are taken as they are."""
+    """Return images as float32 in [0, 1]: uint8 is divided by 255, floats keep their values."""
     return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x.to(torch.float32)
 
 
 def fit(x: Tensor, size: int) -> Tensor:
-    """Images (n, c, h, w) as float32 (n, c, size, size).
+    """Return images (n, c, h, w) as float32 (n, c, size, size).
 
-    What is smaller is zero-padded, centred (the odd row or column goes below and to the right); what is
-    larger is first shrunk with its aspect kept, bilinearly with antialiasing.
+    Smaller images are centred and zero-padded (an odd row or column goes below and to the right). Larger images are
+    first shrunk with the same aspect ratio, bilinearly with antialiasing.
 
     Args:
         x: uint8, or float in [0, 1].

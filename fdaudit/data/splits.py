@@ -1,4 +1,4 @@
-"""The disjoint sets an audit needs: members and non-members by client, proxy, auxiliary, test."""
+"""The disjoint sets that an audit needs: members and non-members by client, proxy, auxiliary, test."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class ClientSplit:
     """One client's records, as indices into `Dataset.x`.
 
     Attributes:
-        train: (n,) what the client trains on, ascending, members included.
+        train: (n,) training records, ascending, members included.
         members: (p,) the half of each matched pair that it trains on.
-        non_members: (p,) the other half: `members[i]` and `non_members[i]` are pair i, of one class; of
-            multi-label records, of one label set as far as there are such pairs.
-        canaries: (m,) records made to check an ε on, of which the client trains on those that are in `train`;
-            where pairs of them share a coin, both halves one after the other, as in `members` and `non_members`.
+        non_members: (p,) the other half: `members[i]` and `non_members[i]` are pair i, of one class; of one label set
+            if multi-label, as far as there are such pairs.
+        canaries: (m,) records made to test an ε; the client trains on those in `train`. If pairs share a coin, the
+            first halves come before the second, as in `members` and `non_members`.
     """
 
     train: Tensor
@@ -41,16 +41,15 @@ class ClientSplit:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Every set of an audit; only the auditor holds this.
+    """All sets of an audit; only the auditor holds them.
 
     Attributes:
         clients: by client number.
         proxy: indices into `Dataset.x`, ascending.
         auxiliary: indices into `Dataset.x`, ascending.
-        test: indices into `Dataset.test_x` where the dataset has one, into `Dataset.x` otherwise; `test_xy`
-            looks them up.
-        class_table: (clients, classes) int64, what each client trains on, by class; a multi-label record
-            counts for each of its classes.
+        test: indices into `Dataset.test_x` if the dataset has one, into `Dataset.x` otherwise; see `test_xy`.
+        class_table: (clients, classes) int64, training records of each client by class; a multi-label record counts for
+            each of its classes.
     """
 
     clients: tuple[ClientSplit, ...]
@@ -60,7 +59,7 @@ class Splits:
     class_table: Tensor
 
     def to_dict(self) -> dict[str, Tensor]:
-        """A flat mapping of names to int64 tensors, fit for safetensors; `from_dict` inverts it."""
+        """Return a flat mapping of names to int64 tensors, ready for safetensors; `from_dict` inverts it."""
         named = {name: getattr(self, name) for name in _SHARED}
         for k, client in enumerate(self.clients):
             named |= {f"client/{k}/{name}": getattr(client, name) for name in _OWN}
@@ -70,7 +69,7 @@ class Splits:
 
     @classmethod
     def from_dict(cls, tensors: Mapping[str, Tensor]) -> Splits:
-        """The splits that `to_dict` wrote.
+        """Return the splits that `to_dict` wrote.
 
         Raises:
             IntegrityError: a name is absent or unknown, or the tensors cannot have been written by `to_dict`.
@@ -112,23 +111,23 @@ def make_splits(
     split_spec: SplitSpec,
     stream: SecretStream,
 ) -> Splits:
-    """Splits `dataset` for an audit of `clients` clients.
+    """Split `dataset` for an audit of `clients` clients.
 
-    Test (unless the dataset has its own), proxy and auxiliary are set aside at random, class by class in
-    proportion; the rest is partitioned. In each client matched pairs of one class are drawn, as
-    many of each class as its share of the client's records allows, and one fair coin a pair decides which of
-    the two is trained on. All other records of the client are trained on and are no candidates. A client
-    with too few records for `candidates` pairs gets as many as it can have.
+    Test records (unless the dataset has its own), proxy and auxiliary records are set aside at random, in proportion to
+    the classes. The rest is partitioned. In each client, matched pairs of one class are drawn, in proportion to the
+    client's classes. One fair coin per pair decides which of the two records is trained on. All other records of the
+    client are trained on and are not candidates. A client with too few records for `candidates` pairs gets as many
+    pairs as possible.
 
-    Multi-label records are set aside by plain random draws and paired by their whole label set. Where that gives
-    fewer pairs than asked for, records left over are paired at random: still one fair coin a pair, but its two
-    records may differ in what they show.
+    Multi-label records are set aside by plain random draws and paired by their whole label set. If this gives too few
+    pairs, the remaining records are paired at random. Each pair still has one fair coin, but its two records may have
+    different labels.
 
     Guarantees:
       * all sets are disjoint, and members are part of their own client's training records only;
-      * given which records form a pair, each of the two is the member with probability 1/2, independently of
-        everything else: members and non-members of a client have one distribution, class by class;
-      * only labels and the stream decide: altering an image alters no index.
+      * given the pairs, each of the two records is the member with probability 1/2, independently of everything else:
+        members and non-members of a client have the same distribution, class by class;
+      * only labels and the stream decide: a changed image changes no index.
 
     Raises:
         DataError: the partition is impossible, or some client cannot form a single pair.
@@ -157,7 +156,7 @@ def make_splits(
 
 
 def test_xy(dataset: Dataset, splits: Splits) -> tuple[Tensor, Tensor]:
-    """The test images (n, c, h, w) and labels (n,) or (n, C), from the official split where the dataset has one."""
+    """Return the test images (n, c, h, w) and labels (n,) or (n, C), from the official split if there is one."""
     if dataset.test_x is not None and dataset.test_y is not None:
         return dataset.test_x[splits.test], dataset.test_y[splits.test]
     return dataset.x[splits.test], dataset.y[splits.test]
@@ -167,7 +166,7 @@ test_xy.__test__ = False  # type: ignore[attr-defined]  # pytest collects functi
 
 
 def _refuse_unmeasurable(y: Tensor, fraction: float) -> None:
-    """An area under the ROC curve needs a class that occurs in some test records and is absent from others."""
+    """Refuse test records without a class that both occurs and is absent: an area under the ROC curve needs one."""
     if task_of(y) == "multi-label" and not bool(((y == 1).any(0) & (y == 0).any(0)).any()):
         problem = f"gives {len(y)} test records in which no class both occurs and is absent"
         raise DataError("splits.test", fraction, problem, "Raise the fraction, or label more test records.")
@@ -176,7 +175,7 @@ def _refuse_unmeasurable(y: Tensor, fraction: float) -> None:
 def _client(
     number: int, records: Tensor, y: Tensor, classes: int, wanted: int, stream: SecretStream
 ) -> ClientSplit:
-    """Draws a client's matched pairs and tosses their coins; `records` are its indices into `y`."""
+    """Draw a client's matched pairs and toss their coins; `records` are its indices into `y`."""
     if task_of(y) == "single-label":
         group, most = y[records], int((torch.bincount(y[records], minlength=classes) // 2).sum())
     else:
@@ -200,7 +199,7 @@ def _client(
 
 
 def _pairs(records: Tensor, group: Tensor, total: int, stream: SecretStream) -> Tensor:
-    """`total` disjoint pairs (total, 2) of records, within groups (n,) in proportion, then at random from the rest."""
+    """Return `total` disjoint pairs (total, 2), in proportion to groups (n,), then at random from the rest."""
     counts = torch.bincount(group).tolist()
     room = [count // 2 for count in counts]
     pairs = []

@@ -1,4 +1,4 @@
-"""Sharing records out in proportion to the classes: who gets how many of each, and which."""
+"""Draws of records in proportion to the classes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["apportion", "stratified_draw"]
 
 
 def apportion(total: int, weights: Sequence[int], caps: Sequence[int] | None = None) -> list[int]:
-    """Whole shares of `total` in proportion to `weights`, by the largest-remainder (Hamilton) method.
+    """Return whole shares of `total` in proportion to `weights`, by the largest-remainder (Hamilton) method.
 
     Guarantees:
       * the shares sum to `total`, and none exceeds its cap;
-      * where no cap binds, a share differs from its exact quota by less than one.
+      * if no cap binds, a share differs from its exact quota by less than one.
 
     Args:
-        total: how many units to share out.
+        total: number of units to distribute.
         weights: non-negative integers; quotas are exact integer arithmetic.
-        caps: the most each may get; the weights themselves when left out.
+        caps: the largest possible share of each; default: the weights.
 
     Raises:
         ValueError: `total` is negative or exceeds the sum of the caps.
@@ -46,14 +46,14 @@ def apportion(total: int, weights: Sequence[int], caps: Sequence[int] | None = N
 
 
 def stratified_draw(y: Tensor, total: int, classes: int, stream: SecretStream) -> tuple[Tensor, Tensor]:
-    """A random sample of `total` records with the classes in proportion, and the rest.
+    """Return a random sample of `total` records with the classes in proportion, and the rest.
 
-    Of multi-label records, which belong to several classes at once, the sample is a plain random one.
+    Multi-label records belong to several classes: their sample is a plain random one.
 
     Args:
-        y: (n,) class labels, or (n, C) multi-label ones; the only thing looked at.
-        total: how many to draw, at most n.
-        classes: number of classes C; labels lie in [0, C).
+        y: (n,) class labels, or (n, C) multi-label ones; the only input to the draw.
+        total: size of the sample, at most n.
+        classes: number of classes, C; labels are in [0, C).
         stream: decides which records of each class are drawn.
 
     Returns:

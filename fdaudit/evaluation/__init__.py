@@ -1,1 +1,1 @@
-"""The attack stage: cells, their processes and controls."""
+"""The attack stage: cells, worker processes and controls."""

@@ -1,11 +1,10 @@
-"""A process that runs attack cells: it reads pieces of work from its input, one a line, and prints their outcomes.
+"""A process that runs attack cells: it reads pieces of work from its input, one per line, and prints their outcomes.
 
-`fdaudit.evaluation.runner` starts it. Nothing else may print where outcomes go: all other output goes to standard
-error.
+`fdaudit.evaluation.runner` starts it. Only outcomes go to standard output; all other output goes to standard error.
 
 Guarantees:
-  * when its input ends it ends at once, in the middle of a cell too, and leaves no view of anybody behind, nor the
-    copy of a run that was made for it alone.
+  * when its input ends, it ends at once, even in the middle of a cell. It leaves no exported view, and no copy of a
+    run that was made only for it.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _home: str | None = None
-"""A directory of this machine's for nothing but the run that this process works on: it goes when this process does."""
+"""A local directory only for the run of this process; it is removed with the process."""
 
 
 def main() -> None:
-    """Serves until its input ends."""
+    """Serve until the input ends."""
     pieces = SimpleQueue[dict[str, Any]]()
     outcomes = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
@@ -39,7 +38,7 @@ def main() -> None:
     from fdaudit.isolation import attacker, launch
 
     os.environ.update(launch.THREADS)
-    # Libraries are loaded once for both, before there is a thread, or anything of a run.
+    # Libraries are loaded once for both, before any thread or any data of a run.
     attacker.stand_by(launch.fork)
     Thread(target=_read, args=(pieces, desks), daemon=True).start()
     from fdaudit.evaluation import runner
@@ -61,14 +60,14 @@ def main() -> None:
             piece = runner.Piece.from_json(value, desks[0].plan)
             for cell, seconds in desks[0].cells(piece):
                 say({"adversary": cell.adversary, "cell": cell.to_json(), "seconds": seconds})
-        except Exception as error:  # what a cell raises fails that cell: here the run itself cannot be had
+        except Exception as error:  # a cell's error fails that cell: here the run itself is unavailable
             begun = ""
             say({"failed": f"{type(error).__name__}: {error}"})
         say({"done": True})
 
 
 def _settle(home: str | None) -> None:
-    """Temporary files go below the home, where there is one."""
+    """Put temporary files below the home, if there is one."""
     global _home
     if home is not None:
         Path(home, "tmp").mkdir(exist_ok=True, mode=0o700)
@@ -77,7 +76,7 @@ def _settle(home: str | None) -> None:
 
 
 def _read(pieces: SimpleQueue[dict[str, Any]], desks: list[Desk]) -> None:
-    """Passes on what is to be done; when the input ends, whoever started this has, and so does this, at once."""
+    """Queue incoming pieces; when the input ends, the starter has ended, so end this process at once."""
     for line in sys.stdin:
         pieces.put(json.loads(line))
     from fdaudit.isolation import attacker

@@ -1,8 +1,8 @@
-"""The attack stage of a run: every cell is run, as many side by side as the run has threads, and kept at once.
+"""The attack stage of a run: runs all cells, as many at a time as the run has threads, and stores each at once.
 
 Guarantees:
-  * a cell computes on one thread, wherever it runs, so that its outcome does not depend on how many run beside it;
-  * a cell whose process ends before it is done has failed, visibly, and no other with it.
+  * a cell computes on one thread on every machine, so its outcome does not depend on the number of parallel cells;
+  * a cell whose process ends early is marked as failed, and no other cell is affected.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = ["Desk", "Piece", "attack_cells", "note_time", "stand_by"]
 
 @dataclass(frozen=True)
 class Piece:
-    """One attack against some adversaries of one run: what a process is handed.
+    """One attack against some adversaries of one run: the unit of work of a process.
 
-    `beside` are runs with the same secret, whose controls count here as well.
+    `beside` lists runs with the same secret, whose controls count here as well.
     """
 
     run: Path
@@ -47,7 +47,7 @@ class Piece:
     beside: tuple[Path, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object, without the attack's code."""
+        """Return the piece as a JSON object, without the attack's code."""
         return {
             "run": str(self.run.resolve()),
             "attack": self.attack.name,
@@ -59,13 +59,13 @@ class Piece:
 
     @classmethod
     def from_json(cls, value: dict[str, Any], plan: Plan) -> Piece:
-        """The piece, its attack loaded by its name."""
+        """Return the piece, with its attack loaded by its name."""
         attack = plan_attack(value["attack"], value["params"], plan.spec, "attack", tuple(value["among"]))
         return cls(Path(value["run"]), attack, tuple(value["adversaries"]), tuple(map(Path, value["beside"])))
 
 
 class Desk:
-    """Where one process runs cells of one run: adversaries' views stay exported while it is open."""
+    """A process's workplace for cells of one run: adversaries' views stay exported while it is open."""
 
     def __init__(self, plan: Plan, run: Path) -> None:
         self.plan, self._run = plan, run
@@ -77,7 +77,7 @@ class Desk:
         return Stage(_on_one_thread(self.plan), self._run, self._open.enter_context(handed_folder()))
 
     def cells(self, piece: Piece) -> Iterator[tuple[Cell, float]]:
-        """Each adversary's cell of a piece, and the seconds that it took."""
+        """Yield each adversary's cell of a piece, and its duration in seconds."""
         for name in piece.adversaries:
             begun = time.perf_counter()
             if name not in self._adversaries:
@@ -87,7 +87,7 @@ class Desk:
             yield cell, time.perf_counter() - begun
 
     def close(self) -> None:
-        """Removes the exported views."""
+        """Remove the exported views."""
         self._open.close()
 
 
@@ -101,20 +101,19 @@ def attack_cells(
     workers: Workers | None = None,
     tick: Tick = lambda what, done, total: None,
 ) -> list[Cell]:
-    """Runs every adversary x attack cell that has no outcome yet, and keeps each as soon as it has one.
+    """Run every adversary x attack cell without an outcome, and store each outcome at once.
 
     Args:
         plan: the run's plan.
         run: the run directory.
-        only: which cells.
-        again: run cells anew that have an outcome.
-        beside: runs with the same secret; a control that one of them has run is not run again.
-        workers: who runs cells in place of processes here, where there is more than one, none of them on an
-            accelerator.
+        only: predicate that selects cells.
+        again: also run cells that have an outcome.
+        beside: runs with the same secret; their controls are reused.
+        workers: workers that replace local processes, if there is more than one cell and no accelerator.
         tick: progress.
 
     Returns:
-        The cells that were run, in the order of adversaries, then of attacks.
+        The cells that ran, in the order of adversaries, then of attacks.
     """
     adversaries = tuple(
         dict.fromkeys([*plan.spec.adversaries, *(a for p in plan.attacks for a in p.adversaries)])
@@ -154,7 +153,7 @@ def attack_cells(
 
 
 def stand_by(plan: Plan) -> None:
-    """Starts the processes that will run a run's cells here, so that they are ready when its federation is."""
+    """Start the local processes for a run's cells, so that they are ready when its federation ends."""
     cells = sum(len(a.adversaries) for a in plan.attacks if a.params is not None)
     workers = _workers(plan, cells, None)
     if isinstance(workers, Pool):
@@ -166,9 +165,9 @@ def stand_by(plan: Plan) -> None:
 def _outcomes(
     plan: Plan, run: Path, pieces: Sequence[Piece], others: Workers | None, say: Callable[[str], None]
 ) -> Generator[tuple[Cell, float], None, None]:
-    """Every cell of the pieces as it is done: here, or by workers where there is enough to do."""
+    """Yield every cell of the pieces when it is done, run here or by workers if there is enough to do."""
     workers = _workers(plan, sum(len(p.adversaries) for p in pieces), others)
-    if workers is not None and len(pieces) < workers.size:  # few attacks: their adversaries part instead
+    if workers is not None and len(pieces) < workers.size:  # few attacks: split by adversary instead
         pieces = [replace(p, adversaries=(a,)) for p in pieces for a in p.adversaries]
     if workers is not None and len(pieces) > 1:
         yield from _by_workers(Stage(plan, run), pieces, workers, say)
@@ -179,14 +178,14 @@ def _outcomes(
 
 
 def _workers(plan: Plan, cells: int, others: Workers | None) -> Workers | None:
-    """Who runs cells besides this process; nobody on an accelerator, nor where there is one cell or one thread."""
+    """Return the workers that run cells; None, for this process, on an accelerator or with one cell or one thread."""
     if plan.execution.device.startswith("cuda") or cells < 2:
         return None
     return others or _processes(plan, cells)
 
 
 def _processes(plan: Plan, cells: int) -> Pool | None:
-    """Processes of this machine, as many as the run has threads; none for one."""
+    """Return processes of this machine, as many as the run has threads; None for one."""
     size = min(plan.execution.threads, cells)
     return None if size < 2 else attack_pool(size)
 
@@ -194,7 +193,7 @@ def _processes(plan: Plan, cells: int) -> Pool | None:
 def _by_workers(
     stage: Stage, pieces: Sequence[Piece], workers: Workers, say: Callable[[str], None]
 ) -> Generator[tuple[Cell, float], None, None]:
-    """Every cell as the workers tell of it; those that they could not run to their end have failed."""
+    """Yield every cell that the workers report; cells that they could not finish have failed."""
     left = [list(p.adversaries) for p in pieces]
     with closing(workers.work([p.to_json() for p in pieces])) as answers:
         for number, line in answers:
@@ -214,13 +213,13 @@ def _by_workers(
 
 @lru_cache(maxsize=1)
 def _libraries(modules: int) -> ThreadpoolController:
-    """The libraries that have threads of their own, looked for anew where there are more Python modules than before."""
+    """Return the libraries with their own threads; the number of loaded Python modules is the key of the cache."""
     return ThreadpoolController()
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """PyTorch and the linear algebra under NumPy and SciPy keep to one thread."""
+    """Limit PyTorch, and the linear algebra of NumPy and SciPy, to one thread."""
     threads = torch.get_num_threads()
     with _libraries(len(sys.modules)).limit(limits=1):
         torch.set_num_threads(1)
@@ -231,7 +230,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _on_one_thread(plan: Plan) -> Plan:
-    """The plan as cells see it: threads inside small operations are slower than cells side by side."""
+    """Return the plan for cells, with one thread: threads inside small operations are slower than parallel cells."""
     return replace(plan, execution=replace(plan.execution, threads=1, inside=1))
 
 
@@ -240,9 +239,9 @@ def _path(run: Path, adversary: str, attack: str) -> Path:
 
 
 def note_time(run: Path, what: str, seconds: float, *, anew: bool = False) -> None:
-    """Puts seconds in `timings.json`, which no digest covers: a run's other files do not depend on time.
+    """Add seconds to `timings.json`, which no digest covers: a run's other files do not depend on time.
 
-    They are added to what an earlier attempt took, unless `anew` says that all of it was done again.
+    With `anew` they replace the time of earlier attempts, because all of the work was repeated.
     """
     timings = read_timings(run)
     before = 0.0 if anew else timings.get(what, 0.0)

@@ -1,8 +1,8 @@
-"""The attack stage: every adversary x attack cell is run on a view, or its reason is put on record.
+"""The attack stage: runs every adversary x attack cell on a view, or records why it cannot.
 
-An attack is handed four objects (view, knowledge, task with its challenges and oracle handle, generator), in a
-process of its own that holds nothing else. The view is exported to a directory of its own first, so nothing there
-leads to the vault, to a split or to a message of others; see `tests/test_isolation.py`.
+An attack receives four objects (view, knowledge, task with its challenges and oracle handle, generator), in a process
+that holds nothing else. The view is first exported to a separate directory, so nothing there leads to the vault, to a
+split or to others' messages; see `tests/test_isolation.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from fdaudit.types import (
 __all__ = ["Adversary", "Stage", "handed_folder", "not_asked"]
 
 _MOST_LOGGED = 4 << 20
-"""Bytes of questions and answers that an oracle's log keeps whole, cell by cell; digests of what comes after."""
+"""Bytes of questions and answers that an oracle's log keeps in full per cell; later ones are kept as digests."""
 
 
 class Stage:
@@ -63,7 +63,7 @@ class Stage:
     Args:
         plan: the run's plan.
         run: the run directory.
-        common: a directory for what every adversary could make for itself; without one they share nothing.
+        common: a directory for rehearsals that every adversary could run itself; None shares nothing.
     """
 
     def __init__(self, plan: Plan, run: Path, common: Path | None = None) -> None:
@@ -78,9 +78,9 @@ class Stage:
 
     @contextmanager
     def adversary(self, name: str) -> Iterator[Adversary]:
-        """Exports an adversary's view to a directory of its own; another is for its rehearsals.
+        """Export an adversary's view to a directory of its own, and yield it with a directory for its rehearsals.
 
-        Adversaries share neither: what one rehearses on its own records is nothing that another may read.
+        Adversaries share neither directory: rehearsals on one's own records must stay unreadable to others.
         """
         with handed_folder() as folder:
             (scratch := folder / "rehearsals").mkdir()
@@ -88,7 +88,7 @@ class Stage:
             yield Adversary(name, open_view(folder / "view"), scratch)
 
     def view(self, name: str) -> View:
-        """The view of an adversary on the run's own transcript."""
+        """Return the view of an adversary on the run's own transcript."""
         own = {k: self.plan.records(k) for k in self.plan.clients if k in name.split("+")}
         return view_of(
             self.run / "transcript",
@@ -102,7 +102,7 @@ class Stage:
     def knowledge(
         self, adversary: Adversary, card: Mapping[str, Any] | None = None, held: Assumption | None = None
     ) -> Knowledge:
-        """What an adversary is assumed to know, by an attack's card; none of it holds a weight of any party."""
+        """Return an adversary's assumed knowledge, by an attack's card; it holds no weight of any party."""
         return known(
             self.plan,
             held or others(self.plan),
@@ -111,22 +111,22 @@ class Stage:
         )
 
     def victims(self, adversary: str) -> tuple[str, ...]:
-        """Who is attacked: the first clients that do not belong to the adversary, fixed before the run."""
+        """Return the victims: the first clients that do not belong to the adversary, fixed before the run."""
         members = adversary.split("+")
         return tuple(k for k in self.plan.clients if k not in members)[: self.plan.spec.victims]
 
     def challenges(self, adversary: str) -> dict[str, Challenge]:
-        """The membership challenges on an adversary's victims; a victim without matched pairs has none."""
+        """Return the membership challenges on an adversary's victims; a victim without matched pairs has none."""
         issued = {k: self._truth.challenge(k)[0] for k in self.victims(adversary)}
         return {k: challenge for k, challenge in issued.items() if len(challenge.y)}
 
     def score(
         self, cell: str, adversary: str, guesses: Sequence[Guess]
     ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
-        """Scores guesses that did not come from an attack of this run, by the same rules.
+        """Score guesses that did not come from an attack of this run, by the same rules.
 
         Raises:
-            ValueError: they are not about what was asked.
+            ValueError: the guesses are not about the victims or their challenges.
         """
         candidates = {k: len(c.y) for k, c in self.challenges(adversary).items()}
         view, classes = self.view(adversary), self.plan.dataset.classes
@@ -135,9 +135,9 @@ class Stage:
         return self._scorer.score(cell, guesses)
 
     def task(self, adversary: str, attack: AttackPlan, canaries: bool = False) -> AttackTask:
-        """Victims fixed beforehand, their challenges, and an oracle handle where the protocol has one.
+        """Return the task: victims fixed in advance, their challenges, and any oracle handle.
 
-        With `canaries` the victims are the clients that have some, and these are the candidates.
+        With `canaries` the victims are the clients with canaries, and the canaries are the candidates.
         """
         members, victims = adversary.split("+"), self.victims(adversary)
         if canaries:
@@ -156,12 +156,12 @@ class Stage:
     # -- one cell -------------------------------------------------------------------------------------------
 
     def cell(self, adversary: Adversary, attack: AttackPlan, beside: Sequence[Path] = ()) -> Cell:
-        """Runs one cell. Whatever the attack raises fails this cell, visibly, and no other.
+        """Run one cell. An error of the attack fails only this cell, visibly.
 
         Args:
             adversary: the adversary.
             attack: the attack.
-            beside: runs whose controls count here as well, where they have the same secret.
+            beside: runs with the same secret, whose controls count here as well.
         """
         if (unasked := not_asked(self.plan, adversary.name, attack)) is not None:
             return unasked
@@ -196,12 +196,12 @@ class Stage:
                 keep_scores(self._vault, made, guesses, others)
         except AttackFailedError as error:
             return base.cell("failed", reason=str(error))
-        except Exception as error:  # an attack may be anybody's code, and answer anything
+        except Exception as error:  # an attack may be third-party code, and answer anything
             return base.cell("failed", reason=f"{type(error).__name__}: {error}")
         return made
 
     def failed(self, adversary: str, attack: AttackPlan, reason: str) -> Cell:
-        """The cell of an attack that could not be run to its end."""
+        """Return the cell of an attack that could not finish."""
         return _Base(self.plan, adversary, attack).cell("failed", reason=reason)
 
     def _tried(
@@ -212,7 +212,7 @@ class Stage:
         assumed: Sequence[Assumption],
         *purpose: str,
     ) -> tuple[tuple[Guess, ...], dict[str, Any] | None, str]:
-        """The attack's checked guesses on one task and what it asked of whom; or none, and why there are none."""
+        """Return the attack's checked guesses on one task, a summary of its questions, and why there are no guesses."""
         candidates = {k: len(c.y) for k, c in task.challenges.items()}
         seed = child_seed(self.plan.seed, "attack", base.id, *purpose)
         cases = [
@@ -239,7 +239,7 @@ class Stage:
     def _on_canaries(
         self, base: _Base, adversary: Adversary
     ) -> tuple[dict[str, Any] | None, tuple[Guess, ...]]:
-        """Tries a membership attack on the canaries as well; returns what the outcome says of it, and its guesses."""
+        """Try a membership attack on the canaries as well; return its outcome and its guesses."""
         if base.attack.card["goal"] != "membership":
             return None, ()
         task = self.task(adversary.name, base.attack, canaries=True)
@@ -251,12 +251,11 @@ class Stage:
     def _ask(
         self, name: str, asked_for: AttackPlan, view: View, cases: Sequence[Case]
     ) -> tuple[list[tuple[Guess, ...]] | str, dict[str, Any] | None]:
-        """Runs the attack on each case, serving its oracle; every question and answer is chained from the run's head.
+        """Run the attack on each case and serve its oracle; every question and answer is chained from the run's head.
 
         Returns:
-            The guesses on each case, or why there are none; and, where there is an oracle, the budget, how many samples
-            were asked (counted where they were answered) and of whom, and the log's own length and head, without which
-            its end could be cut off.
+            The guesses on each case, or why there are none. With an oracle, also the budget, the number of answered
+            samples and the models that were asked, and the log's length and head, which protect the end of the log.
         """
         oracle, asker = cases[0].task.oracle, view.name
         if not isinstance(oracle, Oracle):
@@ -280,7 +279,7 @@ class Stage:
                 answerer = of or "oracle"
                 whose.add(answerer)
                 question = log.record(asker, answerer, "oracle_query", {"samples": x})
-                # The head covers the question itself: an attack that is run again asks others in its place.
+                # The head covers the question itself: an attack that runs again may ask other questions.
                 noise = SecretStream(secret, "oracle", name, question, log.position.head)
                 values = self._answering.reply(kind, x, of, noise)
                 log.record(answerer, asker, "oracle_answer", {"values": values})
@@ -297,7 +296,7 @@ class Stage:
     def _power(
         self, attack: AttackPlan, adversary: Adversary, task: AttackTask, assumed: Sequence[Assumption]
     ) -> dict[str, Control]:
-        """The power control of a membership attack; nothing where the spec asks for none."""
+        """Return the power control of a membership attack; empty if the spec asks for none."""
         if attack.card["goal"] != "membership" or not self.plan.spec.rehearses:
             return {}
         knowledge = self.knowledge(adversary, attack.card, assumed[0])
@@ -305,7 +304,7 @@ class Stage:
 
 
 def _on_each(found: Iterable[tuple[Guess, ...] | str]) -> list[tuple[Guess, ...]] | str:
-    """The guesses on each case; or why there are none on one of them, and no more cases are tried."""
+    """Return the guesses on each case; stop at the first case without guesses and return the reason."""
     made = list[tuple[Guess, ...]]()
     for guesses in found:
         if isinstance(guesses, str):
@@ -315,12 +314,12 @@ def _on_each(found: Iterable[tuple[Guess, ...] | str]) -> list[tuple[Guess, ...]
 
 
 def _named(guesses: Sequence[Guess], victims: Sequence[str]) -> tuple[str, ...]:
-    """Who may be guessed about: the victims and, where models are copied, whoever released one."""
+    """Return the possible targets of guesses: the victims and, for model copies, the released model."""
     return (*victims, *((RELEASED,) if isinstance(guesses[0], Extraction) else ()))
 
 
 def _refuse_another_goal(guesses: Sequence[Guess], goal: Goal) -> None:
-    """Refuse guesses about what the attack was not asked for: candidates, for one, tell a client's classes."""
+    """Refuse guesses for a goal that the attack was not given: candidates, for example, reveal a client's classes."""
     kinds = {
         "membership": Membership,
         "label-distribution": LabelDistribution,
@@ -333,7 +332,7 @@ def _refuse_another_goal(guesses: Sequence[Guess], goal: Goal) -> None:
 
 
 def not_asked(plan: Plan, adversary: str, attack: AttackPlan) -> Cell | None:
-    """The cell of an attack that the spec does not ask for, with the reason; None where it does."""
+    """Return the cell of an attack that the spec does not ask for, with the reason; None if it does."""
     if attack.params is not None and adversary in attack.adversaries:
         return None
     what = "this attack" if attack.params is None else "it against this adversary"
@@ -342,7 +341,7 @@ def not_asked(plan: Plan, adversary: str, attack: AttackPlan) -> Cell | None:
 
 @dataclass(frozen=True)
 class _Base:
-    """What every outcome of one cell has in common."""
+    """The fields that all outcomes of one cell have in common."""
 
     plan: Plan
     adversary: str

@@ -1,10 +1,9 @@
-"""Checkpoints: what makes a round of a run durable, so that the run can go on after it.
+"""Checkpoints: make each round of a run durable, so that the run can resume after it.
 
 Guarantees:
-  * `round.json` names a round once its truth, its messages and the protocol's state are durable, never before;
-  * rounds become durable in their order, and whoever is told of them is told in that order;
-  * a round that is saved is durable as soon as the writer has done what was put to it before, and the rounds that
-    waited beside it.
+  * `round.json` names a round only after its truth, its messages and the protocol's state are durable;
+  * rounds become durable in order, and callbacks run in that order;
+  * a saved round becomes durable after the writer's earlier work and the rounds that wait with it.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ __all__ = ["Checkpoints"]
 
 
 class Checkpoints:
-    """Saves the rounds of a run, by the writer of its transcript.
+    """Saves the rounds of a run, through the writer of its transcript.
 
-    The rounds that wait when it has made others durable become durable together, once the last of them is written:
-    where a disk is slower than the rounds are, it is asked once for many.
+    Waiting rounds become durable together, after the last of them is written. So a slow disk is synchronised once for
+    many rounds.
 
     Args:
-        vault: where truth, states and `round.json` are kept.
+        vault: store of truth, states and `round.json`.
         transcript: the run's record.
-        current: the state from which the run goes on; any other is of no use any more, and removed.
+        current: the state from which the run resumes; all other states are removed.
     """
 
     def __init__(self, vault: Vault, transcript: Transcript, current: str | None = None) -> None:
@@ -49,13 +48,13 @@ class Checkpoints:
         utility: int,
         then: Callable[[], object] = lambda: None,
     ) -> None:
-        """Saves a round as it is now; what was appended to the transcript before is made durable with it.
+        """Save a round in its current state; messages that were appended before become durable with it.
 
         Args:
             done: the round that ended.
-            state: everything of the protocol that outlives a round.
+            state: the protocol's state between rounds.
             utility: length of `utility.csv` in bytes.
-            then: called once the round is durable, by the thread that made it so.
+            then: called when the round is durable, by the thread that made it so.
         """
         truth = encode({str(seq): b for seq, b in done.batches.items()})
         kept, number, turn = encode(state), done.index, self._saved + 1
@@ -68,11 +67,11 @@ class Checkpoints:
                 self._make_durable(number, kept, utility)
 
         self._transcript.writer.put(write, len(truth) + len(kept))
-        # Only now, for who waited here for room may have been interrupted: the writer relies on a round that was saved.
+        # Only after put() returns: if it is interrupted while it waits for space, this round was never queued.
         self._saved = turn
 
     def _make_durable(self, number: int, state: bytes, utility: int) -> None:
-        """Everything that was written since this was last done, and the state after round `number`."""
+        """Make everything written since the last call durable, and then the state after round `number`."""
         name = f"state/round-{number:06d}"
         digest = self._vault.save_encoded(name, state, sync=False)
         staged = self._vault.stage_round(
@@ -84,7 +83,7 @@ class Checkpoints:
                 "utility": utility,
             }
         )
-        # All at once, for a file system commits many files together; then what names them.
+        # All files in one call, since a file system commits many at once; then the file that names them.
         files = [*(path for path, _ in self._written), self._vault.path(name)]
         self._transcript.sync([*files, *{path.parent for path in files}, staged])
         self._vault.replace_round(staged)

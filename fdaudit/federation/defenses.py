@@ -1,4 +1,4 @@
-"""Defences as a spec and a protocol attach them: to messages by kind and sender, to training by what is trained."""
+"""Attachment of a spec's and a protocol's defences: to messages by kind and sender, to training by its target."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Attached:
     """Built defences.
 
     Attributes:
-        messages: by (kind, sender role), in the order in which they act.
-        training: by what is trained.
-        entries: the spec's field of each training defence, by what is trained.
+        messages: defences by (kind, sender role), in the order in which they act.
+        training: gradient rules by the trained object.
+        entries: the spec's field of each training defence, by the trained object.
     """
 
     messages: Mapping[tuple[str, str], tuple[Any, ...]]
@@ -40,7 +40,7 @@ class Attached:
 
 
 def attach(spec: Spec, protocol: Any, config: Config) -> Attached:
-    """The defences of the spec, then those of the protocol's own settings.
+    """Return the defences of the spec, followed by those of the protocol's own settings.
 
     Raises:
         SpecError: a defence would act on nothing, twice, or where it does not belong.
@@ -74,7 +74,7 @@ def attach(spec: Spec, protocol: Any, config: Config) -> Attached:
 def _refuse_recast(
     entries: Sequence[tuple[str, DefenseSpec]], messages: Mapping[tuple[str, str], tuple[Any, ...]]
 ) -> None:
-    """An index made of clients' answers is promised for the kind in which the protocol has them answer, no other."""
+    """Refuse a public index on others' messages if a defence changes the kind of the clients' answers."""
     recast = [
         d.name for (_, who), all_ in messages.items() if who == "client" for d in all_ if hasattr(d, "makes")
     ]
@@ -97,10 +97,10 @@ def _on_messages(
     sends = [m for m in protocol.messages if m["from"] == entry.sender and applies(m.get("when", {}), config)]
     sent = sorted({m["kind"] for m in sends if "made_of" not in m})
     if entry.kind is None or entry.kind not in sent:
-        # A defence on a message that is never sent would protect nothing, and nobody would be told.
+        # A defence on a message that is never sent would silently protect nothing.
         problem = f"is never sent by a {entry.sender} in {protocol.name} with these settings"
         raise SpecError(f"{where}.kind", entry.kind, problem, nearest(str(entry.kind), sent or ["nothing"]))
-    # Messages that one setting chooses between stand in for each other.
+    # Messages that one setting chooses between replace each other.
     settings = [m.get("when", {}).keys() for m in sends if m["kind"] == entry.kind]
     read = [m for m in protocol.messages if m["from"] == entry.sender]
     read = [m for m in read if m in sends or m.get("when", {}).keys() in settings]
@@ -112,7 +112,7 @@ def _on_messages(
 
 
 def _refuse_unfounded(where: str, params: Config, clients: int, config: Config) -> None:
-    """A defence that counts on one of many clients being drawn must say of how many the protocol draws."""
+    """Refuse a defence that relies on a random draw of one client if the protocol does not declare the draw."""
     claimed, drawn = getattr(params, "drawn_from", 1), config.drawn_from(clients)  # type: ignore[attr-defined]
     if claimed not in (1, drawn):
         done = f"one of {drawn} clients is" if drawn > 1 else "every client is"
@@ -124,7 +124,7 @@ def _refuse_unfounded(where: str, params: Config, clients: int, config: Config) 
 def _refuse_public_index(
     where: str, params: Config, entry: DefenseSpec, protocol: Any, config: Config
 ) -> None:
-    """A defence may call an index public only where the protocol's card promises it."""
+    """Refuse a defence that calls an index public if the protocol's card does not promise it."""
     asked = getattr(params, "public_index", False)
     if asked and not has_public_index(protocol, config, str(entry.kind), entry.sender):
         sent = f"{entry.kind} of a {entry.sender} in {protocol.name} with these settings"
@@ -138,7 +138,7 @@ def _refuse_public_index(
 def _refuse_unfit(
     where: str, kind: str, entry: DefenseSpec, cls: Any, protocol: Any, read: Collection[str]
 ) -> None:
-    """A defence may treat some kinds only, and may make a message of another kind, which has to be read."""
+    """Refuse a defence on a kind that it cannot treat, or whose output kind no party reads."""
     accepts = getattr(cls, "accepts", (kind,))
     if kind not in accepts:
         problem = f"is no kind that {entry.name} can treat"
@@ -169,10 +169,10 @@ def _unfit(network: Architecture) -> str | None:
 
 
 def refuse_untrainable(attached: Attached, spec: Spec, networks: Networks) -> None:
-    """Refuses a training defence on a network whose records cannot be told apart by their gradients.
+    """Refuse a training defence on a network that does not give separate gradients for each record.
 
     Raises:
-        SpecError: names the layer, and the replacement where the model has one.
+        SpecError: a network is unsuitable; the error names the layer, and the replacement if the model has one.
     """
     if "model" not in attached.training:
         return

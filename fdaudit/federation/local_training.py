@@ -1,7 +1,7 @@
-"""Training on a client's own records: the one way in which protocols fit models to private data.
+"""Training on a client's own records: the only way in which protocols fit models to private data.
 
-Under a training defence what is learnt is a release, on record inside the party; whatever is computed from the model
-names that release in place of the records. `Basis` is what a message computed from a model has to declare.
+Under a training defence the trained model is a release, recorded inside the party. All values computed from the model
+then name that release in place of the records. `Basis` is the list of inputs that such a message declares.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Basis", "LocalTrainings", "basis_from_tensor", "basis_to_tensor", "joined"]
 
 Basis = Inputs
-"""What a model was made from: `"data"` and the `seq` of messages and releases, or all that its party held."""
+"""The inputs of a model: `"data"` and the `seq` of messages and releases, or all that its party held."""
 
 _DATA = -1
 
@@ -35,25 +35,25 @@ class LocalTrainings:
 
     Args:
         trainers: the training core of each party.
-        wire: where releases are put on record; its training defences act here.
+        wire: records releases; its training defences act here.
     """
 
     def __init__(self, trainers: Trainers, wire: Wire) -> None:
         self._trainers, self._wire = trainers, wire
 
     def defended(self, of: Trained = "model") -> bool:
-        """Whether a training defence acts on what clients train."""
+        """Return whether a training defence acts on the clients' training."""
         return of in self._wire.training
 
     def guard(self, party: str, length: Mapping[str, int | None], of: Trained = "model") -> Guard | None:
-        """The guard of one training of a party's, with coins of its own; None without a defence.
+        """Return the guard of one training of a party, with its own coins; None without a defence.
 
         Every guard must be followed by its `release` before the party is given another of the same kind.
 
         Args:
-            party: who trains.
+            party: the training party.
             length: `steps` or `epochs`.
-            of: what is trained.
+            of: the trained object.
         """
         rule = self._wire.training.get(of)
         if rule is None:
@@ -61,14 +61,14 @@ class LocalTrainings:
         return Guard(rule, self._wire.coins(of, party), rule.steps(length))
 
     def release(self, party: str, guard: Guard | None, *, inputs: Basis, of: Trained = "model") -> Basis:
-        """Puts a training on record and returns the basis of what came out of it.
+        """Record a training and return the basis of its output.
 
         Args:
-            party: who has trained.
-            guard: what it trained under; None puts nothing on record.
-            inputs: what went into the training besides the records: the basis of the model that it started from,
-                and messages that it learnt from.
-            of: what was trained.
+            party: the party that trained.
+            guard: the guard of the training; None records nothing.
+            inputs: inputs of the training other than the records: the basis of its initial model, and the messages
+                used.
+            of: the trained object.
         """
         behind = joined((DATA,), inputs)
         if guard is None:
@@ -84,16 +84,16 @@ class LocalTrainings:
         length: Mapping[str, int | None],
         inputs: Mapping[str, Basis],
     ) -> tuple[list[Fitted], dict[str, Basis]]:
-        """Fits each job's model to its party's own records.
+        """Fit each job's model to its party's own records.
 
         Args:
-            jobs: one a party; under a defence their batches are drawn anew by secret coins.
-            fit: how they are fitted.
-            length: `steps` or `epochs` of each, from which a defence takes the number of its steps.
-            inputs: by party, what its job was made from besides the records.
+            jobs: one per party; under a defence their batches are drawn again by secret coins.
+            fit: settings of the training.
+            length: `steps` or `epochs` of each; a defence derives its number of steps from it.
+            inputs: by party, the inputs of its job other than the records.
 
         Returns:
-            What was fitted, in the jobs' order, and by party the basis of its new model.
+            The fitted models in the jobs' order, and by party the basis of its new model.
 
         Raises:
             TrainingDivergedError: a loss, or under a defence a parameter, became NaN or infinite.
@@ -103,7 +103,7 @@ class LocalTrainings:
     def gradients(
         self, jobs: Sequence[Job], fit: Fit, *, inputs: Mapping[str, Basis]
     ) -> tuple[list[Fitted], dict[str, Basis]]:
-        """The gradient of each job's model on one batch of its party's own records; like `fit` with one step.
+        """Return the gradient of each job's model on one batch of its party's own records; like `fit` with one step.
 
         Raises:
             TrainingDivergedError: a loss, or under a defence the gradient, is NaN or infinite.
@@ -125,17 +125,17 @@ class LocalTrainings:
 
 
 def joined(*parts: Basis | Sequence[int]) -> Basis:
-    """One basis of several, each input once in order of first mention; all that is held, where one part says so."""
+    """Return the union of bases, in order of first mention; `ALL` if any part is `ALL`."""
     if ALL in parts:
         return ALL
     return tuple(dict.fromkeys(i for part in parts for i in part))
 
 
 def basis_to_tensor(basis: Basis) -> Tensor:
-    """A basis as int64 (n,), to be kept between rounds; the records are -1.
+    """Return a basis as int64 (n,), to be stored between rounds; the records are -1.
 
     Raises:
-        ValueError: the basis is all that the party held, which has no numbers.
+        ValueError: the basis is `ALL`, which has no numbers.
     """
     if basis == ALL:
         raise ValueError("basis_to_tensor: the basis is 'all'. Keep it by keeping nothing.")
@@ -143,5 +143,5 @@ def basis_to_tensor(basis: Basis) -> Tensor:
 
 
 def basis_from_tensor(kept: Tensor) -> Basis:
-    """The basis that `basis_to_tensor` wrote."""
+    """Return the basis that `basis_to_tensor` wrote."""
     return tuple(DATA if i == _DATA else i for i in kept.tolist())

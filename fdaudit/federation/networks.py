@@ -1,4 +1,4 @@
-"""Who trains which network: the training cores of a federation, by party."""
+"""The networks and training cores of a federation, by party."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ __all__ = ["Networks", "Trainers"]
 
 @dataclass(frozen=True)
 class Networks:
-    """Which network each party trains.
+    """The network that each party trains.
 
     Attributes:
-        shared: the server's, and every client's that has none of its own.
-        clients: the clients' own, by number; empty when all train `shared`. A federation of more clients
-            (somebody's rehearsal) begins again at the first.
+        shared: network of the server, and of every client without its own.
+        clients: the clients' own networks, by number; empty if all train `shared`. In a larger federation (a rehearsal)
+            the list repeats from the start.
     """
 
     shared: Architecture
     clients: tuple[Architecture, ...] = ()
 
     def of(self, party: str) -> Architecture:
-        """The network of `server` or `client/3`."""
+        """Return the network of `server` or `client/3`."""
         if role(party) != "client" or not self.clients:
             return self.shared
         return self.clients[int(party.partition("/")[2]) % len(self.clients)]
 
     @staticmethod
     def initial_seed(seed: int) -> int:
-        """The seed that `shared`'s initial parameters are built from."""
+        """Return the seed of the initial parameters of `shared`."""
         return child_seed(seed, "initial-parameters")
 
     @property
     def distinct(self) -> tuple[Architecture, ...]:
-        """Every network once, `shared` first."""
+        """Return every network once, `shared` first."""
         return tuple({_key(a): a for a in (self.shared, *self.clients)}.values())
 
     def initial(self, parties: Sequence[str], seed: int) -> dict[str, Parameters]:
-        """The public initial parameters by party: parties with one network start from one set of weights."""
+        """Return the public initial parameters by party: parties with the same network start from the same weights."""
         made = {}
         for number, network in enumerate(self.distinct):
             path = (_key(network),) if number else ()
@@ -63,7 +63,7 @@ class Trainers(Mapping[str, Trainer]):
     """The training core of each party that may hold a model; parties with one network share one.
 
     Args:
-        networks: who trains which network.
+        networks: the network of each party.
         execution: device, threads, strategy and memory format.
         parties: `server` and the clients.
     """
@@ -82,7 +82,7 @@ class Trainers(Mapping[str, Trainer]):
         return len(self._by_party)
 
     def fit(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
-        """Fits each job with its party's core, all of one core together; results in the jobs' order.
+        """Fit each job with its party's core, all jobs of a core in one call; results are in the jobs' order.
 
         Raises:
             TrainingDivergedError: a loss became NaN or infinite.
@@ -90,7 +90,7 @@ class Trainers(Mapping[str, Trainer]):
         return self._together(jobs, lambda trainer, part: trainer.fit(part, fit))
 
     def gradients(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
-        """The gradient of each job's first batch, as `Trainer.gradients` has it; results in the jobs' order.
+        """Return the gradient of each job's first batch, as `Trainer.gradients` does, in the jobs' order.
 
         Raises:
             TrainingDivergedError: a loss is NaN or infinite.
@@ -98,7 +98,7 @@ class Trainers(Mapping[str, Trainer]):
         return self._together(jobs, lambda trainer, part: trainer.gradients(part, fit))
 
     def predict(self, models: Mapping[str, Parameters], x: Tensor) -> dict[str, Tensor]:
-        """Logits (n, C) for samples x (n, c, h, w) of each party's model, on the CPU."""
+        """Return logits (n, C) for samples x (n, c, h, w) of each party's model, on the CPU."""
         return {party: self[party].predict(parameters, x) for party, parameters in models.items()}
 
     def _together(

@@ -1,4 +1,4 @@
-"""What a protocol is given, what it yields, and what it declares: the contract of the `protocols` room."""
+"""The contract of protocols: their inputs, outputs and declarations."""
 
 from __future__ import annotations
 
@@ -32,48 +32,48 @@ __all__ = [
 
 
 class ProtocolConfig(Config):
-    """What every protocol's settings say besides their own fields; `rounds` is a field or a property of each."""
+    """Settings common to all protocols; `rounds` is a field or a property of each."""
 
     def alone(self) -> dict[str, Any]:
-        """Settings of a reference line that trains a model as much as a client does here."""
+        """Return the settings of a reference line that trains a model as much as a client does here."""
         return {}
 
     def defenses(self) -> tuple[DefenseSpec, ...]:
-        """The protocol's own defences, as data; they act after those of the spec."""
+        """Return the protocol's own defences, as data; they act after those of the spec."""
         return ()
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """The length, in `steps` or `epochs`, of each training of a client on its own records in a run, at most."""
+        """Return the greatest length, in `steps` or `epochs`, of each training of a client on its own records."""
         return ()
 
     def fits(self, clients: int) -> None:
-        """Refuse settings that do not go with so many clients.
+        """Refuse settings that are impossible with this number of clients.
 
         Raises:
-            SpecError: they do not.
+            SpecError: the settings are impossible.
         """
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return what an ε of a run with these settings takes on trust, one sentence each, for the ledger."""
+        """Return the assumptions of an ε of a run with these settings, one sentence each, for the ledger."""
         return ()
 
     def drawn_from(self, clients: int) -> int:
-        """Of how many clients one is drawn uniformly at random, whatever the data, for each step's noisy answers."""
+        """Return from how many clients each step draws one for noisy answers, uniformly and independent of data."""
         return 1
 
 
 def applies(when: Mapping[str, Any], config: Any) -> bool:
-    """Whether what a protocol declares for some settings, by name with the value of each, holds with these."""
+    """Return whether a declaration for given settings, a value by name, holds under these settings."""
     return all(getattr(config, name) == value for name, value in when.items())
 
 
 def has_public_index(protocol: Any, config: Any, kind: str, sender: str) -> bool:
-    """Return whether a protocol promises that private data decide neither the index of a message nor its rows.
+    """Return whether a protocol promises that a message's index and number of rows do not depend on private data.
 
     Args:
         protocol: the protocol's class.
         config: its settings.
-        kind: of message, as it leaves the protocol: before defences.
+        kind: kind of message before defences.
         sender: the role that sends it.
     """
     sent = [m for m in protocol.messages if (m["kind"], m["from"]) == (kind, sender) and "made_of" not in m]
@@ -82,7 +82,7 @@ def has_public_index(protocol: Any, config: Any, kind: str, sender: str) -> bool
 
 @dataclass(frozen=True, eq=False)
 class PartyData:
-    """One client's private records: x (n, c, h, w), y (n,) or, of the multi-label task, (n, C)."""
+    """The private records of one client: x (n, c, h, w), y (n,) or, for the multi-label task, (n, C)."""
 
     x: Tensor
     y: Tensor
@@ -93,20 +93,20 @@ class PartyData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """What a protocol is given: its clients' data, each of which only that client's code may touch.
+    """The inputs of a protocol; only a client's own code may use that client's data.
 
     Attributes:
         clients: private data by party name, `client/0` first.
-        wire: the only way between parties.
+        wire: the only channel between parties.
         trainers: the training core of `server` and of each client.
         local: the only way in which clients' models are fitted to private data.
-        initial: the public initial parameters of the same parties.
+        initial: public initial parameters of the same parties.
         public: (n, c, h, w) unlabelled samples that every party holds; n may be 0.
         input_shape: (c, h, w) of an image.
         classes: number of classes C.
         encode: a public feature extractor, (n, c, h, w) -> (n, d), for protocols that work in feature space.
         seed: the run's seed, for named child generators.
-        task: whether a record has one class, or for each class an answer whether it occurs.
+        task: one class per record, or a yes or no for each class.
     """
 
     clients: Mapping[str, PartyData]
@@ -124,14 +124,14 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Common:
-    """What every party, and every adversary, has before the first message: nothing private is in it.
+    """Public inputs that every party and every adversary has before the first message.
 
     Attributes:
-        networks: who trains which network.
+        networks: the network of each party.
         execution: how training runs.
         public: (n, c, h, w) unlabelled samples.
-        encode: a public feature extractor, where there is one.
-        task: what there is to learn.
+        encode: a public feature extractor, if there is one.
+        task: the models' task.
     """
 
     networks: Networks
@@ -141,7 +141,7 @@ class Common:
     task: Task = "single-label"
 
     def setting(self, clients: Mapping[str, PartyData], wire: Wire, seed: int) -> Setting:
-        """What a protocol is given that these clients run over `wire`."""
+        """Return the inputs of a protocol that these clients run over `wire`."""
         parties = ("server", *clients)
         trainers = Trainers(self.networks, self.execution, parties)
         return Setting(
@@ -161,13 +161,13 @@ class Common:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Round:
-    """What the auditor learns after a round; no party sees it.
+    """The auditor's record of a round; no party sees it.
 
     Attributes:
         index: the round's number.
-        models: parameters by the party that holds them, where the round left any new ones.
-        batches: by message `seq`, the sender's own record numbers (local indices, in order of use) that
-            went into it: the truth that a reconstruction is later measured against.
+        models: new parameters of the round, by the party that holds them.
+        batches: by message `seq`, the sender's own records behind it (local indices, in the order used):
+            the truth for reconstructions.
         losses: by party, the mean local loss.
     """
 
@@ -180,31 +180,41 @@ class Round:
 class FederatedProtocol(Protocol):
     """A protocol: a frozen config and one generator that reads like the paper's algorithm box.
 
-    The class attributes are plain literals, so that `list` and `explain` can read them without running code. An entry
-    of `messages` has `kind`, `from`, `to`, `what` and, where a setting decides whether it is sent, `when`: the
-    settings by name with the value that each must have; where part of it is raw data whatever the values are noised
-    with, `reveals` says which; one that only a defence makes, of a message of another kind, names that kind in
-    `made_of`. `"index": "public"` promises that, with these settings and before defences, private data decide neither
-    the samples that `index` names nor the number of rows: a silent client leaves out a message, never a row. Left
-    out, nothing is promised, and a defence with `public_index: true` is refused there. Messages of one sender whose
-    `when` names the same settings stand in for each other: whoever reads one reads the other, which a defence may
-    make of it. `roles_when` names the roles that take part with some settings only, each with these (left out: all
-    always do).
+    The class attributes are plain literals, so that `list` and `explain` can read them without running code.
 
-    `heterogeneous` says whether clients may train different networks; `privacy` what the paper claims, by view the
-    kind of the first message that leaves no ε to claim with the default settings, and the combination that does;
-    `needs_public` whether the protocol works on the public samples, `tasks` which tasks it can run (left out:
-    single-label only). `trains` names what clients train on their own records through `Setting.local`, each with the
-    setting that says how many records a step has (left out: nothing that a training defence could act on). An oracle
-    named `released-model` answers from the message that published the model, or by `released()` where none did; any
-    other answers from clients' models, to who receives the messages in which clients answer samples.
+    An entry of `messages` has `kind`, `from`, `to` and `what`, and these optional keys:
+
+    * `when`: settings, by name with the required value, under which the message is sent;
+    * `reveals`: the part of the message that is raw data even if the values are noised;
+    * `made_of`: another kind of message; only a defence makes this message, from that kind;
+    * `"index": "public"`: a promise that, with these settings and before defences, private data decide neither the
+      samples that `index` names nor the number of rows. A silent client leaves out a message, never a row. A defence
+      with `public_index: true` is refused without this promise.
+
+    Messages of one sender whose `when` names the same settings replace each other: every reader of one reads the other,
+    and a defence may turn one into the other. `roles_when` maps roles to the settings with which they take part
+    (default: every role always does).
+
+    Other attributes:
+
+    * `heterogeneous`: whether clients may train different networks;
+    * `privacy`: the paper's claim; by view, the kind of the first message that leaves no ε to claim with the default
+      settings; and the combination of settings that gives one;
+    * `needs_public`: whether the protocol uses the public samples;
+    * `tasks`: the tasks that it can run (default: single-label only);
+    * `trains`: the objects that clients train on their own records through `Setting.local`, each with the setting for
+      the number of records per step (default: none, so no training defence can act).
+
+    An oracle named `released-model` answers from the message that published the model, or by `released()` if no message
+    did. Any other oracle answers from clients' models, to the receivers of the messages in which clients answer
+    samples.
 
     Guarantees every protocol must keep:
-      * it talks only through the wire, in the kinds that it declares;
-      * all randomness comes from named child generators of the run's seed, but for what defences draw;
-      * what a client trains on its records it trains through `Setting.local`, and declares the basis it gets there;
-      * what outlives a round sits in `state`, so a run resumed after any round ends bit for bit the same;
-      * a message's `inputs`, where declared, leave out nothing that it depends on;
+      * it communicates only through the wire, in the kinds that it declares;
+      * all randomness comes from named child generators of the run's seed, except the draws of defences;
+      * clients train on their records only through `Setting.local`, and declare the basis that it returns;
+      * all state between rounds is in `state`, so a run resumed after any round ends bit for bit the same;
+      * a message's `inputs`, if declared, include everything that it depends on;
       * a round in which messages of some clients do not arrive is completed without them.
     """
 
@@ -226,14 +236,14 @@ class FederatedProtocol(Protocol):
     Config: ClassVar[type[Any]]
 
     state: dict[str, Tensor]
-    """Everything that outlives a round, by name; restored by assignment before `rounds` is called."""
+    """The state between rounds, by name; restored by assignment before `rounds` is called."""
 
     def __init__(self, config: Any, setting: Setting) -> None: ...
 
     def rounds(self, start: int) -> Iterator[Round]:
-        """Runs from round `start` to the end."""
+        """Run from round `start` to the end."""
         ...
 
     def released(self) -> Parameters | None:
-        """The released model's parameters as they stand in `state`, or None when none is released."""
+        """Return the released model's current parameters in `state`, or None if none is released."""
         ...

@@ -1,4 +1,4 @@
-"""Rehearsal: a protocol run on somebody else's data, for shadow runs of an adversary and for controls."""
+"""Rehearsals: a protocol run on substitute data, for an adversary's shadow runs and for controls."""
 
 from __future__ import annotations
 
@@ -29,44 +29,44 @@ __all__ = ["NoWire", "kinds_of", "networks_of", "parties_of", "rehearse", "roles
 
 
 class NoWire:
-    """A wire that carries nothing, defences included: of a reference line, or of a protocol that is only set up."""
+    """A wire that carries no messages and no defences: for a reference line, or for a protocol that is only set up."""
 
     training: ClassVar[Mapping[Trained, GradientRule]] = {}
 
     def begin(self, round: int, step: int = 0) -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def send(self, sender: str, receivers: Any, kind: str, *_: Any, **__: Any) -> Delivery | None:
-        """Refuses."""
+        """Refuse to send."""
         raise ProtocolError(f"{sender} sent {kind} where nothing may be sent.")
 
 
 def kinds_of(protocol: Any) -> list[str]:
-    """The message kinds that a protocol declares."""
+    """Return the message kinds that a protocol declares."""
     return sorted({m["kind"] for m in protocol.messages} | {"silence", "release"})
 
 
 def roles_of(protocol: Any, config: Config) -> tuple[str, ...]:
-    """The roles that take part with these settings, in the order in which they are declared."""
+    """Return the roles that take part with these settings, in the order of their declaration."""
     conditions = getattr(protocol, "roles_when", {})
     return tuple(r for r in protocol.roles if applies(conditions.get(r, {}), config))
 
 
 def parties_of(protocol: Any, config: Config, clients: int) -> tuple[str, ...]:
-    """Every party that takes part with these settings, in the order in which roles are declared, and `world` last."""
+    """Return every party that takes part with these settings, in the order of the roles; `world` comes last."""
     others = tuple(r for r in roles_of(protocol, config) if r != "client")
     return (*others, *(f"client/{k}" for k in range(clients)), "world")
 
 
 def networks_of(protocol: Any, networks: Networks) -> Networks:
-    """Who trains what in this protocol: whoever holds the pooled data trains the shared network."""
+    """Return the networks of this protocol's parties; the holder of pooled data trains the shared network."""
     return Networks(networks.shared) if protocol.pools_data else networks
 
 
 def setting_of(
     protocol: Any, common: Common, clients: Mapping[str, PartyData], wire: Any, seed: int
 ) -> Setting:
-    """What the protocol is given; one that pools data has one client, with the union and the shared network."""
+    """Return the protocol's inputs; if it pools data, one client has all records and the shared network."""
     if not protocol.pools_data:
         return common.setting(clients, wire, seed)
     x, y = (torch.cat([getattr(data, part) for data in clients.values()]) for part in ("x", "y"))
@@ -75,7 +75,7 @@ def setting_of(
 
 
 def set_up(protocol: Any, config: Config, common: Common, clients: Sequence[str], seed: int) -> Any:
-    """The protocol with nobody's records and no wire: whether it can be set up at all, and what it released.
+    """Return the protocol without records and wire: a check of its settings, and access to what it released.
 
     Raises:
         SpecError: the protocol refuses its settings for these networks and images.
@@ -101,21 +101,22 @@ def rehearse(
     transport: str = "plain",
     models: dict[str, Parameters] | None = None,
 ) -> View:
-    """Runs a protocol from start to end and returns an adversary's view of it.
+    """Run a protocol from start to end and return an adversary's view of it.
 
     Args:
-        folder: the transcript's directory, which must outlive the view: a new one, or what an equal rehearsal filled.
+        folder: the transcript's directory, which must outlive the view: a new one, or one that an equal rehearsal
+            filled.
         protocol: the protocol's class.
         config: its settings.
-        common: networks, training, public samples: what everybody has.
+        common: networks, training and public samples, which all parties have.
         data: records (x, y) of each client.
         seed: seed of this rehearsal.
-        adversary: whose view is wanted.
-        defenses: by (kind, sender role).
-        training: training defences, by what is trained.
+        adversary: the adversary whose view is returned.
+        defenses: defences by (kind, sender role).
+        training: training defences, by the trained object.
         withheld: kinds that are not sent.
         transport: what an eavesdropper sees of it.
-        models: takes each party's last model, where the protocol runs.
+        models: receives each party's last model, if the protocol runs.
     """
     secret = _secret_of(seed)
     parties = parties_of(protocol, config, len(data))
@@ -150,6 +151,6 @@ def rehearse(
 
 
 def _secret_of(seed: int) -> bytes:
-    """A rehearsal has nothing to hide: its secret follows from its seed, and so it is reproducible."""
+    """Return a secret that follows from the seed: a rehearsal hides nothing and must be reproducible."""
     key = child_seed(seed, "rehearsal", "secret").to_bytes(8, "big") * 2
     return SecretStream(key, "rehearsal").bytes(32)

@@ -1,1 +1,1 @@
-"""What an adversary is handed: auxiliary records, answers, rehearsals."""
+"""The hand-out to an adversary: auxiliary records, oracle answers, rehearsals."""

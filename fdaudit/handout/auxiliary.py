@@ -1,13 +1,13 @@
 """The auxiliary records that an adversary is assumed to hold, by the variants of a spec's `auxiliary`.
 
-`same` is what `splits.auxiliary` sets aside. `shifted` is the same records, turned, blurred and paler. `none` is no
+`same` is the set from `splits.auxiliary`. `shifted` is the same records, turned, blurred and paler. `none` is no
 record. `class-disjoint` is for attacks that show what classes look like: half of the classes are withheld from the
-adversary, and only what it shows of these is scored. Each half is withheld in turn, from an adversary of its own.
+adversary, and only its guesses of these are scored. Two adversaries lack one half each.
 
 Guarantees:
   * a class-disjoint adversary holds no auxiliary record of a class that it lacks;
   * every class is lacked by exactly one of the class-disjoint adversaries;
-  * which classes are withheld follows from the working seed alone, not from who holds which class;
+  * the withheld classes follow from the working seed only, not from the clients' classes;
   * an attack that reads public samples lacks no class: they may show any.
 """
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Assumption", "assumptions", "by_classes", "known", "merged", "others", "shared", "shifted"]
 
 _LEAST = 2
-"""Fewer records are as good as none: no prior can be made of them."""
+"""Fewest usable records: no prior can be made of fewer."""
 _TURN, _CONTRAST = 0.35, 0.6
-"""Of a shifted record: radians that it is turned by, and the contrast that is left."""
+"""Rotation of a shifted record in radians, and its remaining contrast."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +46,8 @@ class Assumption:
 
     Attributes:
         records: (x, y), or None.
-        lacks: the classes of which the adversary holds no image. Where there are any, only guesses of these count.
-        public: (n, c, h, w) public images, where the attack reads them and `records` is None.
+        lacks: the classes of which the adversary holds no image. If there are any, only guesses of these count.
+        public: (n, c, h, w) public images, if the attack reads them and `records` is None.
     """
 
     records: tuple[Tensor, Tensor] | None
@@ -56,7 +56,7 @@ class Assumption:
 
     @property
     def prior(self) -> tuple[Tensor | None, Tensor | None]:
-        """The images, and their labels, of which a guess can be made without the view; None for what there is not."""
+        """Return the images and labels from which a guess can be made without the view; None for a missing part."""
         return (self.public, None) if self.records is None else self.records
 
 
@@ -66,10 +66,10 @@ def by_classes(card: Mapping[str, Any]) -> bool:
 
 
 def assumptions(plan: Plan, card: Mapping[str, Any]) -> tuple[Assumption, ...]:
-    """Return the adversaries on whose knowledge an attack is tried: one, or two that lack half of the classes each.
+    """Return the adversaries with which an attack is tried: one, or two that lack half of the classes each.
 
-    Where the variant withholds classes, an attack that does not assume auxiliary records is given none. From one that
-    reads public samples nothing is withheld: they show every class.
+    If the variant withholds classes, an attack that does not assume auxiliary records gets none. Nothing is withheld
+    from an attack that reads public samples: they show every class.
 
     Args:
         plan: the run's plan.
@@ -89,7 +89,7 @@ def assumptions(plan: Plan, card: Mapping[str, Any]) -> tuple[Assumption, ...]:
 
 
 def others(plan: Plan) -> Assumption:
-    """Return what adversaries hold for attacks that do not show classes."""
+    """Return the adversaries' auxiliary records for attacks that do not show classes."""
     return Assumption(_variant(plan, plan.spec.auxiliary.others))
 
 
@@ -100,16 +100,16 @@ def known(
     rehearsal: Rehearsal | None = None,
     public: Tensor | None = None,
 ) -> Knowledge:
-    """Return what an adversary that holds these records is assumed to know; no weight of any party is in it.
+    """Return the assumed knowledge of an adversary with these records; it holds no weight of any party.
 
-    An attack that shows classes is given no rehearsal, and public samples only if its card says that it reads them:
-    both hold images of classes that may be withheld from it. Without records nobody has a task encoder or rehearses.
+    An attack that shows classes gets no rehearsal, and public samples only if its card says that it reads them: both
+    hold images of classes that may be withheld from it. Without records there is no task encoder and no rehearsal.
 
     Args:
         plan: the run's plan.
         held: the adversary's auxiliary records.
-        card: of the attack; empty for one that does not show classes.
-        rehearsal: on the records that `splits.auxiliary` sets aside.
+        card: card of the attack; empty for one that does not show classes.
+        rehearsal: rehearsal on the records that `splits.auxiliary` sets aside.
         public: (n, c, h, w) samples in place of the run's.
     """
     encoder = _encoder(plan, held.records)
@@ -145,11 +145,11 @@ def _encoder(plan: Plan, records: tuple[Tensor, Tensor] | None) -> TaskEncoder |
 
 
 def merged(found: Sequence[Sequence[Guess]], assumed: Sequence[Assumption]) -> tuple[Guess, ...]:
-    """Join what several adversaries guess about the same victims: of each its guesses of the classes that it lacks.
+    """Join several adversaries' guesses about the same victims: from each, its guesses of the classes that it lacks.
 
     Args:
         found: each adversary's guesses.
-        assumed: what each holds.
+        assumed: each adversary's auxiliary records.
     """
     if len(assumed) == 1 and not assumed[0].lacks:
         return tuple(found[0])
@@ -176,7 +176,7 @@ def _joined(parts: Sequence[Reconstruction]) -> Reconstruction:
 
 
 def shared(task: AttackTask, held: Assumption, adversaries: int) -> AttackTask:
-    """Return the task of one of several adversaries: to show what it lacks, on its share of the oracle's budget."""
+    """Return the task of one of several adversaries: its missing classes, and its share of the oracle's budget."""
     task, oracle = replace(task, classes=held.lacks), task.oracle
     if adversaries == 1 or not isinstance(oracle, Oracle):
         return task
@@ -184,7 +184,7 @@ def shared(task: AttackTask, held: Assumption, adversaries: int) -> AttackTask:
 
 
 def shifted(x: Tensor) -> Tensor:
-    """Return images (n, c, h, w) in [0, 1] turned by 20 degrees, blurred over 3x3 pixels, and paler: a fixed shift."""
+    """Return images (n, c, h, w) in [0, 1] turned by 20 degrees, blurred over 3x3 pixels and made paler."""
     cos, sin = torch.cos(torch.tensor(_TURN)), torch.sin(torch.tensor(_TURN))
     turn = torch.stack([torch.stack([cos, -sin, cos * 0]), torch.stack([sin, cos, cos * 0])])
     grid = F.affine_grid(turn.expand(len(x), -1, -1), list(x.shape), align_corners=False).to(x)
@@ -203,7 +203,7 @@ def _variant(plan: Plan, variant: str) -> tuple[Tensor, Tensor] | None:
 
 
 def _halves(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """The classes, divided at random into two halves; one half where there is one class."""
+    """Return the classes in two random halves; one half if there is only one class."""
     order = torch.randperm(plan.dataset.classes, generator=child(plan.seed, "auxiliary", "halves"))
     return tuple(tuple(sorted(half.tolist())) for half in order.tensor_split(2) if len(half))
 

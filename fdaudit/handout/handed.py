@@ -1,4 +1,4 @@
-"""What an adversary is handed: directories that its attacks may read, and nothing that leads from there to the run."""
+"""The folders that an adversary's attacks may read; nothing in them leads to the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Adversary", "handed_folder", "without_records"]
 
 @dataclass(frozen=True, eq=False)
 class Adversary:
-    """An adversary with its exported view, and a directory for its rehearsals, while they lie on disk."""
+    """An adversary with its exported view and a directory for its rehearsals, as long as both are on disk."""
 
     name: str
     view: View
@@ -25,7 +25,7 @@ class Adversary:
 
 @contextmanager
 def handed_folder() -> Iterator[Path]:
-    """A directory that fdaudit's own attacks may read, gone when the block ends."""
+    """Yield a directory that fdaudit's own attacks may read; it is removed when the block ends."""
     with tempfile.TemporaryDirectory(dir=home()) as folder:
         yield Path(folder)
 
@@ -34,8 +34,8 @@ def without_records(adversary: Adversary, view: View) -> View:
     """Return an adversary's exported view without its members' own records, which show classes.
 
     Args:
-        adversary: whose view; the new one lies beside its own.
-        view: the adversary's view on the run's transcript.
+        adversary: the adversary; the new view is in the same folder as its own.
+        view: the adversary's view of the run's transcript.
     """
     if not adversary.view.own_data:
         return adversary.view

@@ -1,11 +1,11 @@
-"""Oracle access: which models an adversary may ask under a run's settings, and what their answers cost.
+"""Oracle access: the models that an adversary may ask under a run's settings, and the cost of their answers.
 
 Guarantees:
-  * who may ask follows from the protocol's card, the run's settings and its record, never from what an attack asked:
-    auditing a run does not change its ε;
-  * an adversary gets a client's answer only where it receives the messages in which clients answer;
-  * answers are charged as computed from the recorded message that they are served from; where no message published the
-    model, as computed from everything that the model was fitted on.
+  * the right to ask follows from the protocol's card, the run's settings and its record, never from an attack's
+    questions: auditing a run does not change its ε;
+  * an adversary gets a client's answer only if it receives the messages in which clients answer;
+  * answers are charged as computed from the message that published the model; if no message did, as computed from
+    everything that the model was fitted on.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Access:
     """One oracle of a run.
 
     Attributes:
-        name: as the protocol declares it.
+        name: name in the protocol's declaration.
         asked_by: roles that may ask.
         heard_by: roles that receive the answers.
-        answers: of the released model: `soft`, `hard`. Clients answer in `kind`.
+        answers: answers of the released model: `soft`, `hard`. Clients answer in `kind`.
         kind: the kind of message in which clients answer; None for the released model.
     """
 
@@ -67,21 +67,21 @@ class Access:
 
     @property
     def available_to(self) -> tuple[str, ...]:
-        """The roles that ask and hear by themselves; where there are none, the coalitions that do."""
+        """Return the roles that can both ask and receive answers; if there are none, the coalitions that can."""
         alone = self.asked_by & self.heard_by
         coalitions = (f"{asks}+{hears}" for asks in sorted(self.asked_by) for hears in sorted(self.heard_by))
         return tuple(sorted(alone)) or tuple(coalitions)
 
     def open_to(self, members: Collection[str], transport: str) -> bool:
-        """Return whether an adversary of these members can ask, and gets the answers."""
+        """Return whether an adversary with these members can ask and receives the answers."""
         return may_ask(members, self.asked_by, self.heard_by, transport)
 
 
 def accesses(plan: Plan) -> tuple[Access, ...]:
     """Return the oracles that exist under a run's settings, those on clients' models first.
 
-    None exists where the spec lets nobody ask. The oracle on the released model exists where the settings have a model
-    published, be it withheld or not; one on clients' models where clients answer samples.
+    There are none if the spec disables oracles. The oracle on the released model exists if the settings have a model
+    published, even if it is withheld. An oracle on clients' models exists if clients answer samples.
     """
     if not plan.spec.oracles:
         return ()
@@ -98,7 +98,7 @@ def accesses(plan: Plan) -> tuple[Access, ...]:
 
 
 def answered_by(plan: Plan) -> tuple[str, frozenset[str]] | None:
-    """Return the kind of message in which clients answer samples, and the roles that receive it; None without one."""
+    """Return the kind of message in which clients answer samples, and its receiving roles; None without one."""
     mine = [m for m in plan.declared_messages if m["from"] == "client" and m["kind"] in _ANSWERS]
     if not mine:
         return None
@@ -107,7 +107,7 @@ def answered_by(plan: Plan) -> tuple[str, frozenset[str]] | None:
 
 
 def finished(plan: Plan, run: Path) -> bool:
-    """Return whether a run reached its last round; one that its budget ended did not."""
+    """Return whether a run reached its last round; a run that its budget ended did not."""
     checkpoint = Vault(run / "vault").load_round()
     rounds: int = plan.protocol_config.rounds  # type: ignore[attr-defined]
     return checkpoint is not None and checkpoint["round"] == rounds - 1
@@ -122,14 +122,14 @@ def published(messages: Sequence[Message]) -> Message | None:
 def defended_answers(
     plan: Plan, kind: str, logits: Tensor, noise: SecretStream, z_max: Tensor | None = None
 ) -> tuple[Tensor, Event | None]:
-    """Return clients' answers as they leave the client, through the defences on their messages, with their event.
+    """Return clients' answers after the defences on their messages, with their event.
 
     Args:
         plan: the run's plan.
         kind: the kind of message in which clients answer.
         logits: (n, C) of a client's model.
-        noise: for the defences.
-        z_max: () the range of logits that the parties agreed on, where they did.
+        noise: randomness of the defences.
+        z_max: () range of logits that the parties agreed on, if they did.
 
     Returns:
         Probabilities (n, C) or classes (n,), and the first guarantee in the order in which the defences act.
@@ -148,13 +148,13 @@ def defended_answers(
 
 
 def oracle_answers(plan: Plan, messages: Sequence[Message], *, finished: bool = True) -> list[OracleAnswers]:
-    """Return what each oracle of a run may answer in all, as messages that follow the record.
+    """Return all answers that each oracle of a run may give, as messages that follow the record.
 
     Args:
         plan: the run's plan.
         messages: the whole record.
-        finished: whether the run reached its last round. The model of a run that its budget ended was never put
-            to use, and nobody can ask it.
+        finished: whether the run reached its last round. A run that its budget ended never deployed its model, so its
+            model cannot be asked.
     """
     found: list[OracleAnswers] = []
     for access in sorted(accesses(plan), key=lambda access: access.kind is not None):
@@ -175,10 +175,10 @@ def oracle_answers(plan: Plan, messages: Sequence[Message], *, finished: bool = 
 
 
 def exposed(plan: Plan, members: Collection[str]) -> dict[str, Event | None]:
-    """Return the parties whose own models an adversary may ask, each with the event of all that it may be answered.
+    """Return the parties whose own models an adversary may ask, each with the event of all possible answers.
 
-    This is known before the run: a released model is among them where its message is withheld or its sender will be
-    silent in the last round. Published, it answers from a message, which costs nothing more.
+    This is known before the run. A released model is included if its message is withheld or its sender will be silent
+    in the last round. A published model answers from its message, which costs nothing more.
     """
     found: dict[str, Event | None] = {}
     for access in accesses(plan):
@@ -192,7 +192,7 @@ def exposed(plan: Plan, members: Collection[str]) -> dict[str, Event | None]:
 
 
 def _holders(plan: Plan) -> tuple[str, ...]:
-    """Return who holds the model that the settings have published; nobody where they have none."""
+    """Return the holders of the model that the settings publish; empty if they publish none."""
     models = [m for m in plan.declared_messages if m["kind"] == "model_parameters"]
     sent = [m for m in models if "world" in m["to"].split(", ")]
     if not sent:
@@ -202,7 +202,7 @@ def _holders(plan: Plan) -> tuple[str, ...]:
 
 
 def _will_publish(plan: Plan, holder: str) -> bool:
-    """Whether nothing in the spec keeps a party from publishing its model."""
+    """Return whether the spec lets a party publish its model."""
     last: int = plan.protocol_config.rounds - 1  # type: ignore[attr-defined]
     silent = any(o.party == holder and o.first <= last <= o.last for o in plan.outages)
     return "model_parameters" not in plan.spec.withhold and not silent
@@ -219,17 +219,17 @@ def _of_released(plan: Plan, messages: Sequence[Message], finished: bool) -> Ite
 
 
 def _of_clients(plan: Plan, access: Access, messages: Sequence[Message]) -> Iterator[Message]:
-    """Yield the answers of each client's own model: what the model was fitted on, and the noise on each answer."""
+    """Yield the answers of each client's own model, with the inputs of its training and the noise on each answer."""
     kind = str(access.kind)
     event = _of_budget(plan, kind)
     for party in plan.clients:
-        # An answer depends on no less than the client's own answers in the run did.
+        # An answer depends on at least the inputs of the client's answers in the run.
         mine = [m.inputs for m in messages if m.sender == party and m.kind == kind]
         yield _draft(party, joined(_fitted_on(party, messages), *mine), event)
 
 
 def _fitted_on(party: str, messages: Sequence[Message]) -> Inputs:
-    """Return the inputs of a party's own model: its private trainings and what it received, or all that it holds."""
+    """Return the inputs of a party's own model: its private trainings and received messages, or all that it holds."""
     trained = [m.seq for m in messages if m.kind == "release" and m.sender == party and _is_of_model(m)]
     if not trained:
         return ALL
@@ -242,7 +242,7 @@ def _is_of_model(message: Message) -> bool:
 
 
 def _of_budget(plan: Plan, kind: str) -> Event | None:
-    """Return the event of all answers within the budget, asked sample by sample, which costs most."""
+    """Return the event of all answers within the budget, asked one sample at a time: the most expensive way."""
     logits = torch.zeros(1, plan.dataset.classes)
     _, event = defended_answers(plan, kind, logits, SecretStream(bytes(32), "event of one answer"))
     if event is None or isinstance(event, NoGuarantee):

@@ -1,9 +1,9 @@
-"""Who answers an active adversary: the released model, or clients to whom the server sends samples of its choosing.
+"""The oracle server: the released model, or clients to which the server sends samples of its choosing.
 
 Guarantees:
   * the released model answers with the tensors of the message that published it, after all defences;
-  * a client answers an oracle as it answers in the protocol: in the kind of message that it sends under the run's
-    settings, through the defences that stand on that message;
+  * a client answers an oracle as it answers in the protocol: in the same kind of message, through the defences on that
+    message;
   * noise is drawn afresh for each question, from the run's key.
 """
 
@@ -35,7 +35,7 @@ __all__ = ["Answering", "answers_of"]
 
 
 class Answering:
-    """The models of one finished federation, as far as somebody may ask them.
+    """The models of one finished federation that adversaries may ask.
 
     Args:
         plan: the run's plan.
@@ -47,7 +47,7 @@ class Answering:
         self._trainers = Trainers(plan.networks, plan.execution, ("server", *plan.clients))
 
     def oracle(self, members: Sequence[str], wanted: str | None) -> Oracle | None:
-        """Return a handle for an adversary, to clients' models before the released one; None where it can ask neither.
+        """Return a handle to clients' models if they may be asked, else to the released model; None without access.
 
         Args:
             members: the adversary's parties.
@@ -73,8 +73,8 @@ class Answering:
         Args:
             wanted: `soft` or `hard`.
             x: the samples.
-            of: whose model is asked; None: the released one.
-            noise: for the defences of a client.
+            of: the party whose model is asked; None for the released model.
+            noise: randomness of a client's defences.
 
         Raises:
             FdauditError: there is no such model to ask.
@@ -92,7 +92,7 @@ class Answering:
         return answers_of(self._plan, wanted, heard[0], logits, noise)
 
     def predictions(self, of: str, x: Tensor) -> Tensor:
-        """Return the logits (n, C) of a party's final model on samples, before any defence; for the auditor alone.
+        """Return the logits (n, C) of a party's final model on samples, before any defence; for the auditor only.
 
         Args:
             of: a client, or `server` for the released model as it was published.
@@ -112,10 +112,11 @@ class Answering:
 
     @cached_property
     def _released(self) -> Parameters | None:
-        """The model that the released-model oracle serves: the recorded message's tensors, after all defences.
+        """Return the model that the released-model oracle serves: the recorded message's tensors, after all defences.
 
-        Where the settings have a model published and no message did (withheld, or its sender was silent), the model
-        itself; None where none is to be published, where the record kept a digest only, or the run's budget ended it.
+        If the settings publish a model but no message did (it was withheld, or its sender was silent), return the model
+        itself. Return None if the settings publish none, if the record kept only a digest, or if the run's budget ended
+        it.
         """
         transcript = self._run / "transcript"
         message = published(read_log(transcript).messages)
@@ -132,19 +133,19 @@ class Answering:
 
 
 def answers_of(plan: Plan, wanted: str, kind: str, logits: Tensor, noise: SecretStream) -> Tensor:
-    """Return what a client answers an oracle: probabilities (n, C), or classes (n,).
+    """Return a client's answers to an oracle: probabilities (n, C), or classes (n,).
 
     Args:
         plan: the run's plan.
         wanted: `soft` or `hard`.
         kind: the kind of message in which clients answer.
         logits: (n, C) of the client's model.
-        noise: for the defences on its messages.
+        noise: randomness of the defences on its messages.
     """
     values, _ = defended_answers(plan, kind, logits, noise)
     return values if wanted == "soft" or values.ndim == 1 else values.argmax(1)
 
 
 def _where(party: str) -> str:
-    """Where the vault keeps a party's last model."""
+    """Return the vault's name for a party's last model."""
     return f"models/{party.replace('/', '-')}"

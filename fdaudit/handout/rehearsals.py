@@ -1,4 +1,4 @@
-"""Rehearsals of a run's protocol, as an adversary or a control is given them."""
+"""Rehearsals of a run's protocol, for adversaries and controls."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def rehearsal_of(
     own: Path | None = None,
     everybody: Path | None = None,
 ) -> Rehearsal:
-    """A rehearsal of a run's protocol on auxiliary records.
+    """Return a rehearsal of a run's protocol on auxiliary records.
 
     Args:
         plan: the run's plan.
-        adversary: whose view is wanted.
+        adversary: the adversary whose view is returned.
         config: other settings of the protocol.
-        defended: with the run's defences, messages withheld and transport; else with none of these.
-        own: a directory for rehearsals of this adversary alone; made anew where there is none.
-        everybody: a directory for those on shared records; None: nothing is shared.
+        defended: with the run's defences, withheld messages and transport; else with none of these.
+        own: a directory for rehearsals of this adversary only; default: the temporary directory.
+        everybody: a directory for rehearsals on shared records; None shares nothing.
     """
     settings = (config or plan.protocol_config).model_dump(mode="json")
     setting: dict[str, Any] = {

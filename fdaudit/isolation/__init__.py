@@ -1,1 +1,1 @@
-"""Attacks run here in processes of their own, which hold what the attack is given and nothing else."""
+"""Isolation of attacks: processes that hold an attack's inputs and nothing else."""

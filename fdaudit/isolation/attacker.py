@@ -1,14 +1,13 @@
-"""Where attacks run: processes that hold the case and the exported view, and nothing of the auditor's.
+"""Attack processes: they hold the case and the exported view, and no other data of the auditor.
 
-fdaudit's own attacks share a process and what they have computed, since they are as trusted as the auditor. Every
-case of anybody else's attack gets a process and a directory of its own, so that nothing it saw in one case reaches
-the next.
+fdaudit's own attacks share a process and its computed results: they are as trusted as the auditor. Every case of a
+third-party attack gets its own process and directory, so nothing passes from one case to the next.
 
 Guarantees:
-  * a stranger's attack starts in a new program: no memory, no open file and no variable of the auditor's is in it;
-  * fdaudit's own start so, or in a fork of a process that has read nothing of a run yet;
-  * what it answers is bytes, from which plain tensors are rebuilt here, and counted;
-  * a process that ends before it has answered fails its case, and no other.
+  * a third-party attack starts in a new program, without the auditor's memory, open files and variables;
+  * fdaudit's own attacks start in the same way, or in a fork of a process that has not read anything of a run yet;
+  * its answers are bytes, from which plain tensors are rebuilt here, and counted;
+  * a process that ends before it has answered fails only its own case.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ __all__ = ["AttackFailedError", "Attacker", "attack", "dismiss", "home", "settin
 
 _OUTPUT = "output.txt"
 _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
-"""Variables of this process that an attack's process is given."""
+"""Variables of this process that an attack's process receives."""
 _SET = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     **THREADS,
@@ -55,23 +54,23 @@ _SET = {
     "PYTHONSAFEPATH": "1",
 }
 _LONGEST_REASON, _LONGEST_SETTINGS = 2_000, 65_536
-"""Characters of what an attack says of itself that go into a result."""
+"""Most characters of an attack's own texts in a result."""
 _MOST_OUTPUT = 1 << 16
-"""Bytes of what a process prints in one case that are passed on."""
+"""Most bytes of a process's output per case that are printed."""
 Launcher = Callable[[Launch], tuple[Process, BinaryIO, BinaryIO]]
 Reply = Callable[["Tensor", "str | None"], "Tensor"]
-"""Maps samples (n, c, h, w), and whose model is asked, to answers."""
+"""Maps samples (n, c, h, w) and the party whose model is asked to answers."""
 
 
 class AttackFailedError(FdauditError):
-    """An attack raised an error, or its process did not live to answer; the text says which."""
+    """An attack raised an error, or its process ended without an answer; the text says which."""
 
 
 class Attacker:
     """A process that attacks run in.
 
     Args:
-        own: whether fdaudit's own attacks run in it, one after the other. Others get one for each case.
+        own: whether fdaudit's own attacks run in it, one after the other. Others get a process for each case.
         launched: starts the process.
     """
 
@@ -89,11 +88,11 @@ class Attacker:
     def ask(
         self, kind: str, fields: Mapping[str, Any], tensors: Tensors, served: _Served | None = None
     ) -> Frame:
-        """Says one thing and returns the answer; what the process asks meanwhile is served.
+        """Send one request and return the answer; questions of the process are served meanwhile.
 
         Raises:
             AttackFailedError: the attack failed, or the process ended.
-            MalformedError: it sent what no attack's process sends.
+            MalformedError: the process sent an invalid frame.
         """
         try:
             if not self._ready:
@@ -114,11 +113,11 @@ class Attacker:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked again."""
+        """Return whether the process can take another request."""
         return self._process is not None and self._process.poll() is None
 
     def close(self) -> None:
-        """Ends the process at once, with all that it has started, and removes its directories."""
+        """End the process and all its children at once, and remove its directories."""
         if self._process is not None:
             for end in (os.killpg, os.kill):  # a child that was just forked has no group of its own yet
                 with suppress(OSError):
@@ -131,10 +130,10 @@ class Attacker:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _started(self) -> tuple[BinaryIO, BinaryIO]:
-        """The pipe from a new process, and the one to it."""
+        """Start a process; return the pipe from it and the pipe to it."""
         temporary, cache_directory = str(self._temporary), self.surroundings.get(DIRECTORY)
         writable = [str(self.folder), temporary, *devices(), *([cache_directory] if cache_directory else [])]
-        # Never opened by its name again: the attack may have put a link to another file there.
+        # Never opened by its name again: the attack may have replaced it by a link.
         self._output = (self._temporary / _OUTPUT).open("w+b", buffering=0)
         self._process, reading, writing = self._launched(
             Launch(
@@ -147,12 +146,12 @@ class Attacker:
         return reading, writing
 
     def _pass_on(self) -> None:
-        """Shows what the process has printed since, as plain text."""
+        """Print the process's new output as plain text."""
         if self._output is None:
             return
         number = (
             self._output.fileno()
-        )  # the process writes where this file's position is, which so never moves
+        )  # the process writes at this file's position, which pread does not move
         found = os.pread(number, _MOST_OUTPUT, self._printed)
         self._printed = os.fstat(number).st_size
         text = found.decode("ascii", "backslashreplace")
@@ -162,19 +161,19 @@ class Attacker:
 
 
 class _Served:
-    """The auditor's side of an oracle: counts what is asked, and remembers the first question that it refused."""
+    """The auditor's side of an oracle: counts questions, and keeps the first one that it refused."""
 
     def __init__(self, oracle: Oracle, shape: tuple[int, ...], reply: Reply) -> None:
         self._oracle, self._shape, self._reply, self._left = oracle, shape, reply, oracle.budget
         self.refusal: Exception | None = None
 
     def serve(self, frame: Frame, writing: BinaryIO) -> None:
-        """Answers a question, or says that it cannot be answered: every question gets one of the two."""
+        """Answer a question, or report that it cannot be answered."""
         values = None
         if self.refusal is None:
             try:
                 values = self._reply(*self._checked(frame))
-            except Exception as error:  # raised once the attack has ended
+            except Exception as error:  # raised after the attack has ended
                 self.refusal = error
         if values is None:
             send(writing, "refused", {"reason": "the question could not be answered"}, {})
@@ -195,20 +194,20 @@ class _Served:
 
 
 def attack(asked: AttackPlan, view: View, case: Case, reply: Reply | None = None) -> tuple[Guess, ...] | str:
-    """Runs an attack on a case in a process that holds nothing else.
+    """Run an attack on a case in a process that holds nothing else.
 
     Args:
-        asked: which attack, with its settings.
-        view: what the adversary saw; it is exported, unless it lies where the process can read it.
-        case: what else the attack is given.
-        reply: answers what it asks of the oracle that its task names.
+        asked: the attack and its settings.
+        view: the adversary's view; it is exported, unless the process can already read it.
+        case: the attack's other inputs.
+        reply: answers the questions to the oracle of its task.
 
     Returns:
-        Its guesses, or why it does not apply.
+        Its guesses, or the reason why it does not apply.
 
     Raises:
         AttackFailedError: it raised an error, or its process ended.
-        Exception: what `reply` raised.
+        Exception: the exception of `reply`.
     """
     from fdaudit.isolation.schema import guesses_of, packed
 
@@ -235,7 +234,7 @@ def attack(asked: AttackPlan, view: View, case: Case, reply: Reply | None = None
 
 
 def _laid_out(view: View, readable_below: Path, place: Path) -> Path:
-    """Where a process finds the view that may read below a directory: there already, or in `place` from now on."""
+    """Return a directory with the view that the process may read; copy or export the view to `place` if needed."""
     from fdaudit.adversary.view import export_view, is_exported
 
     if not is_exported(view):
@@ -248,12 +247,12 @@ def _laid_out(view: View, readable_below: Path, place: Path) -> Path:
 
 
 def _reason(frame: Frame) -> str:
-    """Why there are no guesses, in the attack's own words, not too many of them."""
+    """Return the attack's own reason for not giving guesses, shortened."""
     return str(frame.fields.get("reason", ""))[:_LONGEST_REASON]
 
 
 def settings_of(target: str, profile: str, params: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """An attack's settings under a profile, found in a process of its own: its code is not loaded here.
+    """Return an attack's settings under a profile; a separate process finds them, so its code is not loaded here.
 
     Raises:
         SpecError: a setting is unknown or out of range, or the attack cannot be loaded.
@@ -292,7 +291,7 @@ def _served(case: Case, reply: Reply | None) -> _Served | None:
 
 
 def _settled(case: Case, readable_below: Path, folder: Path) -> Case:
-    """The case with directories for rehearsals that its process may use."""
+    """Return the case with rehearsal directories that its process may use."""
     rehearsal: Any = case.knowledge.rehearse
     if rehearsal is None:
         return case
@@ -309,23 +308,23 @@ _dismissed = False
 
 
 def home() -> Path:
-    """Where views and rehearsals lie for fdaudit's own attacks; they share it."""
+    """Return the shared directory of views and rehearsals for fdaudit's own attacks."""
     found = _home(gettempdir(), os.getpid())
-    if not found.is_dir():  # whoever clears the temporary directory may take it away
+    if not found.is_dir():  # a cleaner of the temporary directory may have removed it
         _home.cache_clear()
         found = _home(gettempdir(), os.getpid())
     return found
 
 
 def stand_by(launched: Launcher = new_program) -> None:
-    """Starts the process of fdaudit's own attacks already, so that it loads its libraries meanwhile."""
+    """Start the process of fdaudit's own attacks in advance, so that it loads its libraries meanwhile."""
     with _turn:
         if not _free:
             _free.append(Attacker(True, launched))
 
 
 def dismiss(for_good: bool = False) -> None:
-    """Ends the processes that stand by; `for_good` when this process is about to end."""
+    """End the idle processes; `for_good` if this process is about to end."""
     global _dismissed
     _dismissed = _dismissed or for_good
     with _turn:
@@ -340,14 +339,14 @@ def _home(above: str, process: int) -> Path:
 
 
 def _surroundings(own: bool) -> dict[str, str]:
-    """The variables of this process that an attack's process is given."""
+    """Return the environment variables that an attack's process receives."""
     variables = {k: os.environ[k] for k in _KEPT if k in os.environ} | (handed_on() if own else {})
     return {**variables, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 @contextmanager
 def _attacker(own: bool) -> Iterator[Attacker]:
-    """A process for one case: the one that stands by for fdaudit's own attacks, or a new one."""
+    """Yield a process for one case: an idle one for fdaudit's own attacks, or a new one."""
     made = _standing() if own else None
     made = made or Attacker(own)
     again = False

@@ -1,14 +1,14 @@
-"""Confinement: a process gives up, for good, all files but those it is told, by Linux's Landlock.
+"""Confinement: a process permanently gives up access to all but the given files, through Linux's Landlock.
 
-Where the kernel has no Landlock (another system, or Linux before 5.13) nothing is given up, and `confine` says so.
+Without Landlock in the kernel (another system, or Linux before 5.13) no access is given up, and `confine` says so.
 
-Guarantees, where it returns True:
-  * files outside the given directories can be neither read nor written, the memory and the descriptors of processes
-    outside (`/proc`) included; neither this process nor its children can take that back;
-  * from Linux 6.7 on no TCP connection can be made, from 6.12 on no process outside can be signalled.
+Guarantees, if it returns True:
+  * files outside the given directories can be neither read nor written. This includes memory and descriptors of
+    outside processes (`/proc`). Neither this process nor its children can undo it;
+  * from Linux 6.7 on no TCP connection can be made, from 6.12 on no outside process can be signalled.
 
-Loads nothing of PyTorch: it must run before a library has started a thread, since it holds for the calling thread
-and what that starts.
+This module loads nothing of PyTorch: confinement must start before a library starts a thread, since it holds for the
+calling thread and its descendants.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RULE_PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE = 1 << 14
 _ALL_BY_VERSION = ((1, (1 << 13) - 1), (2, 1 << 13), (3, _TRUNCATE))
-"""Rights over files that each version of Landlock can take away; those over devices (5) are left alone."""
+"""Rights over files that each version of Landlock can take away; those over devices (5) are kept."""
 _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _TCP_SINCE, _TCP = 4, 0b11
@@ -37,18 +37,18 @@ _SCOPE_SINCE, _SCOPE = 6, 0b11
 
 
 def offered() -> int:
-    """The version of Landlock that this system offers; 0 where there is none."""
+    """Return the version of Landlock that this system offers; 0 if there is none."""
     if sys.platform != "linux":
         return 0
     return max(0, _syscall(_CREATE_RULESET, None, 0, 1))
 
 
 def confine(readable: Iterable[str], writable: Iterable[str]) -> bool:
-    """Gives up every file but those below the given paths; whether this system can.
+    """Give up access to every file except those below the given paths; return whether this system can.
 
     Args:
-        readable: files and directories that may be read, programs among them run. What does not exist is left out.
-        writable: those that may be written as well.
+        readable: files and directories that may be read and run. Missing ones are left out.
+        writable: files and directories that may also be written.
 
     Raises:
         OSError: the system has Landlock and refuses.

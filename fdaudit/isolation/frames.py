@@ -1,8 +1,8 @@
-"""Frames: a JSON header and a safetensors body. Nothing else crosses between an attack and the auditor.
+"""Frames: a JSON header and a safetensors body. An attack and the auditor exchange nothing else.
 
 Guarantees:
-  * what is received is plain: JSON values, and tensors rebuilt from bytes; no class of the other side comes with it;
-  * text that is received has whole characters: it can be written to a result and to a page;
+  * received data are plain: JSON values, and tensors rebuilt from bytes; no class of the other side is included;
+  * received text has only complete characters: it can be written to a result and to a page;
   * no more is read into memory than the receiver allows.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_BYTES", "EndedError", "Frame", "MalformedError", "Tensors", "receive", "send"]
 
 MOST_BYTES = 1 << 30
-"""Bytes of tensors in one frame, where the receiver names no smaller number."""
+"""Most bytes of tensors in one frame, unless the receiver sets a smaller limit."""
 _MOST_HEADER = 16 << 20
 _LENGTHS = struct.Struct(">IQ")
 
@@ -33,15 +33,15 @@ class EndedError(FdauditError):
 
 
 class MalformedError(FdauditError):
-    """The other side sent something that is no frame, or not the frame that was due."""
+    """The other side sent an invalid or an unexpected frame."""
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One thing said.
+    """One message between an attack and the auditor.
 
     Attributes:
-        kind: what it is.
+        kind: its type.
         fields: its JSON values.
         tensors: by name.
     """
@@ -52,14 +52,14 @@ class Frame:
 
 
 class Tensors:
-    """Names for the tensors of a frame that is being put together; a tensor used twice is sent once."""
+    """Names for the tensors of a frame under construction; a tensor used twice is sent once."""
 
     def __init__(self) -> None:
         self.named: dict[str, Tensor] = {}
         self._names: dict[int, str] = {}
 
     def name(self, tensor: Tensor) -> str:
-        """The name under which a tensor is sent."""
+        """Return the name under which a tensor is sent."""
         if id(tensor) not in self._names:
             self._names[id(tensor)] = name = f"t{len(self.named)}"
             self.named[name] = tensor
@@ -67,10 +67,10 @@ class Tensors:
 
 
 def send(stream: BinaryIO, kind: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Writes one frame.
+    """Write one frame.
 
     Raises:
-        EndedError: nobody reads any more.
+        EndedError: the reader has closed its end.
     """
     header = json.dumps({"kind": kind, "fields": dict(fields)}, allow_nan=False).encode("ascii")
     body = encode(tensors) if tensors else b""
@@ -84,15 +84,15 @@ def send(stream: BinaryIO, kind: str, fields: Mapping[str, Any], tensors: Mappin
 
 
 def receive(stream: BinaryIO, most: int = MOST_BYTES) -> Frame:
-    """The next frame.
+    """Return the next frame.
 
     Args:
-        stream: to read from.
-        most: bytes of tensors that are accepted.
+        stream: the stream to read.
+        most: the most bytes of tensors that are accepted.
 
     Raises:
         EndedError: the stream is at its end.
-        MalformedError: what came is no frame, or larger than accepted.
+        MalformedError: the data are not a frame, or larger than accepted.
     """
     start = stream.read(_LENGTHS.size)
     if not start:
@@ -102,7 +102,7 @@ def receive(stream: BinaryIO, most: int = MOST_BYTES) -> Frame:
         if header > _MOST_HEADER or body > most:
             raise ValueError(f"{header} and {body} bytes are more than {_MOST_HEADER} and {most}")
         value = parse_json(_whole(stream, header))
-        json.dumps(value, ensure_ascii=False).encode()  # text with half a character in it is no text
+        json.dumps(value, ensure_ascii=False).encode()  # text with half a character is refused
         tensors = decode(_whole(stream, body)) if body else {}
         kind, fields = value["kind"], value["fields"]
         if not isinstance(kind, str) or not isinstance(fields, dict) or len(value) != 2:
@@ -113,7 +113,7 @@ def receive(stream: BinaryIO, most: int = MOST_BYTES) -> Frame:
 
 
 def _whole(stream: BinaryIO, length: int) -> bytes:
-    """So many bytes, asked for in parts: a length alone claims no memory."""
+    """Read a number of bytes in parts, so that a claimed length by itself reserves no memory."""
     parts, left = [], length
     while left:
         part = stream.read(min(left, 1 << 24))

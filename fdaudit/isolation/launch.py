@@ -1,10 +1,10 @@
-"""How the process of an attack starts: as a new program, or as a fork of a process that has loaded libraries only.
+"""Starts of attack processes: as a new program, or as a fork of a process that has loaded only libraries.
 
 Guarantees:
-  * no open file of the process that starts it stays open in it, but the two ends of its pipe and its output file;
-  * it works with the variables that it is given and no other;
-  * a new program has no memory of who starts it; a fork has that of a process which has loaded libraries, and read
-    nothing of a run. So fdaudit's own attacks alone are forked.
+  * the process inherits no open file except the two ends of its pipe and its output file;
+  * it uses only the given environment variables;
+  * a new program shares no memory with its starter. A fork shares that of a process that has loaded libraries and
+    read nothing of a run. For this reason only fdaudit's own attacks are forked.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ _PROGRAM = "fdaudit.isolation.process"
 
 
 class Process(Protocol):
-    """A process that was started."""
+    """A started process."""
 
     pid: int
 
     def poll(self) -> int | None:
-        """Its exit status, None while it lives."""
+        """Return its exit status, or None while it lives."""
         ...
 
     def wait(self) -> int:
-        """Waits for its end."""
+        """Wait for its end; return its exit status."""
         ...
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a process is started with.
+    """The start parameters of a process.
 
     Attributes:
-        paths: files that it keeps, by `readable` and `writable`.
-        output: open file for what it prints.
+        paths: files to which it keeps access, by `readable` and `writable`.
+        output: open file for its output.
         directory: its working directory.
         variables: its environment.
     """
@@ -64,7 +64,7 @@ class Launch:
 
 
 def new_program(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:
-    """The process, the pipe from it and the pipe to it."""
+    """Start a new program; return the process, the pipe from it and the pipe to it."""
     process = subprocess.Popen(  # noqa: S603  # a module of ours, by name
         [sys.executable, "-m", _PROGRAM, json.dumps(launch.paths)],
         start_new_session=True,
@@ -78,7 +78,7 @@ def new_program(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:
 
 
 def _load_libraries() -> None:
-    """Loads what both attacks and the auditor need."""
+    """Load the libraries that both attacks and the auditor need."""
     import scipy.stats
     import torch._dynamo  # which PyTorch loads when an optimiser is first made
 
@@ -89,7 +89,7 @@ def _load_libraries() -> None:
 
 
 def fork(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:
-    """As `new_program`, for a process that has done nothing yet.
+    """Fork this process, which must not have done anything yet; return the same as `new_program`.
 
     Raises:
         RuntimeError: other threads run, or libraries were loaded without the variables of `THREADS`.
@@ -108,7 +108,7 @@ def fork(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:
 
 
 def _become(launch: Launch, reading: int, writing: int) -> NoReturn:
-    """Serves cases in the child until its input ends."""
+    """Serve cases in the child until its input ends."""
     with suppress(BaseException):
         os.setsid()
         for number, descriptor in enumerate((reading, writing, launch.output.fileno())):
@@ -125,7 +125,7 @@ def _become(launch: Launch, reading: int, writing: int) -> NoReturn:
 
 @dataclass
 class _Forked:
-    """A child, as `subprocess` shows one."""
+    """A forked child with the interface of `subprocess`."""
 
     pid: int
     _status: int | None = field(default=None, init=False)

@@ -1,4 +1,4 @@
-"""Which files a process needs that runs attacks: Python, its libraries, and the packages that fdaudit knows of."""
+"""The files that attack processes need: Python, its libraries, and the packages that fdaudit knows of."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SYSTEM = (
     *("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/driver", "/proc/sys/vm", "/sys"),
 )
 _ITSELF = "/proc/self"
-"""What a process may read of itself; which one that is shows when it opens this, so nothing may resolve it before."""
+"""The process's own files. The path names the process that opens it, so it must not be resolved earlier."""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "nvidia*", "dri", "kfd")
 _GROUPS = ("fdaudit.attacks", "fdaudit.defenses", "fdaudit.protocols")
 
 
 def readable() -> list[str]:
-    """Files and directories to be read; no directory of the user's but those of packages."""
+    """Return the files and directories to be read; of the user's directories, only those of packages."""
     found = [Path(path) for path in _SYSTEM]
     found += [Path(p) for p in (sys.prefix, sys.base_prefix, sys.exec_prefix, sysconfig.get_path("stdlib"))]
     found += [Path(p) for p in sys.path if _is_site(Path(p))]
@@ -30,7 +30,7 @@ def readable() -> list[str]:
     for name in names:
         found += _package(name.partition(".")[0])
     for name, module in list(sys.modules.items()):
-        if name.startswith("__editable__"):  # where packages under development lie, as setuptools notes it
+        if name.startswith("__editable__"):  # the folders of editable packages, as setuptools records them
             found += [Path(path) for path in getattr(module, "MAPPING", {}).values()]
     for path in sys.path:
         found += _importable(Path(path))
@@ -38,17 +38,17 @@ def readable() -> list[str]:
 
 
 def devices() -> list[str]:
-    """Devices to be read and written; no memory that processes share is among them."""
+    """Return the devices to be read and written; shared memory is not among them."""
     return sorted(str(path) for name in _DEVICES for path in Path("/dev").glob(name))
 
 
 def _is_site(path: Path) -> bool:
-    """Whether a directory of the search path holds installed packages and nothing else."""
+    """Return whether a directory of the search path holds only installed packages."""
     return path.name in ("site-packages", "dist-packages", "lib-dynload") or path.suffix == ".zip"
 
 
 def _importable(path: Path) -> list[Path]:
-    """What can be imported from a directory of sources: its packages and modules, and none of its other files."""
+    """Return the packages and modules of a source directory, without its other files."""
     if not path.is_dir() or _is_site(path):
         return []
     return [
@@ -57,7 +57,7 @@ def _importable(path: Path) -> list[Path]:
 
 
 def _package(name: str) -> list[Path]:
-    """Where a package or a module lies; it is not imported."""
+    """Return the places of a package or a module, without importing it."""
     spec = PathFinder.find_spec(name)
     if spec is None:
         return []

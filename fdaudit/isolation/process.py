@@ -1,11 +1,11 @@
-"""The process that runs attacks: it is handed cases, asks the oracle through its pipe, and hands back guesses.
+"""The process that runs attacks: it receives cases, asks the oracle through its pipe, and returns guesses.
 
-`fdaudit.isolation.attacker` starts it as `python -m`, with an environment of its own and no open file but its pipe.
+`fdaudit.isolation.attacker` starts it as `python -m`, with its own environment and no open file except its pipe.
 
 Guarantees:
-  * before any code of an attack is loaded it has given up all files but those that its starter names, where the
+  * before it loads any code of an attack, it gives up access to all files that its starter does not name, if the
     system offers Landlock;
-  * when its input ends it ends at once, in the middle of an attack too.
+  * when its input ends, it ends at once, even in the middle of an attack.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = ["main", "serve_cases", "serve_until_the_end"]
 
 
 def main() -> None:
-    """Serves cases as a new program; its one argument says which paths it keeps, as JSON."""
+    """Serve cases as a new program; its one argument lists the paths to which it keeps access, as JSON."""
     serve_until_the_end(json.loads(sys.argv[1]))
 
 
 def serve_until_the_end(paths: Mapping[str, Sequence[str]]) -> None:
-    """Keeps the given paths alone, and serves cases until its input ends."""
+    """Restrict access to the given paths, and serve cases until the input ends."""
     confined = confine(paths["readable"], paths["writable"])
     reading = os.fdopen(os.dup(0), "rb")
     writing = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # whatever else prints does not print into the pipe
+    os.dup2(2, 1)  # other output does not go into the pipe
 
     import torch
 
@@ -51,7 +51,7 @@ def serve_until_the_end(paths: Mapping[str, Sequence[str]]) -> None:
 
 
 def serve_cases(reading: BinaryIO, writing: BinaryIO, confined: bool, at_end: Any) -> None:
-    """Runs every case that is read, and says how it ended; calls `at_end` once nothing more can be read."""
+    """Run every incoming case and send its outcome; call `at_end` when the input ends."""
     from fdaudit.isolation.frames import EndedError, send
 
     frames: SimpleQueue[Frame | None] = SimpleQueue()
@@ -65,7 +65,7 @@ def serve_cases(reading: BinaryIO, writing: BinaryIO, confined: bool, at_end: An
             kind, fields, tensors = _outcome(frame, frames, writing)
         except EndedError:
             return
-        except BaseException as error:  # an attack may be anybody's code, and raise anything
+        except BaseException as error:  # an attack may be third-party code, and raise anything
             kind, fields, tensors = "failed", {"reason": _said(error)}, {}
         try:
             send(writing, kind, fields, tensors)
@@ -105,7 +105,7 @@ def _outcome(
 
 
 def _settings(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """An attack's settings, the profile's with the user's own above them."""
+    """Return an attack's settings: the profile's, overridden by the user's."""
     from fdaudit.config import validate
     from fdaudit.registry import loaded
 
@@ -117,7 +117,7 @@ def _settings(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)  # a piece of work is one attack on the views of several adversaries
 def _opened(directory: Path) -> View:
-    """An exported view; the next case on it finds it read and checked already."""
+    """Return an exported view; it is cached for the next case, after its check."""
     from fdaudit.adversary.view import open_view
 
     return open_view(directory)
@@ -126,7 +126,7 @@ def _opened(directory: Path) -> View:
 def _attacked(
     frame: Frame, frames: SimpleQueue[Frame | None], writing: BinaryIO
 ) -> tuple[str, dict[str, Any], Mapping[str, Tensor]]:
-    """One attack on one case, from its view on disk to its guesses."""
+    """Run one attack on one case, from its view on disk to its guesses."""
     import torch
 
     from fdaudit.adversary.oracle import Oracle, serve

@@ -1,4 +1,4 @@
-"""A rehearsal that an adversary may run: described by names, settings and public tensors, so that it can be sent."""
+"""Rehearsals that an adversary may run, described by names, settings and public tensors, so that they can be sent."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ __all__ = ["Rehearsal"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rehearsal:
-    """Runs the protocol on data of the adversary's choosing; no weight and no client's record in it.
+    """Runs the protocol on data that the adversary chooses; it holds no weights and no client records.
 
-    What is rehearsed on nothing but auxiliary records, which every adversary has, is run once for all that ask for it.
+    A rehearsal on auxiliary records only, which every adversary has, runs once for all adversaries.
 
     Attributes:
-        setting: what a spec says of the protocol, its defences, the clients' number and the transport.
+        setting: the spec's protocol, defences, number of clients and transport.
         common: networks, training and public samples.
-        adversary: whose view is returned.
+        adversary: the adversary whose view is returned.
         shared: records (x, y) that every adversary has.
-        own: a directory for rehearsals of this adversary alone; made anew where there is none.
-        everybody: a directory for those on shared records; None: nothing is shared.
+        own: a directory for rehearsals of this adversary only; default: the temporary directory.
+        everybody: a directory for rehearsals on shared records; None shares nothing.
     """
 
     setting: Mapping[str, Any]
@@ -49,7 +49,7 @@ class Rehearsal:
     everybody: Path | None = None
 
     def __call__(self, data: list[tuple[Tensor, Tensor]], seed: int) -> View:
-        """The adversary's view of a federation of clients with these records."""
+        """Return the adversary's view of a federation of clients with these records."""
         attached = self._attached
         return rehearse(
             self._folder(data, seed),
@@ -94,6 +94,6 @@ class Rehearsal:
 
 
 def _records(x: Tensor, y: Tensor) -> set[str]:
-    """Digests of single records."""
+    """Return the digests of single records."""
     pairs = zip(*(t.detach().cpu().numpy() for t in (x, y)), strict=True)
     return {sha256(one.tobytes() + label.tobytes()).hexdigest() for one, label in pairs}

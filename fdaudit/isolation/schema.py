@@ -1,7 +1,7 @@
-"""What crosses between the auditor and an attack, by schema: the case there, the guesses back.
+"""The data that pass between the auditor and an attack, by schema: cases to the attack, guesses back.
 
-`packed` and `unpacked` turn what an attack is given into JSON values with tensors, and back. The guesses that come
-back are anybody's: `guesses_of` takes nothing but plain values of the stated types.
+`packed` and `unpacked` turn an attack's inputs into JSON values with tensors, and back. Guesses may come from
+untrusted code: `guesses_of` accepts only plain values of the given types.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ Pair = tuple["Tensor", "Tensor"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
-    """What an attack is given, but for the view, which lies in a directory.
+    """The inputs of an attack, except the view, which is in a directory.
 
     Attributes:
-        knowledge: what the adversary is assumed to have; a training core, an encoder and a rehearsal of ours.
+        knowledge: the adversary's assumed knowledge; with fdaudit's own training core, encoder and rehearsal.
         task: victims, challenges, and the terms of an oracle.
-        seed: of the generator that the attack draws from.
+        seed: seed of the attack's generator.
     """
 
     knowledge: Knowledge
@@ -60,7 +60,7 @@ class Case:
 
 
 def packed(case: Case, tensors: Tensors) -> dict[str, Any]:
-    """A case as JSON values; its tensors are put with the others.
+    """Return a case as JSON values; its tensors are added to the others.
 
     Raises:
         TypeError: the knowledge holds an object that cannot be described.
@@ -73,7 +73,7 @@ def packed(case: Case, tensors: Tensors) -> dict[str, Any]:
 
 
 def unpacked(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Case:
-    """The case again, its objects built anew."""
+    """Return the case that `packed` wrote, with new objects."""
     return Case(
         knowledge=_knowledge_of(value["knowledge"], tensors),
         task=_task_of(value["task"], tensors),
@@ -233,10 +233,10 @@ def _described(value: Any, kind: type[Any]) -> Any:
 
 
 def packed_guesses(guesses: Sequence[Guess], tensors: Tensors) -> list[dict[str, Any]]:
-    """Guesses as JSON values with tensors.
+    """Return guesses as JSON values with tensors.
 
     Raises:
-        TypeError: something else than guesses was returned.
+        TypeError: the attack returned something other than guesses.
     """
     packed = list[dict[str, Any]]()
     for guess in guesses:
@@ -283,10 +283,10 @@ def _finite(value: float) -> float | None:
 
 
 def guesses_of(value: Any, tensors: Mapping[str, Tensor]) -> tuple[Guess, ...]:
-    """Guesses from what an attack's process sent.
+    """Return the guesses that an attack's process sent.
 
     Raises:
-        MalformedError: a field is missing, or of another type than stated.
+        MalformedError: a field is missing, or has another type.
     """
     try:
         return tuple(_guess_of(one, tensors) for one in value)

@@ -1,9 +1,9 @@
-"""Metrics: where a guess first meets the truth, as figures with intervals.
+"""Metrics: compare guesses with the truth, as figures with intervals.
 
-Plain functions on tensors, arrays or lists. Those whose names end in `_figure`, and the `score_*`
-functions, return `fdaudit.types.Figure`: a number with its interval, or the reason why there is none.
-Random ones (bootstrap, prior draws) take a `numpy.random.Generator`. Importing this package loads none of
-the libraries that pretrained networks or image measures need; the functions that use them do.
+Plain functions on tensors, arrays or lists. Those whose names end in `_figure`, and the `score_*` functions, return
+`fdaudit.types.Figure`: a number with its interval, or the reason why there is none. Random functions (bootstrap, prior
+draws) take a `numpy.random.Generator`. Libraries for pretrained networks and image measures are loaded by the functions
+that use them, not by this package.
 """
 
 from fdaudit.metrics.chance import auc_p_value, tpr_p_value

@@ -1,4 +1,4 @@
-"""What callers hand in (tensors, arrays, lists), checked once and turned into what the metrics compute on."""
+"""Conversion of callers' inputs (tensors, arrays, lists), with checks, to the types of the metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 _RANGE_SLACK = 1e-5
-"""How far float32 rounding may carry a pixel outside [0, 1]."""
+"""Largest distance of a pixel to [0, 1] by float32 rounding."""
 
 
 def _plain(values: Any, field: str) -> NDArray[Any]:
@@ -34,7 +34,7 @@ def _plain(values: Any, field: str) -> NDArray[Any]:
 
 
 def vector(values: Any, field: str) -> Floats:
-    """`values` as float64 (n,); infinities are kept, NaN is refused."""
+    """Return `values` as float64 (n,); infinities are kept, NaN is refused."""
     array = _plain(values, field).astype(np.float64)
     if array.ndim != 1 or array.size == 0:
         raise UsageError(
@@ -47,7 +47,7 @@ def vector(values: Any, field: str) -> Floats:
 
 
 def matrix(values: Any, field: str) -> Floats:
-    """`values` as float64 (n, m), neither 0; infinities are kept, NaN is refused."""
+    """Return `values` as float64 (n, m), neither 0; infinities are kept, NaN is refused."""
     array = _plain(values, field).astype(np.float64)
     if array.ndim != 2 or array.size == 0:
         raise UsageError(
@@ -60,7 +60,7 @@ def matrix(values: Any, field: str) -> Floats:
 
 
 def flags(values: Any, field: str, n: int) -> Flags:
-    """`values` as bool (n,); 0 and 1 are accepted for False and True."""
+    """Return `values` as bool (n,); 0 and 1 are accepted for False and True."""
     array = _plain(values, field)
     if array.shape != (n,):
         raise UsageError(
@@ -72,7 +72,7 @@ def flags(values: Any, field: str, n: int) -> Flags:
 
 
 def integers(values: Any, field: str, n: int | None = None) -> Integers:
-    """`values` as int64 (n,)."""
+    """Return `values` as int64 (n,)."""
     array = _plain(values, field)
     if array.ndim != 1 or (n is not None and array.shape != (n,)):
         expected = "(n,)" if n is None else f"({n},)"
@@ -85,7 +85,7 @@ def integers(values: Any, field: str, n: int | None = None) -> Integers:
 
 
 def images(values: Any, field: str, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """`values` as a CPU tensor (n, c, h, w) of `dtype`, checked to be finite and in [0, 1]."""
+    """Return `values` as a CPU tensor (n, c, h, w) of `dtype`, after a check that it is finite and in [0, 1]."""
     tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(_plain(values, field))
     tensor = tensor.detach().to("cpu", dtype)
     if tensor.ndim != 4 or tensor.numel() == 0:
@@ -104,7 +104,7 @@ def images(values: Any, field: str, dtype: torch.dtype = torch.float64) -> torch
 
 
 def same_shape(a: torch.Tensor, b: torch.Tensor, *, count: bool = True) -> None:
-    """Refuses images of different shapes; with `count`, also different numbers of them."""
+    """Refuse images of different shapes; with `count`, also different numbers of images."""
     first = 0 if count else 1
     if a.shape[first:] != b.shape[first:]:
         raise UsageError(
@@ -116,7 +116,7 @@ def same_shape(a: torch.Tensor, b: torch.Tensor, *, count: bool = True) -> None:
 
 
 def probability(value: float, field: str) -> float:
-    """`value` if it lies strictly between 0 and 1."""
+    """Return `value` if it is strictly between 0 and 1; refuse it otherwise."""
     if not 0 < value < 1:
         raise UsageError(field, value, "is not between 0 and 1", "Give for example 0.95.")
     return float(value)

@@ -1,8 +1,8 @@
-"""The guesses that a one-run audit draws from scores, and how many of them are right.
+"""The guesses that a one-run audit derives from scores, and the number of right ones.
 
 Guarantees:
-  * the numbers of guesses that are tried follow from the number of coins alone, never from a score;
-  * equal scores are taken in the order that is worst for the attack, so the order of the candidates tells nothing.
+  * the tried numbers of guesses depend only on the number of coins, never on scores;
+  * equal scores are ordered to the attack's disadvantage, so the order of the candidates reveals nothing.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from fdaudit.metrics.ranking import checked_pairs
 __all__ = ["Asked", "OneRunDesign", "Tried", "counted", "evenly", "fixed", "known", "tried"]
 
 OneRunDesign = Literal["coin-flips", "matched-pairs"]
-"""How it was decided who is a member of one run."""
+"""The design by which membership in one run was decided."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A number of guesses that is tried.
+    """One tried number of guesses.
 
     Attributes:
-        guesses: how many candidates, or pairs, are guessed.
-        both: half of the guesses are that the lowest scores are of non-members; never of pairs.
-        share: its part of the level.
+        guesses: number of guessed candidates or pairs.
+        both: whether half of the guesses call the lowest scores non-members; never for pairs.
+        share: its share of the level.
     """
 
     guesses: int
@@ -44,9 +44,9 @@ class Tried:
     """The guesses of one attack about the coins of one run.
 
     Attributes:
-        counts: (right, guesses, share of the level) of each number of guesses that is tried.
-        coins: coins that were tossed, guessed or not.
-        halved: the coins decide which of two records is there, and the claim is for records added or removed.
+        counts: (right, guesses, share of the level) for each tried number of guesses.
+        coins: number of tossed coins, guessed or not.
+        halved: whether each coin chose one of two records while the claim is for records added or removed.
     """
 
     counts: tuple[tuple[int, int, float], ...]
@@ -55,7 +55,7 @@ class Tried:
 
 
 def counted(correct: int, guesses: int, canaries: int) -> None:
-    """Refuse counts that are no right guesses among guesses among canaries.
+    """Refuse impossible counts of right guesses, guesses and canaries.
 
     Raises:
         UsageError: not 0 <= correct <= guesses <= canaries, or no guess.
@@ -69,10 +69,10 @@ def counted(correct: int, guesses: int, canaries: int) -> None:
 
 
 def known(value: str, choices: Sequence[str], field: str) -> None:
-    """Refuse a value that is none of the choices.
+    """Refuse a value that is not among the choices.
 
     Raises:
-        UsageError: the value is none of them.
+        UsageError: the value is not among them.
     """
     if value not in choices:
         raise UsageError(field, value, f"is no known {field}", f"Choose from {', '.join(choices)}.")
@@ -86,15 +86,15 @@ def tried(
     pair: Any,
     asked: Callable[[int], Sequence[Asked]],
 ) -> Tried:
-    """Return the guesses that scores lead to.
+    """Return the guesses that follow from scores.
 
     Args:
         scores: (n,), higher for "member".
         member: (n,) booleans.
-        design: how membership was decided.
-        relation: which the bound is stated for.
-        pair: (n,) number of each candidate's pair; of `matched-pairs` only.
-        asked: what is tried of so many coins.
+        design: the design by which membership was decided.
+        relation: relation of the bound.
+        pair: (n,) number of each candidate's pair; for `matched-pairs` only.
+        asked: maps a number of coins to the tried numbers of guesses.
 
     Raises:
         UsageError: shapes do not match, a number is out of range, or the design does not support the relation.
@@ -122,7 +122,7 @@ def tried(
 
 
 def evenly(numbers: Iterable[int], design: OneRunDesign) -> list[Asked]:
-    """Return each number of guesses once, of candidates also with half of them from below, all with equal shares."""
+    """Return each number of guesses with equal shares; for candidates, also a version that guesses half from below."""
     kinds = [
         (r, both)
         for r in numbers
@@ -132,10 +132,10 @@ def evenly(numbers: Iterable[int], design: OneRunDesign) -> list[Asked]:
 
 
 def fixed(guesses: int, coins: int) -> int:
-    """Return a number of guesses that was fixed beforehand.
+    """Return a number of guesses that was fixed in advance.
 
     Raises:
-        UsageError: it is below 1 or above the number of coins.
+        UsageError: the number is below 1 or above the number of coins.
     """
     if not 1 <= guesses <= coins:
         raise UsageError(
@@ -145,8 +145,8 @@ def fixed(guesses: int, coins: int) -> int:
 
 
 def _of_candidates(scores: Floats, member: Flags, asked: Sequence[Asked]) -> Iterator[tuple[int, int, float]]:
-    """(right, guesses, share) of each number: all that candidates are members, or half and half."""
-    # Equal scores: non-members stand first from above, members from below.
+    """Yield (right, guesses, share) for each number: all guesses say member, or half say non-member."""
+    # Equal scores: non-members come first from above, members from below.
     above = member[np.lexsort((member, -scores))].cumsum()
     below = (~member)[np.lexsort((~member, scores))].cumsum()
     for one in asked:
@@ -158,7 +158,7 @@ def _of_candidates(scores: Floats, member: Flags, asked: Sequence[Asked]) -> Ite
 def _of_pairs(
     scores: Floats, member: Flags, units: Any, asked: Sequence[Asked]
 ) -> Iterator[tuple[int, int, float]]:
-    """(right, guesses, share) of each number of pairs that are decided on."""
+    """Yield (right, guesses, share) for each number of decided pairs."""
     inside, outside = np.empty(len(scores) // 2), np.empty(len(scores) // 2)
     inside[units[member]], outside[units[~member]] = scores[member], scores[~member]
     equal = inside == outside  # two infinities have no difference

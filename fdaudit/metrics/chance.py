@@ -1,7 +1,7 @@
-"""How likely scores that know nothing are to do as well: p-values that follow from how membership was decided.
+"""P-values of scores against chance, from the design by which membership was decided.
 
 Guarantees:
-  * under the design, P(p <= α) <= α for every α, whatever the scores, for `auc_p_value`;
+  * under the design, P(p <= α) <= α for every α and all scores, for `auc_p_value`;
   * increasing maps of the scores change nothing.
 """
 
@@ -18,16 +18,16 @@ from fdaudit.metrics.ranking import checked, checked_pairs
 __all__ = ["auc_p_value", "tpr_p_value"]
 
 _EXACT_PAIRS = 300
-"""Up to so many pairs the distribution over all coins is computed; beyond, Chernoff's bound of its tail."""
+"""Most pairs for the exact distribution over all coins; for more, its tail is bounded by Chernoff."""
 
 
 def auc_p_value(scores: Any, member: Any, *, pair: Any = None) -> float:
-    """One-sided p-value of the AUC against scores that are independent of who was trained on.
+    """Return the one-sided p-value of the AUC against scores that are independent of membership.
 
-    With pairs, each pair's coin is thrown again: members' ranks, ties sharing their mean, add up to what decides the
-    AUC, and a coin changes one pair's share of the sum by the difference of its two ranks. The sum's distribution
-    over all coins is computed exactly, or bounded from above (Chernoff). Without pairs it is the
-    Mann-Whitney test, which takes every choice of as many members as equally likely.
+    With pairs, each pair's coin is tossed again. The AUC is determined by the sum of members' ranks; ties share their
+    mean rank. A coin changes the sum by the difference of its pair's two ranks. The sum's distribution over all coins
+    is computed exactly, or bounded from above (Chernoff). Without pairs this is the Mann-Whitney test, which takes all
+    sets of as many members as equally likely.
 
     Args:
         scores: (n,), higher for "member".
@@ -54,7 +54,7 @@ def auc_p_value(scores: Any, member: Any, *, pair: Any = None) -> float:
 
 
 def _exact(steps: Any, reached: int) -> float:
-    """P(Σ ±steps >= reached) of fair, independent signs."""
+    """Return P(Σ ±steps >= reached) for fair, independent signs."""
     size = int(steps.sum())
     chance: Floats = np.zeros(2 * size + 1)
     chance[size] = 1.0
@@ -65,7 +65,7 @@ def _exact(steps: Any, reached: int) -> float:
 
 
 def _chernoff(steps: Any, reached: int) -> float:
-    """An upper bound of P(Σ ±steps >= reached): the least of exp(-λ reached) Π cosh(λ step) over λ >= 0."""
+    """Return an upper bound of P(Σ ±steps >= reached): the least of exp(-λ reached) Π cosh(λ step) over λ >= 0."""
     if reached <= 0:
         return 1.0
     scaled, goal = steps / steps.max(), reached / steps.max()
@@ -79,13 +79,13 @@ def _chernoff(steps: Any, reached: int) -> float:
 
 
 def tpr_p_value(found: int, members: int, wrong: int, others: int) -> float:
-    """How likely a random order puts so many members above the threshold that lets `wrong` non-members through.
+    """Return the probability that a random order detects as many members while at most `wrong` non-members pass.
 
-    Among the `found + wrong` highest of a random order at most `wrong` non-members: a hypergeometric tail.
+    This is a hypergeometric tail: at most `wrong` non-members among the `found + wrong` highest of a random order.
 
     Args:
         found: members detected.
-        members: all of them.
+        members: all members.
         wrong: non-members detected.
         others: all non-members.
     """

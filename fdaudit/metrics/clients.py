@@ -1,7 +1,7 @@
-"""One figure over several clients: the mean, never without the worst.
+"""One figure over several clients: the mean and the worst.
 
 Guarantee:
-  * `mean_and_worst` always gives both; a client without a value is named, not dropped in silence.
+  * `mean_and_worst` always returns both; a client without a value is named, not silently dropped.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = ["mean_and_worst"]
 def mean_and_worst(
     figures: Mapping[str, Figure], generator: np.random.Generator, *, higher_is_worse: bool = True
 ) -> tuple[Figure, Figure]:
-    """The mean over clients (bootstrap over clients) and the figure of the client that fares worst.
+    """Return the mean over clients (bootstrap over clients) and the figure of the worst-affected client.
 
     Args:
         figures: the same figure by client.
-        generator: for the bootstrap.
+        generator: randomness of the bootstrap.
         higher_is_worse: whether a larger value means more leaked (AUC, PSNR) or less (MSE, LPIPS).
 
     Returns:
-        `NAME_mean` and `NAME_worst`; the worst keeps its own interval, which is not corrected for having
-        been picked out of several. Both are unavailable where no client has a value.
+        `NAME_mean` and `NAME_worst`. The worst keeps its own interval, without a correction for the selection. Both are
+        unavailable if no client has a value.
 
     Raises:
         UsageError: no client, or figures of different names.

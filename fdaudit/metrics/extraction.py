@@ -1,9 +1,9 @@
-"""Agreement of a copied model with the original, beside a baseline that saw no answer of the original.
+"""Agreement of a copied model with the original, compared with baselines that saw no answer of the original.
 
 Guarantees:
   * agreement and accuracy carry Clopper-Pearson intervals;
-  * the copy and the baseline are compared on the same records, by McNemar's exact test: only records on which one of
-    them agrees with the model and the other does not count;
+  * the copy and the baseline are compared on the same records, by McNemar's exact test: only records count on which
+    exactly one of them agrees with the model;
   * the stronger of two baselines counts: a model that never saw an answer, and the model's own most frequent class.
 """
 
@@ -26,12 +26,12 @@ __all__ = ["score_extraction"]
 def score_extraction(
     copied: Any, model: Any, baseline: Any, true: Any, *, confidence: float = 0.95
 ) -> Mapping[str, Figure]:
-    """Return how a copy compares with the model, by name of the figure.
+    """Return the figures that compare a copy with the model, by name.
 
     Args:
-        copied: (n,) classes that the copy predicts for records that trained neither.
+        copied: (n,) classes that the copy predicts, for records that trained neither model.
         model: (n,) classes that the model predicts.
-        baseline: (n,) classes that a model predicts which saw no answer.
+        baseline: (n,) classes predicted by a model that saw no answer.
         true: (n,) labels.
         confidence: of the intervals.
 
@@ -79,7 +79,7 @@ def _share(name: str, right: Any, confidence: float) -> Figure:
 
 
 def _gain(same: Any, other: Any, confidence: float, name: str) -> Figure:
-    """The difference of two shares of the same records; its interval is that of the records that tell them apart."""
+    """Return the difference of two shares of the same records, with the interval from the discordant records."""
     from scipy.stats import binom
 
     n, better, worse = len(same), int((same & ~other).sum()), int((other & ~same).sum())

@@ -1,14 +1,14 @@
-"""Correct the p-values of all membership figures of a run together, by joint re-flips of its coins (max-T).
+"""Correction of all membership p-values of a run for multiple tests, by joint re-flips of its coins (max-T).
 
-One fair coin decided which half of a matched pair was trained on. Scores that know nothing of the coins would be the
-same if the coins had fallen otherwise. So all coins are flipped again together. The same flips serve every cell. Each
-figure is compared with the largest statistic of each re-flip (Westfall and Young, "Resampling-Based Multiple Testing",
-1993, algorithm 4.1). Cells that repeat each other then cost nothing. Bonferroni would pay for each.
+One fair coin decided which half of a matched pair was trained on. Scores that are independent of the coins would be the
+same after other tosses. So all coins are flipped again at once. The same flips serve every cell. Each figure is
+compared with the largest statistic of each re-flip (Westfall and Young, "Resampling-Based Multiple Testing", 1993,
+algorithm 4.1). Cells that repeat each other then cost nothing. Bonferroni would pay for each.
 
 Guarantees:
-  * if the scores know nothing, the chance that any adjusted p-value is at most α is itself at most α. This holds for
-    every dependence between cells;
-  * scores that leak do not spend the level of others (step-down);
+  * if the scores are uninformative, the chance that any adjusted p-value is at most α is itself at most α. This holds
+    for every dependence between cells;
+  * scores that leak do not use up the level of others (step-down);
   * increasing maps of a cell's scores change nothing.
 """
 
@@ -35,10 +35,10 @@ _CHUNK = 1000
 """Re-flips held in memory at once."""
 
 _DECIMALS = 9
-"""Of statistics, so that equal ones of two figures stay equal under rounding."""
+"""Decimals of statistics: equal statistics of two figures stay equal under rounding."""
 
 _LEAST = 1e-300
-"""The least p-value of a true-positive rate that is told from zero."""
+"""The least p-value of a true-positive rate; smaller ones count as equal."""
 
 
 class Pairs(NamedTuple):
@@ -49,7 +49,7 @@ class Pairs(NamedTuple):
 
 
 class FigureKey(NamedTuple):
-    """A figure that is tested: of all victims of a cell together (`target` None), or of one."""
+    """A tested figure: over all victims of a cell (`target` None), or of one."""
 
     cell: str
     target: str | None
@@ -61,11 +61,11 @@ class Reflipped:
     """The tests of a run's membership figures by re-flips.
 
     Attributes:
-        p: adjusted p-value of each figure; of figures that no coin can change it is 1.
-        floors: by AUC, the least value that would have been significant at the level asked for, with these scores.
+        p: adjusted p-value of each figure; 1 if no coin can change the figure.
+        floors: by AUC, the least value that would be significant at the given level, with these scores.
             It may be above 1: then no value would.
-        coins: how many coins were flipped.
-        reflips: how often.
+        coins: number of flipped coins.
+        reflips: number of re-flips.
     """
 
     p: Mapping[FigureKey, float]
@@ -83,18 +83,18 @@ def reflip(
 ) -> Reflipped:
     """Test every AUC and every true-positive rate of some cells against joint re-flips of all coins.
 
-    An AUC is a sum of rank differences, one a coin, divided by the root of its variance over the coins. A true-positive
-    rate is the normal quantile of `tpr_p_value`. Both are about normal if nothing leaks, so that the largest of all is
-    as likely to be one as another.
+    An AUC is a sum of rank differences, one per coin, divided by the root of its variance over the coins. A
+    true-positive rate is the normal quantile of `tpr_p_value`. Both are approximately normal if nothing leaks, so the
+    largest is equally likely to be of either kind.
 
     Args:
         cells: by cell and victim, the scores. A victim has the same pairs in the same order in every cell.
-        generator: where coins come from.
-        level: of the floors.
-        reflips: how often all coins are flipped.
+        generator: randomness of the coins.
+        level: level of the floors.
+        reflips: number of re-flips of all coins.
 
     Returns:
-        Adjusted p-values (1 + c) / (1 + `reflips`), where c counts re-flips that do as well.
+        Adjusted p-values (1 + c) / (1 + `reflips`), where c counts re-flips that reach the observed value.
     """
     start, coins = _places(cells)
     columns: list[_Auc | _Rate] = [c for name, of in cells.items() for c in _columns(name, of, start)]
@@ -121,7 +121,7 @@ def reflip(
     for first in range(0, reflips, _CHUNK):
         rows = min(_CHUNK, reflips - first)
         flips = (2 * generator.integers(2, size=(rows, coins), dtype=np.int8) - 1).astype(np.int8)
-        # Each figure is held against the largest of those that are not above it in the run.
+        # Each figure is compared with the largest of those that are not above it in the run.
         among = np.maximum.accumulate(statistics(flips)[:, order], axis=1)
         as_good += (among >= seen[order]).sum(0)
         largest[first : first + rows] = among[:, -1]
@@ -169,8 +169,8 @@ class _Rate:
     Attributes:
         coins: (k,) the coin of each candidate, the highest score first.
         as_is: (k,) 1 for the members of the run, else -1.
-        above: (k + 1,) how many candidates lie strictly above each place, ties aside.
-        allowed: how many non-members may be detected.
+        above: (k + 1,) number of candidates strictly above each place, without ties.
+        allowed: number of non-members that may be detected.
         quantiles: (k + 1, allowed + 1) by members and non-members detected.
     """
 
@@ -203,7 +203,7 @@ def _places(cells: Mapping[str, Mapping[str, Pairs]]) -> tuple[dict[str, int], i
 
 
 def _columns(cell: str, scores: Mapping[str, Pairs], start: Mapping[str, int]) -> Iterator[_Auc | _Rate]:
-    """Yield the statistics of one cell: of all victims together, and of each."""
+    """Yield the statistics of one cell: over all victims, and of each."""
     own = {
         k: (start[k] + np.arange(len(pairs.inside)), pairs)
         for k, pairs in scores.items()
@@ -228,7 +228,7 @@ def _columns(cell: str, scores: Mapping[str, Pairs], start: Mapping[str, int]) -
 
 
 def _rate(tested: FigureKey, coins: Integers, values: Floats, allowed: int) -> _Rate:
-    """Return a true-positive rate over the candidates with the highest scores, four times as many as chance needs.
+    """Return a true-positive rate over the candidates with the highest scores: four times as many as chance needs.
 
     A rate that goes beyond them counts as one that reaches them. This holds for the run and for re-flips.
     """
@@ -249,7 +249,7 @@ def _rate(tested: FigureKey, coins: Integers, values: Floats, allowed: int) -> _
 
 @cache
 def _quantiles(n: int, allowed: int, kept: int) -> Floats:
-    """`tpr_p_value` (kept + 1, allowed + 1) of so many members and non-members detected, as normal quantiles."""
+    """Return `tpr_p_value` (kept + 1, allowed + 1) by detected members and non-members, as normal quantiles."""
     found, wrong = np.meshgrid(np.arange(kept + 1), np.arange(allowed + 1), indexing="ij")
     p = stats.hypergeom.cdf(wrong, 2 * n, n, np.minimum(found + wrong, 2 * n))
     return np.asarray(stats.norm.isf(np.clip(p, _LEAST, 1 - 1e-12)))

@@ -2,11 +2,10 @@
 
 Guarantees:
   * a Clopper-Pearson interval covers the true proportion with at least its confidence, for every n and p;
-  * a bootstrap draws from the generator it is given and from nothing else: the same generator state gives
-    the same interval;
+  * a bootstrap draws only from the given generator: the same generator state gives the same interval;
   * resampling respects strata: every resample has each stratum's own size;
-  * where resampling cannot show uncertainty (one item, or a statistic that no resample changes) there is
-    no interval, rather than one of width zero.
+  * if resampling cannot show uncertainty (one item, or a statistic that no resample changes), there is no interval
+    instead of one of width zero.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _CHUNK = 2_000_000
 """Weights held in memory at once."""
 
 _SAME = 1e-12
-"""Relative difference below which two replicates are the same number, rounding aside."""
+"""Relative difference below which two replicates count as equal."""
 
 
 class Interval(NamedTuple):
-    """A two-sided interval: its ends, its level and how it was made."""
+    """A two-sided interval: its ends, its level and its method."""
 
     low: float
     high: float
@@ -39,7 +38,7 @@ class Interval(NamedTuple):
 
 
 def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> Interval:
-    """The exact interval for a proportion of which `k` successes in `n` independent trials were seen.
+    """Return the exact interval for a proportion, from `k` successes in `n` independent trials.
 
     Source: Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the
     binomial", Biometrika 26 (1934), through quantiles of the beta distribution.
@@ -68,33 +67,33 @@ def bootstrap(
     method: Literal["bca", "percentile"] = "bca",
     expand: bool = False,
 ) -> Interval | None:
-    """A bootstrap interval for a statistic of `n` independent units.
+    """Return a bootstrap interval for a statistic of `n` independent units.
 
-    A resample is a vector of weights: how often each unit was drawn. Stating the statistic on weights
-    rather than on copies makes resampling of groups (matched pairs, batches) a matter of what a unit is, and
-    gives the jackknife of BCa (leave one out: weight zero) by the same function.
+    A resample is a vector of weights: the number of times that each unit was drawn. A statistic of weights, not copies,
+    lets a unit be a group (matched pair, batch). The same function gives the jackknife of BCa: one unit left out has
+    weight zero.
 
     Args:
         statistic: maps weights (r, n), whole numbers, to values (r,).
         n: number of units.
-        generator: where draws come from.
-        strata: (n,) stratum of each unit; each is resampled on its own. All one stratum when left out.
-        resamples: how many.
+        generator: randomness of the draws.
+        strata: (n,) stratum of each unit; strata are resampled separately. Default: one stratum.
+        resamples: number of resamples.
         confidence: level of the interval.
         method: `bca`, bias-corrected and accelerated (Efron, "Better bootstrap confidence intervals", JASA 82
             (1987); acceleration over several strata as in Davison and Hinkley (1997), section 5.3), or
             `percentile`.
-        expand: whether to widen the interval as Student's t widens the normal one. Resampling `n` units
-            shows a variance short by (n - 1) / n and normal tails, which costs a mean of ten values some
-            five points of coverage (Hesterberg, "What teachers should know about the bootstrap", The
-            American Statistician 69 (2015), section 5.2).
+        expand: whether to widen the interval as Student's t widens the normal one. Resampling `n` units shows a
+            variance short by (n - 1) / n and normal tails, which reduces the coverage of a mean of ten values by about
+            five points (Hesterberg, "What teachers should know about the bootstrap", The American Statistician 69
+            (2015), section 5.2).
 
     Returns:
-        The interval, or None where the bootstrap has nothing to say: fewer than two units, or a
-        statistic that takes the same value on every resample.
+        The interval, or None if the bootstrap is not informative: fewer than two units, or a statistic with the same
+        value on every resample.
 
     Raises:
-        UsageError: no unit, fewer than 100 resamples, or a confidence outside (0, 1).
+        UsageError: there is no unit, there are fewer than 100 resamples, or the confidence is outside (0, 1).
     """
     from scipy.special import ndtr, ndtri, stdtrit
 
@@ -138,13 +137,13 @@ def _replicates(
 
 
 def _counts(rows: int, n: int, generator: np.random.Generator) -> Integers:
-    """How often each of `n` units comes up in `n` draws, (rows, n): equal parts of a multinomial, faster than one."""
+    """Return the number of times each of `n` units occurs in `n` draws, (rows, n): faster than one multinomial."""
     drawn = generator.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
     return np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n)
 
 
 def _acceleration(statistic: Callable[[Floats], Floats], groups: Integers) -> float:
-    """BCa's acceleration from the jackknife; a stratum of one unit has no influence to estimate."""
+    """Return BCa's acceleration from the jackknife; a stratum of one unit has no influence to estimate."""
     n = len(groups)
     step = max(1, _CHUNK // n)
     left_out: Floats = np.empty(n)
@@ -175,21 +174,20 @@ def mean_figure(
     confidence: float = 0.95,
     resamples: int = 2000,
 ) -> Figure:
-    """The mean of `values` (n,) with an expanded BCa bootstrap interval.
+    """Return the mean of `values` (n,) with an expanded BCa bootstrap interval.
 
     Args:
         name: name of the figure.
         values: (n,) finite numbers.
-        generator: where resamples come from.
+        generator: randomness of the resamples.
         unit: unit of the figure.
-        groups: (n,) whole numbers; values of one group are resampled together. Each value is its own
-            group when left out.
-        note: what a reader must know.
+        groups: (n,) whole numbers; values of one group are resampled as one unit. Default: each value is its own group.
+        note: note for readers.
         confidence: level of the interval.
-        resamples: how many.
+        resamples: number of resamples.
 
     Raises:
-        UsageError: an empty vector, or values that are not finite.
+        UsageError: the vector is empty, or values are not finite.
     """
     numbers = vector(values, name)
     if not np.isfinite(numbers).all():

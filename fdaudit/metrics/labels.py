@@ -1,4 +1,4 @@
-"""Guessed labels and label distributions against the true ones.
+"""Comparison of guessed labels and label distributions with the true ones.
 
 Guarantees:
   * all three distances are 0 for equal distributions and not negative;
@@ -53,9 +53,9 @@ def _pair(truth: Any, guess: Any) -> tuple[Floats, Floats]:
 
 
 def kl_divergence(truth: Any, guess: Any, smoothing: float = SMOOTHING) -> float:
-    """KL(truth || guess) in nats of two distributions (C,), each smoothed to (p + λ) / (1 + C λ).
+    """Return KL(truth || guess) in nats of two distributions (C,), each smoothed to (p + λ) / (1 + C λ).
 
-    With the default λ = 1e-6 a class the guess misses entirely costs up to 13.8 nats per unit of mass.
+    With the default λ = 1e-6 a class that the guess misses entirely adds up to 13.8 nats per unit of mass.
 
     Raises:
         UsageError: not distributions over the same classes, or a smoothing that is not positive.
@@ -64,12 +64,12 @@ def kl_divergence(truth: Any, guess: Any, smoothing: float = SMOOTHING) -> float
     if not smoothing > 0:
         raise UsageError("smoothing", smoothing, "is not positive", "Give for example 1e-6.")
     p, q = ((d + smoothing) / (1 + len(d) * smoothing) for d in (p, q))
-    # Not negative in exact arithmetic; rounding can carry near-equal distributions just below.
+    # Not negative in exact arithmetic; rounding can make it negative for near-equal distributions.
     return max(0.0, float((p * np.log(p / q)).sum()))
 
 
 def total_variation(truth: Any, guess: Any) -> float:
-    """Half the sum of absolute differences of two distributions (C,): in [0, 1].
+    """Return half the sum of absolute differences of two distributions (C,), in [0, 1].
 
     Raises:
         UsageError: not distributions over the same classes.
@@ -79,7 +79,7 @@ def total_variation(truth: Any, guess: Any) -> float:
 
 
 def chebyshev(truth: Any, guess: Any) -> float:
-    """The largest absolute difference in one class of two distributions (C,): in [0, 1].
+    """Return the largest absolute difference in one class of two distributions (C,), in [0, 1].
 
     Raises:
         UsageError: not distributions over the same classes.
@@ -89,17 +89,17 @@ def chebyshev(truth: Any, guess: Any) -> float:
 
 
 def score_label_distribution(truth: Any, guess: Any, prior: Any = None) -> Mapping[str, Figure]:
-    """KL, total variation and Chebyshev of a guess, each next to that of the prior.
+    """Return KL, total variation and Chebyshev distances of a guess, each with that of the prior.
 
     Args:
         truth: (C,) the target's true class distribution.
-        guess: (C,) what the attack says.
-        prior: (C,) what the adversary would say without the view, for example the class distribution of its
-            auxiliary data; uniform when left out.
+        guess: (C,) the attack's guess.
+        prior: (C,) the adversary's guess without the view, for example the class distribution of its auxiliary data;
+            default: uniform.
 
     Returns:
-        `label_kl`, `label_tv`, `label_chebyshev`, and each with `_prior`. They are exact distances for one
-        target, so they carry no interval.
+        `label_kl`, `label_tv`, `label_chebyshev`, and each with `_prior`. They are exact distances for one target, so
+        they have no interval.
 
     Raises:
         UsageError: not distributions over the same classes.
@@ -121,7 +121,7 @@ def score_label_distribution(truth: Any, guess: Any, prior: Any = None) -> Mappi
 
 
 def label_overlap(guess: Any, truth: Any) -> int:
-    """How many labels two multisets (m,) and (n,) share.
+    """Return the number of labels that two multisets (m,) and (n,) share.
 
     Raises:
         UsageError: not vectors of whole numbers.
@@ -141,21 +141,21 @@ def label_recovery_figures(
     *,
     confidence: float = 0.95,
 ) -> list[Figure]:
-    """The share of labels recovered, and the share that auxiliary data alone would give.
+    """Return the share of recovered labels, and the expected share from auxiliary data only.
 
     Args:
-        guesses: (m,) labels for each batch, or None where the attack guesses none.
-        truths: (n,) labels for each batch, or None where they are not given.
+        guesses: (m,) labels for each batch, or None if the attack guesses none.
+        truths: (n,) labels for each batch, or None if they are not given.
         auxiliary_labels: (N,) the adversary's own labels, or None.
-        generator: for the prior's draws.
+        generator: randomness of the prior's draws.
         confidence: level of the interval.
 
     Returns:
         `labels_right` with a Clopper-Pearson interval, and `labels_right_prior`, the expected share for
-        labels drawn from the auxiliary labels; unavailable with their reason where something is None.
+        labels drawn from the auxiliary labels; unavailable with their reason if something is None.
 
     Raises:
-        UsageError: a batch count that differs, or labels that are not whole numbers.
+        UsageError: batch counts differ, or labels are not whole numbers.
     """
     names = ("labels_right", "labels_right_prior")
     if guesses is None or truths is None:

@@ -1,10 +1,10 @@
 """Membership scores of one attack on one target, as figures with intervals.
 
 Guarantees:
-  * what is resampled is whole matched pairs where `pair` is given, else members and non-members apart;
+  * resampling units are whole matched pairs if `pair` is given, else members and non-members separately;
   * perfect separation still gets an interval of positive width;
-  * beside an AUC and a TPR stands the p-value against scores that know nothing;
-  * an FPR out of reach yields a figure that says so, never a number.
+  * an AUC and a TPR carry the p-value against uninformative scores;
+  * an FPR that the data cannot resolve yields a figure that says so, never a number.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FPRS = (0.1, 0.01, 0.001)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MembershipScore:
-    """Figures by name, and the curve they are points of."""
+    """The figures by name, and the ROC curve behind them."""
 
     figures: Mapping[str, Figure]
     roc: RocCurve
@@ -49,7 +49,7 @@ class MembershipScore:
 def auc_figure(
     scores: Any, member: Any, generator: np.random.Generator, *, pair: Any = None, confidence: float = 0.95
 ) -> Figure:
-    """AUC with a BCa bootstrap interval: pairs resampled where given, else members and non-members apart.
+    """Return the AUC with a BCa bootstrap interval over pairs if given, else over members and non-members separately.
 
     Raises:
         UsageError: as `auc`; or `pair` does not match one member with one non-member.
@@ -70,7 +70,7 @@ def _resampled(
     confidence: float,
     note: str = "",
 ) -> Figure:
-    """A figure in [0, 1] of a statistic of candidate weights, with an interval at its edges too."""
+    """Return a figure in [0, 1] of a statistic of candidate weights, with an interval even at 0 and 1."""
     value = float(statistic(np.ones((1, len(truth))))[0])
     if units is None:
         n, fewer = len(truth), int(min(truth.sum(), (~truth).sum()))
@@ -101,24 +101,23 @@ def _resampled(
 
 
 def _edge(value: float, n: int, confidence: float) -> Interval:
-    """The interval of a mean of `n` independent numbers in [0, 1] that were all 0 or all 1.
+    """Return the interval of a mean of `n` independent numbers in [0, 1] that were all 0 or all 1.
 
-    No resample differs there, yet the mean is not known: numbers in [0, 1] with mean μ are all 1 with
-    probability at most μ^n, so Clopper-Pearson's limit for n successes out of n holds for them too.
+    All resamples are equal, but the mean is uncertain: numbers in [0, 1] with mean μ are all 1 with probability at most
+    μ^n. So Clopper-Pearson's limit for n successes out of n holds for them too.
     """
     return clopper_pearson(n if value == 1 else 0, n, confidence)
 
 
 def fpr_name(fpr: float) -> str:
-    """The name of the TPR at this FPR: `tpr_at_1fpr` at one per cent."""
+    """Return the name of the TPR at this FPR: `tpr_at_1fpr` at one per cent."""
     return f"tpr_at_{100 * fpr:g}fpr"
 
 
 def tpr_at_fpr_figure(scores: Any, member: Any, fpr: float, *, confidence: float = 0.95) -> Figure:
-    """TPR at an FPR with a Clopper-Pearson interval, or unavailable where the non-members cannot resolve it.
+    """Return the TPR at an FPR with a Clopper-Pearson interval; unavailable if the non-members cannot resolve the FPR.
 
-    The interval is that of the TPR at the threshold found; how well the FPR of that threshold is known is in
-    the note.
+    The interval is that of the TPR at the chosen threshold. The note gives the precision of the threshold's FPR.
 
     Raises:
         UsageError: as `auc`, or `fpr` outside (0, 1].
@@ -152,10 +151,9 @@ def tpr_at_fpr_figure(scores: Any, member: Any, fpr: float, *, confidence: float
 
 
 def pair_accuracy_figure(scores: Any, member: Any, pair: Any, *, confidence: float = 0.95) -> Figure:
-    """Pair accuracy with a Clopper-Pearson interval; chance is 1/2 whatever the scores.
+    """Return the pair accuracy with a Clopper-Pearson interval; chance is 1/2 for all scores.
 
-    Half of the ties count as right; an odd one is counted against the attack for the lower end and for it
-    for the upper end.
+    Half of the ties count as right. An odd tie counts as wrong for the lower end and as right for the upper end.
 
     Raises:
         UsageError: as `pair_accuracy`.
@@ -179,7 +177,7 @@ def pair_accuracy_figure(scores: Any, member: Any, pair: Any, *, confidence: flo
 def balanced_accuracy_figure(
     scores: Any, member: Any, generator: np.random.Generator, *, pair: Any = None, confidence: float = 0.95
 ) -> Figure:
-    """Balanced accuracy with a BCa bootstrap interval over the decisions, thresholds held fixed.
+    """Return the balanced accuracy with a BCa bootstrap interval over the decisions, for fixed thresholds.
 
     Raises:
         UsageError: as `auc`; or `pair` does not match one member with one non-member.
@@ -210,19 +208,19 @@ def score_membership(
     fprs: Sequence[float] = FPRS,
     confidence: float = 0.95,
 ) -> MembershipScore:
-    """AUC, balanced accuracy, choice within pairs and TPR at low FPR of one attack on one target.
+    """Return AUC, balanced accuracy, pair accuracy and TPR at low FPR of one attack on one target.
 
     Args:
         scores: (n,), higher for "member".
         member: (n,) booleans.
-        generator: for bootstrap resamples and the halves of balanced accuracy.
-        pair: (n,) number of the matched pair of each candidate; left out where each had its own coin.
+        generator: randomness of bootstrap resamples and the halves of balanced accuracy.
+        pair: (n,) number of the matched pair of each candidate; leave out if each candidate had its own coin.
         fprs: false-positive rates to report.
         confidence: level of every interval.
 
     Returns:
         Figures `auc`, `balanced_accuracy`, `pair_accuracy` (with `pair`) and `tpr_at_10fpr`, `tpr_at_1fpr`,
-        `tpr_at_0.1fpr` (an FPR out of reach is there, unavailable and with its reason), and the ROC curve.
+        `tpr_at_0.1fpr` (an FPR that cannot be resolved is unavailable with its reason), and the ROC curve.
 
     Raises:
         UsageError: as `auc`; or `pair` does not match one member with one non-member.

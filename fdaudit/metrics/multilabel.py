@@ -1,12 +1,12 @@
-"""What was learnt of several labels a record: the mean area under the ROC curve over the classes (mAUC), and macro-F1.
+"""Utility of multi-label models: the mean area under the ROC curve over the classes (mAUC), and macro-F1.
 
-True labels are (n, C): 1 where a class occurs, 0 where it does not, -1 where nobody knows.
+True labels are (n, C): 1 if a class occurs, 0 if it does not, -1 if unknown.
 
 Guarantees:
   * an unknown label takes no part in any figure;
-  * a class of which only one answer is known (no positive, or no negative) has no area: it is left out of the
-    mean and counted as left out;
-  * both figures equal scikit-learn's where nothing is unknown and no class is left out.
+  * a class with only one known answer (no positive, or no negative) has no area: it is left out of the mean and counted
+    as left out;
+  * both figures equal scikit-learn's if nothing is unknown and no class is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fdaudit.types import Figure
 __all__ = ["MEAN_AUC_METHOD", "MeanAuc", "mean_auc", "mean_auc_figure", "multilabel_macro_f1"]
 
 MEAN_AUC_METHOD = "DeLong, logit scale"
-"""How the interval of mAUC is made."""
+"""Name of the method for the interval of mAUC."""
 
 _SAME = 1e-12
 """A standard error below this is rounding."""
@@ -45,28 +45,28 @@ class MeanAuc:
 
 
 def mean_auc(scores: Any, true: Any) -> MeanAuc:
-    """Mean over classes of the area under the ROC curve, ties counting half.
+    """Return the mean over classes of the area under the ROC curve; ties count half.
 
     Args:
         scores: (n, C), higher for "occurs"; logits and probabilities give the same.
         true: (n, C) of -1, 0 and 1.
 
     Raises:
-        UsageError: shapes that differ, a NaN score, other labels, or no class with both answers.
+        UsageError: shapes differ, a score is NaN, labels have other values, or no class has both answers.
     """
     return _measured(*_checked(scores, true))[0]
 
 
 def mean_auc_figure(scores: Any, true: Any, *, confidence: float = 0.95) -> Figure:
-    """mAUC with an interval over records, however the classes of one record hang together.
+    """Return mAUC with an interval over records, valid for every dependence between the classes of one record.
 
-    The standard error is that of DeLong, DeLong and Clarke-Pearson ("Comparing the areas under two or more
-    correlated receiver operating characteristic curves", Biometrics 44 (1988)), summed by record over the classes;
-    the interval is normal on the logit scale, so its ends lie in (0, 1). Where scores tell all records apart, or
-    none, there is no interval rather than one of width zero.
+    The standard error is that of DeLong, DeLong and Clarke-Pearson ("Comparing the areas under two or more correlated
+    receiver operating characteristic curves", Biometrics 44 (1988)), summed by record over the classes. The interval is
+    normal on the logit scale, so its ends are in (0, 1). If scores separate all records, or none, there is no interval
+    instead of one of width zero.
 
     Raises:
-        UsageError: as `mean_auc`, or a confidence outside (0, 1).
+        UsageError: as `mean_auc`, or the confidence is outside (0, 1).
     """
     from scipy.special import expit, logit, ndtri
 
@@ -86,14 +86,14 @@ def mean_auc_figure(scores: Any, true: Any, *, confidence: float = 0.95) -> Figu
 
 
 def multilabel_macro_f1(predicted: Any, true: Any) -> float:
-    """Unweighted mean, over the classes that occur in either, of the F1 of "occurs" among known labels.
+    """Return the unweighted mean, over the classes that occur in either, of the F1 of "occurs" among known labels.
 
     Args:
         predicted: (n, C) of 0 and 1.
         true: (n, C) of -1, 0 and 1.
 
     Raises:
-        UsageError: shapes that differ, or other labels.
+        UsageError: shapes differ, or labels have other values.
     """
     guess, truth = _checked(predicted, true)
     known, says, occurs = truth >= 0, guess > 0, truth == 1
@@ -105,7 +105,7 @@ def multilabel_macro_f1(predicted: Any, true: Any) -> float:
 
 
 def _measured(values: Floats, truth: Integers) -> tuple[MeanAuc, Floats]:
-    """mAUC, and how much each record (n,) moves it: squares of these sum to its variance."""
+    """Return mAUC, and the influence of each record (n,) on it: squares of these sum to its variance."""
     both = (truth == 1).any(0) & (truth == 0).any(0)
     if not both.any():
         raise UsageError(
@@ -120,10 +120,10 @@ def _measured(values: Floats, truth: Integers) -> tuple[MeanAuc, Floats]:
 
 
 def _add_class(values: Floats, truth: Integers, influence: Floats) -> float:
-    """One class's AUC; what each record contributes to its error is added to `influence`.
+    """Return one class's AUC; add each record's contribution to its error to `influence`.
 
-    A record's placement is the share of the other kind that it stands on the right side of; the AUC is its mean
-    over either kind (DeLong 1988, V10 and V01).
+    A record's placement is the share of the other kind that it is correctly ordered with. The AUC is its mean over
+    either kind (DeLong 1988, V10 and V01).
     """
     from scipy.stats import rankdata
 
@@ -135,7 +135,7 @@ def _add_class(values: Floats, truth: Integers, influence: Floats) -> float:
         beaten = (among_all - rankdata(values[index])) / len(other)
         placement = beaten if sign > 0 else 1 - beaten
         area = float(placement.mean())
-        # One record of a kind shows no spread: DeLong's estimate has nothing to say of it.
+        # One record of a kind has no spread: DeLong's estimate is undefined for it.
         influence[index] += (placement - area) / np.sqrt(len(index) * max(len(index) - 1, 1))
     return area
 

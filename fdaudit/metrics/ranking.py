@@ -1,7 +1,7 @@
-"""Telling members from non-members by a score: AUC, ROC, TPR at a low FPR, choice within pairs.
+"""Separation of members and non-members by a score: AUC, ROC, TPR at a low FPR, choice within pairs.
 
-A score is higher for "member". `member` says which candidates were trained on. Where candidates come in
-matched pairs (one coin each decided which of two was trained on), `pair` (n,) numbers the pairs.
+A score is higher for "member". `member` says which candidates were trained on. If candidates form matched
+pairs (a coin decided which of two was trained on), `pair` (n,) numbers the pairs.
 
 Guarantees:
   * AUC does not change under any increasing map of the scores, and auc(-scores) = 1 - auc(scores);
@@ -9,7 +9,7 @@ Guarantees:
     every FPR under 1;
   * a TPR at an FPR that the non-members cannot resolve is refused, not interpolated;
   * TPR does not fall as FPR rises;
-  * balanced accuracy is measured on candidates that had no part in the choice of its threshold.
+  * balanced accuracy is measured on candidates that were not used to choose its threshold.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RocCurve:
-    """Every operating point of "score >= threshold", from accepting nobody (0, 0) to everybody (1, 1).
+    """All operating points of "score >= threshold", from no acceptance (0, 0) to full acceptance (1, 1).
 
-    On a logarithmic FPR axis points with fpr = 0 lie off the left edge; start the axis at `resolution`.
+    On a logarithmic FPR axis points with fpr = 0 are off the left edge; start the axis at `resolution`.
 
     Attributes:
         fpr: (p,) false-positive rates, not decreasing.
         tpr: (p,) true-positive rates, not decreasing.
-        threshold: (p,) least accepted score, decreasing; +inf for nobody.
+        threshold: (p,) least accepted score, decreasing; +inf for no acceptance.
         resolution: smallest FPR other than 0 that these non-members can show.
     """
 
@@ -58,10 +58,10 @@ class RocCurve:
 
 
 def checked(scores: Any, member: Any) -> tuple[Floats, Flags]:
-    """Scores (n,) and membership (n,) as arrays, once both members and non-members are there.
+    """Return scores (n,) and membership (n,) as arrays, after a check for both members and non-members.
 
     Raises:
-        UsageError: a NaN score, lengths that differ, or members or non-members missing.
+        UsageError: a score is NaN, lengths differ, or members or non-members are missing.
     """
     values = vector(scores, "scores")
     truth = flags(member, "member", len(values))
@@ -74,7 +74,7 @@ def checked(scores: Any, member: Any) -> tuple[Floats, Flags]:
 
 
 def checked_pairs(pair: Any, truth: Flags) -> Integers:
-    """Pairs numbered 0 ... p-1, each with one member and one non-member."""
+    """Return pairs numbered 0 ... p-1, each with one member and one non-member."""
     numbers, unit = np.unique(integers(pair, "pair", len(truth)), return_inverse=True)
     odd = (np.bincount(unit) != 2) | (np.bincount(unit, truth) != 1)
     if odd.any():
@@ -88,21 +88,21 @@ def checked_pairs(pair: Any, truth: Flags) -> Integers:
 
 
 def auc(scores: Any, member: Any) -> float:
-    """Area under the ROC curve: the chance that a member outscores a non-member, ties counting half.
+    """Return the area under the ROC curve: the chance that a member outscores a non-member; ties count half.
 
     Args:
         scores: (n,), higher for "member"; infinities allowed.
         member: (n,) booleans.
 
     Raises:
-        UsageError: a NaN score, lengths that differ, or members or non-members missing.
+        UsageError: a score is NaN, lengths differ, or members or non-members are missing.
     """
     values, truth = checked(scores, member)
     return float(WeightedAuc(values, truth)(np.ones((1, len(values))))[0])
 
 
 class WeightedAuc:
-    """AUC as a function of how often each candidate is counted: weights (r, n) -> (r,)."""
+    """AUC as a function of the candidates' weights: (r, n) -> (r,)."""
 
     def __init__(self, values: Floats, truth: Flags) -> None:
         self._order = np.argsort(values, kind="stable")
@@ -111,7 +111,7 @@ class WeightedAuc:
         self._member = truth[self._order]
 
     def __call__(self, weights: Floats) -> Floats:
-        """One AUC (r,) for each row of weights (r, n)."""
+        """Return one AUC (r,) for each row of weights (r, n)."""
         ordered = weights[:, self._order]
         members = np.add.reduceat(ordered * self._member, self._starts, axis=1)
         others = np.add.reduceat(ordered * ~self._member, self._starts, axis=1)
@@ -120,11 +120,11 @@ class WeightedAuc:
 
 
 def tpr_at_fpr(scores: Any, member: Any, fpr: float) -> float:
-    """The largest true-positive rate of a threshold whose false-positive rate is at most `fpr`.
+    """Return the largest true-positive rate of a threshold whose false-positive rate is at most `fpr`.
 
-    At most floor(fpr * non-members) non-members may be detected, and that must be at least one: with
-    fewer, the threshold would be the largest non-member score, an extreme that says nothing about the rate
-    asked for. A tie at the threshold is no detection.
+    At most floor(fpr * non-members) non-members may be detected, and that must be at least one. With fewer, the
+    threshold would be the largest non-member score, an extreme that is not informative about the requested rate. A tie
+    at the threshold is not a detection.
 
     Args:
         scores: (n,), higher for "member".
@@ -132,21 +132,21 @@ def tpr_at_fpr(scores: Any, member: Any, fpr: float) -> float:
         fpr: in (0, 1].
 
     Raises:
-        UsageError: `fpr` outside (0, 1], or fpr * non-members < 1; or as `auc`.
+        UsageError: `fpr` is outside (0, 1], or fpr * non-members < 1; or as `auc`.
     """
     values, truth = checked(scores, member)
     return float(detected(values, truth, fpr)[truth].mean())
 
 
 def detected(values: Floats, truth: Flags, fpr: float) -> Flags:
-    """Which candidates (n,) the lowest threshold detects whose false-positive rate is at most `fpr`."""
+    """Return which candidates (n,) the lowest threshold with a false-positive rate of at most `fpr` detects."""
     threshold, allowed = _threshold(values, truth, fpr)
     everybody = allowed >= int((~truth).sum())
     return np.ones_like(truth) if everybody else values > threshold
 
 
 def _threshold(values: Floats, truth: Flags, fpr: float) -> tuple[float, int]:
-    """The score that a detection must exceed, and how many non-members may exceed it."""
+    """Return the score that a detection must exceed, and how many non-members may exceed it."""
     others = values[~truth]
     if not 0 < fpr <= 1:
         raise UsageError("fpr", fpr, "is not in (0, 1]", "Give for example 0.01.")
@@ -164,7 +164,7 @@ def _threshold(values: Floats, truth: Flags, fpr: float) -> tuple[float, int]:
 
 
 def roc_curve(scores: Any, member: Any) -> RocCurve:
-    """Every operating point, one for each distinct score, and the point of accepting nobody.
+    """Return all operating points: one for each distinct score, and the point without acceptance.
 
     Raises:
         UsageError: as `auc`.
@@ -183,7 +183,7 @@ def roc_curve(scores: Any, member: Any) -> RocCurve:
 
 
 def pair_accuracy(scores: Any, member: Any, pair: Any) -> float:
-    """The share of matched pairs whose member scores higher, ties counting half.
+    """Return the share of matched pairs whose member scores higher; ties count half.
 
     Raises:
         UsageError: as `auc`; or `pair` does not match one member with one non-member.
@@ -193,7 +193,7 @@ def pair_accuracy(scores: Any, member: Any, pair: Any) -> float:
 
 
 def choices(scores: Any, member: Any, pair: Any) -> tuple[int, int, int]:
-    """Pairs whose member scores higher, pairs that tie, and all pairs."""
+    """Return the number of pairs whose member scores higher, of pairs that tie, and of all pairs."""
     values, truth = checked(scores, member)
     unit = checked_pairs(pair, truth)
     inside, outside = np.empty(len(values) // 2), np.empty(len(values) // 2)
@@ -202,11 +202,11 @@ def choices(scores: Any, member: Any, pair: Any) -> tuple[int, int, int]:
 
 
 def balanced_accuracy(scores: Any, member: Any, generator: np.random.Generator, *, pair: Any = None) -> float:
-    """(TPR + TNR) / 2 at a threshold chosen on other candidates.
+    """Return (TPR + TNR) / 2 at a threshold chosen on other candidates.
 
-    Candidates are split in two halves at random (whole pairs where given, else members and non-members each
-    in half); the threshold that is best on one half decides the other, and the reverse. A threshold chosen
-    and measured on the same candidates would be above 1/2 even for scores that know nothing.
+    Candidates are split in two halves at random: whole pairs if given, else members and non-members each in half. The
+    best threshold on one half decides the other, and vice versa. A threshold chosen and measured on the same candidates
+    would exceed 1/2 even for uninformative scores.
 
     Raises:
         UsageError: as `auc`; or fewer than two pairs, two members or two non-members.
@@ -219,9 +219,9 @@ def balanced_accuracy(scores: Any, member: Any, generator: np.random.Generator, 
 def cross_decided(
     values: Floats, truth: Flags, generator: np.random.Generator, units: Integers | None
 ) -> Flags:
-    """(n,) whether each candidate is decided rightly by the threshold of the half it is not in."""
+    """Return (n,) whether each candidate is decided correctly by the threshold of the half it is not in."""
     finite = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
-    # Infinities stand one beyond the rest, so that there is a half-way to them.
+    # Infinities are placed one beyond the rest, so that a midpoint to them exists.
     values = np.clip(values, finite.min() - 1, finite.max() + 1)
     half = np.zeros(len(values), dtype=np.bool_)
     if units is None:
@@ -242,7 +242,7 @@ def cross_decided(
 
 
 def _best_threshold(values: Floats, truth: Flags) -> float:
-    """The threshold of the best balanced accuracy, half-way between scores; the middle one of several."""
+    """Return the threshold of the best balanced accuracy, half-way between scores; in a tie, the middle one."""
     distinct, at = np.unique(values, return_inverse=True)
     rejected = np.cumsum(np.bincount(at, ~truth)) / (~truth).sum()
     missed = np.cumsum(np.bincount(at, truth)) / truth.sum()

@@ -1,4 +1,4 @@
-"""What was learnt and what it cost to send: accuracy, macro-F1, bytes on the wire.
+"""Utility and communication cost: accuracy, macro-F1, bytes on the wire.
 
 Guarantees:
   * accuracy carries a Clopper-Pearson interval;
@@ -39,20 +39,20 @@ def _labels(predicted: Any, true: Any) -> tuple[Integers, Integers]:
 
 
 def accuracy(predicted: Any, true: Any) -> float:
-    """The share of labels (n,) predicted right.
+    """Return the share of labels (n,) predicted correctly.
 
     Raises:
-        UsageError: no label, or lengths that differ.
+        UsageError: there is no label, or lengths differ.
     """
     guess, truth = _labels(predicted, true)
     return float((guess == truth).mean())
 
 
 def accuracy_figure(predicted: Any, true: Any, *, confidence: float = 0.95) -> Figure:
-    """Accuracy with a Clopper-Pearson interval.
+    """Return the accuracy with a Clopper-Pearson interval.
 
     Raises:
-        UsageError: no label, or lengths that differ.
+        UsageError: there is no label, or lengths differ.
     """
     guess, truth = _labels(predicted, true)
     right, n = int((guess == truth).sum()), len(truth)
@@ -70,7 +70,7 @@ def accuracy_figure(predicted: Any, true: Any, *, confidence: float = 0.95) -> F
 
 
 def _confusion(predicted: Any, true: Any) -> Floats:
-    """Counts (true, predicted) over the classes that occur in either."""
+    """Return counts (true, predicted) over the classes that occur in either."""
     guess, truth = _labels(predicted, true)
     classes, code = np.unique(np.concatenate([truth, guess]), return_inverse=True)
     size = len(classes)
@@ -79,17 +79,17 @@ def _confusion(predicted: Any, true: Any) -> Floats:
 
 
 def _macro_f1(confusion: Floats) -> Floats:
-    """Mean F1 of confusion counts (..., C, C) over the classes that occur in them."""
+    """Return the mean F1 of confusion counts (..., C, C) over the classes that occur in them."""
     right = np.diagonal(confusion, axis1=-2, axis2=-1)
     either = confusion.sum(-1) + confusion.sum(-2)
     return np.asarray((2 * right / np.maximum(either, 1)).sum(-1) / (either > 0).sum(-1))
 
 
 def macro_f1(predicted: Any, true: Any) -> float:
-    """Unweighted mean of the F1 of every class that occurs among true or predicted labels (n,).
+    """Return the unweighted mean of the F1 of every class that occurs among true or predicted labels (n,).
 
     Raises:
-        UsageError: no label, or lengths that differ.
+        UsageError: there is no label, or lengths differ.
     """
     return float(_macro_f1(_confusion(predicted, true)))
 
@@ -102,14 +102,14 @@ def macro_f1_figure(
     confidence: float = 0.95,
     resamples: int = 2000,
 ) -> Figure:
-    """Macro-F1 with a percentile bootstrap interval over records.
+    """Return macro-F1 with a percentile bootstrap interval over records.
 
     Raises:
-        UsageError: no label, or lengths that differ.
+        UsageError: there is no label, or lengths differ.
     """
     confusion = _confusion(predicted, true)
     n = int(confusion.sum())
-    # Resampling records is drawing the confusion counts anew.
+    # To resample records is to redraw the confusion counts.
     drawn = generator.multinomial(n, confusion.ravel() / n, size=resamples)
     values = _macro_f1(drawn.reshape(resamples, *confusion.shape).astype(np.float64))
     tail = (1 - confidence) / 2
@@ -130,7 +130,7 @@ def macro_f1_figure(
 
 @dataclass(frozen=True, kw_only=True)
 class WireBytes:
-    """What one role sent of one kind.
+    """The traffic of one role in one kind of message.
 
     Attributes:
         kind: the message kind.
@@ -146,11 +146,11 @@ class WireBytes:
 
 
 def bytes_on_wire(messages: Iterable[Message]) -> tuple[WireBytes, ...]:
-    """Traffic by kind and sender role, sorted.
+    """Return traffic by kind and sender role, sorted.
 
-    A message to three receivers counts three times (unicast; a broadcast medium would pay once), and a
-    message to nobody (a release inside a party) counts as a message of no bytes. Bytes are those of the
-    encoded tensors; framing is not in them.
+    A message to three receivers counts three times (unicast; a broadcast medium would send it once). A message without
+    receivers (a release inside a party) counts as a message of no bytes. Bytes are those of the encoded tensors,
+    without framing.
     """
     counts: dict[tuple[str, str], list[int]] = {}
     for message in messages:
@@ -164,7 +164,7 @@ def bytes_on_wire(messages: Iterable[Message]) -> tuple[WireBytes, ...]:
 
 
 def bytes_figure(messages: Iterable[Message]) -> Figure:
-    """All bytes on the wire; exact, so without an interval."""
+    """Return all bytes on the wire; the number is exact, so it has no interval."""
     table = bytes_on_wire(messages)
     return Figure(
         name="bytes_on_wire",

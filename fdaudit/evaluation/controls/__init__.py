@@ -1,11 +1,10 @@
-"""Controls: every attack is tried where it must work and where it must fail, through the code it always runs.
+"""Controls: every attack is tried on a case where it must work and on one where it must fail, through its usual code.
 
-An attack that finds nothing has shown nothing until its positive control has succeeded; one that also finds
-something in noise, or in a model that was never trained, has shown nothing either. The victims of controls are
-auxiliary records: no private record takes part.
+An attack that finds nothing proves something only if its positive control succeeds. An attack that finds something in
+noise or in an untrained model proves nothing. The victims of controls are auxiliary records, never private ones.
 
-An attack's card says in `control` what it is tried on (`on`, a name of `CONTROLS`; left out: `model`), with what
-that needs besides.
+An attack's card says in `control` on what it is tried (`on`, a name of `CONTROLS`; default: `model`), with the other
+inputs of that control.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ CONTROLS: Mapping[str, Callable[[AttackPlan, Plan], dict[str, Control]]] = Mappi
         "uploads": recorded_uploads,
     }
 )
-"""What an attack can be tried on."""
+"""The cases on which an attack can be tried."""
 
 
 def setting_of(attack: AttackPlan, plan: Plan, adversary: str) -> str:
-    """Return which setting of an attack's controls is an adversary's own, as part of a file's name.
+    """Return the setting of an attack's controls that matches an adversary, as part of a file's name.
 
-    Attacks that show classes are tried as the adversary gets its answers: `answers` where clients give them in their
-    messages. For all other attacks, and where a released model or one in view answers, it is empty.
+    Attacks that show classes are tried in the way the adversary gets its answers: `answers` if clients give them in
+    their messages. For all other attacks, and if a released or visible model answers, the setting is empty.
     """
     card, members = attack.card, adversary.split("+")
     if not by_classes(card) or card["control"]["through"] != "oracle":
@@ -72,11 +71,11 @@ def setting_of(attack: AttackPlan, plan: Plan, adversary: str) -> str:
 
 
 def depends_on(attack: AttackPlan, plan: Plan, setting: str = "") -> bytes:
-    """Everything that the outcome of an attack's controls depends on, as bytes; no private record.
+    """Return everything that the outcome of an attack's controls depends on, as bytes; no private record is included.
 
-    The protocol, who takes part and their networks are among it for those controls only that run the protocol. Those of
-    attacks that show classes depend on the evaluator's test records and on how many records clients have; where clients
-    answer, also on the protocol and the defences.
+    The protocol, its parties and their networks are included only for controls that run the protocol. Controls of
+    attacks that show classes depend on the evaluator's test records and on the clients' numbers of records. If clients
+    answer, they also depend on the protocol and the defences.
     """
     network = plan.architecture
     stated = {
@@ -108,7 +107,7 @@ def depends_on(attack: AttackPlan, plan: Plan, setting: str = "") -> bytes:
 
 
 def controls(attack: AttackPlan, plan: Plan, setting: str = "") -> dict[str, Control]:
-    """The positive and the negative control of an attack on the run's kind of images, in one of its settings."""
+    """Return the positive and the negative control of an attack on the run's kind of images, in one setting."""
     if setting:
         return unseen_classes(attack, plan, setting)
     return CONTROLS[attack.card.get("control", {"on": "model"})["on"]](attack, plan)

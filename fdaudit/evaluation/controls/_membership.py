@@ -1,4 +1,4 @@
-"""What controls of membership attacks share: coins over auxiliary records, and figures of both controls."""
+"""Shared parts of membership attacks' controls: coins over auxiliary records, and figures of both controls."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ _VICTIM = "client/0"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Design:
-    """Candidates in pairs, one of each a member by a fair coin, and what is left over.
+    """Candidates in pairs, one of each a member by a fair coin, and the remaining records.
 
     Attributes:
-        challenge: about `client/0`.
-        member: (n,) who is.
-        rest: (x, y) auxiliary records that are no candidates.
+        challenge: the challenge about `client/0`.
+        member: (n,) which candidates are members.
+        rest: (x, y) auxiliary records that are not candidates.
     """
 
     challenge: Challenge
@@ -67,7 +67,7 @@ class Design:
 
     @property
     def members(self) -> tuple[Tensor, Tensor]:
-        """The victim's records (x, y)."""
+        """Return the victim's records (x, y)."""
         return self.challenge.x[self.member], self.challenge.y[self.member]
 
 
@@ -79,14 +79,14 @@ def design(
     most: int = MOST_CANDIDATES,
     random_labels: bool = True,
 ) -> Design:
-    """Coins over auxiliary records.
+    """Return coins over auxiliary records.
 
     Args:
-        attack: whose control it is; names the draws.
-        plan: with the auxiliary records.
-        share: of the records that become candidates.
-        most: candidates at most.
-        random_labels: labels have nothing to do with the images.
+        attack: the attack under control; its name labels the draws.
+        plan: the plan with the auxiliary records.
+        share: share of the records that become candidates.
+        most: the most candidates.
+        random_labels: draw labels independently of the images.
     """
     x, y = plan.auxiliary
     generator = child(plan.seed, "control", attack.name, "design")
@@ -108,7 +108,7 @@ def said(
     messages: Sequence[tuple[str, str, str, Mapping[str, Tensor]]],
     to: str = "server",
 ) -> Iterator[View]:
-    """What `to` sees of a transcript with these messages: sender, receiver, kind, tensors."""
+    """Yield the view of `to` on a transcript of these messages: sender, receiver, kind, tensors."""
     clients = sorted({name for m in messages for name in m[:2] if name.startswith("client/")} | {_VICTIM})
     seed = child_seed(plan.seed, "control", attack.name, "secret").to_bytes(8, "big")
     secret = SecretStream(seed * 2, "control").bytes(32)
@@ -124,8 +124,8 @@ class Measured:
     """An attack's AUC on one control.
 
     Attributes:
-        auc: with its one-sided p-value over the control's own coins.
-        either: how likely chance strays as far from 0.5, to either side.
+        auc: the AUC with its one-sided p-value over the control's own coins.
+        either: two-sided p-value: probability of a distance to 0.5 at least as large by chance.
     """
 
     auc: Figure
@@ -135,7 +135,7 @@ class Measured:
 def measured(
     attack: AttackPlan, plan: Plan, scores: Tensor, challenge: Challenge, member: Tensor
 ) -> Measured:
-    """The AUC of scores (n,) on a control's challenge, and its p-values."""
+    """Return the AUC of scores (n,) on a control's challenge, and its p-values."""
     auc = score_membership(
         scores,
         member,
@@ -148,7 +148,7 @@ def measured(
 
 
 def score(attack: AttackPlan, plan: Plan, view: View, made: Design, public: Tensor | None = None) -> Measured:
-    """The attack's AUC about the design's victim, as the server of a view."""
+    """Return the AUC of an attack about the design's victim, as the server of a view."""
     knowledge = Knowledge(
         architecture=plan.architecture,
         auxiliary=others(plan).records,
@@ -165,7 +165,7 @@ def score(attack: AttackPlan, plan: Plan, view: View, made: Design, public: Tens
 
 
 def attack_seed(plan: Plan, attack: AttackPlan) -> int:
-    """The seed of what an attack draws in its controls."""
+    """Return the seed of an attack's draws in its controls."""
     return child_seed(plan.seed, "control", attack.name, "attack")
 
 
@@ -177,7 +177,7 @@ def guessed(
     made: Design,
     reply: Callable[[Tensor, str | None], Tensor] | None = None,
 ) -> Measured:
-    """The attack's AUC on a case about the design's victim."""
+    """Return the AUC of an attack on a case about the design's victim."""
     guesses = run_attack(attack, view, case, reply)
     if isinstance(guesses, str):
         reason = f"the attack does not apply to its own control: {guesses}"
@@ -189,9 +189,9 @@ def guessed(
 
 
 def passed(positive: tuple[str, Measured], negative: tuple[str, Measured]) -> dict[str, Control]:
-    """Both controls: the positive one's AUC beyond what coins explain, the negative one's within; texts say on what.
+    """Return both controls: the positive AUC must be beyond chance, the negative one within; texts name their data.
 
-    The p-values are exact over the coins: of scores that are nearly all alike a bootstrap interval would be too narrow.
+    P-values are exact over the coins: a bootstrap interval would be too narrow for scores that are nearly equal.
     """
     (found, high), (nothing, chance) = positive, negative
     level, works = f"{1 - CONFIDENCE:.2g}", f"{WORKS:g}"

@@ -1,4 +1,4 @@
-"""Attacks that copy a model are tried on a model that answers, and on answers that are noise."""
+"""Controls of attacks that copy a model: a model that answers, and answers that are noise."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = ["model_that_answers"]
 
 _VICTIM = "client/0"
 _MOST = 2_000
-"""Auxiliary records that the control uses, at most."""
+"""Most auxiliary records of the control."""
 
 
 def model_that_answers(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     """Return both controls of an attack that copies models.
 
-    The model learnt half of the auxiliary records under shifted labels: class c reads c + 1. The adversary holds the
-    other half with true labels, so that it cannot guess the model's answers. The copy and the model are compared on
-    the records that the model learnt, of which the adversary has none. In the negative control the answers are noise.
+    The model is trained on half of the auxiliary records with shifted labels: class c becomes c + 1. The adversary
+    holds the other half with true labels, and so cannot guess the model's answers. The copy and the model are compared
+    on the model's training records, of which the adversary has none. In the negative control the answers are noise.
     """
     x, y = plan.auxiliary
     generator = child(plan.seed, "control", attack.name, "records")
@@ -71,7 +71,7 @@ def model_that_answers(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
 
 
 def _p(figures: Mapping[str, Figure]) -> float:
-    """The p-value of the gain; NaN, which passes no control, where there is none."""
+    """Return the p-value of the gain; NaN, which passes no control, if there is none."""
     p = figures["agreement_gain"].p
     return float("nan") if p is None else p
 

@@ -1,8 +1,8 @@
-"""Attacks that show what classes look like are tried in the run's own setting, and on drowned answers.
+"""Controls of attacks that show classes: the run's own setting, and answers drowned in noise.
 
-The target is the run's network, trained on as many auxiliary records as a client has. The attacker is the run's own:
-the same auxiliary records (`fdaudit.handout.auxiliary`), the same classes withheld, the same budget a model, and
-answers as the run gives them. Its guesses are measured as the run's are.
+The target is the run's network, trained on as many auxiliary records as a client has. The attacker has what it has in
+the run: the same auxiliary records (`fdaudit.handout.auxiliary`), withheld classes, query budget per model and form
+of answers. Its guesses are measured as the run's are.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ if TYPE_CHECKING:
 __all__ = ["unseen_classes"]
 
 _LEAST_GAIN_DB = 1.0
-"""Mean gain over the prior baseline from which the report calls something a sign of a leak."""
+"""Mean gain over the prior baseline from which the report speaks of a leak."""
 _LEVEL = 0.001
-"""p up to which the evaluator's accuracy counts: what is left for one of 20 such tests of a run."""
+"""Largest p at which the evaluator's accuracy counts: the level of one of 20 such tests of a run."""
 _DROWNING = 100.0
-"""Noise of the negative control, in standard deviations of what it is added to."""
+"""Noise of the negative control, in standard deviations of the values."""
 _STEPS, _BATCH, _RATE = 300, 128, 0.003
 _PUBLIC = 1000
-"""Public samples of an attack on messages, where the run has none."""
+"""Public samples of an attack on messages, if the run has none."""
 _VICTIM = "client/0"
 
 
 def unseen_classes(attack: AttackPlan, plan: Plan, setting: str = "") -> dict[str, Control]:
-    """Both controls of an attack that shows classes.
+    """Return both controls of an attack that shows classes.
 
-    The attack's card says in `through` what it is given: `oracle`, `parameters` or `messages`.
+    The attack's card says in `through` what it receives: `oracle`, `parameters` or `messages`.
 
     Args:
         attack: the attack.
         plan: the run's plan.
-        setting: `answers` where the run's clients answer an oracle in their messages; else empty.
+        setting: `answers` if the run's clients answer an oracle in their messages; else empty.
     """
     made = _design(attack, plan, setting)
     if isinstance(made, str):
@@ -84,7 +84,7 @@ def unseen_classes(attack: AttackPlan, plan: Plan, setting: str = "") -> dict[st
 
 
 def _counts(figures: Sequence[Figure]) -> bool:
-    """Whether figures show that classes were given away."""
+    """Return whether figures show that classes leaked."""
     named = {f.name: f for f in figures}
     accuracy, gain = named.get("evaluator_accuracy"), named.get("psnr_gain")
     by_name = accuracy is not None and accuracy.p is not None and accuracy.p <= _LEVEL
@@ -98,7 +98,7 @@ def _impossible(attack: AttackPlan, reason: str) -> dict[str, Control]:
 
 
 def _design(attack: AttackPlan, plan: Plan, setting: str) -> _Design | str:
-    """The control's target and attackers; or why it cannot be made."""
+    """Return the control's target and attackers, or the reason why it cannot be made."""
     x, y = plan.auxiliary
     own, wanted = _drawn(plan), torch.unique(y)
     if len(wanted) < 2 or len(own) < len(wanted):
@@ -115,7 +115,7 @@ def _design(attack: AttackPlan, plan: Plan, setting: str) -> _Design | str:
 
 
 def _drawn(plan: Plan) -> Tensor:
-    """Which auxiliary records the target is trained on: as many as the median client has, in the classes' shares."""
+    """Return the target's training records: as many as the median client has, in the classes' shares."""
     y, sizes = plan.auxiliary[1], [len(client.train) for client in plan.splits.clients]
     size = min(int(np.median(sizes)), len(y))
     seed = plan.seed.to_bytes(8, "big") * 4
@@ -126,7 +126,7 @@ def _drawn(plan: Plan) -> Tensor:
 
 
 def _trained(plan: Plan, x: Tensor, y: Tensor) -> Parameters:
-    """The run's network after 300 steps of Adam on some records; all attacks of a run meet the same ones."""
+    """Return the run's network after 300 steps of Adam on some records, the same for all attacks of a run."""
     generator = child(plan.seed, "control", "classes", "batches")
     batches, initial = draw_batches(len(y), _BATCH, steps=_STEPS, generator=generator), plan.initial()
 
@@ -144,7 +144,7 @@ def _trained(plan: Plan, x: Tensor, y: Tensor) -> Parameters:
 
 @dataclass(frozen=True, eq=False)
 class _Design:
-    """A model that was trained on rows `own` of the auxiliary records, and the attackers who try to invert it."""
+    """A model trained on rows `own` of the auxiliary records, and the attackers that try to invert it."""
 
     attack: AttackPlan
     plan: Plan
@@ -156,7 +156,7 @@ class _Design:
 
     @property
     def told(self) -> str:
-        """The control in words."""
+        """Return a description of the control."""
         given = "clients' answers" if self.setting else self.through
         withheld = [len(classes) for classes in withheld_of(self.assumed)]
         lacking = f"{' and '.join(map(str, withheld))} classes withheld" if withheld else "no class withheld"
@@ -165,7 +165,7 @@ class _Design:
         )
 
     def figures(self, drown: bool) -> tuple[Figure, ...]:
-        """The evaluator's accuracy, chance and the prior's; PSNR and its gain over the prior comes last."""
+        """Return the evaluator's accuracy, chance and prior; PSNR and its gain over the prior come last."""
         found = self._guesses(drown)
         if isinstance(found, str):
             why = f"the attack does not apply to its own control: {found}"
@@ -200,7 +200,7 @@ class _Design:
         return child_numpy(self.plan.seed, "control", self.attack.name, "score", int(drown))
 
     def _guesses(self, drown: bool) -> tuple[Guess, ...] | str:
-        """What the attackers guess of a bare model or a drowned one; or why the attack does not apply."""
+        """Return the attackers' guesses about a bare or a drowned model, or why the attack does not apply."""
         ways = {"oracle": self._asked, "parameters": self._read, "messages": self._overheard}
         made = list[tuple[Guess, ...]]()
         for held in self.assumed:
@@ -215,7 +215,7 @@ class _Design:
     def _asked(
         self, folder: Path, held: Assumption, scale: float, noise: torch.Generator
     ) -> tuple[Guess, ...] | str:
-        """Through an oracle, as in the run; the noise is on the logits behind each answer."""
+        """Return the guesses through an oracle, as in the run; noise is added to the logits behind each answer."""
         plan, kind = self.plan, str(self.attack.card.get("oracle") or "soft")
         models = plan.spec.victims if self.setting else 1
         oracle = Oracle(kind, plan.spec.query_budget // len(self.assumed) // models)
@@ -230,7 +230,7 @@ class _Design:
     def _read(
         self, folder: Path, held: Assumption, scale: float, noise: torch.Generator
     ) -> tuple[Guess, ...] | str:
-        """The model's parameters in view."""
+        """Return the guesses from the model's parameters in view."""
         weights = {n: _drowned(t, scale, noise) for n, t in self.weights.items()}
         view = _view(folder, [("server", _VICTIM, "model_parameters", weights)])
         return self._run(view, held, AttackTask(targets=(_VICTIM,), classes=held.lacks))
@@ -238,7 +238,10 @@ class _Design:
     def _overheard(
         self, folder: Path, held: Assumption, scale: float, noise: torch.Generator
     ) -> tuple[Guess, ...] | str:
-        """The model's answers to public samples, and their mean with those of a client without half of the classes."""
+        """Return the guesses from the model's answers to public samples, and their mean with another client's.
+
+        The other client lacks half of the classes.
+        """
         (x, y), trainer = self.plan.auxiliary, self.plan.trainer()
         public = held.public if held.public is not None else composites(x, _PUBLIC, 0.15, noise)
         few = self.own[torch.isin(y[self.own], torch.unique(y[self.own])[::2])]
@@ -257,9 +260,9 @@ class _Design:
         )
 
     def _answered(self, wanted: str, logits: Tensor, sent: bool = False) -> Tensor:
-        """A client's answers with these logits, through the run's defences on the messages in which clients answer.
+        """Return a client's answers with these logits, through the run's defences on its answer messages.
 
-        Of answers that are sent in messages the clients have agreed on a range.
+        For answers in messages, the clients have agreed on a range of logits.
         """
         heard = answered_by(self.plan)
         if heard is None:
@@ -283,7 +286,7 @@ class _Design:
 
 
 def _drowned(values: Tensor, scale: float, generator: torch.Generator) -> Tensor:
-    """`values` with Gaussian noise of `scale` times their own spread."""
+    """Return `values` with Gaussian noise of `scale` times their own spread."""
     if not scale:
         return values
     spread = float(values.std()) if values.numel() > 1 else float(values.abs().max())
@@ -291,7 +294,7 @@ def _drowned(values: Tensor, scale: float, generator: torch.Generator) -> Tensor
 
 
 def _view(folder: Path, sent: Sequence[tuple[str, str, str, dict[str, Tensor]]]) -> View:
-    """The server's view of a few messages; no protocol sent them and nothing private is in them."""
+    """Return the server's view of a few made-up messages; they hold nothing private."""
     with Transcript(folder, secret=bytes(32)) as transcript:
         for sender, receiver, kind, tensors in sent:
             transcript.record(sender, receiver, kind, tensors)

@@ -1,4 +1,4 @@
-"""Attacks on recorded answers are tried on clients that know their records by heart, and on untrained ones."""
+"""Controls of attacks on recorded answers: clients that memorised their records, and untrained clients."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 __all__ = ["public_samples", "recorded_answers"]
 
 _OTHERS = 3
-"""Clients beside the victim."""
+"""Clients other than the victim."""
 _SHARE = 0.7
-"""Of the auxiliary records, those that are candidates; the other clients hold the rest."""
+"""Share of the auxiliary records that are candidates; the other clients hold the rest."""
 _PUBLIC = 500
-"""Public samples of the control, where the run has none."""
+"""Public samples of the control, if the run has none."""
 
 
 def recorded_answers(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    """Half of the candidates, by fair coins, are learnt by heart by one client, which sends logits on public samples.
+    """Return both controls: one client memorises a random half of the candidates and sends logits on public samples.
 
-    Labels are drawn at random: whatever a model says of them it knows of the records. Three other clients hold other
-    records. All models of the negative control are untrained, each with initial weights of its own.
+    Labels are drawn at random: everything a model knows of them, it knows from the records. Three other clients hold
+    other records. All models of the negative control are untrained, each with its own initial weights.
     """
     made = design(attack, plan, share=_SHARE)
     public = public_samples(attack, plan)
@@ -56,7 +56,7 @@ def recorded_answers(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
 
 
 def public_samples(attack: AttackPlan, plan: Plan) -> Tensor:
-    """The run's public samples or, where it has none, means of two auxiliary images."""
+    """Return the run's public samples or, if it has none, means of two auxiliary images."""
     if len(plan.public):
         return plan.public[:_PUBLIC]
     x, _ = plan.auxiliary
@@ -65,7 +65,7 @@ def public_samples(attack: AttackPlan, plan: Plan) -> Tensor:
 
 
 def _by_heart(plan: Plan, start: list[Parameters], made: Design) -> tuple[list[Parameters], float]:
-    """Every client's model fitted to its records, the victim's until all are right; and the victim's accuracy."""
+    """Fit every client's model, the victim's until all its records are right; return the models and its accuracy."""
     x, y = made.rest
     parts = [torch.arange(k, len(y), _OTHERS) for k in range(_OTHERS)]
     data = [made.members, *((x[p], y[p]) for p in parts if len(p))]
@@ -86,7 +86,7 @@ def _by_heart(plan: Plan, start: list[Parameters], made: Design) -> tuple[list[P
 def _heard(
     attack: AttackPlan, plan: Plan, made: Design, public: Tensor, models: list[Parameters]
 ) -> Measured:
-    """The attack's AUC from what these clients' models answer."""
+    """Return the attack's AUC from these clients' answers."""
     trainer = plan.trainer()
     index = torch.arange(len(public))
     messages = [

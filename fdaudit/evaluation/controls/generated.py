@@ -1,4 +1,4 @@
-"""Attacks on generators and discriminators are tried where these repeat records, and where they cannot."""
+"""Controls of attacks on generators and discriminators: ones that repeat records, and ones that cannot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["generated_samples", "overfit_discriminator"]
 
 _SHARE = 0.7
-"""Of the auxiliary records, those that are candidates; other samples are made of the rest."""
+"""Share of the auxiliary records that are candidates; other samples are made of the rest."""
 _SPREAD = 0.05
 """Standard deviation of the noise on repeated images, in units of pixel intensity."""
 _COPIES = 4
@@ -30,7 +30,7 @@ _STEPS = 300
 
 
 def generated_samples(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    """Generated samples that repeat a client's records under noise, and ones that repeat nobody's."""
+    """Return both controls: samples that repeat a client's records under noise, and ones that repeat other records."""
     made = design(attack, plan, share=_SHARE, random_labels=False)
     generator = child(plan.seed, "control", attack.name, "noise")
     source = {"positive": made.members[0], "negative": made.rest[0]}
@@ -53,7 +53,7 @@ def generated_samples(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
 
 
 def overfit_discriminator(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    """A discriminator that knows one half of some auxiliary records by heart, and one that was never trained."""
+    """Return both controls: a discriminator that memorised half of some auxiliary records, and an untrained one."""
     made = design(attack, plan, share=_SHARE, random_labels=False)
     found = {
         "positive": _discriminated(attack, plan, made, _STEPS),
@@ -71,7 +71,7 @@ def overfit_discriminator(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
 
 
 def _discriminated(attack: AttackPlan, plan: Plan, made: Design, steps: int) -> Measured:
-    """The attack's AUC from a classifier's extractor and a layer above it, trained together for some steps."""
+    """Return the attack's AUC on a classifier's extractor and a layer above it, trained jointly for some steps."""
     trainer = plan.trainer()
     start = plan.architecture.build(child(plan.seed, "control", attack.name, "initial"))
     network = shared_network(trainer.network(parameters_of(start)))

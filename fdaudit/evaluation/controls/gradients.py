@@ -1,4 +1,4 @@
-"""Attacks on gradients are tried on bare uploads of auxiliary records, and on the same drowned in noise."""
+"""Controls of attacks on gradients: bare uploads of auxiliary records, and the same uploads drowned in noise."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 __all__ = ["bare_gradients"]
 
 _LEAST_GAIN_DB = 1.0
-"""A reconstruction control counts as working from this mean gain over the prior baseline on, as a run's images do."""
+"""Mean gain over the prior baseline from which a control counts as working, as for a run's images."""
 _CLIENTS = 2
-"""Clients of a control whose attack does not say how many it wants."""
+"""Default number of a control's clients."""
 _DROWNING = 100.0
 """Noise of the negative control, in standard deviations of the gradient's entries."""
 
 
 def bare_gradients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    """Both controls of an attack on gradients, at the run's own network, batch size and local steps, undefended.
+    """Return both controls of an attack on gradients, undefended, with the run's network, batch size and local steps.
 
-    The card may say how many `clients` there are, and under `drowned` which settings the negative control replaces.
+    The card may give the number of `clients`, and under `drowned` the settings that the negative control replaces.
     """
     x, y = plan.auxiliary
     fedavg, records = _as_in_the_run(plan, len(y) // 2)
@@ -77,11 +77,11 @@ def bare_gradients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
 
 
 def _as_in_the_run(plan: Plan, most: int) -> tuple[FedAvgConfig, int]:
-    """One round of FedAvg with the run's local training, and the records of a client: as many as in the run.
+    """Return one round of FedAvg with the run's local training, and the number of a client's records in the run.
 
     Args:
         plan: the run's plan.
-        most: records of a client, at most.
+        most: the most records of a client.
     """
     config = plan.protocol_config.model_dump()
     local = ("local_steps", "local_epochs", "batch_size", "lr", "momentum", "weight_decay", "mu")
@@ -101,7 +101,7 @@ def _shown(figures: Mapping[str, Figure], names: Sequence[str]) -> tuple[Figure,
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """One attack against one round of FedAvg whose clients hold auxiliary records."""
+    """An attack on one round of FedAvg whose clients hold auxiliary records."""
 
     attack: AttackPlan
     plan: Plan
@@ -110,7 +110,7 @@ class _Case:
     auxiliary: tuple[Tensor, Tensor]
 
     def figures(self, x: Tensor, y: Tensor, drown: bool) -> Mapping[str, Figure]:
-        """Scores of the attack on the records (x, y), bare or drowned in noise."""
+        """Return the attack's scores on the records (x, y), bare or drowned in noise."""
         with scratch("control") as clean:
             view = self._rehearsed(clean, x, y, {})
             if not drown:
@@ -124,7 +124,7 @@ class _Case:
             return self._attacked(self._rehearsed(noisy, x, y, attached), x, y, replaced)
 
     def _spread(self, view: View) -> float:
-        """Standard deviation of the entries of gradients or of updates, also where clients send whole models."""
+        """Return the standard deviation of gradient or update entries, also if clients send whole models."""
         sent = [view.tensors(m) for m in view.select(kind=self.fedavg.upload) if role(m.sender) == "client"]
         start = view.tensors(view.select(kind="model_parameters", sender="server")[0])
         whole = self.fedavg.upload == "model_parameters"
@@ -171,7 +171,7 @@ class _Case:
             return {"psnr_gain": Figure(name="psnr_gain", value=None, unavailable=reason)}
         guesses = [g for g in made if isinstance(g, Reconstruction)]
         rows = [targets.index(g.target) for g in guesses]
-        known = task_of(y) == "single-label"  # the prior's strategies by class need one class a record
+        known = task_of(y) == "single-label"  # the prior's strategies by class need one class per record
         return score_reconstruction(
             [g.images for g in guesses],
             [xs[k] for k in rows],

@@ -1,7 +1,7 @@
-"""Outcomes of controls, kept: each control is run once for all adversaries in the same setting.
+"""Stored outcomes of controls: each control runs once for all adversaries in the same setting.
 
 Guarantees:
-  * what was kept counts only if the run's secret seals it with all that it depends on: anybody may have written it.
+  * a stored outcome counts only if the run's secret seals it with everything that it depends on: files may be forged.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ __all__ = ["controls_directory", "kept_controls", "take_controls"]
 
 
 def controls_directory(run: Path) -> Path:
-    """Where the outcomes of controls are kept: of use to another run of the same auxiliary records and network."""
+    """Return the directory of controls' outcomes; runs with the same auxiliary records and network can reuse them."""
     return run / "attacks" / "controls"
 
 
 def kept_controls(
     attack: AttackPlan, plan: Plan, adversary: str, run: Path, beside: Sequence[Path] = ()
 ) -> dict[str, Control]:
-    """Return the controls of an attack, by name: kept by the run or by one beside it, or run now and kept.
+    """Return the controls of an attack, by name: stored by this or a related run, or run now and stored.
 
     Args:
         attack: the attack.
         plan: the run's plan.
-        adversary: whose cell it is.
+        adversary: the adversary of the cell.
         run: the run directory.
         beside: directories of runs with the same secret.
     """
@@ -64,7 +64,7 @@ def kept_controls(
 
 
 def _sealed(path: Path, seal: Callable[[Any], str]) -> dict[str, Any] | None:
-    """The outcomes that a file holds, where it is there and sealed."""
+    """Return the outcomes in a file, if it exists and is sealed."""
     with suppress(IntegrityError):
         kept = load_json(path) if path.is_file() else None
         if isinstance(kept, dict) and kept.get("sealed") == seal(kept.get("controls")):
@@ -74,7 +74,7 @@ def _sealed(path: Path, seal: Callable[[Any], str]) -> dict[str, Any] | None:
 
 
 def take_controls(source: Path, run: Path) -> None:
-    """Copies outcomes of controls from one run to another; each is used only where all it depends on is the same."""
+    """Copy outcomes of controls from one run to another; each is used only if all its dependencies are the same."""
     for path in sorted(controls_directory(source).glob("*.json")):
         target = controls_directory(run) / path.name
         if not target.is_file():

@@ -1,4 +1,4 @@
-"""Attacks on class shares are tried on the run's own protocol, undefended, with clients of very uneven classes."""
+"""Controls of attacks on class shares: the run's own protocol, undefended, with clients of very uneven classes."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _MOST_CLIENTS = 4
 _MOST_ROUNDS = 3
 _MOST_RECORDS = 4_000
 _OWN_SHARE = 0.9
-"""Of a client's records, how many are of its own classes, which no other client of the control favours."""
+"""Share of a client's records from its own classes, which no other client of the control favours."""
 _WORKS = 0.5
-"""The distance left, as a share of the prior's, up to which the attack counts as working: the report's own rule."""
+"""Largest distance, as a share of the prior's, at which the attack counts as working: the report's own rule."""
 
 
 def skewed_clients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    """Both controls of an attack on class shares.
+    """Return both controls of an attack on class shares.
 
-    The victims hold half of the auxiliary records, each client mostly classes of its own; the attack knows the other
-    half, and sees all that crosses the wire. The negative control holds the same guesses against another client's
-    shares: what is still right then was not read off the client's messages.
+    The victims hold half of the auxiliary records, each client mostly its own classes. The attack knows the other half
+    and sees all traffic. The negative control compares the same guesses with another client's shares: guesses that are
+    still right did not come from the client's messages.
     """
     generator = child(plan.seed, "control", attack.name, "victims")
     x, y = plan.auxiliary
@@ -81,7 +81,7 @@ def skewed_clients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
 
 
 def _uneven(y: Tensor, clients: int, generator: torch.Generator) -> list[Tensor]:
-    """Row numbers by client: class c goes to client c mod K, but for a tenth of its records, which is spread evenly."""
+    """Return row numbers by client: class c goes to client c mod K, except a tenth that is spread evenly."""
     main = y if task_of(y) == "single-label" else (y == 1).long().argmax(1)
     home = main % clients
     stray = torch.rand(len(home), generator=generator) >= _OWN_SHARE
@@ -98,7 +98,7 @@ def _shares(y: Tensor, classes: int) -> Tensor:
 def _distances(
     attack: AttackPlan, plan: Plan, guesses: Sequence[LabelDistribution], truths: Sequence[Tensor]
 ) -> tuple[Figure, Figure]:
-    """Mean total variation of the guesses, and of the best guess that is the same for all: their shares together."""
+    """Return the mean total variation of the guesses, and of the best constant guess: the shares over all clients."""
     pooled = torch.stack(list(truths)).mean(0)
     found = [total_variation(t, g.distribution) for t, g in zip(truths, guesses, strict=True)]
     prior = [total_variation(t, pooled) for t in truths]
@@ -112,7 +112,7 @@ def _distances(
 def _guesses(
     attack: AttackPlan, plan: Plan, data: Sequence[tuple[Tensor, Tensor]], auxiliary: tuple[Tensor, Tensor]
 ) -> Sequence[LabelDistribution] | str:
-    """What the attack says of each client, in their order; or, as text, why it says nothing."""
+    """Return the attack's guess about each client, in their order, or the reason why there is none."""
     with scratch("control") as folder:
         rehearsal = rehearsal_of(
             plan, EAVESDROPPER, config=_short(plan.protocol_config), defended=False, own=folder
@@ -138,7 +138,7 @@ def _guesses(
 
 
 def _short(config: Config) -> Config:
-    """The settings with a few rounds only, where their number is one of them."""
+    """Return the settings with a few rounds, if the number of rounds is a setting."""
     rounds: Any = getattr(config, "rounds", None)
     if "rounds" not in type(config).model_fields or rounds <= _MOST_ROUNDS:
         return config

@@ -1,4 +1,4 @@
-"""Attacks on a published model are tried on one that knows records by heart, and on one that was never trained."""
+"""Controls of attacks on a published model: one that memorised records, and an untrained one."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ __all__ = ["overfit_model"]
 
 
 def overfit_model(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    """Half of the auxiliary records, by fair coins, are learnt by heart under labels drawn at random.
+    """Return both controls: a model that memorised half of the auxiliary records, and an untrained one.
 
-    All attacks of a run meet the same model.
+    Fair coins choose the half, whose labels are random. All attacks of a run get the same model.
     """
     x, _ = plan.auxiliary
     generator = child(plan.seed, "control", "models", "design")
@@ -67,14 +67,14 @@ def overfit_model(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
 
 
 def _random_labels(n: int, like: Dataset, generator: torch.Generator) -> Tensor:
-    """Labels of the dataset's task that have nothing to do with any image."""
+    """Return labels of the dataset's task that are independent of the images."""
     if like.task == "multi-label":
         return torch.randint(2, (n, like.classes), generator=generator)
     return torch.randint(like.classes, (n,), generator=generator)
 
 
 def _learn_by_heart(plan: Plan, initial: Parameters, x: Tensor, y: Tensor) -> tuple[Parameters, float]:
-    """Adam on full batches until every label is fitted, at most 40 times 25 steps."""
+    """Train by Adam on full batches until every label is fitted, at most 40 times 25 steps."""
     trainer, task = plan.trainer(), task_of(y)
     batches = [torch.arange(len(y))] * 25
 
@@ -101,7 +101,7 @@ def _learn_by_heart(plan: Plan, initial: Parameters, x: Tensor, y: Tensor) -> tu
 
 
 def _on_model(attack: AttackPlan, plan: Plan, weights: Parameters, made: Design) -> Measured:
-    """The attack on a published model, asked through an oracle as in a run."""
+    """Run the attack on a published model, with an oracle as in a run."""
     challenge = made.challenge
     oracle = Oracle(attack.card.get("oracle") or "soft", budget=max(plan.spec.query_budget, len(challenge.y)))
     answering = plan.trainer()

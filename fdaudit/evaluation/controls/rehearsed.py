@@ -1,10 +1,10 @@
-"""The power control: every membership attack on a rehearsal of the run, with coins that were tossed anew.
+"""The power control: every membership attack on a rehearsal of the run, with newly tossed coins.
 
-The rehearsal has the run's records, networks, settings, defences and initial weights, so an attack meets the same task
-as in the run. What it reaches there is what it should reach in the run; the report prints both. An attack that finds
+The rehearsal has the run's records, networks, settings, defences and initial weights, so an attack has the same task
+as in the run. Its result there is the result to expect in the run; the report prints both. An attack that finds
 nothing in the rehearsal cannot find anything in the run, and its silence proves nothing.
 
-What a rehearsal leaves out: silent clients and a privacy budget's early end.
+A rehearsal leaves out silent clients and the early end by a privacy budget.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 __all__ = ["FOUND", "Rehearsed", "pooled_auc", "tossed_anew"]
 
 FOUND = 0.05
-"""p-value up to which an attack has found members in the rehearsal."""
+"""Largest p-value at which an attack has found members in the rehearsal."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rehearsed:
-    """A run's rehearsal, which lies in the run's vault and is made on first use.
+    """A run's rehearsal, stored in the run's vault and made on first use.
 
     Attributes:
         plan: the run's plan.
-        directory: where it lies: `transcript/`, and `vault/` with the models that oracles serve.
+        directory: its directory: `transcript/`, and `vault/` with the models that oracles serve.
         truth: the run's truth, for the order of candidates.
     """
 
@@ -61,13 +61,14 @@ class Rehearsed:
     truth: Truth
 
     def control(self, attack: AttackPlan, adversary: str, knowledge: Knowledge, task: AttackTask) -> Control:
-        """Return the power control of an attack: passed where it finds members in the rehearsal.
+        """Return the power control of an attack: passed if it finds members in the rehearsal.
 
         Args:
             attack: the attack.
-            adversary: who attacks.
-            knowledge: what the attack was given in the run.
-            task: the same; its challenges are asked again, its oracle is replaced by the rehearsal's.
+            adversary: the attacking adversary.
+            knowledge: the attack's knowledge in the run.
+            task: the attack's task in the run; its challenges are asked again, its oracle is replaced by the
+                rehearsal's.
         """
         try:
             auc = self._auc(attack, adversary, knowledge, task)
@@ -103,13 +104,13 @@ class Rehearsed:
         return pooled_auc(scores, members, task.challenges, child_numpy(self.plan.seed, "score", *name))
 
     def view(self, adversary: str) -> View:
-        """Return an adversary's view of the rehearsal, which is made if it does not lie there yet."""
+        """Return an adversary's view of the rehearsal, which is made if it does not exist yet."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with writing(self.directory, wait=True):  # another process may be at another cell of this run
+        with writing(self.directory, wait=True):  # another process may run another cell of this run
             return self._run(adversary)
 
     def members(self, client: str) -> Tensor:
-        """Return which of a client's candidates (n,) it trains on in the rehearsal."""
+        """Return which candidates (n,) of a client are its training records in the rehearsal."""
         return self.truth.challenge_on(client, self._train(client))[1]
 
     def _train(self, client: str) -> Tensor:
@@ -154,7 +155,7 @@ def tossed_anew(train: Tensor, members: Tensor, non_members: Tensor, stream: Sec
         train: (n,) its records in the run.
         members: (p,) of these, one half of each pair.
         non_members: (p,) the other half.
-        stream: of the coins.
+        stream: randomness of the coins.
     """
     swapped = torch.from_numpy(stream.uniform(len(members)) < 0.5) if len(members) else torch.zeros(0).bool()
     other = dict(zip(members[swapped].tolist(), non_members[swapped].tolist(), strict=True))
@@ -167,7 +168,7 @@ def pooled_auc(
     challenges: Mapping[str, Challenge],
     generator: np.random.Generator,
 ) -> Figure:
-    """Return the AUC of all victims' candidates together, with its interval and its exact p-value."""
+    """Return the AUC over the candidates of all victims, with its interval and its exact p-value."""
     names = sorted(scores)
     pair, first = [], 0
     for name in names:

@@ -1,4 +1,4 @@
-"""Attacks on accept bits are tried on the run's own selector, fitted to auxiliary records by coins that are known."""
+"""Controls of attacks on accept bits: the run's own selector, fitted to auxiliary records by known coins."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 __all__ = ["rehearsed_selector"]
 
 _PAIRS = 25
-"""Pairs from which on no further class is given to the victim."""
+"""Number of pairs after which the victim gets no further class."""
 _MOST_PAIRS = 40
-"""Pairs of one class at most."""
+"""Most pairs of one class."""
 _ROUNDS = 3
 _VICTIM = "client/0"
 
 
 def rehearsed_selector(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    """Both controls: a few rounds of the run's own protocol, undefended, with one client that holds the members.
+    """Return both controls: a few rounds of the run's own protocol, undefended; one client holds the members.
 
-    Pairs are of one class, as in a run's challenge. In the negative control the victim holds other auxiliary records,
-    and another client the members.
+    Pairs are of one class, as in a run's challenge. In the negative control another client holds the members, and the
+    victim other auxiliary records.
     """
     made = _design(attack, plan)
     pairs = len(made.member) // 2
@@ -54,7 +54,7 @@ def rehearsed_selector(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
 
 
 def _design(attack: AttackPlan, plan: Plan) -> Design:
-    """Pairs of auxiliary records of one class, of about half of the classes; what is left over is the rest."""
+    """Return pairs of auxiliary records of one class, from about half of the classes, and the remaining records."""
     x, y = plan.auxiliary
     generator = child(plan.seed, "control", attack.name, "design")
     chosen, pairs, labels = list[Tensor](), 0, y.unique()
@@ -78,7 +78,7 @@ def _design(attack: AttackPlan, plan: Plan) -> Design:
 
 
 def _heard(attack: AttackPlan, plan: Plan, made: Design, data: list[tuple[Tensor, Tensor]]) -> Measured:
-    """The attack's AUC about the first client of a rehearsal, as an eavesdropper."""
+    """Return the attack's AUC about the first client of a rehearsal, as an eavesdropper."""
     with scratch("control") as folder:
         rehearsal = rehearsal_of(
             plan, EAVESDROPPER, config=_short(plan.protocol_config), defended=False, own=folder
@@ -97,7 +97,7 @@ def _heard(attack: AttackPlan, plan: Plan, made: Design, data: list[tuple[Tensor
 
 
 def _short(config: Config) -> Config:
-    """The settings with a few rounds and hardly any training, where these are settings: selectors need no more."""
+    """Return the settings with a few rounds and little training, if these are settings: selectors need no more."""
     short: dict[str, Any] = {"rounds": _ROUNDS, "warm_up_steps": 1, "local_steps": 1, "distill_steps": 1}
     kept = {k: min(v, getattr(config, k)) for k, v in short.items() if k in type(config).model_fields}
     return config.model_copy(update=kept)

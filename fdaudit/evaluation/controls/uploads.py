@@ -1,4 +1,4 @@
-"""Attacks on uploads are tried on a client that trained on half of the candidates, and on one that has none of them."""
+"""Controls of attacks on uploads: a client that trained on half of the candidates, and one that has none."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = ["recorded_uploads"]
 
 _ROUNDS, _LR, _BATCH = 30, 0.1, 8
 _MOST = 64
-"""Candidates at most."""
+"""Most candidates."""
 _SHARE = 0.6
-"""Of the auxiliary records, those that are candidates; another client holds of the rest."""
+"""Share of the auxiliary records that are candidates; another client holds records of the rest."""
 
 
 def recorded_uploads(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
-    """FedAvg with a gradient a round, of the run's network: a client's gradients, seen by the server.
+    """Return both controls: FedAvg with one gradient per round on the run's network, seen by the server.
 
-    The victim of the positive control holds one candidate of each pair, by a fair coin; that of the negative control
-    as many other records, so that the coins have nothing to do with what it sends.
+    The victim of the positive control holds one candidate of each pair, by a fair coin. The victim of the negative
+    control holds as many other records, so the coins are independent of its messages.
     """
     made = design(attack, plan, share=_SHARE, most=_MOST, random_labels=False)
     count = int(made.member.sum())
@@ -54,7 +54,7 @@ def recorded_uploads(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
 
 
 def _attacked(attack: AttackPlan, plan: Plan, made: Design, held: tuple[Tensor, Tensor]) -> Measured:
-    """The attack's AUC about a client that holds these records."""
+    """Return the attack's AUC about a client that holds these records."""
     fedavg = protocols.REGISTRY.load("fedavg")
     (x, y), count = made.rest, len(held[1])
     with scratch("control") as folder:

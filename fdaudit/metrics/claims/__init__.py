@@ -1,1 +1,1 @@
-"""Bounds on privacy parameters from what attacks guessed."""
+"""Bounds on privacy parameters from attacks' guesses."""

@@ -1,10 +1,10 @@
-"""The empirical check of a claim (ε, δ): what a distinguisher's success over many draws says ε is at least.
+"""The empirical check of a claim (ε, δ): a lower bound on ε from a distinguisher's success over many draws.
 
 A mechanism M is (ε, δ)-private for neighbours D and D' only if P[M(D) ∈ S] <= e^ε P[M(D') ∈ S] + δ for every set S of
 outputs, and the same with D and D' exchanged. So any set refutes every ε below log((P[M(D) ∈ S] - δ) / P[M(D') ∈ S]).
-The sets tried here are the outputs whose score, a number that the caller makes of a joint output, lies above or below
-a threshold. One half of the draws chooses the set. The other half, which had no part in the choice, bounds its two
-probabilities by Clopper & Pearson 1934, and that bound holds for one set chosen beforehand however it was chosen.
+The caller maps each joint output to a score. The sets tried here are the outputs with a score above or below a
+threshold. One half of the draws chooses the set. The other half was not used for the choice. It bounds the set's two
+probabilities by Clopper & Pearson 1934, which is valid for a set chosen in advance, by any method.
 
 Guarantees:
   * for a mechanism that keeps its claim, `refuted` is true with a probability of at most `failure`;
@@ -30,12 +30,12 @@ _THRESHOLDS = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Distinguisher:
-    """A set of outputs: those with a score of at least `threshold`, or with one below it; and which side is likelier.
+    """A set of outputs with a score from `threshold` on, or below it, and the data set under which it is likelier.
 
     Attributes:
-        threshold: of the score.
-        above: the set is of scores from the threshold on; otherwise of those below it.
-        first: the set is likelier under D than under D'; otherwise the other way round.
+        threshold: threshold of the score.
+        above: whether the set has the scores from the threshold on, rather than those below it.
+        first: whether the set is likelier under D than under D'.
     """
 
     threshold: float
@@ -43,21 +43,21 @@ class Distinguisher:
     first: bool
 
     def hits(self, scores: Floats) -> int:
-        """How many of the scores (n,) lie in the set."""
+        """Return how many of the scores (n,) are in the set."""
         inside = int(np.count_nonzero(scores >= self.threshold))
         return inside if self.above else len(scores) - inside
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refutation:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         claimed: ε.
-        bound: what ε is at least, at confidence 1 - `failure`; 0 where the draws show nothing.
+        bound: lower bound on ε at confidence 1 - `failure`; 0 if the draws show nothing.
         delta: δ of both.
-        failure: probability with which the bound lies too high.
-        distinguisher: the set of outputs that it rests on.
+        failure: probability that the bound is too high.
+        distinguisher: the set of outputs behind the bound.
     """
 
     claimed: float
@@ -68,7 +68,7 @@ class Refutation:
 
     @property
     def refuted(self) -> bool:
-        """Whether the claim is false, up to the probability of failure."""
+        """Return whether the claim is false, up to the probability of failure."""
         return self.bound > self.claimed
 
 
@@ -82,16 +82,16 @@ def check_claim(
     draws: int,
     failure: float,
 ) -> Refutation:
-    """Checks that a mechanism is (ε, δ)-private on two neighbouring data sets, by what a distinguisher achieves.
+    """Check a claim that a mechanism is (ε, δ)-private on two neighbouring data sets, by a distinguisher's success.
 
     Args:
-        draw: gives so many independent joint outputs (n, ...) on D.
+        draw: maps n to n independent joint outputs (n, ...) on D.
         draw_neighbour: the same on D'.
-        score: one number for each joint output (n, ...) -> (n,), larger where D is the likelier: the logarithm of the
-            likelihood ratio, which no other score betters, or a projection.
-        epsilon: ε that is claimed.
-        delta: δ that it is claimed at.
-        draws: on either data set; half of them choose the set of outputs.
+        score: one number for each joint output (n, ...) -> (n,), larger if D is likelier: the logarithm of the
+            likelihood ratio, which is optimal, or a projection.
+        epsilon: the claimed ε.
+        delta: the δ of the claim.
+        draws: draws on each data set; half of them choose the set of outputs.
         failure: probability of refuting a claim that holds.
 
     Raises:
@@ -109,13 +109,13 @@ def check_claim(
 
 
 def choose(p: Floats, q: Floats, *, delta: float, failure: float) -> Distinguisher:
-    """The set of outputs whose bound would be the largest on these scores, on D (n,) and on D' (m,).
+    """Return the set of outputs with the largest bound on these scores, on D (n,) and on D' (m,).
 
-    Thresholds are the pooled scores themselves where they are few, else spread over their ranks, more finely toward
-    both ends, where unlikely outputs tell the most.
+    Thresholds are the pooled scores if there are few. Otherwise they are spread over the ranks, more finely toward both
+    ends, where unlikely outputs reveal the most.
 
     Raises:
-        ValueError: a score is NaN or there is none, or δ or `failure` is out of range.
+        ValueError: scores are empty or NaN, or δ or `failure` is out of range.
     """
     _refuse(p, q, delta, failure)
     pooled = np.unique(np.concatenate([p, q]))
@@ -143,17 +143,17 @@ def choose(p: Floats, q: Floats, *, delta: float, failure: float) -> Distinguish
 
 
 def lower_bound(found: Distinguisher, p: Floats, q: Floats, *, delta: float, failure: float) -> float:
-    """What ε is at least, at confidence 1 - `failure`: log((p_L - δ) / q_U), or 0 where that is less or nothing.
+    """Return a lower bound on ε at confidence 1 - `failure`: log((p_L - δ) / q_U), or 0 if that is less or undefined.
 
     Args:
-        found: a set chosen without these scores.
+        found: a set that was chosen without these scores.
         p: scores of fresh draws on D (n,).
-        q: on D' (m,).
+        q: scores of fresh draws on D' (m,).
         delta: δ.
         failure: split between the two Clopper-Pearson bounds.
 
     Raises:
-        ValueError: a score is NaN or there is none, or δ or `failure` is out of range.
+        ValueError: scores are empty or NaN, or δ or `failure` is out of range.
     """
     _refuse(p, q, delta, failure)
     hits = [(np.array([found.hits(scores)]), len(scores)) for scores in ((p, q) if found.first else (q, p))]
@@ -164,7 +164,7 @@ def lower_bound(found: Distinguisher, p: Floats, q: Floats, *, delta: float, fai
 def _bound(
     likely: NDArray[np.int64], n: int, unlikely: NDArray[np.int64], m: int, delta: float, failure: float
 ) -> Floats:
-    """log((p_L - δ) / q_U) for each pair of counts (k,); -∞ where δ alone explains what was seen."""
+    """Return log((p_L - δ) / q_U) for each pair of counts (k,); -∞ if δ by itself explains the counts."""
     from scipy.stats import beta
 
     with np.errstate(invalid="ignore", divide="ignore"):

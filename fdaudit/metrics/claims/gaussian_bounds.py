@@ -1,14 +1,14 @@
 """A lower bound of μ of Gaussian DP from the guesses of one run: the audit of f-DP.
 
-A mechanism is f-DP where no test of one neighbour against the other has a type II error below f of its type I error.
-It is μ-GDP where f is the trade-off function of N(0, 1) against N(μ, 1) (Dong, Roth & Su 2019). The audit tests one
-such hypothesis after another. It claims something else than the (ε, δ) audit of `lower_bounds`: *the mechanism is not
-μ-GDP for any μ below the bound*. ε at δ of that μ is what the weakest Gaussian mechanism that explains the guesses
-would have; another mechanism that explains them may have less.
+A mechanism is f-DP if no test of one neighbour against the other has a type II error below f of its type I error. It
+is μ-GDP if f is the trade-off function of N(0, 1) against N(μ, 1) (Dong, Roth & Su 2019). The audit tests one such
+hypothesis after another. Its claim differs from that of the (ε, δ) audit in `lower_bounds`: *the mechanism is not
+μ-GDP for any μ below the bound*. ε at δ of that μ is the ε of the weakest Gaussian mechanism that explains the guesses.
+Another mechanism that explains them may have a smaller ε.
 
 Guarantees:
-  * for a mechanism that is μ-GDP the bound lies above μ with a probability of at most 1 - confidence: numbers of
-    guesses are tried as a family that the number of coins alone fixes, and they share the level;
+  * for a mechanism that is μ-GDP the bound exceeds μ with a probability of at most 1 - confidence: the tried numbers of
+    guesses form a family that only the number of coins fixes, and they share the level;
   * the bound never falls as more guesses are right, and never rises with the confidence.
 
 Source: Mahloujifar, Melis & Chaudhuri 2025, "Auditing f-Differential Privacy in One Run", Theorem 3.1, Algorithm 3.
@@ -34,19 +34,19 @@ _OF_CANDIDATES = (
     (1 / 4, True, 0.35),
     (1 / 2, True, 0.35),
 )
-"""Numbers of guesses, as shares of the coins; whether half of them are non-members; their parts of the level.
+"""Numbers of guesses, as shares of the coins; whether half of them are non-members; their shares of the level.
 
 Most of the level goes to the numbers that tell most where scores are Gaussian. A low level costs this test more than
 it costs the (ε, δ) test.
 """
 _OF_PAIRS = ((1 / 8, False, 0.2), (1 / 2, False, 0.4), (1, False, 0.4))
-"""The same of pairs."""
+"""The same for pairs."""
 _MOST = 64.0
-"""The largest μ that is tried; Φ(-64) is below every double."""
+"""The largest tried μ; Φ(-64) is below every double."""
 _STEP = 1e-6
-"""How finely μ is found, which is rounded down, and the logarithm of a p-value, which is rounded up."""
+"""Precision of μ, which is rounded down, and of the logarithm of a p-value, which is rounded up."""
 _LEAST = 1e-250
-"""The smallest p-value that is told."""
+"""The smallest reported p-value."""
 
 
 def mu_lower_bound(
@@ -59,17 +59,17 @@ def mu_lower_bound(
     pair: Any = None,
     guesses: int | None = None,
 ) -> float:
-    """Return a μ such that the mechanism is not μ'-GDP for any μ' below it.
+    """Return a lower bound on μ: the mechanism is not μ'-GDP for any smaller μ'.
 
     Args:
         scores: (n,), higher for "member".
         member: (n,) booleans: whether the candidate was trained on.
-        confidence: of the bound.
-        design: how membership was decided.
-        relation: which the bound is stated for. What matched pairs show of replaced records is halved: a mechanism
+        confidence: confidence of the bound.
+        design: the design by which membership was decided.
+        relation: relation of the bound. The bound of matched pairs, for replaced records, is halved for it: a mechanism
             that is μ-GDP for records added or removed is 2μ-GDP for records replaced.
-        pair: (n,) number of each candidate's pair; of `matched-pairs` only.
-        guesses: how many guesses are made, fixed before the scores were seen; left out, a family is tried.
+        pair: (n,) number of each candidate's pair; for `matched-pairs` only.
+        guesses: number of guesses, fixed before the scores were seen; by default a family is tried.
 
     Raises:
         UsageError: shapes do not match, a number is out of range, or the design does not support the relation.
@@ -90,9 +90,9 @@ def mu_p_value(
     pair: Any = None,
     guesses: int | None = None,
 ) -> float:
-    """Return how likely a mechanism that is μ-GDP lets so many guesses be right, at most.
+    """Return the largest probability, for a μ-GDP mechanism, of at least as many right guesses.
 
-    The number of guesses that are tried is corrected for; the other arguments are those of `mu_lower_bound`.
+    The result is corrected for the tried numbers of guesses. The other arguments are those of `mu_lower_bound`.
 
     Raises:
         UsageError: as `mu_lower_bound`; or a negative or infinite μ.
@@ -104,13 +104,13 @@ def mu_p_value(
 
 
 def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float = 0.95) -> float:
-    """Return the least μ that so many right guesses do not refute; the number of guesses was fixed beforehand.
+    """Return the least μ that the right guesses do not refute; the number of guesses was fixed in advance.
 
     Args:
         correct: c: guesses that were right.
-        guesses: c': guesses made; abstentions are none.
-        canaries: m: records that were each included by a fair coin of their own, guessed or not.
-        confidence: of the bound.
+        guesses: c': guesses made, without abstentions.
+        canaries: m: records that were each included by their own fair coin, guessed or not.
+        confidence: confidence of the bound.
 
     Raises:
         UsageError: not 0 <= correct <= guesses <= canaries, no guess, or a number out of range.
@@ -120,7 +120,7 @@ def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float = 0.
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """Return ε at δ of a mechanism that is μ-GDP; infinite where δ is 0 and μ is not.
+    """Return ε at δ of a mechanism that is μ-GDP; infinite if δ is 0 and μ is not.
 
     Raises:
         UsageError: a negative μ, or a δ outside [0, 1).
@@ -154,7 +154,7 @@ def _refuse(mu: float) -> None:
 
 
 def _asked(design: OneRunDesign, guesses: int | None, coins: int) -> list[Asked]:
-    """The numbers of guesses that are tried of so many coins, with their parts of the level."""
+    """Return the tried numbers of guesses for a number of coins, with their shares of the level."""
     if guesses is not None:
         return evenly([fixed(guesses, coins)], design)
     parts = dict[tuple[int, bool], float]()
@@ -169,10 +169,10 @@ def _refuted(correct: int, guesses: int, canaries: int, mu: float, level: float)
     """Return whether `correct` or more right guesses have a probability below `level` under every μ-GDP mechanism.
 
     Let P_j be the probability of j or more right guesses. In such a run a coin picked at random is guessed right with
-    probability r_j and wrong with probability h_j: m r_j = j P_j + Σ_{i>j} P_i and m h_j = c' P_j - m r_j. Flipping
-    the coin turns a right guess into a wrong one, so that h_j >= f(1 - r_{j+1}). The right side never falls in any P_i.
-    So the least P_j follow one after the other, from P_c = level and P_i = 0 for i > c. Where P_0 would have to
-    exceed 1, the hypothesis is refuted. Once a step leaves P_j as it was, all further ones do.
+    probability r_j and wrong with probability h_j: m r_j = j P_j + Σ_{i>j} P_i and m h_j = c' P_j - m r_j. Flipping the
+    coin turns a right guess into a wrong one, so that h_j >= f(1 - r_{j+1}). The right side never falls in any P_i. So
+    the least P_j follow one after the other, from P_c = level and P_i = 0 for i > c. If P_0 would have to exceed 1, the
+    hypothesis is refuted. Once a step leaves P_j unchanged, all further steps do.
     """
     from scipy.special import ndtr, ndtri
 
@@ -190,7 +190,7 @@ def _refuted(correct: int, guesses: int, canaries: int, mu: float, level: float)
 
 
 def _p_value(correct: int, guesses: int, canaries: int, mu: float) -> float:
-    """The largest probability of so many right guesses, or more, under μ-GDP; rounded up."""
+    """Return the largest probability of at least as many right guesses under μ-GDP; rounded up."""
     if correct == 0:
         return 1.0
     low, high = math.log(_LEAST), 0.0
@@ -205,7 +205,7 @@ def _p_value(correct: int, guesses: int, canaries: int, mu: float) -> float:
 
 @lru_cache(maxsize=65536)
 def _inverted(correct: int, guesses: int, canaries: int, level: float) -> float:
-    """The largest μ that is refuted, rounded down; 0 where not even μ = 0 is."""
+    """Return the largest refuted μ, rounded down; 0 if even μ = 0 is not refuted."""
     low, high = 0.0, 1.0
     while high < _MOST and _refuted(correct, guesses, canaries, high, level):
         low, high = high, 2 * high

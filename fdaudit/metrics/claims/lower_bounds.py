@@ -1,19 +1,19 @@
-"""What ε is at least, from how well members were told from non-members: the empirical check of a claim (ε, δ).
+"""Lower bounds on ε from membership guesses: the empirical check of a claim (ε, δ).
 
-A bound needs a design that supports it, since only coins that were tossed say what chance alone would do:
+A bound needs a design that supports it: only tossed coins determine what chance would do.
 
-  * `coin-flips`: each of n candidates was trained on, or not, by a fair coin of its own. One model is enough (Steinke,
-    Nasr & Jagielski 2023, "Privacy auditing with one (1) training run", Theorem 5.2). Of records added or removed.
-  * `matched-pairs`: of each pair one was trained on, by one fair coin a pair, and one is guessed. The same theorem with
-    pairs in the place of canaries. Of records replaced.
-  * `independent-runs`: one candidate, or one set of them, in or out, and one score for each of n independent runs
+  * `coin-flips`: a fair coin for each of n candidates decided whether it was trained on. One model is enough (Steinke,
+    Nasr & Jagielski 2023, "Privacy auditing with one (1) training run", Theorem 5.2). For records added or removed.
+  * `matched-pairs`: a fair coin for each pair decided which record was trained on, and a guess names one. The same
+    theorem, with pairs in place of canaries. For replaced records.
+  * `independent-runs`: one candidate, or one set of candidates, in or out, and one score for each of n independent runs
     (Clopper & Pearson 1934).
 
 Guarantees:
-  * whatever the scores are, a bound lies above the true ε with a probability of at most 1 - confidence: numbers of
-    guesses are tried as a family that the number of candidates alone fixes, with Bonferroni's correction, and the
-    threshold of independent runs is chosen on one half of them and bounded on the other;
-  * equal scores are taken in the order that is worst for the attack, so the order of the candidates tells nothing.
+  * for all scores, a bound exceeds the true ε with a probability of at most 1 - confidence. The tried numbers of
+    guesses form a family that only the number of candidates fixes, with Bonferroni's correction. The threshold for
+    independent runs is chosen on one half of them and bounded on the other;
+  * equal scores are ordered to the attack's disadvantage, so the order of the candidates reveals nothing.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ __all__ = [
 ]
 
 Design = OneRunDesign | Literal["independent-runs"]
-"""How it was decided who is a member."""
+"""The design by which membership was decided."""
 
 _SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
-"""Numbers of guesses that are tried, as shares of the coins."""
+"""Tried numbers of guesses, as shares of the coins."""
 _CHUNK = 4096
-"""Terms of δ's correction that are computed at once."""
+"""Terms of δ's correction per batch."""
 _MOST_GUESSES = 2**40
-"""Where `guesses_needed` gives up."""
+"""Largest number of guesses that `guesses_needed` tries."""
 
 
 def epsilon_lower_bound(
@@ -61,26 +61,27 @@ def epsilon_lower_bound(
     pair: Any = None,
     guesses: int | None = None,
 ) -> float:
-    """What ε is at least at δ, whatever made the scores, provided that the design is what was done.
+    """Return a lower bound on ε at δ, valid for all scores if the design was followed.
 
-    Under `coin-flips` the highest scores are guessed to be members, or half of the guesses the highest to be members
-    and half the lowest to be none. Under `matched-pairs` the higher score of a pair is guessed to be the member's, in
-    the pairs that differ most.
+    Under `coin-flips` the highest scores are guessed to be members; alternatively, half of the guesses call the highest
+    scores members and half call the lowest non-members. Under `matched-pairs` the higher score of a pair is guessed to
+    be the member's, in the pairs with the largest differences.
 
     Args:
         scores: (n,), higher for "member": of candidates, or of runs.
         member: (n,) booleans: whether the candidate was trained on, or whether the run had it.
         delta: δ in [0, 1).
-        confidence: of the bound.
-        design: how membership was decided.
-        relation: which the bound is stated for. What matched pairs show of replaced records is converted: a mechanism
-            that is (ε, δ)-private for records added or removed is (2ε, (1 + e^ε)δ)-private for records replaced.
-        pair: (n,) number of each candidate's pair; of `matched-pairs` only.
-        guesses: how many guesses, or pairs, are decided on, fixed before anybody saw a score; left out, the family's
-            shares of them are tried. Not of `independent-runs`.
+        confidence: confidence of the bound.
+        design: the design by which membership was decided.
+        relation: relation of the bound. The bound of matched pairs, for replaced records, is converted for it: a
+            mechanism that is (ε, δ)-private for records added or removed is (2ε, (1 + e^ε)δ)-private for records
+            replaced.
+        pair: (n,) number of each candidate's pair; for `matched-pairs` only.
+        guesses: number of guesses, or decided pairs, fixed before any score was seen; by default the family's shares
+            are tried. Not for `independent-runs`.
 
     Returns:
-        The bound in nats; 0 where the scores show nothing.
+        The bound in nats; 0 if the scores show nothing.
 
     Raises:
         UsageError: shapes do not match, a number is out of range, or the design does not support the relation.
@@ -110,10 +111,10 @@ def epsilon_p_value(
     pair: Any = None,
     guesses: int | None = None,
 ) -> float:
-    """Return how likely a mechanism that is (ε, δ)-private lets so many guesses be right, at most.
+    """Return the largest probability, for an (ε, δ)-private mechanism, of at least as many right guesses.
 
-    The claim is contradicted at every confidence below 1 minus this, as `epsilon_lower_bound` says, which has the same
-    arguments. The number of guesses that are tried is corrected for.
+    The claim is contradicted at every confidence below 1 minus this value, in agreement with `epsilon_lower_bound`,
+    which has the same arguments. The result is corrected for the tried numbers of guesses.
 
     Raises:
         UsageError: as `epsilon_lower_bound`; or a negative or infinite ε.
@@ -129,21 +130,21 @@ def epsilon_p_value(
 def one_run_epsilon(
     correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95
 ) -> float:
-    """What ε is at least at δ when so many guesses about coins of one run were right.
+    """Return a lower bound on ε at δ from the number of right guesses about coins of one run.
 
-    The number of guesses must have been fixed beforehand: chosen by their success they would need a correction, which
+    The number of guesses must be fixed in advance. A number chosen by success needs a correction, which
     `epsilon_lower_bound` makes.
 
     Args:
         correct: v: guesses that were right.
-        guesses: r: guesses made; abstentions are none.
-        canaries: m: records that were each included by a fair coin of their own, guessed or not.
+        guesses: r: guesses made, without abstentions.
+        canaries: m: records that were each included by their own fair coin, guessed or not.
         delta: δ in [0, 1).
-        confidence: of the bound.
+        confidence: confidence of the bound.
 
     Returns:
-        The least ε at which so much success has a probability above 1 - confidence: P[W >= v] + 2mδ max_i
-        (P[W >= v - i] - P[W >= v]) / i with W ~ Binomial(r, e^ε / (1 + e^ε)); 0 where chance explains it.
+        The least ε at which this success has a probability above 1 - confidence: P[W >= v] + 2mδ max_i
+        (P[W >= v - i] - P[W >= v]) / i with W ~ Binomial(r, e^ε / (1 + e^ε)); 0 if chance explains it.
 
     Raises:
         UsageError: not 0 <= correct <= guesses <= canaries, no guess, or a number out of range.
@@ -158,20 +159,20 @@ def one_run_epsilon(
 def most_contradictable(
     guesses: int, delta: float, confidence: float = 0.95, canaries: int | None = None
 ) -> float:
-    """The bound of a perfect attack: no claim above it can be contradicted with so many guesses.
+    """Return the bound of a perfect attack: no claim above it can be contradicted with this many guesses.
 
     Args:
-        guesses: all of them right.
+        guesses: number of guesses, all right.
         delta: δ.
-        confidence: of the bound.
-        canaries: how many there are; left out, as many as guesses.
+        confidence: confidence of the bound.
+        canaries: number of canaries; default: as many as guesses.
     """
     return one_run_epsilon(guesses, guesses, guesses if canaries is None else canaries, delta, confidence)
 
 
 @lru_cache(maxsize=4096)
 def guesses_needed(epsilon: float, delta: float, confidence: float = 0.95) -> int | None:
-    """How many guesses, all right, contradict a claim (ε, δ); None where no number up to 2^40 would.
+    """Return how many right guesses contradict a claim (ε, δ); None if no number up to 2^40 does.
 
     Raises:
         UsageError: a negative or infinite ε, or a number out of range.
@@ -184,8 +185,8 @@ def guesses_needed(epsilon: float, delta: float, confidence: float = 0.95) -> in
         return _p_value(r, r, r, epsilon, delta) <= alpha
 
     low, high = 0, 1
-    # The p-value falls with the number of guesses and then, where δ's correction takes over, rises to a limit: once
-    # a perfect attack would have had this many wrong answers by chance, it does not fall again.
+    # The p-value falls with the number of guesses. When δ's correction dominates, it rises to a limit. After
+    # `last` guesses chance would give 50 - 2 log α wrong answers: it does not fall again.
     last = (50 - 2 * math.log(alpha)) * (1 + math.exp(min(epsilon, 700.0)))
     while not enough(high):
         low, high = high, math.ceil(1.05 * high)
@@ -201,19 +202,19 @@ def guesses_needed(epsilon: float, delta: float, confidence: float = 0.95) -> in
 
 
 def _asked(design: OneRunDesign, guesses: int | None, coins: int) -> list[Asked]:
-    """The numbers of guesses that are tried of so many coins, with equal parts of the level."""
+    """Return the tried numbers of guesses for a number of coins, with equal shares of the level."""
     if guesses is not None:
         return evenly([fixed(guesses, coins)], design)
     return evenly(sorted({max(1, round(share * coins)) for share in _SHARES}), design)
 
 
 def _replaced(epsilon: float, delta: float) -> tuple[float, float]:
-    """What (ε, δ) for records added or removed implies for records replaced."""
+    """Return the (ε, δ) for records replaced that follows from (ε, δ) for records added or removed."""
     return 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
 
 
 def _of_runs(scores: Floats, member: Flags, delta: float, alpha: float, guesses: int | None) -> float:
-    """The larger of both directions' bounds for a threshold chosen on every other run, on the remaining ones."""
+    """Return the larger of both directions' bounds; the threshold is chosen on every other run."""
     if guesses is not None:
         raise UsageError("guesses", guesses, "has no meaning under independent-runs", "Leave it out.")
     p, q = scores[member], scores[~member]
@@ -228,10 +229,10 @@ def _of_runs(scores: Floats, member: Flags, delta: float, alpha: float, guesses:
 
 
 def _p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
-    """The largest probability of so many right guesses, or more, under (ε, δ); it never falls as ε or δ grows.
+    """Return the largest probability of at least as many right guesses under (ε, δ); it never falls as ε or δ grows.
 
-    Where 2mδ / i passes 1 the theorem's term is replaced by one that is larger and rises with ε: the term's own
-    share of P[W >= v], which is negative there, is taken at ε = 0.
+    If 2mδ / i exceeds 1, the theorem's term is replaced by a larger one that rises with ε. The term's own share of P[W
+    >= v] is negative there, and is taken at ε = 0.
     """
     from scipy.special import expit
     from scipy.stats import binom
@@ -255,7 +256,7 @@ def _p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: f
 
 @lru_cache(maxsize=65536)
 def _inverted(correct: int, guesses: int, canaries: int, delta: float, alpha: float, halved: bool) -> float:
-    """The least ε whose p-value passes α; with `halved`, of a claim of which (2ε, (1 + e^ε)δ) is tested."""
+    """Return the least ε whose p-value exceeds α; with `halved`, the tested claim is (2ε, (1 + e^ε)δ)."""
     from scipy.optimize import brentq
     from scipy.special import betaincinv, logit
 
@@ -272,7 +273,7 @@ def _inverted(correct: int, guesses: int, canaries: int, delta: float, alpha: fl
     if high <= 0:
         return 0.0
     found = high if excess(high) <= 0 else float(brentq(excess, 0.0, high, xtol=1e-9, rtol=1e-12))
-    return max(0.0, found - 1e-8)  # never above the root for its rounding
+    return max(0.0, found - 1e-8)  # rounding must never put it above the root
 
 
 def _delta(delta: float) -> float:

@@ -1,1 +1,1 @@
-"""Does a reconstruction identify its record among others of its class?"""
+"""Tests of whether a reconstruction identifies its record among others of its class."""

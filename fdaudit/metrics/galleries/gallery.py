@@ -1,8 +1,8 @@
-"""Galleries of records, and scores that say how well guesses show each record.
+"""Galleries of records, and scores of how well guesses show each record.
 
 Guarantees:
   * a record's scores do not depend on whether it is a true one;
-  * guesses of a class say nothing of records of other classes.
+  * guesses of a class do not score records of other classes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from fdaudit.metrics.galleries.resemblance import resemblances
 __all__ = ["Gallery", "Probe", "Scores", "score_identities", "score_records"]
 
 _AVERAGE = 4
-"""True records of one class from which a guess that is their average counts as showing none of them."""
+"""Number of true records of a class from which a guess of their average counts as showing none."""
 
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """All records that take part, true ones included.
+    """All records of a test, true ones included.
 
     Attributes:
         images: (N, c, h, w) in [0, 1].
-        groups: (N,) the class of each, or another number that adversaries may know of it.
-        identities: (N,) whose record each is; None where that is unknown.
-        held: records that adversaries hold, and know the identities of; none of them is in `images`.
+        groups: (N,) the class of each, or another number that adversaries may know.
+        identities: (N,) the person behind each record; None if unknown.
+        held: records that adversaries hold with known identities; none of them is in `images`.
     """
 
     images: torch.Tensor
@@ -41,7 +41,7 @@ class Gallery:
 
     @cached_property
     def pictures(self) -> Integers:
-        """A number (N,) for each record, the same for equal images."""
+        """Return a number (N,) for each record, the same for equal images."""
         flat = np.ascontiguousarray(self.images.detach().cpu().numpy()).reshape(len(self.images), -1)
         whole = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).ravel()
         return np.unique(whole, return_inverse=True)[1].reshape(-1).astype(np.int64)
@@ -54,8 +54,8 @@ class Probe:
     Attributes:
         target: the target's name.
         guess: (m, c, h, w) in [0, 1].
-        rows: (n,) which records of the gallery are the true ones.
-        labels: (m,) the class that each guess is of; None where a guess may be of any true record.
+        rows: (n,) indices of the true records in the gallery.
+        labels: (m,) the class of each guess; None if a guess may show any true record.
     """
 
     target: str
@@ -66,12 +66,12 @@ class Probe:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of every record by every probe's guesses; NaN where a record takes no part.
+    """Scores of every record by every probe's guesses; NaN for records without a score.
 
     Attributes:
-        distances: their names.
-        best: (probes, distances, N) how much the guess that resembles a record most does so.
-        margin: (probes, distances, N) how much more it does so than an average over guesses.
+        distances: names of the distances.
+        best: (probes, distances, N) the largest resemblance of a guess to each record.
+        margin: (probes, distances, N) its excess over an average of the guesses' resemblances.
         groups: (N,) the records' classes.
         kinds: (N,) records of one kind count as one.
     """
@@ -84,12 +84,12 @@ class Scores:
 
 
 def score_records(gallery: Gallery, probes: Sequence[Probe], counts: Sequence[Mapping[int, int]]) -> Scores:
-    """Score records by the guesses; a probe's guesses of one class say nothing of other classes.
+    """Score records by the guesses; a probe's guesses of one class do not score other classes.
 
     Args:
         gallery: the records.
         probes: the guesses.
-        counts: for each probe, how many true records it has of each class.
+        counts: for each probe, its number of true records of each class.
     """
     guesses, N = torch.cat([p.guess for p in probes]).float(), len(gallery.groups)
     owner = np.repeat(np.arange(len(probes)), [len(p.guess) for p in probes])
@@ -107,10 +107,10 @@ def score_records(gallery: Gallery, probes: Sequence[Probe], counts: Sequence[Ma
 
 
 def _best_and_margin(alike: Floats, count: int) -> tuple[Floats, Floats]:
-    """The largest resemblance (d, N) of (d, m, N), and its margin over the mean of the largest ones.
+    """Return the largest resemblance (d, N) of (d, m, N), and its margin over the mean of the largest ones.
 
-    The mean is over all guesses. Of a class with many true records it is over half as many guesses as there are such
-    records: were all of these the class's average, there would be no margin.
+    The mean is over all guesses. For a class with many true records it is over half as many guesses as there are such
+    records: if these guesses all are the class's average, there is no margin.
     """
     ordered = -np.sort(-alike, axis=1)
     among = ordered.shape[1] if count < _AVERAGE else (count + 1) // 2
@@ -120,7 +120,7 @@ def _best_and_margin(alike: Floats, count: int) -> tuple[Floats, Floats]:
 def score_identities(
     gallery: Gallery, probes: Sequence[Probe], counts: Sequence[Mapping[int, int]]
 ) -> Scores | None:
-    """Score each record by the best of the held records of its identity and class; NaN where none are held."""
+    """Score each record by the best of the held records of its identity and class; NaN if none is held."""
     held, identities, N = gallery.held, gallery.identities, len(gallery.groups)
     if held is None or held.identities is None or identities is None:
         return None

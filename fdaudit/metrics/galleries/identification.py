@@ -1,25 +1,25 @@
-"""Identification: can a record be picked out of a gallery by its reconstruction?
+"""Identification: whether the reconstruction of a record singles it out in a gallery.
 
-PSNR over a prior says how close an image comes. It does not say whether the image shows one record and no other. Here
-each true record is set against a *gallery*: other records of its class that the adversary does not hold. Every record,
-true or not, is scored by the guess that resembles it most. A record is *identified* where its score is above those of
-its whole gallery. The share of identified records is the rank-1 identification rate (Phillips et al., "The FERET
-evaluation methodology for face-recognition algorithms", IEEE TPAMI 22 (2000)).
+PSNR over a prior measures closeness. It does not show whether an image depicts one record and no other. Here each true
+record is compared with a *gallery*: other records of its class that the adversary does not hold. Every record, true or
+not, is scored by the guess that resembles it most. A record is *identified* if its score exceeds those of its whole
+gallery. The share of identified records is the rank-1 identification rate (Phillips et al., "The FERET evaluation
+methodology for face-recognition algorithms", IEEE TPAMI 22 (2000)).
 
-The p-value is that of a randomisation test. Where the guesses tell nothing but classes, the true records are as good as
-drawn at random from the records of their classes. So they are drawn again, for all targets jointly, and every
-statistic is computed as before. Nothing is matched to the truth: a record's score is the same whether it is true or
-drawn. The largest standardised statistic over several distances counts (max-T; Westfall and Young 1993), which
-corrects for their number. Draws end early where the p-value is large (Besag and Clifford, Biometrika 78 (1991)).
+The p-value is that of a randomisation test. If the guesses reveal only classes, the true records are as good as random
+records of their classes. So they are drawn again, for all targets jointly, and every statistic is computed as before.
+Nothing is matched to the truth: a record's score is the same whether it is true or drawn. The test uses the largest
+standardised statistic over several distances, which corrects for their number (max-T; Westfall and Young 1993). Draws
+end early if the p-value is large (Besag and Clifford, Biometrika 78 (1991)).
 
-Two statistics are looked at by each distance, neither of which an average of the true records raises:
-  * the *margin* by which the guess that resembles a record most does so more than guesses do on average, summed over
-    the true records. A mean image in place of every guess has no margin;
-  * how far the best of several true records stands out from their mean, for guesses that are of a class, that are
-    alone, or that show one record more than once. A mean image resembles all of them alike.
+Each distance has two statistics, and an average of the true records raises neither:
+  * the *margin* of the guess that resembles a record most over the average of the guesses, summed over the true
+    records. A mean image in place of every guess has no margin;
+  * the excess of the best of several true records over their mean, for guesses that are of a class, that are single,
+    or that show one record more than once. A mean image resembles all of them equally.
 
 Guarantees:
-  * P(p <= α) <= α for every α where guesses tell nothing but classes, whatever images they are;
+  * P(p <= α) <= α for every α and for all images, if guesses reveal only classes;
   * images that are equal count as one record, and equal scores identify none.
 """
 
@@ -38,13 +38,13 @@ from fdaudit.types import Figure
 __all__ = ["Identification", "Rank", "identify"]
 
 _CALIBRATION = 400
-"""Draws that say what each statistic and the rank-1 rate are by chance; they take no part in the test."""
+"""Draws that estimate each statistic and the rank-1 rate by chance; the test does not use them."""
 
 _MOST_DRAWS = 19_999
-"""Draws of the test at most: p-values down to 1 in 20,000, so that a correction for hundreds of tests can be passed."""
+"""Most draws of the test: p-values down to 1 in 20,000 can pass a correction for hundreds of tests."""
 
 _EXCEEDANCES = 20
-"""Draws that do as well as the truth, after which the p-value is known well enough."""
+"""Number of draws at least as good as the truth after which the p-value is precise enough."""
 
 _AT_ONCE = 512
 
@@ -59,12 +59,13 @@ class Rank:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Identification:
-    """What the gallery tests found.
+    """The results of the gallery tests.
 
     Attributes:
-        figures: of all targets together.
-        targets: by target, its own.
-        ranks: by target and row of the gallery. Of guesses of classes, the best record of each class has one.
+        figures: figures over all targets.
+        targets: figures of each target.
+        ranks: ranks by target and row of the gallery. For guesses of classes, only the best record of each class has
+            one.
     """
 
     figures: tuple[Figure, ...]
@@ -75,21 +76,21 @@ class Identification:
 def identify(
     gallery: Gallery, probes: Sequence[Probe], generator: np.random.Generator, confidence: float = 0.95
 ) -> Identification:
-    """Test whether records can be picked out of their galleries, of each target and of all together.
+    """Test whether guesses identify records in their galleries, for each target and for all targets.
 
     Args:
-        gallery: the records. What an adversary holds, or what no target could hold, must not be among them.
-        probes: targets; no record belongs to two of them.
+        gallery: the records. They must not include records that an adversary holds or that no target could hold.
+        probes: the targets; no record belongs to two of them.
         generator: draws records in place of the true ones.
-        confidence: level of the intervals, which take records as independent.
+        confidence: level of the intervals, which assume independent records.
 
     Returns:
         Figures `identification` (rank-1 rate with its p-value), `identification_chance` (the rate of drawn records) and
-        `identification_rank` (median rank), each by the distance that picks out most; so is chance. Where the adversary
-        holds records of known identities, also `identity_identification` and its chance: is a person recognised by
-        an adversary with other records of the same person? There the gallery is of identities, and each is scored by
-        the records that the adversary holds of it. The true record is never among these. Without a gallery figures are
-        unavailable, with the reason.
+        `identification_rank` (median rank), each by the distance that identifies most, chance included. If the
+        adversary holds records of known identities, also `identity_identification` and its chance: does an adversary
+        with other records of a person recognise that person? This gallery consists of identities, each scored by the
+        adversary's records of it. The true record is never among these. Without a gallery, figures are unavailable with
+        the reason.
     """
     counts = [dict(zip(*np.unique(gallery.groups[p.rows], return_counts=True), strict=True)) for p in probes]
     tests = [("identification", _Test(score_records(gallery, probes, counts), probes))]
@@ -113,7 +114,7 @@ def identify(
 
 @dataclass(frozen=True, eq=False)
 class _Set:
-    """True records of one target and class: their places (n,) among the records (N,) of that class that take part."""
+    """True records of one target and class: their places (n,) among the records (N,) of that class in the test."""
 
     group: int
     start: int
@@ -121,7 +122,7 @@ class _Set:
 
 
 class _Test:
-    """The randomisation test on scores of records, for each target and for all together."""
+    """The randomisation test on scores of records, for each target and for all targets."""
 
     def __init__(self, scores: Scores, probes: Sequence[Probe]) -> None:
         self.probes, self.distances, self.left_out = probes, scores.distances, 0
@@ -134,7 +135,7 @@ class _Test:
             self._add(group, scores)
 
     def _add(self, group: int, scores: Scores) -> None:
-        """Take in the records of one class, if there is a gallery for them."""
+        """Add the records of one class, if there is a gallery for them."""
         rows = np.flatnonzero(scores.groups == group)
         scored = ~np.isnan(scores.best[:, 0][:, rows])
         rows = rows[scored.any(0)]
@@ -187,7 +188,7 @@ class _Test:
         return made[0], each, ranks
 
     def _draw(self, n: int, generator: np.random.Generator) -> dict[int, list[Integers]]:
-        """Draw records in place of the true ones `n` times: by target, for each of its sets places (n, size)."""
+        """Draw records in place of the true ones `n` times; return places (n, size) by target and set."""
         drawn: dict[int, list[Integers]] = {k: [] for k, sets in enumerate(self.sets) if sets}
         for group, rows in self.rows.items():
             order = generator.permuted(np.tile(np.arange(len(rows)), (n, 1)), axis=1)
@@ -198,7 +199,7 @@ class _Test:
         return drawn
 
     def _statistic(self, who: Sequence[int], drawn: Mapping[int, Sequence[Integers]]) -> Floats:
-        """Both statistics by every distance, (2 x distances, n), summed over targets."""
+        """Return both statistics by every distance, (2 x distances, n), summed over targets."""
         total: Floats = np.sum([self._one(k, drawn[k]) for k in who], axis=0)
         return total
 
@@ -244,7 +245,7 @@ class _Test:
         ]
 
     def _hits(self, k: int, drawn: Sequence[Integers]) -> tuple[Integers, Integers]:
-        """Count the items of a target that each distance identifies (d, n), and those that have a gallery (n,)."""
+        """Count the items of a target that each distance identifies (d, n), and the items with a gallery (n,)."""
         hits = np.zeros((len(self.distances), len(drawn[0])), dtype=np.int64)
         counted = np.zeros(len(drawn[0]), dtype=np.int64)
         for one, places in zip(self.sets[k], drawn, strict=True):
@@ -259,14 +260,14 @@ class _Test:
         return hits, counted
 
     def _same_kind(self, group: int, places: Integers) -> Flags:
-        """Which records (n, N) of a class are of a kind with one of those at `places` (n, size)."""
+        """Return which records (n, N) of a class are of a kind with one of those at `places` (n, size)."""
         kinds = self.kinds[group]
         taken = np.zeros((len(places), int(kinds.max()) + 1), dtype=np.bool_)
         np.put_along_axis(taken, kinds[places], True, 1)
         return taken[:, kinds]
 
     def _ranks(self, k: int, distance: int) -> dict[int, Rank]:
-        """The rank of each true record of a target, or of the best of each class, by its row of the gallery."""
+        """Return the rank of each true record of a target, or of the best of each class, by its row of the gallery."""
         found: dict[int, Rank] = {}
         for one in self.sets[k]:
             values = self._values[k][one.group][0][distance]
@@ -314,13 +315,13 @@ class _Test:
 
 
 def _apart(values: Floats) -> Floats:
-    """Return by how much the best of a set exceeds its mean, (d, n, size) -> (d, n); of one record, its value."""
+    """Return the excess of the best of a set over its mean, (d, n, size) -> (d, n); for one record, its value."""
     return np.asarray(values.max(-1) - (values.mean(-1) if values.shape[-1] > 1 else 0.0))
 
 
 @dataclass(frozen=True, eq=False)
 class _Scale:
-    """The mean and spread (s, 1) that statistics have by chance."""
+    """The mean and spread (s, 1) of statistics by chance."""
 
     mean: Floats
     spread: Floats
@@ -330,14 +331,14 @@ class _Scale:
         return cls(drawn.mean(1, keepdims=True), drawn.std(1, keepdims=True))
 
     def largest(self, statistics: Floats) -> Floats:
-        """The largest standardised statistic (n,) of (s, n)."""
+        """Return the largest standardised statistic (n,) of (s, n)."""
         told = self.spread > 1e-9
         z = np.where(told, (statistics - self.mean) / np.where(told, self.spread, 1.0), -np.inf)
         return np.asarray(z.max(0))
 
 
 def _best_distance(hits: Integers) -> int:
-    """The distance that identifies most, of hits (d,) of each; of several the last, which is the mean of all."""
+    """Return the distance with most hits (d,); in a tie the last one, which is the mean of all."""
     return len(hits) - 1 - int(hits[::-1].argmax())
 
 

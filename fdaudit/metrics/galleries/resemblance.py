@@ -1,13 +1,14 @@
 """Measures of resemblance between guessed images and records, several at once.
 
 A blurred, noisy or low-contrast image may have a large squared error and still show one record and no other. So
-resemblance is also measured by correlations, which ignore brightness and contrast, and within bands of spatial
-frequency, which leave out the noise of the other bands. Faces, for one, are recognised by 8 to 16 cycles a face width
-(Näsänen, "Spatial frequency bandwidth used in the recognition of facial images", Vision Research 39 (1999)).
+resemblance is also measured by correlations, which ignore brightness and contrast. It is also measured within bands of
+spatial frequency, which leave out the noise of the other bands. Faces, for example, are recognised by 8 to 16 cycles
+per face width (Näsänen, "Spatial frequency bandwidth used in the recognition of facial images", Vision Research 39
+(1999)).
 
 Guarantees:
   * a correlation does not change when a guess is scaled, or shifted by a constant;
-  * what all records share distinguishes none of them: their mean is removed before a correlation;
+  * common features of all records distinguish none: their mean is removed before a correlation;
   * an image without contrast resembles no record more than another.
 """
 
@@ -26,15 +27,15 @@ _OCTAVES = ((0.0, 2.0), (2.0, 4.0), (4.0, 8.0), (8.0, 16.0))
 """Bands of spatial frequency, in cycles across the shorter side."""
 
 _FLAT = 1e-6
-"""Length of features, relative to the records', up to which an image counts as without contrast."""
+"""Largest length of features, relative to the records', of an image that counts as without contrast."""
 
 _EVEN = 0.5
-"""Which power of their spread `whitened` takes from the principal components: 0 leaves them, 1 evens them out."""
+"""Power of the spread by which `whitened` divides principal components: 0 keeps them, 1 equalises them."""
 
 _TINY = 1e-300
 
 _DIGITS = 9
-"""Decimals that are kept: rounding must not tell equal images apart."""
+"""Decimals that are kept: rounding must not separate equal images."""
 
 
 def resemblances(guess: torch.Tensor, records: torch.Tensor) -> dict[str, Floats]:
@@ -69,14 +70,14 @@ def resemblances(guess: torch.Tensor, records: torch.Tensor) -> dict[str, Floats
 
 
 def _cosine_transform(x: torch.Tensor) -> torch.Tensor:
-    """The orthonormal discrete cosine transform of images; it sees no step between opposite borders."""
+    """Return the orthonormal discrete cosine transform of images, which treats opposite borders as independent."""
     from scipy.fft import dctn
 
     return torch.from_numpy(dctn(x.numpy(), axes=(-2, -1), norm="ortho"))
 
 
 def _bands(height: int, width: int) -> Mapping[tuple[float, float], torch.Tensor]:
-    """Which coefficients (h, w) of the cosine transform lie in which band; coefficient k has k / 2 cycles."""
+    """Return the coefficients (h, w) of the cosine transform in each band; coefficient k has k / 2 cycles."""
     short = min(height, width)
     rows = torch.arange(height).double() / 2 * (short / height)
     columns = torch.arange(width).double() / 2 * (short / width)
@@ -87,14 +88,14 @@ def _bands(height: int, width: int) -> Mapping[tuple[float, float], torch.Tensor
 
 
 def _gradient_magnitude(x: torch.Tensor) -> torch.Tensor:
-    """The length of the gradient between neighbouring pixels, (n, c, h - 1, w - 1)."""
+    """Return the length of the gradient between neighbouring pixels, (n, c, h - 1, w - 1)."""
     down = x[..., 1:, :-1] - x[..., :-1, :-1]
     across = x[..., :-1, 1:] - x[..., :-1, :-1]
     return (down.square() + across.square()).sqrt()
 
 
 def _without_mean(features: torch.Tensor, m: int) -> torch.Tensor:
-    """Features (m + N, d) less the part along the mean of the last `N`, the records: what tells these apart is left."""
+    """Remove from features (m + N, d) the part along the mean of the last `N`, the records; differences remain."""
     mean = features[m:].mean(0)
     along = features @ mean / mean.square().sum().clamp(min=_TINY)
     return features - along[:, None] * mean

@@ -1,1 +1,1 @@
-"""Figures about pictures."""
+"""Figures about images."""

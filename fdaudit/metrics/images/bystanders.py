@@ -1,13 +1,13 @@
-"""The second baseline of reconstruction: the attack's own images beside records that they are not about.
+"""The second baseline of reconstruction: the attack's own images compared with unrelated records.
 
-Images from where the records come from resemble some of them without any leak: a public dataset, handed in as a guess,
+Images from the records' distribution resemble some of them without any leak: a public dataset, submitted as a guess,
 may hold the records themselves. Such images resemble other records as well. So guesses are also matched with as many
-records, of the same classes as far as there are any, that no message of the target was computed from. A leak is what
-stands above this baseline and above the prior (`fdaudit.metrics.images.prior`).
+bystanders: records from which no message of the target was computed, of the same classes as far as possible. A leak is
+an excess over this baseline and over the prior (`fdaudit.metrics.images.prior`).
 
 Guarantees:
-  * no record of a target that is guessed about takes part;
-  * the images, their number and the way of matching are the attack's own.
+  * no record of a guessed target is a bystander;
+  * the images, their number and the matching are the attack's own.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from fdaudit.metrics.images.similarity import match
 __all__ = ["OWN_IMAGES", "Bystanders", "stricter"]
 
 OWN_IMAGES = "own images beside other records"
-"""What the baseline is called where it is the stricter one."""
+"""Name of the baseline if it is the stricter one."""
 
 _DRAWS = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Bystanders:
-    """Records that no guess is about.
+    """Records that no guess targets.
 
     Attributes:
-        images: (N, c, h, w) in [0, 1], others' among them; nothing is copied but what is drawn.
-        rows: (k,) which of them these records are, k >= 1.
-        labels: (k,), or None of records without one class each.
+        images: (N, c, h, w) in [0, 1], including other records; only drawn ones are copied.
+        rows: (k,) indices of the bystanders, k >= 1.
+        labels: (k,), or None for records without one class each.
     """
 
     images: torch.Tensor
@@ -45,11 +45,11 @@ class Bystanders:
     labels: Integers | None = None
 
     def of_class(self, label: int) -> Integers:
-        """Return which of the images are bystanders of a class."""
+        """Return the indices of the bystanders of a class."""
         return self.rows[self.labels == label] if self.labels is not None else self.rows[:0]
 
     def draw(self, n: int, labels: Integers | None, generator: np.random.Generator) -> torch.Tensor:
-        """Draw records (n, c, h, w), of these labels (n,) as far as there are any, none twice while others are left."""
+        """Draw records (n, c, h, w), of these labels (n,) if possible, without repetition as long as possible."""
         chosen = np.full(n, -1, dtype=np.int64)
         if labels is not None and self.labels is not None:
             for label in np.unique(labels).tolist():
@@ -66,7 +66,7 @@ class Bystanders:
     def draws(
         self, n: int, labels: Integers | None, generator: np.random.Generator
     ) -> Sequence[torch.Tensor]:
-        """Some draws of as many records."""
+        """Return several draws of `n` records."""
         return [self.draw(n, labels, generator) for _ in range(_DRAWS)]
 
     def beside(
@@ -76,14 +76,15 @@ class Bystanders:
         measures: Sequence[Measure],
         generator: np.random.Generator,
     ) -> dict[str, Floats]:
-        """Measure batches of guesses matched with bystanders, (draws, matched).
+        """Measure the likeness of guesses to matched bystanders, (draws, matched).
 
-        The record most like its guess stands where the batch's most leaked one does, and so on.
+        Likenesses to bystanders are sorted like those to the batch's own records: the highest one takes the place of
+        the most leaked record, and so on.
 
         Args:
             batches: guesses (m, c, h, w), the labels (n,) of the true records or None, and n.
-            got: by measure the guesses' likeness to their own records (matched,), batch after batch.
-            measures: how likeness is measured.
+            got: by measure, the guesses' likeness to their own records (matched,), batch after batch.
+            measures: the measures of likeness.
             generator: draws the bystanders.
         """
         parts: dict[str, list[Floats]] = {q.name: [] for q in measures}
@@ -109,7 +110,7 @@ def stricter(
     beside: Mapping[str, Floats],
     measures: Sequence[Measure],
 ) -> tuple[dict[str, Floats], dict[str, tuple[str, ...]]]:
-    """Return, for each measure, the better of prior and bystanders by their means, and what it is called."""
+    """Return, for each measure, the better of prior and bystanders by their means, and its name."""
     better = [
         q.name
         for q in measures

@@ -1,15 +1,15 @@
-"""What an evaluator makes of class-level reconstructions: its accuracy on them, and distances in its features.
+"""Class-level reconstructions judged by an evaluator: its accuracy on them, and distances in its features.
 
-An evaluator is a classifier that neither the attack nor the federation has met. The share of guesses that it takes for
-the classes that they claim says how well a model gave its classes away (Zhang et al., "The Secret Revealer", CVPR
-2020). Beside it stand the share that chance gives, and the share of guesses made from auxiliary data alone.
+An evaluator is a classifier that neither the attack nor the federation has used. The share of guesses that it assigns
+to their claimed classes measures how well a model revealed its classes (Zhang et al., "The Secret Revealer", CVPR
+2020). It is reported with the share by chance, and the share of guesses made from auxiliary data only.
 
-Chance is exact where classes were withheld: who has never seen them cannot know which name belongs to which of them.
-Without a leak every assignment of the withheld names to the withheld classes is equally likely, whatever the images
-are. The p-value is the share of assignments under which as many guesses are right.
+Chance is exact if classes were withheld: an adversary that has never seen them cannot know the name of each. Without a
+leak every assignment of the withheld names to the withheld classes is equally likely, for all images. The p-value is
+the share of assignments with at least as many right guesses.
 
 Guarantees:
-  * without a leak P(p <= α) <= α, whatever the images, the evaluator and the classes' frequencies;
+  * without a leak P(p <= α) <= α, for all images, evaluators and class frequencies;
   * a guess that several targets share counts once;
   * distances to a target's records and to bystanders are taken to as many records of the same class.
 """
@@ -39,7 +39,7 @@ __all__ = ["Judge", "relabelled_p_value", "score_class_evaluation"]
 _DRAWS = 8
 """Draws of random strategies and of bystanders."""
 _MOST_EXACT = 5_040
-"""Assignments of one set of withheld names that are all tried; of more, `_SAMPLED` are drawn."""
+"""Most assignments of one set of withheld names that are all tried; otherwise `_SAMPLED` are drawn."""
 _SAMPLED = 19_999
 
 
@@ -48,9 +48,9 @@ class Judge:
     """An evaluator.
 
     Attributes:
-        name: as notes show it.
-        classify: images (n, c, h, w) to classes (n,).
-        features: images (n, c, h, w) to features (n, d).
+        name: name in notes.
+        classify: maps images (n, c, h, w) to classes (n,).
+        features: maps images (n, c, h, w) to features (n, d).
     """
 
     name: str
@@ -60,7 +60,7 @@ class Judge:
 
 @dataclass(frozen=True, eq=False)
 class _Target:
-    """One target's guesses of classes that it holds, (m, c, h, w) and (m,), and its records."""
+    """A target: its records, and the guesses of classes that it holds, (m, c, h, w) and (m,)."""
 
     guess: torch.Tensor
     labels: Integers
@@ -68,7 +68,7 @@ class _Target:
     of: Integers
 
     def place(self, label: int) -> torch.Tensor:
-        """Return the rows of its records of a class."""
+        """Return the rows of the target's records of a class."""
         return torch.from_numpy(np.flatnonzero(self.of == label))
 
 
@@ -86,29 +86,29 @@ def score_class_evaluation(
     together: bool = True,
     confidence: float = 0.95,
 ) -> tuple[Figure, ...]:
-    """Score guesses of classes, one list entry a target.
+    """Score guesses of classes, one list entry per target.
 
     Args:
         guess_images: (m, c, h, w) in [0, 1] for each target.
-        guess_labels: (m,) the class that each guess is of.
+        guess_labels: (m,) the class of each guess.
         true_images: (n, c, h, w) all records of each target.
         true_labels: (n,) their classes.
         judge: the evaluator.
         generator: for draws and bootstraps.
-        priors: what can be guessed without the view, or None.
-        withheld: sets of classes, each withheld from an adversary of its own; without any there is no p-value.
-        bystanders: records that no party and no evaluator was trained on, or None.
-        together: whether these are all targets of an attack. Of some alone there is no p-value, so that an attack is
-            one test, and no distance between sets.
+        priors: guesses that are possible without the view, or None.
+        withheld: sets of classes, each withheld from a different adversary; without any there is no p-value.
+        bystanders: records that trained no party and no evaluator, or None.
+        together: whether these are all targets of an attack. A subset has no p-value, so that an attack is one test,
+            and no distance between sets.
         confidence: level of every interval.
 
     Returns:
         `evaluator_accuracy` with its p-value, `evaluator_chance`, `evaluator_prior`; `evaluator_nearest`,
-        `evaluator_nearest_bystanders`, `evaluator_nearest_gap`; `labelled_frechet`, `labelled_frechet_prior`. None
-        where no target holds a class guessed at.
+        `evaluator_nearest_bystanders`, `evaluator_nearest_gap`; `labelled_frechet`, `labelled_frechet_prior`. None if
+        no target holds a guessed class.
 
     Raises:
-        UsageError: images or labels that do not fit together.
+        UsageError: images and labels do not match.
     """
     given = zip(guess_images, guess_labels, true_images, true_labels, strict=True)
     targets = [t for t in (_target(*one) for one in given) if len(t.labels)]
@@ -137,19 +137,19 @@ def _target(guess: Any, claimed: Any, truth: Any, labels: Any) -> _Target:
 def relabelled_p_value(
     claimed: Any, taken: Any, withheld: Sequence[Sequence[int]], generator: np.random.Generator
 ) -> tuple[float, float]:
-    """Return how likely chance is to do as well, and the share of right guesses that it has on average.
+    """Return the probability that chance does as well, and its expected share of right guesses.
 
     Args:
         claimed: (n,) the class that each guess claims, each in one of the sets.
-        taken: (n,) the class that each is taken for.
-        withheld: disjoint sets of classes; within each, names are assigned anew.
-        generator: draws assignments where a set has too many to try them all.
+        taken: (n,) the class that the evaluator assigns to each.
+        withheld: disjoint sets of classes; within each, names are reassigned.
+        generator: draws assignments if a set has too many to try them all.
 
     Returns:
         P(right guesses >= those seen), and E[right guesses] / n.
 
     Raises:
-        UsageError: a class is claimed that is in none of the sets.
+        UsageError: a claimed class is in none of the sets.
     """
     of, seen = integers(claimed, "claimed"), integers(taken, "taken")
     if not np.isin(of, [c for one in withheld for c in one]).all():
@@ -165,7 +165,7 @@ def relabelled_p_value(
 
 
 def _table(claimed: Integers, taken: Integers, classes: Integers) -> Integers:
-    """How many guesses that claim the class of a row are taken for the class of a column."""
+    """Return a table of the guesses by claimed class (rows) and assigned class (columns)."""
     rows = np.searchsorted(classes, claimed).clip(0, len(classes) - 1)
     columns = np.searchsorted(classes, taken).clip(0, len(classes) - 1)
     both = (classes[rows] == claimed) & (classes[columns] == taken)
@@ -175,7 +175,7 @@ def _table(claimed: Integers, taken: Integers, classes: Integers) -> Integers:
 
 
 def _distribution(table: Integers) -> Floats:
-    """The chance of each number of right guesses, over all assignments."""
+    """Return the probability of each number of right guesses, over all assignments."""
     orders = np.array(list(permutations(range(len(table)))))
     right = table[np.arange(len(table)), orders].sum(1)
     return np.asarray(np.bincount(right, minlength=int(table.sum()) + 1) / len(orders))
@@ -230,7 +230,7 @@ def _accuracy(
 def _prior_accuracy(
     priors: ClassPriors, claimed: Integers, judge: Judge, generator: np.random.Generator
 ) -> tuple[float, str]:
-    """The best strategy's share of right guesses, and its name."""
+    """Return the best strategy's share of right guesses, and its name."""
     found = dict[str, float]()
     for strategy in priors.strategies:
         draws = _DRAWS if strategy == "random" else 1
@@ -242,7 +242,7 @@ def _prior_accuracy(
 
 
 def _distinct(targets: Sequence[_Target]) -> tuple[torch.Tensor, Integers]:
-    """All targets' guesses and labels, each that several targets share once."""
+    """Return all targets' guesses and labels; a guess that several targets share occurs once."""
     guess, labels = torch.cat([t.guess for t in targets]), np.concatenate([t.labels for t in targets])
     named = torch.cat([torch.from_numpy(labels).float()[:, None], guess.flatten(1)], 1).numpy()
     first = np.sort(np.unique(named, axis=0, return_index=True)[1])
@@ -259,7 +259,7 @@ def _nearest(
     generator: np.random.Generator,
     confidence: float,
 ) -> Iterator[Figure]:
-    """Distances to the nearest record, and to the nearest of as many bystanders, of each guess's class."""
+    """Yield distances of guesses to the nearest record and to the nearest of as many bystanders of their class."""
     names = [f"evaluator_nearest{end}" for end in ("", "_bystanders", "_gap")]
     strange = {} if bystanders is None else _strange(bystanders, targets, judge)
     pairs = [pair for t in targets for pair in _distances(t, judge, strange, generator)]
@@ -274,7 +274,7 @@ def _nearest(
 
 
 def _strange(bystanders: Bystanders, targets: Sequence[_Target], judge: Judge) -> dict[int, torch.Tensor]:
-    """Features (k, d) of the bystanders of each class guessed at that has any."""
+    """Return the features (k, d) of the bystanders of each guessed class that has any."""
     found = {c: bystanders.of_class(c) for c in sorted({int(c) for t in targets for c in t.labels})}
     shown = {c: bystanders.images[torch.from_numpy(rows)] for c, rows in found.items() if len(rows)}
     return {c: judge.features(x.float()) for c, x in shown.items()}
@@ -283,7 +283,7 @@ def _strange(bystanders: Bystanders, targets: Sequence[_Target], judge: Judge) -
 def _distances(
     target: _Target, judge: Judge, strange: Mapping[int, torch.Tensor], generator: np.random.Generator
 ) -> Iterator[tuple[float, float, int]]:
-    """By guess: distance to the target's records, to bystanders, and its class; left out where its class has none."""
+    """Yield, by guess, the distance to the target's records, to bystanders, and the class; skip classes without any."""
     seen, own = judge.features(target.guess), judge.features(target.records)
     for row, label in enumerate(target.labels.tolist()):
         if label not in strange:
@@ -308,7 +308,7 @@ def _least(one: torch.Tensor, rows: torch.Tensor) -> float:
 def _frechet(
     targets: Sequence[_Target], judge: Judge, priors: ClassPriors | None, generator: np.random.Generator
 ) -> Iterator[Figure]:
-    """The mean over classes of the Fréchet distance between guesses of a class and records of it."""
+    """Yield the mean over classes of the Fréchet distance between guesses and records of a class."""
     labels = sorted({int(label) for t in targets for label in t.labels})
     records = {
         c: judge.features(torch.cat([t.records[t.place(c)] for t in targets if c in t.labels]))
@@ -349,7 +349,7 @@ def _shown(
 
 
 def _apart(shown: torch.Tensor, records: torch.Tensor) -> float:
-    """The Fréchet distance; the covariance of a single guess is nought."""
+    """Return the Fréchet distance; the covariance of a single guess is zero."""
     return frechet_distance(shown if len(shown) > 1 else shown.repeat(2, 1), records)
 
 

@@ -1,19 +1,19 @@
-"""Class-level reconstructions scored: guesses of what a target's records of a class look like.
+"""Scores of class-level reconstructions: guesses that show what records of a class look like.
 
-Inverting a whole model shows no record behind a message but what the model knows of a class. Each guessed image is
-therefore compared with the nearest record (least squared error) of its class that the target holds. So is each
-guess of the prior baseline: it makes as many guesses of the same classes from auxiliary data alone
-(`fdaudit.metrics.images.prior`), and each of these has a nearest record of its own.
+Inversion of a whole model shows no single record, but the model's knowledge of a class. So each guessed image is
+compared with the nearest record (least squared error) of its class that the target holds. The prior baseline makes as
+many guesses of the same classes from auxiliary data only (`fdaudit.metrics.images.prior`). Each of its guesses has its
+own nearest record.
 
-The baseline's strategy is chosen, for each measure, on auxiliary data before the truth is looked at. Of a
-class that auxiliary data hold, one random half is guessed from the other. Of a class that they lack, the choice is made
-where an auxiliary class is left out and guessed from the remaining ones.
+The baseline's strategy is chosen, for each measure, on auxiliary data before the truth is used. For a class that
+auxiliary data hold, one random half is guessed from the other. For a class that they lack, the choice is made by
+leaving out an auxiliary class and guessing it from the remaining ones.
 
 Guarantees:
-  * a guess that equals a record of its class that its target holds has the ceiling's PSNR, whichever record it is;
-  * a record of another class, or of another target, makes no guess look better;
+  * a guess that equals a record of its class that its target holds has the ceiling's PSNR, for every such record;
+  * a record of another class, or of another target, never improves a guess's score;
   * guesses of classes that a target does not hold are left out and counted in the note;
-  * guesses of one class of one target resemble each other: they are resampled together.
+  * guesses of one class of one target resemble each other: they are resampled as one unit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PIXELS = 1 << 20
 
 
 def nearest_records(guess: Any, records: Any) -> torch.Tensor:
-    """For each guess (m, c, h, w) the index (m,) of the record (n, c, h, w) with the least squared error.
+    """Return, for each guess (m, c, h, w), the index (m,) of the record (n, c, h, w) with the least squared error.
 
     Raises:
         UsageError: images of different shapes, or pixels that are not finite or not in [0, 1].
@@ -60,7 +60,7 @@ def nearest_records(guess: Any, records: Any) -> torch.Tensor:
 
 
 def _nearest(guess: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
-    """`nearest_records` of images that were checked, a few guesses at a time, however many there are."""
+    """Return `nearest_records` for checked images, in parts that bound the memory."""
     rows = max(1, _PIXELS // records.numel())
     return torch.cat(
         [(records - part.unsqueeze(1)).square().flatten(2).sum(2).argmin(1) for part in guess.split(rows)]
@@ -69,7 +69,7 @@ def _nearest(guess: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Target:
-    """One target: its guesses of classes that it holds, and its records by class, as indices and images."""
+    """A target: the guesses of classes that it holds, and its records by class, as indices and images."""
 
     name: str
     guess: torch.Tensor
@@ -80,7 +80,7 @@ class _Target:
     records: torch.Tensor
 
     def nearest(self, guess: torch.Tensor) -> Integers:
-        """Index among the target's records of the nearest of its class, for guesses that line up with `labels`."""
+        """Return the indices of the target's nearest records of the guesses' classes; guesses line up with `labels`."""
         found = np.empty(len(self.labels), dtype=np.int64)
         for label in np.unique(self.labels).tolist():
             rows, place = np.flatnonzero(self.labels == label), self.places[label]
@@ -89,7 +89,7 @@ class _Target:
         return found
 
     def beside(self, guess: torch.Tensor) -> _Pairs:
-        """Guesses (m, c, h, w), and the record that is nearest to each."""
+        """Return guesses (m, c, h, w) with the record that is nearest to each."""
         guess = guess.to(self.records.dtype)
         return guess, self.records[torch.from_numpy(self.nearest(guess))]
 
@@ -99,7 +99,7 @@ _Pairs = tuple[torch.Tensor, torch.Tensor]
 
 
 def _likeness(pairs: Sequence[_Pairs], measures: Sequence[Measure]) -> list[dict[str, Floats]]:
-    """Each measure (m,) of every set of pairs; all are measured in one go."""
+    """Return each measure (m,) for every set of pairs, all computed in one call."""
     sizes = np.cumsum([len(guess) for guess, _ in pairs])[:-1]
     guess, truth = torch.cat([g for g, _ in pairs]), torch.cat([t for _, t in pairs])
     found = {q.name: np.split(q.of(guess, truth).numpy(), sizes) for q in measures}
@@ -121,29 +121,28 @@ def score_class_reconstruction(
     lpips_network: torch.nn.Module | None = None,
     confidence: float = 0.95,
 ) -> ReconstructionScore:
-    """Scores guesses of classes, one list entry a target.
+    """Score guesses of classes, one list entry per target.
 
     Args:
         guess_images: (m, c, h, w) in [0, 1] for each target.
-        guess_labels: (m,) the class that each guess is of.
+        guess_labels: (m,) the class of each guess.
         true_images: (n, c, h, w) all records of each target.
         true_labels: (n,) their classes.
-        auxiliary: (N, c, h, w) the adversary's own images, or None where it is assumed to have none.
-        generator: for the baseline's draws and the bootstrap.
+        auxiliary: (N, c, h, w) the adversary's own images, or None if it is assumed to have none.
+        generator: randomness of the baseline's draws and the bootstrap.
         auxiliary_labels: (N,), or None.
-        withheld: sets of classes, each withheld from an adversary of its own; `auxiliary` is what all of them hold
-            together.
-        bystanders: records that no guess is about, or None to compare with the prior alone.
-        targets: names; with two or more, the worst of them is reported.
-        lpips_network: as `fdaudit.metrics.load_lpips` returns; loaded when left out.
+        withheld: sets of classes, each withheld from a different adversary; `auxiliary` is the union of their images.
+        bystanders: records that no guess targets, or None to compare with the prior only.
+        targets: names of the targets; with two or more, the worst is reported.
+        lpips_network: network from `fdaudit.metrics.load_lpips`; loaded by default.
         confidence: level of every interval.
 
     Returns:
-        The figures of `score_reconstruction` by the same names, labels' recovery left out: a class that is guessed
-        at is no label recovered. In `images`, `truth` is the nearest record's place among the target's.
+        The figures of `score_reconstruction` by the same names, except the recovery of labels: a guessed class is not a
+        recovered label. In `images`, `truth` is the nearest record's index among the target's.
 
     Raises:
-        UsageError: batches, shapes or labels that do not fit together, or pixels outside [0, 1].
+        UsageError: batches, shapes or labels do not match, or pixels are outside [0, 1].
     """
     victims = _targets(guess_images, guess_labels, true_images, true_labels, targets)
     left_out = sum(t.left_out for t in victims)
@@ -219,7 +218,7 @@ def _prior(
     measures: Sequence[Measure],
     generator: np.random.Generator,
 ) -> tuple[dict[str, Floats], dict[str, tuple[str, ...]]]:
-    """The baseline's likeness by measure, (draws, guesses), and the strategies played."""
+    """Return the baseline's likeness by measure, (draws, guesses), and the strategies used."""
     known = {
         label: (pool := priors.of(label), _held(pool, label))
         for t in targets
@@ -253,7 +252,7 @@ def _beside(
     measures: Sequence[Measure],
     generator: np.random.Generator,
 ) -> dict[str, Floats]:
-    """The guesses' likeness to the nearest of as many bystanders of their class, (draws, guesses)."""
+    """Return the guesses' likeness to the nearest of as many bystanders of their class, (draws, guesses)."""
     found = list[dict[str, Floats]]()
     for t in targets:
         of = np.empty(len(t.records), dtype=np.int64)
@@ -266,13 +265,13 @@ def _beside(
 
 
 def _held(pool: AuxiliaryPool, label: int) -> bool:
-    """Whether auxiliary data hold a class, as far as is known."""
+    """Return whether auxiliary data hold a class; True if their labels are unknown."""
     return pool.labels is None or bool((pool.labels == label).any())
 
 
 @lru_cache(maxsize=8)
 def _choose(pool: AuxiliaryPool, held: bool, measures: tuple[Measure, ...]) -> Mapping[str, str]:
-    """The best strategy on auxiliary data for classes that they hold, or for classes that they lack."""
+    """Return the best strategy on auxiliary data for classes that they hold, or for classes that they lack."""
     generator = pool.generator()
     labels = np.zeros(len(pool), dtype=np.int64) if pool.labels is None else pool.labels
     classes = np.unique(labels)
@@ -356,7 +355,7 @@ def _summary(
 
 
 def _extremes(targets: Sequence[_Target], got: Floats, prior: Mapping[str, Floats] | None) -> list[Figure]:
-    """The nearest guess, the prior's luckiest, and the target whose mean is highest."""
+    """Return the nearest guess, the prior's luckiest guess, and the target with the highest mean."""
     names = np.repeat([t.name for t in targets], [len(t.labels) for t in targets])
     at = int(got.argmax())
     note = f"a guess about {names[at]}; highest of {len(got)}"

@@ -1,14 +1,14 @@
 """The Fréchet distance between Gaussians fitted to two sets of features.
 
 ||μ_a - μ_b||² + Tr(Σ_a + Σ_b - 2 (Σ_a Σ_b)^½) (Dowson and Landau, "The Fréchet distance between
-multivariate normal distributions", J. Multivariate Analysis 12 (1982)). Called FID only when the features
-are those of FID's own Inception network (`fdaudit.metrics.images.perceptual`).
+multivariate normal distributions", J. Multivariate Analysis 12 (1982)). It is called FID only for features of
+FID's own Inception network (`fdaudit.metrics.images.perceptual`).
 
 Guarantees:
   * zero for equal features, symmetric, not negative;
   * equals the closed form for Gaussians with commuting covariances;
   * singular covariances (fewer samples than dimensions) need no regularisation: the trace of the root is
-    computed from the samples themselves, exactly; a figure made that way says so.
+    computed exactly from the samples; a figure computed in this way says so.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _features(values: Any, field: str) -> Floats:
 
 
 def _root(features: Floats) -> tuple[Floats, Floats]:
-    """The mean, and a matrix R of few rows with Rᵀ R the unbiased covariance."""
+    """Return the mean, and a matrix R of few rows with Rᵀ R the unbiased covariance."""
     mean = features.mean(0)
     spread = (features - mean) / np.sqrt(len(features) - 1)
     if len(spread) > spread.shape[1]:
@@ -47,7 +47,7 @@ def _root(features: Floats) -> tuple[Floats, Floats]:
 
 
 def frechet_distance(features_a: Any, features_b: Any) -> float:
-    """The squared Fréchet distance (what FID reports) between Gaussians fitted to features (n, d) and (m, d).
+    """Return the squared Fréchet distance (as in FID) between Gaussians fitted to features (n, d) and (m, d).
 
     With Σ = Rᵀ R for both sides, the non-zero eigenvalues of Σ_a Σ_b are the squared singular values of
     R_a R_bᵀ, so Tr (Σ_a Σ_b)^½ is their sum: no matrix square root, no complex numbers, no added diagonal.
@@ -64,15 +64,15 @@ def frechet_distance(features_a: Any, features_b: Any) -> float:
 
 
 def frechet_to_subsets(features_a: Any, features_b: Any, rows: Any) -> Floats:
-    """`frechet_distance` from features (n, d) to many subsets of others (m, d) at once.
+    """Return `frechet_distance` from features (n, d) to many subsets of others (m, d) at once.
 
-    The pool is projected once; each subset then costs the eigenvalues of a matrix as large as itself. Their roots are
-    right to about 1e-8 of the largest only, where single distances are right to rounding.
+    The pool is projected once. Each subset then needs the eigenvalues of a matrix of its own size. Their roots are
+    accurate to about 1e-8 of the largest, while single distances are accurate to rounding.
 
     Args:
         features_a: (n, d).
         features_b: (m, d), the pool.
-        rows: (k, l) row numbers of the pool, l >= 2: those of one subset in each line.
+        rows: (k, l) row numbers of the pool, l >= 2, one subset per row.
 
     Returns:
         (k,) squared distances.
@@ -87,7 +87,7 @@ def frechet_to_subsets(features_a: Any, features_b: Any, rows: Any) -> Floats:
 
 
 def _to_subset(mean_a: Floats, trace_a: float, subset: Floats, seen: Floats) -> float:
-    """The distance to a subset (l, d) that is seen as (l, r) through the other side's root."""
+    """Return the distance to a subset (l, d), given its projection (l, r) through the other side's root."""
     mean_b, spread = subset.mean(0), seen - seen.mean(0)
     gram = (spread @ spread.T if len(spread) < spread.shape[1] else spread.T @ spread) / (len(subset) - 1)
     cross = float(np.sqrt(np.linalg.eigvalsh(gram).clip(0)).sum())
@@ -104,10 +104,10 @@ def _both(features_a: Any, features_b: Any) -> tuple[Floats, Floats]:
 
 
 def frechet_figure(features_a: Any, features_b: Any, name: str) -> Figure:
-    """The Fréchet distance as a figure called `name`.
+    """Return the Fréchet distance as a figure called `name`.
 
-    Without an interval: the estimate is biased upwards by an amount that depends on the sample sizes, and a
-    bootstrap, whose resamples repeat samples, is biased further. Compare only figures of equal sizes.
+    It has no interval. The estimate is biased upwards by an amount that depends on the sample sizes. A bootstrap
+    repeats samples and is biased further. Compare only figures of equal sample sizes.
 
     Raises:
         UsageError: as `frechet_distance`.
@@ -128,17 +128,17 @@ def task_encoder_distance(
     *,
     batch_size: int = 256,
 ) -> Figure:
-    """The Fréchet distance in the features of a named task encoder; never called FID.
+    """Return the Fréchet distance in the features of a named task encoder; it is never called FID.
 
     Args:
         images_a: (n, c, h, w) in [0, 1].
         images_b: (m, c, h, w) in [0, 1].
         encode: maps float32 images (k, c, h, w) on the CPU to features (k, d), on any device.
-        encoder: name of the encoder, as the report shows it: `Fréchet distance (ENCODER encoder)`.
-        batch_size: images encoded at once.
+        encoder: name of the encoder in the report: `Fréchet distance (ENCODER encoder)`.
+        batch_size: number of images encoded at once.
 
     Raises:
-        UsageError: an empty name or one that says FID; images or features unfit.
+        UsageError: the name is empty or contains FID, or images or features are unsuitable.
     """
     if not encoder.strip() or "fid" in encoder.casefold():
         raise UsageError(

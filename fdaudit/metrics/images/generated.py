@@ -1,12 +1,12 @@
-"""How much nearer generated samples lie to the records behind them than to like records that are not.
+"""Distances of generated samples to the records behind them, compared with similar records that were not used.
 
-Realism alone brings samples near every image of their kind. Members and non-members are halves of matched pairs,
-divided by a coin: whatever a generator owes to the population it owes to both, and what it has of the members more
-than of the others it has from them.
+Realistic samples are near every image of their kind. Members and non-members are halves of matched pairs, divided by a
+coin. A generator's knowledge of the population affects both halves equally; an excess for members comes from their
+records.
 
 Guarantees:
-  * both halves have the same size, so that the bias of a Fréchet distance, which depends on it, is the same;
-  * exchanging the halves changes the sign of the gap, and a generator independent of the coins has a gap of 0 in mean.
+  * both halves have the same size, so the size-dependent bias of a Fréchet distance is the same;
+  * exchanging the halves changes the sign of the gap, and a generator independent of the coins has a mean gap of 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FLIPS = 99
 """Random exchanges of the halves of pairs, for the gap's p-value: it is at least 1 / 100."""
 _ROUNDING = 1e-7
 _MOST = 1000
-"""Generated samples in a Fréchet distance, at most: evenly spaced among more."""
+"""Most generated samples in a Fréchet distance; of more, evenly spaced ones are used."""
 
 
 def score_generated(
@@ -40,21 +40,21 @@ def score_generated(
     encode: Callable[[torch.Tensor], torch.Tensor],
     generator: np.random.Generator,
 ) -> tuple[Figure, ...]:
-    """Fréchet and nearest-neighbour distances of generated samples to both halves of matched pairs.
+    """Return Fréchet and nearest-neighbour distances of generated samples to both halves of matched pairs.
 
     Args:
         generated: (k, c, h, w) in [0, 1].
         members: (n, c, h, w), row i of pair i.
         non_members: (n, c, h, w), the other halves, in the same order.
         encode: a task encoder, (n, c, h, w) -> (n, d), for the Fréchet distances.
-        generator: for the exchanged halves and the bootstrap over pairs.
+        generator: randomness of the exchanged halves and the bootstrap over pairs.
 
     Returns:
-        `frechet_members`, `frechet_non_members`, `frechet_gap` (non-members less members: positive where the samples
-        lie nearer the members) and `nearest_members`, `nearest_non_members`, `nearest_gap` in pixels.
+        `frechet_members`, `frechet_non_members`, `frechet_gap` (non-members less members: positive if the samples are
+        nearer to the members) and `nearest_members`, `nearest_non_members`, `nearest_gap` in pixels.
 
     Raises:
-        UsageError: the halves differ in size, or images are unfit.
+        UsageError: the halves differ in size, or images are unsuitable.
     """
     made, inside, outside = (
         images(x, f, torch.float32)
@@ -88,7 +88,7 @@ def _frechet(
     gap = float(figures[1].value or 0) - float(figures[0].value or 0)
     swap, own = generator.random((_FLIPS, len(a))) < 0.5, np.arange(len(a))
     one, other = (frechet_to_subsets(g, torch.cat(h), own + len(a) * swap) for h in ((a, b), (b, a)))
-    # Where the halves are alike every gap is nought but for rounding.
+    # If the halves are equal, every gap is zero up to rounding.
     beyond = int((other - one >= gap - _ROUNDING * (one + other)).sum())
     p = (1 + beyond) / (1 + _FLIPS)
     note = (
@@ -114,7 +114,7 @@ def _nearest(
 
 
 def _distances(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """Euclidean distance (n,) of each image to the nearest of `made`."""
+    """Return the Euclidean distance (n,) of each image to the nearest of `made`."""
     found = torch.full((len(x),), torch.inf, dtype=torch.float64)
     for part in made.flatten(1).double().split(_BATCH):
         found = torch.minimum(found, torch.cdist(x.flatten(1).double(), part).amin(1))

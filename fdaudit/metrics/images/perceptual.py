@@ -1,12 +1,12 @@
 """Perceptual measures that need pretrained networks: LPIPS and FID.
 
-A network is loaded once and handed to the functions. Where its weights are missing or wrong, `load_lpips` and
-`load_fid` raise, and the figures are unavailable with that reason: no other network takes its place.
+A network is loaded once and passed to the functions. If its weights are missing or wrong, `load_lpips` and `load_fid`
+raise an error, and the figures are unavailable with that reason. No other network replaces it.
 
 Guarantees:
   * LPIPS of identical images is 0 and LPIPS is symmetric;
   * FID is the Fréchet distance (`fdaudit.metrics.images.frechet`) of the network's pooled features;
-  * nothing is downloaded, and loading leaves torch's global random state as it was.
+  * nothing is downloaded, and loading does not change torch's global random state.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _SLICES = {0: 1, 3: 2, 6: 3, 8: 4, 10: 5}
 
 @contextmanager
 def _construction() -> Iterator[None]:
-    """Layers draw initial weights from torch's global generator when built; all are overwritten, and the
-    generator is put back."""
+    """Restore torch's global generator after layers were built: they draw initial weights, which are overwritten."""
     with forked_randomness():
         yield
 
 
 def load_lpips(directory: Path | None = None) -> torch.nn.Module:
-    """LPIPS v0.1 on AlexNet (Zhang et al., "The unreasonable effectiveness of deep features as a perceptual
-    metric", CVPR 2018).
+    """Return LPIPS v0.1 on AlexNet.
+
+    Source: Zhang et al., "The unreasonable effectiveness of deep features as a perceptual metric", CVPR 2018.
 
     Args:
-        directory: where AlexNet's weights lie; `FDAUDIT_WEIGHTS` and then torch's hub cache when left out.
-            The linear layers come from the installed `lpips` package.
+        directory: folder of AlexNet's weights; default: `FDAUDIT_WEIGHTS`, then torch's hub cache. The linear layers
+            come from the installed `lpips` package.
 
     Raises:
         WeightsUnavailableError: either file is missing or is not the pinned one.
@@ -92,10 +92,10 @@ def load_lpips(directory: Path | None = None) -> torch.nn.Module:
 
 
 def load_fid(directory: Path | None = None) -> torch.nn.Module:
-    """FID's Inception as ported by pytorch-fid, up to the last pooling (2048 features).
+    """Return FID's Inception as ported by pytorch-fid, up to the last pooling (2048 features).
 
     Args:
-        directory: where its weights lie; `FDAUDIT_WEIGHTS` and then torch's hub cache when left out.
+        directory: folder of its weights; default: `FDAUDIT_WEIGHTS`, then torch's hub cache.
 
     Raises:
         WeightsUnavailableError: the file is missing or is not the pinned one.
@@ -103,7 +103,7 @@ def load_fid(directory: Path | None = None) -> torch.nn.Module:
     state = load_weights("inception", directory)
     from pytorch_fid import inception
 
-    # pytorch-fid downloads its weights, unchecked, while it builds; it is given the checked ones instead.
+    # pytorch-fid downloads unchecked weights while it builds; replace them by the checked ones.
     given = mock.Mock(return_value=state)
     with _construction(), mock.patch.object(inception, "load_state_dict_from_url", given):
         network = inception.InceptionV3([inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]])
@@ -115,7 +115,7 @@ def _frozen(network: torch.nn.Module) -> torch.nn.Module:
 
 
 def _rgb(values: Any, field: str) -> torch.Tensor:
-    """float32 images of three channels; one channel is repeated."""
+    """Return float32 images of three channels; a single channel is repeated."""
     tensor = images(values, field, torch.float32)
     if tensor.shape[1] not in (1, 3):
         raise UsageError(
@@ -137,19 +137,19 @@ def _enlarged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def lpips_distance(a: Any, b: Any, network: torch.nn.Module, *, batch_size: int = 64) -> torch.Tensor:
-    """LPIPS of each pair of images, (n, c, h, w) and (n, c, h, w) in [0, 1] -> (n,) float64; 0 is identical.
+    """Return LPIPS of each pair of images, (n, c, h, w) and (n, c, h, w) in [0, 1] -> (n,) float64; 0 is identical.
 
-    One channel is repeated to three. Images with a side under 64 are enlarged bilinearly, both alike, until
+    One channel is repeated to three. Images with a side under 64 are enlarged bilinearly, both in the same way, until
     their shorter side is 64.
 
     Args:
         a: images.
         b: images.
-        network: as `load_lpips` returns: maps two batches and `normalize=True` to (n, 1, 1, 1).
-        batch_size: pairs at once.
+        network: network from `load_lpips`; maps two batches and `normalize=True` to (n, 1, 1, 1).
+        batch_size: number of pairs at once.
 
     Raises:
-        UsageError: shapes that differ, neither 1 nor 3 channels, or pixels not in [0, 1].
+        UsageError: shapes differ, channels are neither 1 nor 3, or pixels are not in [0, 1].
     """
     first, second = _rgb(a, "a"), _rgb(b, "b")
     same_shape(first, second)
@@ -164,16 +164,16 @@ def lpips_distance(a: Any, b: Any, network: torch.nn.Module, *, batch_size: int 
 def lpips_figure(
     a: Any, b: Any, generator: np.random.Generator, *, network: torch.nn.Module | None = None
 ) -> Figure:
-    """Mean LPIPS with a bootstrap interval over pairs; unavailable with a reason without weights.
+    """Return the mean LPIPS with a bootstrap interval over pairs; unavailable with a reason without weights.
 
     Args:
         a: (n, c, h, w) in [0, 1].
         b: (n, c, h, w) in [0, 1].
-        generator: for the bootstrap.
-        network: as `load_lpips` returns; loaded when left out.
+        generator: randomness of the bootstrap.
+        network: network from `load_lpips`; loaded by default.
 
     Raises:
-        UsageError: images unfit for `lpips_distance`.
+        UsageError: images are unsuitable for `lpips_distance`.
     """
     try:
         network = load_lpips() if network is None else network
@@ -184,23 +184,23 @@ def lpips_figure(
 
 
 def lpips_note(height: int, width: int) -> str:
-    """What a reader of LPIPS on images of this size must know."""
+    """Return a note for readers of LPIPS on images of this size."""
     small = min(height, width) < LPIPS_SIDE
     return f"AlexNet; images of {height}x{width} enlarged to {LPIPS_SIDE} pixels" if small else "AlexNet"
 
 
 def inception_features(values: Any, network: torch.nn.Module, *, batch_size: int = 32) -> torch.Tensor:
-    """Pooled features of images (n, c, h, w) in [0, 1] -> (n, d) float64.
+    """Return pooled features of images (n, c, h, w) in [0, 1] -> (n, d) float64.
 
     One channel is repeated to three. The network itself resizes to 299x299, bilinearly.
 
     Args:
         values: images.
-        network: as `load_fid` returns: maps a batch to a list whose first item is (n, d, h, w).
-        batch_size: images at once.
+        network: network from `load_fid`; maps a batch to a list whose first item is (n, d, h, w).
+        batch_size: number of images at once.
 
     Raises:
-        UsageError: neither 1 nor 3 channels, or pixels not in [0, 1].
+        UsageError: channels are neither 1 nor 3, or pixels are not in [0, 1].
     """
     tensor, device, out = _rgb(values, "images"), _device(network), []
     with torch.no_grad():
@@ -211,15 +211,15 @@ def inception_features(values: Any, network: torch.nn.Module, *, batch_size: int
 
 
 def fid_figure(images_a: Any, images_b: Any, *, network: torch.nn.Module | None = None) -> Figure:
-    """FID (Heusel et al., NeurIPS 2017) of two sets of images; unavailable with a reason without weights.
+    """Return FID (Heusel et al., NeurIPS 2017) of two sets of images; unavailable with a reason without weights.
 
     Args:
         images_a: (n, c, h, w) in [0, 1].
         images_b: (m, c, h, w) in [0, 1].
-        network: as `load_fid` returns; loaded when left out.
+        network: network from `load_fid`; loaded by default.
 
     Raises:
-        UsageError: images unfit for `inception_features`, or fewer than two on a side.
+        UsageError: images are unsuitable for `inception_features`, or a side has fewer than two.
     """
     try:
         network = load_fid() if network is None else network

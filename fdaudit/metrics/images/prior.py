@@ -1,16 +1,16 @@
-"""The prior baseline of reconstruction: what an adversary could show from its auxiliary data alone.
+"""The prior baseline of reconstruction: guesses that an adversary can make from its auxiliary data only.
 
-A guess that resembles the truth has leaked nothing if an adversary without the view could have shown
-something as alike. The baseline is the best of a few guesses that need auxiliary data only:
+A guess that resembles the truth has leaked nothing if an adversary without the view could make a guess as close. The
+baseline is the best of a few strategies that need only auxiliary data:
 
   * `grand-mean`: the mean auxiliary image, for every guess;
   * `class-mean`: the mean auxiliary image of each label's class;
-  * `random`: auxiliary images drawn at random, of each label's class where labels are at hand, which are then
-    matched to the truth as the attack's guesses are.
+  * `random`: auxiliary images drawn at random, of each label's class if labels are available. They are then matched to
+    the truth like the attack's guesses.
 
-Labels are the true batch's where the adversary is taken to know them, else draws from the auxiliary labels.
-Which strategy is played is decided for each measure (PSNR, SSIM, ...) by what is best on average when
-batches of the auxiliary data itself are held out and guessed from the rest, before the truth is looked at.
+Labels are those of the true batch if the adversary is assumed to know them, else draws from the auxiliary labels. For
+each measure (PSNR, SSIM, ...) the strategy is chosen before the truth is used: batches of auxiliary data are held out
+and guessed from the rest, and the best average wins.
 
 Guarantees:
   * the choice depends on auxiliary data, batch sizes and the generator, not on the true images;
@@ -38,7 +38,7 @@ __all__ = ["AuxiliaryPool", "ClassPriors", "Measure", "choose_strategies"]
 
 @dataclass(frozen=True)
 class Measure:
-    """A likeness of image pairs: maps (n, c, h, w) twice to (n,), and says which way is more alike."""
+    """A likeness of image pairs: maps (n, c, h, w) twice to (n,), and says which direction is closer."""
 
     name: str
     of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -50,10 +50,10 @@ class AuxiliaryPool:
 
     Args:
         auxiliary: (N, c, h, w) in [0, 1], N >= 2.
-        labels: (N,), or None where the adversary has images without labels.
+        labels: (N,), or None if the adversary has images without labels.
 
     Raises:
-        UsageError: fewer than two images, pixels outside [0, 1], or lengths that differ.
+        UsageError: there are fewer than two images, pixels are outside [0, 1], or lengths differ.
     """
 
     def __init__(self, auxiliary: Any, labels: Any = None) -> None:
@@ -84,17 +84,17 @@ class AuxiliaryPool:
 
     @cached_property
     def digest(self) -> str:
-        """Of images and labels."""
+        """Return the digest of images and labels."""
         labels = {} if self.labels is None else {"labels": torch.from_numpy(self.labels)}
         return digest_of({"what": "auxiliary pool"}, {"images": self.images, **labels})
 
     def generator(self) -> np.random.Generator:
-        """For what is found out about the pool alone: the same for whoever asks."""
+        """Return the generator for properties of the pool itself, the same for every caller."""
         return np.random.default_rng(int(self.digest[:15], 16))
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """The strategies these auxiliary data allow."""
+        """Return the strategies that these auxiliary data allow."""
         return ("grand-mean", "random") if self.labels is None else ("class-mean", "grand-mean", "random")
 
     def guess(
@@ -105,14 +105,14 @@ class AuxiliaryPool:
         generator: np.random.Generator,
         held_out: Integers | None = None,
     ) -> torch.Tensor:
-        """`m` guesses, (m, c, h, w) float64.
+        """Return `m` guesses, (m, c, h, w) float64.
 
         Args:
             strategy: one of `strategies`.
-            m: how many.
-            labels: the labels the adversary knows to be in the batch, repeated in turn to make `m`; None
-                where it knows none.
-            generator: where draws come from.
+            m: number of guesses.
+            labels: labels that the adversary knows to be in the batch, repeated in turn to make `m`; None if it knows
+                none.
+            generator: randomness of the draws.
             held_out: indices of auxiliary images that may not be used.
         """
         out = np.zeros(len(self), dtype=np.bool_)
@@ -128,7 +128,7 @@ class AuxiliaryPool:
     def _wanted(
         self, m: int, labels: Integers | None, out: Flags, generator: np.random.Generator
     ) -> list[int]:
-        """The label of each guess; empty where auxiliary data have no labels."""
+        """Return the label of each guess; empty if auxiliary data have no labels."""
         if self.labels is None:
             return []
         if labels is None:
@@ -137,7 +137,7 @@ class AuxiliaryPool:
 
     def _mean(self, total: torch.Tensor, n: int, without: Integers) -> torch.Tensor:
         less = self.images[torch.from_numpy(without)].sum(0, dtype=torch.float64)
-        # Clamped: a sum less a sum may leave [0, 1] by rounding.
+        # Clamped: a difference of sums may leave [0, 1] by rounding.
         return ((total - less) / (n - len(without))).clamp(0, 1)
 
     def _class_mean(self, label: int, out: Flags) -> torch.Tensor:
@@ -165,16 +165,16 @@ class AuxiliaryPool:
 
 
 class ClassPriors:
-    """Auxiliary images by the class that is guessed from them.
+    """Auxiliary images, by the class to be guessed.
 
     Args:
         auxiliary: (N, c, h, w) in [0, 1], N >= 2.
         labels: (N,), or None.
-        withheld: sets of classes. A class in one of them is guessed from the images of no class in that set, any
-            other class from all images.
+        withheld: sets of classes. A class in one of them is guessed without the images of that set's classes, any other
+            class from all images.
 
     Raises:
-        UsageError: as `AuxiliaryPool`; or classes are withheld of images without labels.
+        UsageError: as `AuxiliaryPool`; or classes are withheld but images have no labels.
     """
 
     def __init__(self, auxiliary: Any, labels: Any = None, withheld: Sequence[Sequence[int]] = ()) -> None:
@@ -191,16 +191,16 @@ class ClassPriors:
 
     @property
     def images(self) -> torch.Tensor:
-        """All images (N, c, h, w)."""
+        """Return all images (N, c, h, w)."""
         return self._all.images
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """The strategies that these images allow."""
+        """Return the strategies that these images allow."""
         return self._all.strategies
 
     def of(self, label: int) -> AuxiliaryPool:
-        """Return what a class is guessed from."""
+        """Return the pool from which a class is guessed."""
         return self._lacking.get(label, self._all)
 
     def guess(self, strategy: str, labels: Integers, generator: np.random.Generator) -> torch.Tensor:
@@ -208,8 +208,8 @@ class ClassPriors:
 
         Args:
             strategy: one of `strategies`.
-            labels: (m,) the classes guessed at.
-            generator: where draws come from.
+            labels: (m,) the guessed classes.
+            generator: randomness of the draws.
         """
         pools = [self.of(label) for label in labels.tolist()]
         made = torch.empty(len(labels), *self.images.shape[1:], dtype=torch.float64)
@@ -229,11 +229,11 @@ def choose_strategies(
     labels_known: bool,
     trials: int = 32,
 ) -> Mapping[str, str]:
-    """The strategy to play for each measure against a batch of `n` images with `m >= n` guesses.
+    """Return the strategy for each measure, for a batch of `n` images with `m >= n` guesses.
 
-    In each trial `n` auxiliary images (at most half of them) are held out at random, guessed from the rest
-    by every strategy, matched and measured; the best mean over trials wins, the first in order of
-    `pool.strategies` in a tie.
+    In each trial `n` auxiliary images (at most half of them) are held out at random. Every strategy guesses them from
+    the rest; guesses are matched and measured. The best mean over trials wins; in a tie, the first of
+    `pool.strategies`.
     """
     size = min(n, len(pool) // 2)
     matched, truths = list[torch.Tensor](), list[torch.Tensor]()
@@ -247,7 +247,7 @@ def choose_strategies(
             truths.append(truth)
     chosen = {}
     for q in measures:
-        # All trials are measured in one go; a row is a trial, a column a strategy.
+        # All trials are measured in one call; a row is a trial, a column a strategy.
         values = q.of(torch.cat(matched), torch.cat(truths)).view(trials, len(pool.strategies), size)
         totals = values.mean((0, 2)).numpy()
         chosen[q.name] = pool.strategies[int((totals if q.higher_is_closer else -totals).argmax())]

@@ -1,12 +1,12 @@
-"""Reconstructions scored: likeness to the truth after matching, next to what auxiliary data alone would show.
+"""Scores of reconstructions: likeness to the truth after matching, compared with guesses from auxiliary data only.
 
 Guarantees:
-  * the mean is never without the most leaked image;
-  * every likeness stands beside the prior baseline's on the same true images with as many guesses
-    (`fdaudit.metrics.images.prior`), or what the same guesses resemble in other records
-    (`fdaudit.metrics.images.bystanders`) where that is more, and the gain is paired image by image;
+  * the mean is always reported with the most leaked image;
+  * every likeness is compared with the prior baseline on the same true images with as many guesses
+    (`fdaudit.metrics.images.prior`), or with the guesses' likeness to other records
+    (`fdaudit.metrics.images.bystanders`) if that is higher. The gain is paired image by image;
   * everything reported is finite: PSNR above 100 dB counts as 100 dB, and the note says how often;
-  * true images that were left without a guess are counted in the notes, not scored as zero and not forgotten.
+  * true images without a guess are counted in the notes. They are not scored as zero.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PSNR_CEILING = 100.0
 infinite PSNR counts for where means are taken."""
 
 _BATCHES = 10
-"""From this many batches on, whole batches are resampled; with fewer there is too little to resample."""
+"""Number of batches from which whole batches are resampled; fewer are too few."""
 
 _DRAWS = 16
 """Draws over which a random strategy is averaged on the true images."""
@@ -51,14 +51,14 @@ class ImageScore:
     """One true image and its guess.
 
     Attributes:
-        target: whose batch it is in.
-        batch: which batch.
+        target: the party that owns its batch.
+        batch: index of the batch.
         truth: index of the true image in its batch.
         guess: index of its guess in the guessed batch.
         psnr: dB, at most `PSNR_CEILING`.
         ssim: in [-1, 1].
         mse: mean squared error.
-        lpips: LPIPS, or None where unavailable.
+        lpips: LPIPS, or None if unavailable.
         psnr_prior: dB of the prior baseline on this image, or None without auxiliary data.
     """
 
@@ -75,12 +75,12 @@ class ImageScore:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReconstructionScore:
-    """A reconstruction against the truth.
+    """A comparison of a reconstruction with the truth.
 
     Attributes:
-        images: every true image that got a guess.
-        figures: by name.
-        strategies: the prior strategies played, by measure.
+        images: every true image with a guess.
+        figures: figures by name.
+        strategies: the prior strategies used, by measure.
     """
 
     images: tuple[ImageScore, ...]
@@ -88,7 +88,7 @@ class ReconstructionScore:
     strategies: Mapping[str, tuple[str, ...]]
 
     def table(self) -> pd.DataFrame:
-        """`images` as a frame, one row each."""
+        """Return `images` as a data frame, one row each."""
         import pandas as pd
 
         return pd.DataFrame([asdict(image) for image in self.images])
@@ -96,7 +96,7 @@ class ReconstructionScore:
 
 @dataclass(frozen=True, eq=False)
 class _Batch:
-    """One batch after matching: `truth[kept]` lines up with `guess[order]`."""
+    """A batch after matching: `truth[kept]` lines up with `guess[order]`."""
 
     truth: torch.Tensor
     guess: torch.Tensor
@@ -124,32 +124,31 @@ def score_reconstruction(
     lpips_network: torch.nn.Module | None = None,
     confidence: float = 0.95,
 ) -> ReconstructionScore:
-    """Scores guessed batches of images against the true ones.
+    """Score guessed batches of images against the true ones.
 
     Args:
         guess_images: (m, c, h, w) in [0, 1], or a list of such batches.
         true_images: (n, c, h, w) in [0, 1], or a list of as many batches.
-        auxiliary: (N, c, h, w) the adversary's own images, or None where it is assumed to have none.
-        generator: for the prior baseline's draws and the bootstrap.
+        auxiliary: (N, c, h, w) the adversary's own images, or None if it is assumed to have none.
+        generator: randomness of the prior baseline's draws and the bootstrap.
         guess_labels: (m,) for each batch, or None.
         true_labels: (n,) for each batch, or None.
         auxiliary_labels: (N,), or None.
-        labels_known: whether the prior baseline is told each batch's true labels. True is the strong
-            baseline: what leaks beyond the labels. Without `true_labels` there are none to tell.
-        bystanders: records that no guess is about, or None to compare with the prior alone.
-        targets: whose data each batch is; with two or more, the worst of them is reported.
-        lpips_network: as `fdaudit.metrics.load_lpips` returns; loaded when left out, once a call.
+        labels_known: whether the prior baseline gets each batch's true labels, if they are given. True is the strong
+            baseline: it measures leaks beyond the labels.
+        bystanders: records that no guess targets, or None to compare with the prior only.
+        targets: the owner of each batch; with two or more, the worst of them is reported.
+        lpips_network: network from `fdaudit.metrics.load_lpips`; by default loaded once per call.
         confidence: level of every interval.
 
     Returns:
-        Figures `psnr`, `ssim`, `mse`, `lpips` (means over matched images, BCa bootstrap over images, or
-        over batches from ten batches on), each with `_prior` and `_gain` (positive: closer to the truth
-        than the prior; paired bootstrap); `psnr_max` and `psnr_prior_max` (most leaked image, and the
-        prior's luckiest); `psnr_worst_target`; `labels_right` and `labels_right_prior`. What cannot be
-        measured is there and unavailable with its reason.
+        Figures `psnr`, `ssim`, `mse`, `lpips` (means over matched images, BCa bootstrap over images, or over batches
+        from ten batches on), each with `_prior` and `_gain` (positive: closer to the truth than the prior; paired
+        bootstrap); `psnr_max` and `psnr_prior_max` (most leaked image, and the prior's luckiest); `psnr_worst_target`;
+        `labels_right` and `labels_right_prior`. Figures that cannot be measured are unavailable with their reason.
 
     Raises:
-        UsageError: batches, shapes or labels that do not fit together, or pixels outside [0, 1].
+        UsageError: batches, shapes or labels do not match, or pixels are outside [0, 1].
     """
     batches = _matched(guess_images, true_images, true_labels)
     names = [str(t) for t in targets] if targets is not None else ["target"] * len(batches)
@@ -223,7 +222,7 @@ def _matched(guess_images: Any, true_images: Any, true_labels: Any) -> list[_Bat
 
 
 def likenesses(network: torch.nn.Module | None) -> tuple[tuple[Measure, ...], str]:
-    """The measures at hand, and why LPIPS is not among them if it is not."""
+    """Return the available measures, and the reason if LPIPS is not among them."""
     measures = (Measure("psnr", _capped_psnr, True), Measure("ssim", ssim, True), Measure("mse", mse, False))
     try:
         loaded = load_lpips() if network is None else network
@@ -234,7 +233,7 @@ def likenesses(network: torch.nn.Module | None) -> tuple[tuple[Measure, ...], st
 
 @dataclass(frozen=True)
 class _Lpips:
-    """LPIPS by one network; equal where that is the same."""
+    """LPIPS by one network; two instances with the same network are equal."""
 
     network: torch.nn.Module
 
@@ -246,7 +245,7 @@ class _Lpips:
 def _chosen(
     pool: AuxiliaryPool, n: int, m: int, told: bool, measures: tuple[Measure, ...]
 ) -> Mapping[str, str]:
-    """`choose_strategies`, once for each pool: it knows nothing of any truth."""
+    """Return `choose_strategies`, computed once for each pool: it does not depend on any truth."""
     return choose_strategies(pool, n, m, measures, pool.generator(), labels_known=told)
 
 
@@ -257,7 +256,7 @@ def _prior(
     generator: np.random.Generator,
     labels_known: bool,
 ) -> tuple[dict[str, Floats] | None, dict[str, tuple[str, ...]]]:
-    """The baseline's likeness by measure, (draws, images), and the strategies played."""
+    """Return the baseline's likeness by measure, (draws, images), and the strategies used."""
     if pool is None:
         return None, {}
     chosen: dict[tuple[int, int, bool], Mapping[str, str]] = {}
@@ -284,7 +283,7 @@ def _prior(
 
 
 def _notes(batches: list[_Batch], got: Mapping[str, Floats]) -> dict[str, str]:
-    """What a reader must know, by measure."""
+    """Return notes for readers, by measure."""
     height, width = batches[0].truth.shape[-2:]
     n, true, guessed = (
         sum(map(len, x)) for x in zip(*((b.kept, b.truth, b.guess) for b in batches), strict=True)
@@ -346,7 +345,7 @@ def _summary(
 def _worst(
     batches: list[_Batch], names: list[str], got: Floats, prior: Mapping[str, Floats] | None
 ) -> list[Figure]:
-    """The most leaked image, the prior's luckiest, and the target whose mean is highest."""
+    """Return the most leaked image, the prior's luckiest, and the target with the highest mean."""
     owner = np.repeat(np.arange(len(batches)), [len(b.kept) for b in batches])
     at = int(got.argmax())
     image, batch = int(np.concatenate([b.kept for b in batches])[at]), int(owner[at])

@@ -1,4 +1,4 @@
-"""How alike two images are: MSE, PSNR, SSIM, and the matching of a guessed batch to the true one.
+"""Image similarity: MSE, PSNR, SSIM, and the matching of a guessed batch to the true one.
 
 Every function takes images in [0, 1], shape (n, c, h, w), as tensors, arrays or lists, computes in float64 on
 the CPU (SSIM in float32), and returns one number per image.
@@ -6,8 +6,7 @@ the CPU (SSIM in float32), and returns one number per image.
 Guarantees:
   * `psnr(a, a + d)` is -20 log10 |d| dB for a constant shift d, and infinite for identical images;
   * `ssim(a, a)` is 1, and `ssim` is symmetric;
-  * `match` never pairs at a higher total squared error than any other one-to-one pairing, the identity
-    included.
+  * the pairing of `match` has the least total squared error of all one-to-one pairings, the identity included.
 """
 
 from __future__ import annotations
@@ -34,32 +33,32 @@ def _pair(a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def mse(a: Any, b: Any) -> torch.Tensor:
-    """Mean squared error of each pair of images, (n, c, h, w) and (n, c, h, w) -> (n,) float64.
+    """Return the mean squared error of each pair of images, (n, c, h, w) and (n, c, h, w) -> (n,) float64.
 
     Raises:
-        UsageError: shapes that differ, or pixels that are not finite or not in [0, 1].
+        UsageError: shapes differ, or pixels are not finite or not in [0, 1].
     """
     first, second = _pair(a, b)
     return (first - second).square().flatten(1).mean(1)
 
 
 def psnr(a: Any, b: Any) -> torch.Tensor:
-    """Peak signal-to-noise ratio of each pair of images in dB, (n, c, h, w) and (n, c, h, w) -> (n,) float64.
+    """Return the peak signal-to-noise ratio of image pairs in dB, (n, c, h, w) and (n, c, h, w) -> (n,) float64.
 
-    10 log10(1 / MSE): the data range is 1. Identical images give +inf, which is what the formula's limit
-    says; where a mean is taken, infinities are capped first (see `fdaudit.metrics.images.reconstruction`).
+    10 log10(1 / MSE): the data range is 1. Identical images give +inf, the formula's limit. Before a mean is taken,
+    infinities are capped (see `fdaudit.metrics.images.reconstruction`).
 
     Raises:
-        UsageError: shapes that differ, or pixels that are not finite or not in [0, 1].
+        UsageError: shapes differ, or pixels are not finite or not in [0, 1].
     """
     return -10 * torch.log10(mse(a, b))
 
 
 def ssim_window(height: int, width: int) -> int:
-    """Side of the Gaussian window for images of this size: 11, or the largest odd number that fits.
+    """Return the side of the Gaussian window for images of this size: 11, or the largest odd number that fits.
 
     Raises:
-        UsageError: a side under 3 pixels, where SSIM has no structure to compare.
+        UsageError: a side is under 3 pixels, too small for SSIM to compare structure.
     """
     side = min(height, width)
     if side < 3:
@@ -68,17 +67,16 @@ def ssim_window(height: int, width: int) -> int:
 
 
 def ssim(a: Any, b: Any) -> torch.Tensor:
-    """Structural similarity of each pair of images, (n, c, h, w) and (n, c, h, w) -> (n,) float64 in [-1, 1].
+    """Return the structural similarity of image pairs, (n, c, h, w) and (n, c, h, w) -> (n,) float64 in [-1, 1].
 
-    Gaussian window of side 11 and σ = 1.5, K1 = 0.01, K2 = 0.03, data range 1, reflected borders, averaged
-    over channels and pixels (Wang et al., "Image quality assessment: from error visibility to structural
-    similarity", IEEE TIP 13 (2004), through torchmetrics). An image that 11x11 does not fit gets the largest
-    odd window that fits and σ in proportion (8x8: window 7, σ = 0.95); such values compare with each
-    other, not with those of larger images. Computed in float32, a tenth of the time: within 2e-3 of float64 where an
-    image is flat, and much nearer elsewhere.
+    Gaussian window of side 11 and σ = 1.5, K1 = 0.01, K2 = 0.03, data range 1, reflected borders, averaged over
+    channels and pixels (Wang et al., "Image quality assessment: from error visibility to structural similarity", IEEE
+    TIP 13 (2004), through torchmetrics). A smaller image gets the largest odd window that fits and σ in proportion
+    (8x8: window 7, σ = 0.95). Such values are comparable with each other, not with those of larger images. Computation
+    is in float32, in a tenth of the time: within 2e-3 of float64 in flat areas, and much closer in others.
 
     Raises:
-        UsageError: shapes that differ, a side under 3 pixels, or pixels that are not finite or not in [0, 1].
+        UsageError: shapes differ, a side is under 3 pixels, or pixels are not finite or not in [0, 1].
     """
     from torchmetrics.functional.image import structural_similarity_index_measure
 
@@ -92,25 +90,24 @@ def ssim(a: Any, b: Any) -> torch.Tensor:
         value = structural_similarity_index_measure(
             some, others, sigma=sigma, reduction="none", data_range=1.0
         )
-        # A tuple only where full images are asked for.
+        # A tuple only if full images are requested.
         found.append(cast(torch.Tensor, value).double().reshape(len(some)))
     return torch.cat(found)
 
 
 def match(guess: Any, truth: Any) -> torch.Tensor:
-    """The one-to-one pairing of guessed with true images that has the least total squared error.
+    """Return the one-to-one pairing of guessed with true images that has the least total squared error.
 
     Args:
         guess: (m, c, h, w).
         truth: (n, c, h, w).
 
     Returns:
-        (n,) int64: for each true image the index of its guess; -1 for true images left without one when
-        m < n. With m > n, m - n guesses stay unused. `guess[match(guess, truth)]` lines up with `truth`
-        when m >= n.
+        (n,) int64: for each true image the index of its guess, or -1 if it has none, for m < n. With m > n, m - n
+        guesses stay unused. `guess[match(guess, truth)]` lines up with `truth` if m >= n.
 
     Raises:
-        UsageError: images of different shapes, or pixels that are not finite or not in [0, 1].
+        UsageError: shapes differ, or pixels are not finite or not in [0, 1].
     """
     from scipy.optimize import linear_sum_assignment
 

@@ -1,9 +1,9 @@
 """Pretrained weights: found on disk, checked against a pinned SHA-256, never downloaded.
 
 Guarantees:
-  * nothing is fetched: a file is taken from `FDAUDIT_WEIGHTS` or else torch's hub cache, or is missing;
+  * nothing is downloaded: a file is taken from `FDAUDIT_WEIGHTS` or else torch's hub cache, or is missing;
   * the bytes that are hashed are the bytes that are loaded;
-  * a file of another digest is refused, wherever it lies, and no other file is tried in its place.
+  * a file with another digest is refused in either place, and no other file is tried instead.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def _directories() -> list[Path]:
 
 
 def load_weights(name: str, directory: Path | None = None) -> dict[str, torch.Tensor]:
-    """The tensors of a pinned weights file, on the CPU.
+    """Return the tensors of a pinned weights file, on the CPU.
 
     Args:
         name: key of `PINS`.
-        directory: where to look; `FDAUDIT_WEIGHTS` and then torch's hub cache when left out.
+        directory: folder of the file; default: `FDAUDIT_WEIGHTS`, then torch's hub cache.
 
     Raises:
-        WeightsUnavailableError: the file is missing, cannot be read, has another digest, or is no mapping of
-            names to tensors.
+        WeightsUnavailableError: the file is missing, cannot be read, has another digest, or is not a mapping of names
+            to tensors.
     """
     pin = PINS[name]
     places = _directories() if directory is None else [directory]
