@@ -1,4 +1,4 @@
-"""torchvision's residual blocks with their sum in memory of its own: per-sample gradients forbid sums in place."""
+"""torchvision's residual blocks without in-place sums, which per-sample gradients do not allow."""
 
 from __future__ import annotations
 

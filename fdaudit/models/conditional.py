@@ -1,7 +1,7 @@
-"""DaFKD's networks: a generator told the class, and a domain discriminator on a classifier's own extractor.
+"""DaFKD's networks: a class-conditional generator, and a domain discriminator on a classifier's own extractor.
 
-The generator has no BatchNorm, unlike the paper's: a generated sample would depend on its whole batch, so that it
-could not be drawn again by itself, and the batch's statistics would be one more thing that clients exchange.
+The paper's generator has BatchNorm; this one has none. With BatchNorm a generated sample would depend on its whole
+batch, so it could not be drawn again alone. Clients would also exchange the batch statistics.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Networks of generative protocols and attacks: a DCGAN-style generator and two discriminators, scaled to the input.
 
-None has BatchNorm. With it a generated sample would depend on its whole batch, so that it could not be drawn
-again by itself; and a discriminator's statistics would be private records that act on the score of every other
-sample, which no clipping of one sample's gradient bounds.
+None has BatchNorm. With BatchNorm a generated sample would depend on its whole batch, so it could not be drawn again
+alone. A discriminator's batch statistics would let one private record change the score of every other sample, and
+clipping per-sample gradients does not bound that influence.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ MLPS: dict[str, tuple[int, ...]] = {"mlp-1024-512-256": (1024, 512, 256), "mlp-1
 
 
 class NoParams(Config):
-    """A network that leaves nothing to choose."""
+    """No parameters: the network has a fixed design."""
 
 
 class MlpParams(Config):
