@@ -1,4 +1,4 @@
-"""Copies of models against the models: the auditor asks both about test records, and a model that saw no answer."""
+"""Score copies of models: compare answers on test records of the copy, the model and a baseline that saw no answer."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def scored(by_target: Mapping[str, Mapping[str, Figure]], plan: Plan, cell: str)
 
 
 def check_copy(guess: Extraction, network: Parameters) -> None:
-    """Refuse a copy that is no set of weights for the federation's network.
+    """Refuse a copy that is not a set of weights for the federation's network.
 
     Raises:
         ValueError: a name is missing or unknown, or a tensor has another shape or a number that is not finite.

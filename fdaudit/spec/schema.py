@@ -1,4 +1,4 @@
-"""The spec: everything a run depends on, as a frozen, validated document."""
+"""The spec: a frozen, validated document of everything a run depends on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Text = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 
 
 class DatasetSpec(Config):
-    """Which images."""
+    """The dataset of the run."""
 
     name: Text = "digits"
     """A known dataset, `npz:FILE` or `folder:DIR`."""
@@ -52,7 +52,7 @@ class DatasetSpec(Config):
 
 
 class PartitionSpec(Config):
-    """How records are spread over clients."""
+    """The distribution of records over clients."""
 
     name: Literal["iid", "by-class", "dirichlet"] = "iid"
     """`iid`, `by-class` (a fixed number of classes a client; not multi-label) or `dirichlet` (class shares drawn)."""
@@ -74,7 +74,7 @@ class PartitionSpec(Config):
 
 
 class SplitSpec(Config):
-    """What is set aside before the clients share the rest; fractions are of all training records."""
+    """Records set aside before the clients share the rest. Fractions are of all training records."""
 
     test: float = Field(0.2, ge=0, lt=1)
     """Held out to measure accuracy or mAUC; ignored when the dataset has a test split of its own."""
@@ -96,7 +96,7 @@ class SplitSpec(Config):
 
 
 class AuxiliarySpec(Config):
-    """Which records adversaries are assumed to hold, of those that `splits.auxiliary` sets aside."""
+    """Records that adversaries are assumed to hold, taken from those that `splits.auxiliary` sets aside."""
 
     inversion: Literal["class-disjoint", "same", "shifted", "none"] = "class-disjoint"
     """For attacks that show what classes look like. `class-disjoint`: an adversary lacks half of the classes, and only
@@ -106,7 +106,7 @@ class AuxiliarySpec(Config):
 
 
 class ModelSpec(Config):
-    """Which network the clients train."""
+    """The network that the clients train."""
 
     name: Text = "cnn-strided"
     """A model of the zoo, or `import:package.module:Class`."""
@@ -115,7 +115,7 @@ class ModelSpec(Config):
 
 
 class ProtocolSpec(Config):
-    """Which protocol, with its own settings under `params`."""
+    """The protocol, with its settings under `params`."""
 
     name: Text = "fedavg"
     """A known protocol; `fdaudit list` names them."""
@@ -124,7 +124,7 @@ class ProtocolSpec(Config):
 
 
 class OutageSpec(Config):
-    """A client that fails or goes silent: its messages do not arrive, and the run goes on without it."""
+    """A client that fails or goes silent. Its messages do not arrive, and the run continues without it."""
 
     client: int = Field(ge=0)
     """The client's number."""
@@ -192,14 +192,14 @@ class DefenseEntry(Config):
 
 
 class RecordRounds(Config):
-    """Keep payloads of these rounds, digests of the others."""
+    """Keep the payloads of these rounds, and only digests of the others."""
 
     rounds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     """Rounds, counted from 0, whose payloads are kept."""
 
 
 class GateSpec(Config):
-    """Thresholds fixed beforehand; a run that exceeds one, or cannot measure it, exits with 1."""
+    """Thresholds fixed in advance. A run that exceeds one, or cannot measure it, exits with code 1."""
 
     reconstruction_gain_db: float | None = None
     """Largest mean PSNR gain over the prior baseline that is tolerated, in dB, for any cell and victim."""
@@ -325,20 +325,20 @@ class Spec(Config):
 
     @property
     def rehearses(self) -> bool:
-        """Whether membership attacks are also run on a rehearsal with known coins."""
+        """Return whether membership attacks are also run on a rehearsal with known coins."""
         return self.profile != "quick" if self.power is None else self.power
 
     @property
     def query_budget(self) -> int:
-        """Oracle queries each attack may spend."""
+        """Return the number of oracle queries that each attack may spend."""
         return self.queries or {"quick": 20_000, "standard": 500_000, "full": 10_000_000}[self.profile]
 
     def public(self, seed_commitment: str) -> dict[str, Any]:
-        """The resolved spec as it is written beside the run: the seed replaced by its salted commitment."""
+        """Return the resolved spec for the run directory, with a salted commitment in place of the seed."""
         return {**self.model_dump(mode="json"), "seed": {"commitment": seed_commitment}}
 
     def digest(self) -> str:
-        """SHA-256 of the spec's canonical bytes, seed left out."""
+        """Return the SHA-256 of the spec's canonical bytes, without the seed."""
         return hashlib.sha256(canonical(self.model_dump(mode="json", exclude={"seed"}))).hexdigest()
 
 
@@ -359,7 +359,7 @@ def _check_adversary(field: str, name: str, clients: int) -> None:
 
 
 def load_spec(source: Spec | Path | str | dict[str, Any]) -> Spec:
-    """A spec from itself, a mapping, or a YAML file.
+    """Return a spec from a spec, a mapping, or a YAML file.
 
     Raises:
         SpecError: the file is missing or not YAML, or a field is wrong.
