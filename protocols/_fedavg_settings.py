@@ -1,4 +1,4 @@
-"""FedAvg's settings: what clients send, who averages it, and by which weights."""
+"""FedAvg's settings: the clients' uploads, the party that averages them, and the weights."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class FedAvgConfig(LocalTraining):
         return self
 
     def fits(self, clients: int) -> None:
-        """Refuse weights that are not one a client.
+        """Refuse public weights unless there is one for each client.
 
         Raises:
             SpecError: there are more weights than clients, or fewer.
@@ -83,7 +83,7 @@ class FedAvgConfig(LocalTraining):
             raise SpecError("protocol.params.weights", list(self.weights), problem, "Give one a client.")
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return the premise of constant weights."""
+        """Return the assumption behind constant weights."""
         if self.weights is None:
             return ()
         return ("The weights p_k of the average were agreed on without looking at the data.",)

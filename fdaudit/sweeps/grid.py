@@ -207,7 +207,7 @@ def load_grid(source: Path | str | Mapping[str, Any]) -> Grid:
 
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    """Replace infinity by the word `.inf`, which JSON can hold; refuse other values that are not an ε."""
+    """Write infinity as `inf`, because JSON has no infinity; refuse values that are not an ε."""
     levels = value.get("epsilon")
     if not isinstance(levels, list | tuple):
         return value

@@ -48,7 +48,7 @@ def _laid_as_parameters(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def annealed(lr: float, final: float | None, step: int, steps: int) -> float:
-    """Return the rate of step `step` of `steps` on a half cosine (Loshchilov & Hutter 2017, Eq. 5) from `lr` to `final`.
+    """Return the rate of step `step` of `steps` on a half cosine (Loshchilov & Hutter 2017, Eq. 5), `lr` to `final`.
 
     If `final` is None, the rate is constant.
     """

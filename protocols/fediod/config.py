@@ -90,29 +90,29 @@ class FedIODConfig(LocalSteps):
 
     @property
     def asks(self) -> bool:
-        """Whether clients are asked for gradients: with votes, only where those of L_gan count."""
+        """Return whether clients are asked for gradients; with votes, only if L_gan has a weight."""
         return self.outputs == "logits" or self.gan > 0
 
     def drawn_from(self, clients: int) -> int:
-        """All of them, where one is asked for gradients a step."""
+        """Return the number of clients from which one is drawn for gradients in a step; 1 if none is drawn."""
         return clients if self.gradients_from == "one" and self.asks else 1
 
     @property
     def steps(self) -> dict[str, int | None]:
-        """`steps` and `epochs` as the training core takes them."""
+        """Return `steps` and `epochs` for the training core."""
         return {"steps": self.local_steps, "epochs": self.local_epochs or (None if self.local_steps else 50)}
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """Stage 1; and one step of each discriminator for each of the generator's."""
+        """Return stage 1's training, and one discriminator step for each generator step."""
         if of == "discriminator":
             return ({"steps": 1},) * ((self.rounds - 1) * self.steps_per_round)
         return (self.steps,)
 
     def rate(self, t: int) -> float:
-        """Adam's learning rate at step t, annealed from `adam_lr` to 0 along a cosine."""
+        """Return Adam's learning rate at step t, annealed from `adam_lr` to 0 on a cosine."""
         return annealed(self.adam_lr, 0.0, t, (self.rounds - 1) * self.steps_per_round)
 
     def alone(self) -> dict[str, Any]:
-        """Stage 1 by itself."""
+        """Return the settings of stage 1 alone."""
         length = {"local_steps": self.steps["steps"], "local_epochs": self.steps["epochs"]}
         return {**super().alone(), **length}

@@ -1,4 +1,4 @@
-"""FedKD's settings: what Gong et al. 2022 leave open, and how the ensemble is made."""
+"""FedKD's settings: choices that Gong et al. 2022 leave open, and the kind of ensemble."""
 
 from __future__ import annotations
 
@@ -89,25 +89,28 @@ class FedKDConfig(LocalSteps):
 
     @property
     def rounds(self) -> int:
-        """The phases: local training, the ensemble, and the parts of the distillation."""
+        """Return the number of phases: local training, the ensemble, and the parts of the distillation."""
         return 2 + self.distill_rounds
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """One, before anything is sent."""
+        """Return one training, before anything is sent."""
         return (self.steps,) if of == "model" else ()
 
     @property
     def ranged(self) -> bool:
-        """Whether clients have to agree on z_max."""
+        """Return whether clients have to agree on z_max."""
         return self.levels is not None and self.z_max is None
 
     @property
     def bounded(self) -> float | None:
-        """B, where the aggregator clips each client's logits to it: then one client moves the ensemble by its share."""
+        """Return B, to which the aggregator clips each client's logits, or None.
+
+        With B, one client moves the ensemble by at most its share.
+        """
         return self.clip if self.noise_at == "aggregator" else None
 
     def defenses(self) -> tuple[DefenseSpec, ...]:
-        """Q(z; S) on each client's logits and Lap(1/γ) where it is asked for: Eq. 2."""
+        """Return Eq. 2's defences: Q(z; S) on each client's logits, and Lap(1/γ) if requested."""
         found = []
         if self.levels is not None:
             params: dict[str, Any] = {"levels": self.levels, "grid": self.grid, "z_max": self.z_max}
@@ -121,7 +124,7 @@ class FedKDConfig(LocalSteps):
         return tuple(found)
 
     def distillation(self, task: Task = "single-label") -> Fit:
-        """The training core's settings for the central model."""
+        """Return the training core's settings for the central model."""
         tau = self.temperature
         divergence: Objective = "binary-kl" if task == "multi-label" else "kl"
         at_once: Objective = "cross-entropy" if self.ensemble == "votes" else "l2"

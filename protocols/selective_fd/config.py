@@ -1,4 +1,4 @@
-"""Selective-FD's settings; those of the selectors are beside these."""
+"""Selective-FD's settings, with those of its selectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["SelectiveFDConfig"]
 
 
 class SelectiveFDConfig(Selection):
-    """Selective-FD's settings; defaults are the paper's for MNIST where it says, non-IID."""
+    """Selective-FD's settings; the defaults are the paper's for non-IID MNIST, if stated."""
 
     rounds: int = Field(150, ge=1, le=MOST_ROUNDS)
     """T: communication rounds."""
@@ -66,20 +66,20 @@ class SelectiveFDConfig(Selection):
 
     @property
     def counter(self) -> str:
-        """Who receives the clients' answers."""
+        """Return the party that receives the clients' answers."""
         return "aggregator" if self.aggregator == "secure" else "server"
 
     @property
     def form(self) -> Literal["hard", "soft", "votes"]:
-        """What an answer is: classes or probabilities of what is accepted, or a ballot on all that was asked."""
+        """Return the form of an answer: classes or probabilities of accepted samples, or a ballot on all requests."""
         return "votes" if self.ensemble == "votes" else self.labels
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """The warm-up and each round's local steps."""
+        """Return the warm-up and each round's local steps."""
         lengths = (self.warm_up_steps, *(self.local_steps,) * self.rounds)
         return tuple({"steps": n} for n in lengths if n and of == "model")
 
     def alone(self) -> dict[str, Any]:
-        """As many SGD steps as a client takes here, spread evenly over the rounds."""
+        """Return settings with a client's total number of SGD steps, spread evenly over the rounds."""
         steps = math.ceil(self.warm_up_steps / self.rounds) + self.local_steps + self.distill_steps
         return {"rounds": self.rounds, "local_steps": steps, "batch_size": self.batch_size, "lr": self.lr}
