@@ -66,7 +66,7 @@ class PublicTraining(LocalTraining):
         seed: int,
         *path: str | int,
     ) -> Job:
-        """Return a job of `distill_steps` steps that fits `parameters` to `targets` (n, C) on samples x (n, c, h, w)."""
+        """Return a job of `distill_steps` steps that fits `parameters` to `targets` (n, C) on images x (n, c, h, w)."""
         return draw_job(
             party,
             parameters,

@@ -1,4 +1,4 @@
-"""Class shares from how a client answers on public samples: it favours the classes it has seen often."""
+"""Class shares from a client's answers on public samples: it favours the classes it has trained on most."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class LabelAnswersConfig(Config):
 
 
 class LabelAnswers:
-    """Class shares from the mean of a client's answers on public samples, calibrated on shadow clients.
+    """Guesses class shares from the mean of a client's answers on public samples, calibrated on shadow clients.
 
-    A model trained on few records of a class says that class seldom. Of a client's first and last answers the attack
-    reads, class by class, the mean logarithm of its probabilities, the logarithm of their mean, and the share of
-    samples on which the class comes first (of hard labels only that). How these follow the class shares it learns from
-    rehearsals with auxiliary records spread unevenly over shadow clients. A victim that never answered is guessed to
-    have equal shares.
+    A model trained on few records of a class rarely predicts it. The attack reads a client's first and last answers.
+    For each class it computes the mean log-probability, the log of the mean probability, and the share of samples where
+    the class is ranked first (for hard labels only the last). It learns the relation to class shares from rehearsals
+    with auxiliary records spread unevenly over shadow clients. For a victim that never answered it guesses equal
+    shares.
     """
 
     name: ClassVar[str] = "label-answers"
@@ -65,7 +65,7 @@ class LabelAnswers:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes when a victim's answers on public samples are in view and the protocol can be rehearsed."""
+        """Require a victim's answers on public samples in view, and a protocol that can be rehearsed."""
         seen = sent_by(view, task.targets, _KINDS)
         if not seen:
             return seen
@@ -76,7 +76,7 @@ class LabelAnswers:
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[LabelDistribution, ...]:
-        """One guess a victim."""
+        """Return one guess a victim."""
 
         def read(seen: View, client: str) -> Tensor | None:
             return read_answers(seen, client, knowledge.classes)
@@ -91,7 +91,7 @@ class LabelAnswers:
 
 
 def read_answers(view: View, client: str, classes: int) -> Tensor | None:
-    """Features (C, F) of a client's first and last answers on public samples, or None where there are none."""
+    """Return features (C, F) of a client's first and last answers on public samples, or None if there are none."""
     if any(m.kind in _GENERATED for m in view.messages):
         return None
     sent = [
@@ -107,7 +107,7 @@ def read_answers(view: View, client: str, classes: int) -> Tensor | None:
 
 
 def answer_features(kind: str, values: Tensor, classes: int) -> Tensor:
-    """Features (C, F) of answers on n samples: logits or probabilities (n, C), F = 3, or classes (n,), F = 1."""
+    """Return features (C, F) of answers on n samples: logits or probabilities (n, C), F = 3, or classes (n,), F = 1."""
     if kind == "hard_labels":
         known = values[(values >= 0) & (values < classes)].long()
         return _share(torch.bincount(known, minlength=classes).double())[:, None]
@@ -118,5 +118,5 @@ def answer_features(kind: str, values: Tensor, classes: int) -> Tensor:
 
 
 def _share(counts: Tensor) -> Tensor:
-    """Logarithms of shares (C,) from counts, half a count added to each."""
+    """Return logarithms of shares (C,) from counts, with half a count added to each."""
     return ((counts + 0.5) / (counts.sum() + 0.5 * len(counts))).log()

@@ -1,4 +1,4 @@
-"""BREP-MI: the latent vector of a GAN that lies furthest inside a class, found from hard answers alone."""
+"""BREP-MI: find the latent vector of a GAN that is furthest inside a class, from hard answers alone."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class BREPMIConfig(GanConfig):
 
 
 class BREPMI:
-    """Moves a GAN's latent vectors away from points that the model answers with another class.
+    """Moves a GAN's latent vectors away from points that the model assigns to another class.
 
     All classes advance together, with N queries a class in each step, until each class is done or the budget is spent.
-    Each victim's own model is asked where clients answer, else the released one. A class that no start was answered
-    with is guessed as the mean auxiliary image of the class, or of all classes.
+    Each victim's own model is queried if clients answer, else the released one. If no start was assigned to a class,
+    the guess is the mean auxiliary image of the class, or of all classes.
 
-    Four points are not the paper's. A class starts at the mean of all latent vectors that were answered so, not at one
-    of them. Some of these vectors are longer than the GAN's own, which reaches rare classes. A step's direction has
-    length 1: the mean over few points in many dimensions is short. Latent vectors stay within √d, the usual length of
+    Four points differ from the paper. A class starts at the mean of all latent vectors assigned to it, not at one of
+    them. Some of these vectors are longer than the GAN's own, which reaches rare classes. A step's direction has length
+    1, because the mean over few points in many dimensions is short. Latent vectors stay within √d, the usual length of
     the GAN's own d-dimensional ones.
     """
 
@@ -80,13 +80,13 @@ class BREPMI:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes where a model answers within the budget, and auxiliary images are large enough for a GAN."""
+        """Require a model that answers within the budget, and auxiliary images large enough for a GAN."""
         return self._askable(view, knowledge, task)[1]
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
-        """One image of every class for each victim; no message is named, since it is classes that are shown."""
+        """Return one image of every class for each victim; guesses of classes name no message."""
         models, why = self._askable(view, knowledge, task)
         if not models or knowledge.auxiliary is None:
             raise ValueError(f"brep-mi: run on a view to which it does not apply: {why.reason}.")
@@ -112,7 +112,7 @@ class BREPMI:
 
 
 def _classes(model: Askable, classes: int, x: Tensor) -> Tensor:
-    """The class (n,) that a model answers for each image; where it answers with probabilities, the likeliest."""
+    """Return the class (n,) that a model answers for each image; for probabilities, the most likely class."""
     return as_probabilities(model.model(x), classes).argmax(1).to(x.device)
 
 
@@ -127,7 +127,7 @@ class _Attack:
     config: BREPMIConfig
 
     def invert(self, queries: int, draws: torch.Generator) -> dict[str, Tensor]:
-        """An image (k, c, h, w) of each class that is to be shown as `images`, from at most so many queries."""
+        """Return as `images` one image (k, c, h, w) of each class to reconstruct, with at most `queries` queries."""
         first = max(1, int(self.config.starts * queries))
         c, z = self.start(first, draws)
         z = self.repel(c, z, queries - first, draws)
@@ -136,7 +136,7 @@ class _Attack:
         return {"images": images[self.shown]}
 
     def start(self, n: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Wanted classes (k,) with which n random images were answered, and the mean latent vector (k, d) of each."""
+        """Return wanted classes (k,) among the answers to n random images, and each one's mean latent vector (k, d)."""
         scale = torch.linspace(1, self.config.widest, n)[:, None]
         z = (scale * torch.randn(n, self.prior.latent, generator=draws)).to(self.expected.device)
         answers = self._answers(z)
@@ -145,7 +145,7 @@ class _Attack:
         return c, torch.stack([z[answers == label].mean(0) for label in c]) if len(c) else z[:0]
 
     def repel(self, c: Tensor, z: Tensor, queries: int, draws: torch.Generator) -> Tensor:
-        """The latent vectors (k, d) with the largest spheres that lie inside the classes c (k,) (Algorithm 1)."""
+        """Return the latent vectors (k, d) with the largest spheres inside the classes c (k,) (Algorithm 1)."""
         config, N, d = self.config, self.config.points, self.prior.latent
         R = torch.full((len(c),), config.radius, device=z.device)
         since = torch.zeros(len(c), dtype=torch.int64, device=z.device)
@@ -179,5 +179,5 @@ class _Attack:
         return images
 
     def _answers(self, z: Tensor) -> Tensor:
-        """Classes (n,) of the images of latent vectors (n, d), a few at a time."""
+        """Return classes (n,) of the images of latent vectors (n, d), computed in small batches."""
         return torch.cat([self.ask(self._image(part)) for part in z.split(1024)])

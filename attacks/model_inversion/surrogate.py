@@ -1,4 +1,4 @@
-"""IDEAL's first part: a surrogate of a model, learnt from its answers to a generator's images, one query an image."""
+"""IDEAL's first part: a surrogate of a model, learnt from its answers to generated images, one query an image."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["SurrogateConfig", "fit_surrogate", "surrogate_of"]
 
 
 class SurrogateConfig(Config):
-    """Settings of the surrogate and of the generator whose images are asked."""
+    """Settings of the surrogate and of the generator of query images."""
 
     rounds: int = Field(20, ge=1)
     """E: times that a fresh generator is fitted, its images asked, and the surrogate taught."""
@@ -47,7 +47,7 @@ def surrogate_of(
     config: SurrogateConfig,
     device: torch.device,
 ) -> nn.Module:
-    """The surrogate with the parameters that `fit_surrogate` returned; other arguments are as there."""
+    """Return the surrogate with the parameters from `fit_surrogate`; other arguments are as there."""
     surrogate = _network(shape, classes, config).build(torch.Generator()).to(device)
     surrogate.load_state_dict(dict(parameters))
     return surrogate.eval().requires_grad_(False)
@@ -66,16 +66,16 @@ def fit_surrogate(
     generator: torch.Generator,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Learns from at most `queries` answers (Zhang 2023, Algorithm 1): every image is asked once.
+    """Learn from at most `queries` answers (Zhang 2023, Algorithm 1): every image is queried once.
 
-    In each round a fresh generator descends the surrogate's own loss CE(S(G(z)), argmax S(G(z))) - λ H(mean
-    S(G(z))), its images are asked, and the surrogate descends the cross-entropy with what was
-    answered. Noise on the images is not the paper's: without it a surrogate learns the target on a thin
-    set of generated images, and inverting it shows nothing.
+    In each round a new generator minimises the surrogate's own loss CE(S(G(z)), argmax S(G(z))) - λ H(mean S(G(z))).
+    Its images are queried, and the surrogate minimises the cross-entropy with the answers. Noise on the images is added
+    to the paper's method. Without it a surrogate learns the target only on a thin set of generated images, and its
+    inversion shows nothing.
 
     Args:
         ask: images (n, c, h, w) in [0, 1] to rows of probabilities (n, C).
-        queries: how many images may be asked in all.
+        queries: total number of images that may be queried.
         shape: (c, h, w) of an image.
         classes: C.
         config: settings.
@@ -114,7 +114,7 @@ def _generated(
     generator: torch.Generator,
     device: torch.device,
 ) -> Tensor:
-    """Images (n, c, h, w) of a fresh generator, with noise, on the CPU; noise alone where images are too small."""
+    """Return images (n, c, h, w) of a new generator, with noise, on the CPU; only noise if images are too small."""
     if min(shape[1:]) < SMALLEST_SIDE:
         return torch.rand(n, *shape, generator=generator)
     network = build_generator(generator, _LATENT, _WIDTH, shape).to(device)

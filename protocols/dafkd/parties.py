@@ -111,7 +111,7 @@ class Client:
         )
 
     def answer(self, sent: Tensor) -> tuple[Tensor, Tensor]:
-        """Return Appendix B's scores f (n,) of pseudo-samples (n, c, h, w), and score-weighted soft predictions (n, C)."""
+        """Return Appendix B's scores f (n,) of pseudo-samples (n, c, h, w), and predictions times scores (n, C)."""
         logits, scores = _judge(self._net, self._head, sent)
         soft = (logits / self._config.temperature).softmax(1)
         return scores, scores[:, None] * soft
