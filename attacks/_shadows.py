@@ -61,13 +61,13 @@ class Recipe(Config):
     batch_size: int
     """Records a step."""
     epochs: int | None = None
-    """Passes over a model's records; None where `steps` counts."""
+    """Passes over a model's records; None if `steps` is given."""
     steps: int | None = None
-    """Steps in all; None where `epochs` counts."""
+    """Total number of steps; None if `epochs` is given."""
     most_steps: int = _MOST_STEPS
-    """Steps at most, whatever the two say."""
+    """Largest number of steps, for either setting."""
     until_fitted: bool = False
-    """Stop once every record is classified right; looked at every few steps."""
+    """Stop once every record is classified correctly; checked every few steps."""
 
 
 def in_and_out(models: int, records: int, generator: torch.Generator) -> Tensor:

@@ -48,7 +48,7 @@ class LossThreshold:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a soft-label oracle, or a model in view with a known architecture."""
+        """Check for a soft-label oracle, or a model in view with a known architecture."""
         return answerable("soft", view, knowledge, task)
 
     def run(

@@ -24,15 +24,15 @@ class FedAvgConfig(LocalTraining):
     fraction: float = Field(1.0, gt=0, le=1)
     """C: share of the clients that take part in a round, at least one."""
     weighting: Literal["samples", "public", "uniform"] = "samples"
-    """Average weighted by `sample_count`, which the server is told; by `weights`, or without them by counts that every
-    client tells everybody; or plainly."""
+    """The average's weights: by `sample_count`, which clients tell the server; by `weights`, or without them by counts
+    that every client tells all parties; or equal."""
     weights: tuple[_Weight, ...] | None = None
-    """With `weighting: public`: one positive number a client, proportional to p_k and agreed on without looking at the
-    data. No count is read or sent then. None: the counts themselves, which the ledger charges."""
+    """With `weighting: public`: one positive number a client, proportional to p_k and agreed on without using the data.
+    No count is then read or sent. None: the counts themselves, which the ledger charges."""
     aggregation: Literal["plain", "secure"] = "plain"
-    """Who averages: the server, which then sees every upload; or secure aggregation, which hands it their sum alone.
-    Of the latter clients send updates, each multiplied by its weight p_k: 1/m, or of public
-    weights n_k/n or w_k/w. Where a defence clips, it clips after that."""
+    """The averaging party: the server, which then sees every upload, or secure aggregation, which sends it only their
+    sum. With secure aggregation clients send updates, each multiplied by its weight p_k: 1/m, or with public weights
+    n_k/n or w_k/w. A defence clips after that."""
     mu: float = Field(0.0, ge=0)
     """FedProx's μ (Li et al. 2020); 0 is FedAvg."""
     server_momentum: float = Field(0.0, ge=0, lt=1)

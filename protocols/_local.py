@@ -26,7 +26,7 @@ class LocalSteps(ProtocolConfig):
     lr: float = Field(0.1, gt=0)
     """Learning rate of local SGD."""
     final_lr: float | None = Field(None, gt=0)
-    """Where `lr` ends, along half a cosine over each round's local steps; default: it stays."""
+    """Final learning rate, on a half cosine over each round's local steps. Default: `lr` is constant."""
     momentum: float = Field(0.0, ge=0, lt=1)
     """Momentum of local SGD; its buffer is reset every round."""
     weight_decay: float = Field(0.0, ge=0)

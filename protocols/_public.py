@@ -38,7 +38,7 @@ class PublicTraining(LocalTraining):
     """Local SGD on private records, then distillation on public samples."""
 
     public_batch: int = Field(512, ge=1)
-    """Public samples a round, drawn anew each round; all of them where there are fewer."""
+    """Public samples a round, drawn again each round; all of them if there are fewer."""
     distill_steps: int = Field(10, ge=1)
     """SGD steps a round on these samples."""
     distill_batch_size: int | None = Field(None, ge=1)

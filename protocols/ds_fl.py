@@ -23,9 +23,9 @@ class DSFLConfig(PublicTraining):
     """DS-FL's settings; names follow Itahara et al. 2021."""
 
     share: Literal["soft_labels", "hard_labels"] = "soft_labels"
-    """What clients send: the softmax outputs, or the predicted class."""
+    """The clients' messages: softmax outputs, or predicted classes."""
     aggregation: Literal["era", "sa"] = "era"
-    """Entropy reduction aggregation, which sharpens the average, or simple aggregation, which leaves it."""
+    """Entropy reduction aggregation, which sharpens the average, or simple aggregation, which does not."""
     temperature: float = Field(0.1, gt=0)
     """T of entropy reduction; the lower, the sharper."""
     warm_up_steps: int = Field(0, ge=0)

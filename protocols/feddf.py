@@ -35,7 +35,7 @@ class FedDFConfig(LocalTraining):
     distill_lr: float = Field(0.001, gt=0)
     """Learning rate of Adam in distillation."""
     distill_final_lr: float | None = Field(1e-6, gt=0)
-    """Where it ends, along half a cosine over each round's steps; none: it stays."""
+    """Final learning rate, on a half cosine over each round's steps. None: the rate is constant."""
     temperature: float = Field(1.0, gt=0)
     """τ: temperature of both softmaxes; the paper's is 1."""
 

@@ -25,7 +25,7 @@ class FedEDConfig(PublicTraining):
     """FedED's settings."""
 
     share: Literal["soft_labels", "hard_labels"] = "soft_labels"
-    """What clients send: the softmax outputs, or the predicted class."""
+    """The clients' messages: softmax outputs, or predicted classes."""
 
 
 class FedED:

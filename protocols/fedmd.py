@@ -20,9 +20,9 @@ class FedMDConfig(PublicTraining):
     """FedMD's settings; names follow Li & Wang 2019, Algorithm 1."""
 
     share: Share = "logits"
-    """What clients send: class scores (logits), their softmax, or the predicted class."""
+    """The clients' messages: class scores (logits), their softmax, or predicted classes."""
     order: Literal["digest-revisit", "revisit-digest"] = "digest-revisit"
-    """The paper's order, or the one in which a round begins with private records and ends with the consensus."""
+    """The paper's order, or private records first and the consensus last."""
     warm_up_steps: int = Field(200, ge=0)
     """SGD steps on private records before the first round."""
 

@@ -27,9 +27,9 @@ class AnalyticConfig(Config):
     """Settings of analytic recovery."""
 
     tolerance: float = Field(1e-3, gt=0, lt=1)
-    """Root-mean-square pixel difference below which two neurons are taken to show the same input."""
+    """Two neurons show the same input if their root-mean-square pixel difference is below this."""
     round: int = Field(0, ge=0)
-    """Which round's upload is read."""
+    """Round of the upload."""
     max_images: int = Field(4096, ge=1)
     """Uploads that mix more images than this are not tried."""
 
@@ -56,7 +56,7 @@ class AnalyticRecovery:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a network that starts with a linear layer with a bias, and a victim's upload in view."""
+        """Check for a network that starts with a linear layer with a bias, and a victim's upload in view."""
         module = network(knowledge)
         if isinstance(module, str):
             return Applicability(False, module)

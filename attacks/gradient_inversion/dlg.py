@@ -43,15 +43,15 @@ class DLGConfig(Config):
     restarts: int = Field(4, ge=1)
     """Random starts for each message; all advance together, the best match is kept."""
     evaluations: int = Field(400, ge=1)
-    """Most gradient evaluations of each start."""
+    """Largest number of gradient evaluations of each start."""
     history: int = Field(20, ge=1)
     """Curvature pairs that L-BFGS keeps."""
     tolerance: float = Field(1e-9, ge=0)
     """Relative squared distance of gradients at which a start has converged."""
     init: Literal["uniform", "normal"] = "uniform"
-    """How starting images are drawn: uniform in [0, 1], or standard normal as in the paper."""
+    """Distribution of starting images: uniform in [0, 1], or standard normal as in the paper."""
     round: int = Field(0, ge=0)
-    """Which round's upload is inverted."""
+    """Round of the upload."""
     max_images: int = Field(16, ge=1)
     """Uploads that mix more images than this are not tried."""
 
@@ -82,7 +82,7 @@ class DLG:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a victim's one-step upload, the model that it started from, and the architecture."""
+        """Check for a victim's one-step upload, the model that it started from, and the architecture."""
         module = network(knowledge)
         if isinstance(module, str):
             return Applicability(False, module)

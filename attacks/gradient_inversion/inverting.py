@@ -49,7 +49,7 @@ class InvertingGradientsConfig(Config):
     iterations: int = Field(1000, ge=1)
     """Steps of signed Adam."""
     tune: bool = True
-    """Choose what is left out of `tv`, `lr`, `start` and `shrink` on auxiliary records, at the model in view."""
+    """Choose omitted settings of `tv`, `lr`, `start` and `shrink` on auxiliary records, at the model in view."""
     trials: float = Field(0.5, gt=0, le=1)
     """Iterations of a trial that chooses settings, as a share of the attack's; first trials take a quarter of that."""
     lr: float | None = Field(None, gt=0)
@@ -57,17 +57,17 @@ class InvertingGradientsConfig(Config):
     tv: float | None = Field(None, ge=0)
     """Weight of total variation (mean absolute difference of neighbouring pixels). Untuned: 0.001."""
     start: Literal["noise", "blend"] | None = None
-    """What a search starts from: noise, or equal parts of noise and the mean auxiliary image. Untuned: noise."""
+    """Starting images: noise, or equal parts of noise and the mean auxiliary image. Untuned: noise."""
     shrink: float | None = Field(None, ge=0, le=1)
     """Share of the class's mean auxiliary image in the guess. Untuned: 0."""
     signed: bool = True
     """Step along the gradient's sign."""
     round: int = Field(0, ge=0)
-    """Which round's upload is inverted."""
+    """Round of the upload."""
     max_images: int = Field(64, ge=1)
     """Uploads that mix more images than this are not tried."""
     simulated_steps: int = Field(64, ge=1)
-    """Updates of more local steps are read as one step on all their images. One start then has to do."""
+    """Updates of more local steps are read as one step on all their images, with a single start."""
 
     @property
     def given(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class InvertingGradients:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a victim's upload, the model that it started from, and the architecture."""
+        """Check for a victim's upload, the model that it started from, and the architecture."""
         module = network(knowledge)
         if isinstance(module, str):
             return Applicability(False, module)

@@ -30,7 +30,7 @@ class LabelAnswersConfig(Config):
     """Settings of the attack from answers."""
 
     shadows: int = Field(40, ge=1, le=100_000)
-    """Shadow clients, at least, to calibrate on; whole federations are rehearsed."""
+    """Smallest number of shadow clients for calibration; whole federations are rehearsed."""
     penalty: float = Field(0.001, gt=0)
     """Ridge penalty of the calibration, in nats for each squared weight."""
 
@@ -65,7 +65,7 @@ class LabelAnswers:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a victim's answers on public samples in view, and a protocol that can be rehearsed."""
+        """Check for a victim's answers on public samples in view, and a protocol that can be rehearsed."""
         seen = sent_by(view, task.targets, _KINDS)
         if not seen:
             return seen

@@ -50,7 +50,7 @@ class LabelCounts:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require the counts of a victim in view."""
+        """Check for the counts of a victim in view."""
         return sent_by(view, task.targets, _KINDS)
 
     def run(

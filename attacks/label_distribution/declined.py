@@ -28,7 +28,7 @@ class LabelDeclinedConfig(Config):
     """Settings of the attack from declined samples."""
 
     shadows: int = Field(40, ge=1, le=100_000)
-    """Shadow clients, at least, to calibrate on; whole federations are rehearsed."""
+    """Smallest number of shadow clients for calibration; whole federations are rehearsed."""
     penalty: float = Field(0.001, gt=0)
     """Ridge penalty of the calibration, in nats for each squared weight."""
 
@@ -61,7 +61,7 @@ class LabelDeclined:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require in view the samples that a victim was asked about, some of which it declined."""
+        """Check that the samples that a victim was asked about are in view, and that it declined some."""
         seen = sent_by(view, task.targets, _KINDS)
         if not seen:
             return seen

@@ -40,9 +40,9 @@ class LabelUpdatesConfig(Config):
     """Settings of the attack from updates."""
 
     uploads: int = Field(20, ge=1)
-    """Uploads of a victim, at most, that are read: the first ones, before the model fits the records."""
+    """Largest number of a victim's uploads: the first ones, before the model fits the records."""
     least: float = Field(0.005, gt=0, lt=1)
-    """What is added to every class's share before they are scaled to sum to 1: none is ruled out for certain."""
+    """Added to every class's share before scaling to a sum of 1, so that no class is ruled out."""
 
 
 class LabelUpdates:
@@ -71,7 +71,7 @@ class LabelUpdates:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a victim's upload, the model before it, and a linear last layer."""
+        """Check for a victim's upload, the model before it, and a linear last layer."""
         seen = sent_by(view, task.targets, _KINDS)
         if not seen:
             return seen

@@ -38,12 +38,12 @@ class AugmentationConfig(LabelOnlyConfig):
     translation: int = Field(1, ge=0)
     """d: candidates are also shifted by all (i, j) with |i| + |j| from 1 to d pixels; 0 leaves translations out."""
     scorer: Literal["classifier", "count"] = "classifier"
-    """How answers become a score: by a classifier learnt on shadow models of the adversary's own records, where it
-    has records, an architecture and a training core; or by counting the right ones."""
+    """The score: from a classifier trained on shadow models of the adversary's own records, if it has records, an
+    architecture and a training core; or the count of correct answers."""
     shadows: int = Field(8, ge=2)
     """Shadow models."""
     shadow_steps: int = Field(2000, ge=1)
-    """Training steps of one shadow model at most."""
+    """Largest number of training steps of one shadow model."""
 
 
 class Augmentation(LabelOnly):

@@ -37,8 +37,8 @@ class LabelOnlyConfig(Config):
     """Settings of every label-only attack."""
 
     repeats: int = Field(1, ge=1)
-    """Times that each question is asked; the most frequent answer counts. More than one averages out a defence
-    that draws fresh noise for every answer, and divides the number of different questions."""
+    """Number of times that each query is repeated; the most frequent answer counts. Repeats average out a defence with
+    fresh noise in every answer, and reduce the number of different queries."""
 
 
 class Voter:
@@ -118,7 +118,7 @@ class LabelOnly(ABC):
     # -- what they share ------------------------------------------------------------------------------------
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a hard-label oracle or a model in view, and enough queries for every candidate."""
+        """Check for a hard-label oracle or a model in view, and enough queries for every candidate."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
         found = [asked("hard", view, knowledge, task, name) for name in task.challenges]

@@ -26,16 +26,16 @@ class BoundaryDistanceConfig(LabelOnlyConfig):
     """Settings of the boundary-distance attack."""
 
     queries: int = Field(2500, ge=24)
-    """Queries a candidate at most; fewer where the budget, split evenly, allows no more."""
+    """Largest number of queries a candidate; fewer if the budget, divided equally, allows no more."""
     directions: int = Field(100, ge=4)
     """Samples of the first estimate of the gradient; the t-th has √t times as many."""
     halvings: int = Field(8, ge=1)
     """Step sizes tried in one iteration."""
     starts: int = Field(100, ge=1)
-    """Possible starting points asked for each victim, shared by its candidates."""
+    """Possible starting points queried for each victim, shared by its candidates."""
     start: Literal["records", "noise"] = "records"
-    """What starting points are: auxiliary records and uniform noise, half each (noise alone where the adversary has
-    no records), or uniform noise alone as in the paper."""
+    """Starting points: auxiliary records and uniform noise, half each (only noise if the adversary has no records), or
+    only uniform noise as in the paper."""
 
 
 class BoundaryDistance(LabelOnly):

@@ -170,7 +170,7 @@ class _Walk:
     # -- the three moves ------------------------------------------------------------------------------------
 
     def _search(self, rows: Tensor, far: Tensor) -> Tensor:
-        """Run binary search (Algorithm 1) between candidates and points of another class. Return points (r, d) of the latter."""
+        """Run binary search (Algorithm 1) from candidates to points of another class; return points (r, d) beyond."""
         x = self._x[rows]
         low, high = x.new_zeros(len(rows)), x.new_ones(len(rows))
         for _ in range(self._search_steps):

@@ -19,7 +19,7 @@ class NoiseRobustnessConfig(LabelOnlyConfig):
     """Settings of the noise-robustness attack."""
 
     queries: int = Field(100, ge=2)
-    """Queries a candidate at most, the candidate itself among them."""
+    """Largest number of queries a candidate, including the candidate itself."""
     sigma: tuple[float, ...] = Field((0.1, 0.2, 0.3), min_length=1)
     """Standard deviations of the Gaussian noise, in units of pixel intensity; queries take turns."""
 

@@ -34,16 +34,16 @@ class ShadowConfig(Config):
     shadows: int = Field(64, ge=2)
     """Shadow models, each trained on half of the pool."""
     most_steps: int = Field(1000, ge=1)
-    """Training steps of one shadow model, at most."""
+    """Largest number of training steps of one shadow model."""
     online: bool = True
-    """The pool holds the candidates beside the auxiliary records; otherwise auxiliary records alone."""
+    """The pool holds the candidates and the auxiliary records; otherwise auxiliary records alone."""
     seed: int = Field(0, ge=0, lt=2**63)
-    """Of the halves, the initial weights and the batches."""
+    """Seed of the halves, the initial weights and the batches."""
     matched: int = Field(200, ge=2)
-    """Shadow models of a victim whose own model is attacked; as many as `coin-regression` has, so that they are
-    trained once."""
+    """Shadow models of a victim whose own model is attacked; as many as `coin-regression` has, so that they are trained
+    once."""
     matched_steps: int = Field(2000, ge=1)
-    """Training steps of one of these, at most."""
+    """Largest number of training steps of one of these."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -42,13 +42,13 @@ class SurrogateConfig(ShadowConfig):
     students: int = Field(64, ge=2)
     """Shadow models of each victim, the first of its matched ones, from which surrogates are distilled."""
     samples: int = Field(2000, ge=2)
-    """Answers of one client that its surrogate learns from, at most: the last ones."""
+    """Largest number of a client's answers that its surrogate learns from: the last ones."""
     distill_steps: int = Field(400, ge=1)
     """Steps of Adam of one surrogate."""
     distill_batch_size: int = Field(128, ge=1)
     """Answers a step."""
     distill_lr: float = Field(5e-3, gt=0)
-    """Adam's learning rate, annealed to a hundredth of it along a cosine."""
+    """Adam's learning rate, annealed to a hundredth of it on a cosine."""
 
 
 def teach(knowledge: Knowledge, teacher: Parameters, x: Tensor, kind: str) -> Tensor:

@@ -32,15 +32,15 @@ class AcceptSetConfig(Config):
     sweeps: int = Field(200, ge=2)
     """Steps of each class of a client in every chain."""
     softness: float = Field(0.05, gt=0)
-    """Noise on the logarithm of a density ratio that chains end at, in nats."""
+    """Final noise on the logarithm of a density ratio, in nats."""
     others: int = Field(1, ge=0, le=1000)
-    """Records of a class, at most, that a client may hold besides candidates."""
+    """Largest number of a class's records that a client may hold in addition to candidates."""
     library: int = Field(60, ge=2)
-    """Records of a class, at most, that show where those may lie."""
+    """Largest number of a class's records that show the distribution of those."""
     samples: int = Field(2000, ge=1)
-    """Public samples whose bits are looked at, at most."""
+    """Largest number of public samples whose bits are used."""
     paired: bool = True
-    """Whether it is used that one candidate of each matched pair is a member."""
+    """Whether to use that exactly one candidate of each matched pair is a member."""
 
 
 class AcceptSet:
@@ -69,7 +69,7 @@ class AcceptSet:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a density selector, and a victim's accept bits in view with some samples declined."""
+        """Check for a density selector, and a victim's accept bits in view with some samples declined."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
         if Selector.of(view.hyperparameters) is None:

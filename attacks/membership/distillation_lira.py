@@ -70,7 +70,7 @@ class DistillationLiRA:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a victim's answers in view, with their samples, and the means to train shadow models."""
+        """Check for a victim's answers in view, with their samples, and the means to train shadow models."""
         if not (lacking := missing(knowledge, task)):
             return lacking
         return _answered(recorded(view, knowledge, self.config.samples), task)
@@ -134,7 +134,7 @@ class CoopLiRA:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require in view a victim's answers and those of at least two other clients."""
+        """Check that a victim's answers and those of at least two other clients are in view."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
         if knowledge.architecture is None or knowledge.train is None:

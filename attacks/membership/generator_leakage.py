@@ -27,11 +27,11 @@ class GeneratorLeakageConfig(Config):
     """Settings of generator leakage."""
 
     samples: int = Field(10_000, ge=1)
-    """Samples drawn from the victim's generator, or taken from those on record, the last ones first."""
+    """Samples drawn from the victim's generator, or the last recorded ones."""
     rule: Literal["nearest", "monte-carlo"] = "nearest"
     """Score by the distance to the nearest sample, or by the share of samples within ε of the candidate."""
     space: Literal["both", "features", "pixels"] = "both"
-    """Where distances are taken: in pixels, in a task encoder's features, or the mean of both in standard scores."""
+    """Space of distances: pixels, a task encoder's features, or the mean of both in standard scores."""
 
 
 class GeneratorLeakage:
@@ -64,7 +64,7 @@ class GeneratorLeakage:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a generator or generated samples in view."""
+        """Check for a generator or generated samples in view."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
         if self.config.space != "pixels" and knowledge.encode is None:

@@ -41,7 +41,7 @@ class ShadowedConfig(ShadowConfig):
     floor: float = Field(1e-12, gt=0, lt=1)
     """Smallest probability before the logarithm."""
     repeats: int = Field(4, ge=1)
-    """How often the same is asked, and the answers averaged, where each has fresh noise."""
+    """Number of times that a query is repeated and averaged, if each answer has fresh noise."""
 
 
 class LiRAOfflineConfig(ShadowedConfig):
@@ -55,9 +55,9 @@ class RMIAConfig(ShadowedConfig):
     """Settings of RMIA."""
 
     gamma: float = Field(1.0, ge=1)
-    """γ: by which factor a candidate's likelihood ratio must exceed a population record's."""
+    """γ: the factor by which a candidate's likelihood ratio must exceed a population record's."""
     population: int = Field(500, ge=1)
-    """Population records z, at most; each is one query for each victim."""
+    """Largest number of population records z; each is one query for each victim."""
     a: float = Field(0.3, ge=0, le=1)
     """a of the offline attack (`online: false`), which extrapolates Pr(x) from models without x."""
 
@@ -81,7 +81,7 @@ class _Shadowed(ABC):
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require soft answers or a model in view, auxiliary records, and the architecture to train shadow models."""
+        """Check for soft answers or a model in view, auxiliary records, and the architecture to train shadow models."""
         if not (lacking := missing(knowledge, task)):
             return lacking
         return answerable("soft", view, knowledge, task, besides=1 if self._besides else 0)

@@ -49,7 +49,7 @@ class DiscriminatorScore:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require in view every challenged victim's discriminator and the classifier below it."""
+        """Check that every challenged victim's discriminator and the classifier below it are in view."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
         if knowledge.architecture is None or knowledge.train is None:

@@ -43,9 +43,9 @@ class UpdateProjectionConfig(Config):
     """Settings of the projection of uploads."""
 
     uploads: int = Field(30, ge=1)
-    """Uploads of each victim, at most: the first ones."""
+    """Largest number of uploads of each victim: the first ones."""
     rounds: int = Field(60, ge=1)
-    """Rounds whose change of the broadcast model is explained, at most: the first ones."""
+    """Largest number of explained rounds, if the broadcast model's change is explained: the first ones."""
     score: str = Field("projection", pattern="^(projection|cosine)$")
     """`projection`: the candidate's share in the upload. `cosine`: the angle between its gradient and the upload."""
 
@@ -127,7 +127,7 @@ class UpdateProjection:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a victim's uploads in view, or two broadcast models, and the network."""
+        """Check for a victim's uploads in view, or two broadcast models, and the network."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
         module = network(knowledge)

@@ -37,15 +37,15 @@ class ExtractionConfig(Config):
     """Settings of the surrogate."""
 
     samples: int = Field(20_000, ge=_LEAST)
-    """Samples of one model whose recorded answers are used, at most: those answered last."""
+    """Largest number of one model's recorded samples: those answered last."""
     queries: int = Field(20_000, ge=0)
-    """Samples that an oracle is asked about each model, at most; its budget may allow fewer."""
+    """Largest number of samples queried from each model's oracle; its budget may allow fewer."""
     steps: int = Field(800, ge=1)
     """Steps of Adam on the answers."""
     batch_size: int = Field(128, ge=1)
     """Samples a step."""
     lr: float = Field(3e-3, gt=0)
-    """Adam's learning rate, annealed to a hundredth of it along a cosine."""
+    """Adam's learning rate, annealed to a hundredth of it on a cosine."""
 
 
 class ExtractionSoft:
@@ -75,7 +75,7 @@ class ExtractionSoft:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a model whose answers are in view or can be queried, and which is not itself in view."""
+        """Check for a model whose answers are in view or can be queried, and which is not itself in view."""
         if knowledge.architecture is None or knowledge.train is None:
             return Applicability(False, "the architecture is not known, so that no surrogate can be fitted")
         if self._asks(view, task) or self._recorded(view, knowledge, task):

@@ -29,23 +29,23 @@ class BREPMIConfig(GanConfig):
     """Settings of boundary repulsion."""
 
     queries: int = Field(100_000, ge=1)
-    """No more samples are asked of one model, whatever the budget."""
+    """Largest number of queries a model, even with a larger budget."""
     least_queries: int = Field(500, ge=1)
-    """With fewer samples a model the attack is not tried."""
+    """The attack is not run with fewer queries a model."""
     starts: float = Field(0.2, gt=0, lt=1)
-    """Share of the queries that looks for a first latent vector of each class."""
+    """Share of the queries that search for a first latent vector of each class."""
     widest: float = Field(3.0, ge=1)
-    """Standard deviation of the last of these vectors; the first has 1, that of the GAN's own."""
+    """Standard deviation of the last of these vectors; the first has 1, the GAN's own."""
     points: int = Field(32, ge=1)
     """N: points on a sphere."""
     radius: float = Field(2.0, gt=0)
     """R of the first sphere."""
     growth: float = Field(1.3, gt=1)
-    """γ: a sphere that lies inside the class is followed by one so many times as large."""
+    """γ: a sphere inside the class is followed by one that is larger by this factor."""
     largest: float = Field(64.0, gt=0)
     """A class whose sphere is larger than this is done."""
     patience: int = Field(1000, ge=1)
-    """A class whose sphere has not grown for so many steps is done."""
+    """A class is done when its sphere has not grown for this number of steps."""
 
 
 class BREPMI:
@@ -80,7 +80,7 @@ class BREPMI:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a model that answers within the budget, and auxiliary images large enough for a GAN."""
+        """Check for a model that answers within the budget, and auxiliary images large enough for a GAN."""
         return self._askable(view, knowledge, task)[1]
 
     def run(

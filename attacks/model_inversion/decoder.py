@@ -27,13 +27,13 @@ class DecoderConfig(Config):
     batch: int = Field(128, ge=1)
     """Pairs of answer and image in a step."""
     lr: float = Field(3e-3, gt=0)
-    """Learning rate; falls to nothing over the steps."""
+    """Learning rate; falls to zero over the steps."""
     weight_decay: float = Field(1.0, ge=0)
-    """Decoupled weight decay: keeps the network near the mean image where it has seen no answer like it."""
+    """Decoupled weight decay: keeps the network near the mean image for answers unlike the training ones."""
     floor: float = Field(8.0, gt=0)
-    """Log-probabilities are cut off at minus this, in nats: the answers' far tails are the model's noise."""
+    """Log-probabilities are cut off at minus this, in nats, because the far tails are the model's noise."""
     quantile: float = Field(0.5, ge=0, le=1)
-    """How sure an inverted answer is: this quantile of the best class's evidence among the answers learnt from."""
+    """Certainty of an inverted answer: this quantile of the best class's evidence among the training answers."""
 
 
 def evidence(p: Tensor, floor: float) -> Tensor:

@@ -33,7 +33,7 @@ class GanConfig(Config):
     latent: int = Field(64, ge=1, le=MOST_INNER)
     """Length of a latent vector."""
     width: int = Field(8, ge=1, le=MOST_INNER)
-    """Least number of channels of the generator; the discriminator has twice as many."""
+    """Smallest number of channels of the generator; the discriminator has twice as many."""
     batch: int = Field(64, ge=1)
     """Images in a step."""
     gan_lr: float = Field(2e-3, gt=0)

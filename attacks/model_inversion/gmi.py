@@ -33,11 +33,11 @@ class GMIConfig(GanConfig):
     iterations: int = Field(300, ge=1)
     """Steps of Adam on the latent vectors."""
     lr: float = Field(0.1, gt=0)
-    """Adam's learning rate; falls to nothing over the steps."""
+    """Adam's learning rate; falls to zero over the steps."""
     prior: float = Field(0.02, ge=0)
     """Weight of the prior loss, the discriminator's; the identity loss weighs 1."""
     latent_l2: float = Field(0.03, ge=0)
-    """Weight of the latent vectors' squared length: of their own Gaussian prior."""
+    """Weight of the latent vectors' squared length, from their Gaussian prior."""
     l2: float = Field(8.0, ge=0)
     """Weight of the mean squared distance from the image expected of the class: the mean auxiliary one."""
     smoothing: float = Field(0.3, ge=0)
@@ -72,7 +72,7 @@ class GMI:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a model in view, its architecture, and auxiliary images large enough for a GAN."""
+        """Check for a model in view, its architecture, and auxiliary images large enough for a GAN."""
         return invertible(view, knowledge, task)
 
     def run(

@@ -26,11 +26,11 @@ class IdealConfig(SurrogateConfig, InversionConfig):
     """Settings of black-box model inversion."""
 
     queries: int = Field(100_000, ge=1)
-    """No more samples are asked of one model, whatever the budget."""
+    """Largest number of queries a model, even with a larger budget."""
     least_queries: int = Field(500, ge=1)
-    """With fewer samples a model the attack is not tried."""
+    """The attack is not run with fewer queries a model."""
     prior: Literal["auxiliary", "none"] = "auxiliary"
-    """Around which images the inversion looks: means of auxiliary ones, or black ones (data-free throughout)."""
+    """Centre images of the inversion's prior: mean auxiliary images, or black ones (data-free throughout)."""
 
 
 class _Ideal:
@@ -68,7 +68,7 @@ class _Ideal:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a model that answers within the budget, as an oracle or in view."""
+        """Check for a model that answers within the budget, as an oracle or in view."""
         return self._askable(view, knowledge, task)[1]
 
     def run(

@@ -26,7 +26,7 @@ class InversionConfig(Config):
     iterations: int = Field(200, ge=1)
     """Steps of Adam on the pixels."""
     lr: float = Field(0.05, gt=0)
-    """Size of a step, in units of pixel intensity; falls to nothing over the steps."""
+    """Size of a step, in units of pixel intensity; falls to zero over the steps."""
     tv: float = Field(0.1, ge=0)
     """Weight of total variation (mean squared difference of neighbouring pixels)."""
     l2: float = Field(16.0, ge=0)

@@ -25,11 +25,11 @@ class InversionNetworkConfig(DecoderConfig):
     """Settings of training-based model inversion."""
 
     queries: int = Field(20_000, ge=1)
-    """Images that one model is asked, budget allowing."""
+    """Number of images queried from one model, if the budget allows."""
     least_queries: int = Field(500, ge=1)
-    """With fewer images a model the attack is not tried."""
+    """The attack is not run with fewer images a model."""
     noise: float = Field(0.15, ge=0)
-    """Standard deviation of noise on the images that are asked."""
+    """Standard deviation of noise on the queried images."""
 
 
 class InversionNetwork:
@@ -61,7 +61,7 @@ class InversionNetwork:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require auxiliary images, and a model that gives soft answers within the budget, as an oracle or in view."""
+        """Check for auxiliary images, and a model that gives soft answers within the budget, as an oracle or in view."""
         return self._askable(view, knowledge, task)[1]
 
     def run(

@@ -30,9 +30,9 @@ class PairedLogitsConfig(DecoderConfig):
     """Settings of paired-logits inversion."""
 
     least_samples: int = Field(50, ge=2)
-    """Victims with fewer public samples answered by both sides are not tried."""
+    """Victims with fewer public samples answered by both sides are skipped."""
     most_samples: int = Field(50_000, ge=2)
-    """The latest answers to so many public samples are learnt from."""
+    """Largest number of public samples to learn from: those answered last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class PairedLogits:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require in view a victim's soft answers to public samples, and others' answers to the same samples."""
+        """Check that a victim's soft answers to public samples are in view, with others' answers to the same samples."""
         found, reason = self._pairs(view, knowledge, task)
         return Applicability(True) if found else Applicability(False, reason)
 

@@ -31,15 +31,15 @@ class PLGMIConfig(Config):
     """Settings of pseudo label-guided model inversion."""
 
     composites: int = Field(10_000, ge=0)
-    """Images that join two auxiliary ones, to choose from beside these."""
+    """Images that join two auxiliary ones, added to those that are chosen from."""
     top: int = Field(100, ge=1)
-    """n: images chosen for each class, those of which the model is surest."""
+    """n: number of images chosen for each class, those of which the model is most certain."""
     gan_steps: int = Field(1000, ge=1)
     """Steps of the generator and of the discriminator."""
     latent: int = Field(64, ge=1, le=MOST_INNER)
     """Length of a latent vector."""
     width: int = Field(8, ge=1, le=MOST_INNER)
-    """Least number of channels of the generator; the discriminator has twice as many."""
+    """Smallest number of channels of the generator; the discriminator has twice as many."""
     batch: int = Field(64, ge=1)
     """Images in a step."""
     gan_lr: float = Field(2e-3, gt=0)
@@ -55,7 +55,7 @@ class PLGMIConfig(Config):
     copies: int = Field(2, ge=1)
     """m: augmented copies of an image in each step of the search."""
     judged: int = Field(16, ge=1)
-    """Augmented copies of each found image over which the model's confidence is averaged to choose the best."""
+    """Augmented copies of each found image; the model's mean confidence over them chooses the best image."""
     noise: float = Field(0.1, ge=0)
     """Standard deviation of Gaussian noise in an augmentation, and on chosen images."""
 
@@ -107,7 +107,7 @@ class PLGMI:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Require a model in view, its architecture, and auxiliary images large enough for a GAN."""
+        """Check for a model in view, its architecture, and auxiliary images large enough for a GAN."""
         return invertible(view, knowledge, task)
 
     def run(

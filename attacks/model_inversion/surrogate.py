@@ -23,15 +23,15 @@ class SurrogateConfig(Config):
     """Settings of the surrogate and of the generator of query images."""
 
     rounds: int = Field(20, ge=1)
-    """E: times that a fresh generator is fitted, its images asked, and the surrogate taught."""
+    """E: number of rounds; each fits a new generator, queries its images, and trains the surrogate."""
     generator_steps: int = Field(20, ge=0)
-    """N_G: steps of the generator in a round; it meets the surrogate only and costs no query."""
+    """N_G: steps of the generator in a round; it uses only the surrogate and costs no query."""
     surrogate_steps: int = Field(50, ge=1)
     """Steps of the surrogate in a round, on all answers so far."""
     balance: float = Field(5.0, ge=0)
-    """λ: weight of the entropy of the mean answer, which keeps a generator to no single class."""
+    """λ: weight of the entropy of the mean answer, which makes a generator cover all classes."""
     spread: float = Field(1.0, ge=0)
-    """Standard deviation of noise added to the generator's images before they are cut off at [0, 1] and asked."""
+    """Standard deviation of noise added to the generator's images before they are clipped to [0, 1] and queried."""
     width: int = Field(128, ge=1, le=MOST_INNER)
     """Hidden units of the surrogate, a multilayer perceptron."""
     batch: int = Field(128, ge=2)

@@ -46,23 +46,23 @@ class Selection(ProtocolConfig):
     """The settings of a client's selector."""
 
     selector: Literal["density-ratio", "confidence", "energy", "none"] = "density-ratio"
-    """How a client tells what it knows: KuLSIF, or the paper's ablations by its model's outputs; `none` answers all."""
+    """The client's selector: KuLSIF, or the paper's ablations by its model's outputs; `none` answers all."""
     space: Literal["input", "features"] = "input"
-    """Where densities are estimated: pixels, or the features of a public encoder (colour images)."""
+    """The space of density estimation: pixels, or the features of a public encoder (colour images)."""
     tau_client: float = Field(0.25, ge=0, lt=1)
-    """τ_client: the quantile of the validation records' scores below which a sample is declined."""
+    """τ_client: a sample is declined if it scores below this quantile of the validation records' scores."""
     known: int = Field(1000, ge=1)
-    """Records of a class, at most, that a density is estimated from; the class's others are its validation split."""
+    """Largest number of a class's records that a density is estimated from; the others are its validation split."""
     validation: float = Field(0.5, gt=0, lt=1)
-    """Share of a class's records, at least, that are its validation split."""
+    """Smallest share of a class's records in its validation split."""
     uniform: int = Field(250, ge=1)
     """n_u: uniform samples that a density is compared with."""
     bandwidth: float | None = Field(None, gt=0)
-    """σ of the Gaussian kernel; by default a sixth of the median distance between a class's records."""
+    """σ of the Gaussian kernel; default: a sixth of the median distance between a class's records."""
     beta: float | None = Field(None, gt=0)
-    """β, the weight of the norm in Eq. 1; by default n_u^-1/2."""
+    """β, the weight of the norm in Eq. 1; default: n_u^-1/2."""
     landmarks: int | None = Field(None, ge=1)
-    """Nyström landmarks, for sets too large to be solved exactly; by default the solution is exact."""
+    """Number of Nyström landmarks, for sets too large for an exact solution; default: exact."""
 
 
 @dataclass(frozen=True, eq=False)

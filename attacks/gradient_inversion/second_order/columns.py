@@ -48,11 +48,11 @@ class Plain:
     """A convolution without rearrangement.
 
     Args:
-        kernel: (O, c, k, k) of the weights.
+        kernel: size (O, c, k, k) of the weights.
         geometry: their movement.
 
     Attributes:
-        kernel: of the weights in the rearranged form.
+        kernel: size of the weights in the rearranged form.
         geometry: the movement of that form.
     """
 

@@ -53,7 +53,10 @@ class Pass(ABC):
 
     @abstractmethod
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
-        """Map R{dL/d(output)} to R{dL/d(input)}, input by input; R{input} may be zero after the first pass."""
+        """Map R{dL/d(output)} to R{dL/d(input)}, input by input.
+
+        If R{input} is zero, this may be called after the first pass.
+        """
 
 
 # -- without weights ----------------------------------------------------------------------------------------

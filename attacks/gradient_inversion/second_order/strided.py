@@ -42,7 +42,7 @@ class Phases:
         device: the weights'.
 
     Attributes:
-        kernel: of the weights in the rearranged form.
+        kernel: size of the weights in the rearranged form.
     """
 
     def __init__(self, kernel: torch.Size, geometry: Geometry, device: torch.device) -> None:
@@ -68,7 +68,7 @@ class Phases:
         return Geometry((1, 1), (down.hidden, right.hidden), (1, 1)), (down.seen, right.seen)
 
     def collapse(self, e: Tensor, size: Sides) -> Tensor:
-        """Return phases (N, c*phases, rows, columns) as images (N, c, h, w) of this size; zeros out of kernels' reach."""
+        """Return phases (N, c*phases, rows, columns) as images (N, c, h, w) of this size; zeros beyond the kernels."""
         down, right = self._along(size)
         filled = e.new_empty if down.covered and right.covered else e.new_zeros
         out = filled(len(e), self._of[1], *size)
