@@ -159,7 +159,7 @@ class PublicDistillation(ClientModels):
     def _digest(self, t: int, consensus: Delivery | None, objective: Literal["cross-entropy", "l1"]) -> None:
         """Train each client's model towards the consensus on this round's samples."""
         x, values = self._samples(consensus)
-        if consensus is None or not len(x):  # nobody answered
+        if consensus is None or not len(x):  # no client answered
             return
         jobs = [
             self._distilling.distill_job(k, own, x, values, self._seed, self.name, "distill", t, k)

@@ -136,7 +136,7 @@ def first_linear(module: nn.Module, shape: tuple[int, ...]) -> str | None:
     if not owners or not isinstance(owners[0][1], nn.Linear) or owners[0][1].bias is None:
         return None
     name, layer = owners[0]
-    # What it really receives, for an image with no two values alike: nothing may scale or reorder it.
+    # Check its actual input for an image with distinct values: nothing may scale or reorder it.
     probe = torch.linspace(0, 1, int(torch.tensor(shape).prod())).view(1, *shape)
     seen: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))

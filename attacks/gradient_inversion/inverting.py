@@ -235,7 +235,7 @@ class _Inversion:
         note = f"{settings.described()}, {how}"
         images = upload.training.images
         if upload.guessed:
-            # Nobody may hand back more images than one batch where the number of records is a guess.
+            # If the number of records is a guess, return at most one batch of images.
             shown = min(images, max(map(len, upload.training.batches)))
             rows = torch.linspace(0, images - 1, shown).round().long()
             found = replace(found, images=found.images[:, rows], labels=found.labels[:, rows])

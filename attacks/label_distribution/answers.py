@@ -111,7 +111,7 @@ def answer_features(kind: str, values: Tensor, classes: int) -> Tensor:
     if kind == "hard_labels":
         known = values[(values >= 0) & (values < classes)].long()
         return _share(torch.bincount(known, minlength=classes).double())[:, None]
-    # Noise may have driven probabilities below nought.
+    # Noise may have made probabilities negative.
     log_p = (values.double() if kind == "logits" else values.double().clamp_min(1e-12).log()).log_softmax(1)
     votes = F.one_hot(log_p.argmax(1), classes).double().sum(0)
     return torch.stack([log_p.mean(0), (log_p.exp().mean(0) + 1e-6).log(), _share(votes)], 1)

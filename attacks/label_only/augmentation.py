@@ -145,7 +145,7 @@ def best_weights(vectors: Tensor, inside: Tensor) -> tuple[Tensor, str]:
     for k in every:
         rest = every != k
         if len(inside[k].unique()) < 2 or len(inside[rest].unique()) < 2:
-            continue  # of very few records one model may hold all, and has nothing to tell apart
+            continue  # with very few records one model may hold all of them, which leaves nothing to compare
         learnt = _regression(vectors[rest], inside[rest])
         for way, weights in zip(found, (learnt, count, plain), strict=True):
             found[way].append(float(roc_auc_score(inside[k].numpy(), (vectors[k] @ weights).numpy())))

@@ -186,7 +186,7 @@ class SelectedClass:
             more = (guesses.role[:, -others:] == KNOWN).sum(1)
             some = more.nonzero().squeeze(1)
             if found.numel() and len(some):
-                # Where such a record lies is unknown: it accepts as often as one of the library does.
+                # Such a record's position is unknown: it accepts as often as a library record does.
                 at = level[some]
                 reach = (self._mean[at] - threshold[some, None]) / self._scale[at]
                 found[some] *= torch.sigmoid(-reach).pow(more[some, None])

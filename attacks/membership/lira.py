@@ -48,7 +48,7 @@ class LiRAOfflineConfig(ShadowedConfig):
     """Settings of the offline likelihood-ratio attack."""
 
     online: bool = False
-    """The pool holds the candidates beside the auxiliary records; otherwise auxiliary records alone."""
+    """The pool holds the candidates and the auxiliary records; otherwise auxiliary records alone."""
 
 
 class RMIAConfig(ShadowedConfig):

@@ -161,7 +161,7 @@ class _Attack:
             answers = self._answers((z[on, None] + R[on, None, None] * u).flatten(0, 1)).view(-1, N)
             phi = (answers == c[on, None]).to(z) - 1
             inside = 1 + phi.mean(1)
-            # The best point so far: first by its sphere's radius, then by the share of it that lies inside.
+            # The best point so far: first by its sphere's radius, then by the share of it inside the class.
             rank = R[on].log() / torch.tensor(config.growth).log() + inside
             better = rank > most[on]
             most[on[better]], best[on[better]] = rank[better], z[on[better]]

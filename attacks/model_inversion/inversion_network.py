@@ -61,7 +61,7 @@ class InversionNetwork:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Check for auxiliary images, and a model that gives soft answers within the budget, as an oracle or in view."""
+        """Check for auxiliary images, and a model with soft answers within the budget, as an oracle or in view."""
         return self._askable(view, knowledge, task)[1]
 
     def run(

@@ -73,7 +73,7 @@ class PairedLogits:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Check that a victim's soft answers to public samples are in view, with others' answers to the same samples."""
+        """Check that a victim's soft answers to public samples are in view, with others' answers to the same."""
         found, reason = self._pairs(view, knowledge, task)
         return Applicability(True) if found else Applicability(False, reason)
 

@@ -183,7 +183,7 @@ def as_probabilities(answer: Tensor, classes: int) -> Tensor:
         return F.one_hot(answer.long().clamp(0, classes - 1), classes).float()
     p = answer.float().nan_to_num(0.0).clamp_min(0)
     largest = p.amax(1, keepdim=True)
-    # By the largest first: a sum of what noise and a clip have left may be next to nothing, or overflow.
+    # Divide by the largest first: after noise and clipping a sum may be nearly zero, or overflow.
     p = torch.where(largest > 0, p / largest, torch.ones_like(p))
     return p / p.sum(1, keepdim=True)
 

@@ -54,7 +54,7 @@ class DensityRatio:
     bandwidth: float
 
     def ratio(self, x: Array) -> Array:
-        """w at samples (q, d): (q,) float64, an array for an array, a tensor for a tensor.
+        """Return w at samples (q, d): (q,) float64, an array for an array, a tensor for a tensor.
 
         The estimate is unconstrained: far from every centre it is zero, and it may be slightly below.
 
@@ -94,7 +94,7 @@ class KuLSIF:
         _positive("beta", self.beta)
 
     def fit(self, known: Array, auxiliary: Array) -> DensityRatio:
-        """The ratio of the density of `known` (n, d) to that of `auxiliary` (m, d).
+        """Return the ratio of the density of `known` (n, d) to that of `auxiliary` (m, d).
 
         Raises:
             ValueError: a set is empty, not (n, d) or not finite, or dimensions differ; the system is singular.
@@ -172,7 +172,7 @@ class NystromKuLSIF:
             raise ValueError(f"landmarks = {self.landmarks}. Give at least 1.")
 
     def fit(self, known: Array, auxiliary: Array) -> DensityRatio:
-        """The ratio of the density of `known` (n, d) to that of `auxiliary` (m, d).
+        """Return the ratio of the density of `known` (n, d) to that of `auxiliary` (m, d).
 
         Raises:
             ValueError: a set is empty, not (n, d) or not finite, or dimensions differ; the system is singular.
@@ -275,7 +275,7 @@ def _cholesky(matrix: Tensor, beta: float) -> Tensor:
 
 
 def _solve(matrix: Tensor, right: Tensor, beta: float) -> Tensor:
-    """The solution (p,) of a symmetric positive definite system by Cholesky."""
+    """Return the solution (p,) of a symmetric positive definite system by Cholesky."""
     return torch.cholesky_solve(right.unsqueeze(1), _cholesky(matrix, beta)).squeeze(1)
 
 

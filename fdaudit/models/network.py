@@ -34,11 +34,11 @@ class Network(nn.Module):
         self.head = head
 
     def features(self, x: Tensor) -> Tensor:
-        """Features (n, d) of images (n, c, h, w)."""
+        """Return features (n, d) of images (n, c, h, w)."""
         return cast(Tensor, self.extractor(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, classes) of images (n, c, h, w)."""
+        """Return logits (n, classes) of images (n, c, h, w)."""
         return cast(Tensor, self.head(self.extractor(x)))
 
 
@@ -59,7 +59,7 @@ def group_norm(channels: int) -> nn.GroupNorm:
 
 
 def seed_from(generator: torch.Generator) -> int:
-    """A seed for initial weights: one draw from `generator`."""
+    """Return a seed for initial weights: one draw from `generator`."""
     return int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
 
 

@@ -106,7 +106,7 @@ class Architecture:
     classes: int
 
     def build(self, generator: torch.Generator) -> nn.Module:
-        """A fresh float32 module on the CPU, in training mode, mapping (n, c, h, w) to logits (n, C).
+        """Return a new float32 module on the CPU, in training mode, mapping (n, c, h, w) to logits (n, C).
 
         Args:
             generator: one draw from it seeds the initial weights.
@@ -205,7 +205,7 @@ def architecture(spec: ModelSpec, input_shape: _Shape, classes: int) -> Architec
 
 
 def paper_model(task: str, client: int) -> ModelSpec:
-    """The model of `client` (from 1) in Shao 2023's table for `task`, heads included.
+    """Return the model of `client` (from 1) in Shao 2023's table for `task`, heads included.
 
     Raises:
         SpecError: the tables have no such task or client.
@@ -237,7 +237,7 @@ def _imported(name: str, params: Mapping[str, Any], input_shape: _Shape, classes
         accepted = inspect.signature(constructor).parameters
         offered = {"classes": classes, "input_shape": input_shape}
         module = constructor(**{k: v for k, v in offered.items() if k in accepted}, **params)
-    # Whatever a stranger's module raises is one clear error here, `sys.exit` included.
+    # Any exception of a foreign module becomes one clear error here, including `sys.exit`.
     except (Exception, SystemExit) as error:
         raise SpecError(
             "model.name",

@@ -71,7 +71,7 @@ def the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resum
         if expanded and earlier.preset is not None:
             theirs["preset"] = {**theirs["preset"], "written_out": False}
         for field in ours.keys() - expanded:
-            # The run's own spec holds what the rules chose, and no seed: that lies in the vault.
+            # The run's own spec contains the settings that rules chose, but no seed: the vault holds it.
             open_here = field == "seed" or (field in left_open and ours[field] == left_open[field])
             if not open_here and ours[field] != theirs[field]:
                 problem = f"differs from the run's own: {theirs[field]!r}"

@@ -135,7 +135,7 @@ class Mirror:
                 if self._seen.get(name) == signature:
                     continue
                 digest = _sha256(path)
-            except FileNotFoundError:  # another process took it away: it is not part of what is sent
+            except FileNotFoundError:  # another process removed it: do not send it
                 continue
             if self._there.get(name) == digest:
                 self._seen[name] = signature

@@ -185,7 +185,7 @@ class Scorer:
         prior = self._truth.prior_images(guess, score, cell, assumed)
         entries = []
         for place, row in sorted(enumerate(score.images), key=lambda r: -r[1].psnr):
-            # Guesses of classes may have a nearest record in common, so theirs are told apart by the guess.
+            # Guesses of classes may share a nearest record, so the guess's number names their pictures.
             number = row.guess if guess.by_class else row.truth
             stem = f"{guess.target.replace('/', '-')}-{number:03d}"
             paths = {"truth": f"{stem}-truth.png", "guess": f"{stem}-guess.png"}

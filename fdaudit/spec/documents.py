@@ -65,7 +65,7 @@ def from_yaml(text: str, source: str) -> Any:
             return loader.construct_document(document)
         finally:
             loader.dispose()
-    # Besides its own errors PyYAML lets through what Python raises on `!!int x`, `2020-13-45` and the like.
+    # PyYAML raises its own errors, and passes on Python's for `!!int x`, `2020-13-45` and similar input.
     except (
         yaml.YAMLError,
         ValueError,

@@ -370,5 +370,5 @@ def load_spec(source: Spec | Path | str | dict[str, Any]) -> Spec:
         return validate(Spec, source)
     value = read_yaml(Path(source), "spec")
     if isinstance(value, dict) and isinstance(value.get("seed"), dict):
-        value = {**value, "seed": None}  # a run's own spec.yaml: its seed lies in the vault
+        value = {**value, "seed": None}  # a run's own spec.yaml: the vault holds its seed
     return validate(Spec, value if value is not None else {})

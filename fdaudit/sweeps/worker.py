@@ -57,7 +57,7 @@ def _outcome(piece: dict[str, Any], tick: Any) -> dict[str, Any]:
         # An orphan lets go of the cell's lock and of its directory when it ends, not of both at once.
         with alone(Path(piece["lock"])), writing(place, wait=True) if place.is_dir() else nullcontext():
             perform(piece["spec"], place, resume=True, seed_from=Path(piece["shared"]), tick=tick)
-    except Exception as error:  # whatever it is, it is this cell's, and the others go on
+    except Exception as error:  # any error fails only this cell
         unfit = piece["defended"] and isinstance(error, SpecError) and not place.exists()
         return {
             "status": "not-applicable" if unfit else "failed",

@@ -73,7 +73,7 @@ def restore_moments(
     """Load the state from `moments_of` into a fresh optimiser."""
     for key, value in moments.items():
         moment, _, name = key.partition("/")
-        # Adam's step count stays on the CPU, wherever the parameters are. A moment laid out in memory otherwise
+        # Adam's step count stays on the CPU, for parameters on any device. A moment laid out in memory otherwise
         # than its parameter would take another path through the optimiser.
         kept = value.clone() if moment == "step" else torch.empty_like(named[name]).copy_(value)
         optimizer.state[named[name]][moment] = kept.detach()

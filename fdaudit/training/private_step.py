@@ -87,7 +87,7 @@ def per_sample_gradients(module: nn.Module) -> Iterator[None]:
     Raises:
         NotImplementedError: a trainable layer has buffers (BatchNorm): its outputs mix records.
     """
-    from opacus.grad_sample import GradSampleModule  # two seconds, which only whoever trains so waits for
+    from opacus.grad_sample import GradSampleModule  # takes two seconds, so import it only when needed
 
     hooked = GradSampleModule(module, loss_reduction="sum")
     try:
@@ -134,7 +134,7 @@ def _coupled(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
         ways.append(nn.Sequential(module.extractor, module.head))
     try:
         return next((found for way in ways if (found := coupling(way, input_shape, _gradients))), None)
-    except Exception as error:  # a network may be anybody's code, and raise anything
+    except Exception as error:  # a network may be foreign code and raise any error
         reason = str(error).partition(chr(10))[0].rstrip(". ")
         return f"a pass over a batch of 1 to 5 images fails ({type(error).__name__}: {reason})"
 

@@ -79,7 +79,7 @@ class Learner:
         if not torch.isfinite(loss.detach()):
             raise TrainingDivergedError(self.party, self.steps, value)
         self._optimizer.zero_grad(set_to_none=True)
-        # Without `inputs` the samples that a loss was taken at would collect gradients nobody asked for.
+        # Without `inputs` the loss's samples would accumulate gradients that are not needed.
         loss.backward(inputs=list(self._trainable.values()))
         self._advance(lr)
         return value

@@ -248,7 +248,7 @@ class Wire:
         The event is the first guarantee in the order in which defences act. Earlier defences only change its input, and
         later ones only process its output. If none gives a guarantee, the last one's reason is used.
         """
-        # Defences draw noise tensor by tensor: in the order of names, whatever order a sender holds them in.
+        # Defences draw noise tensor by tensor: sort by name, independent of the sender's order.
         released = Released(kind=kind, tensors=dict(sorted(tensors.items())), event=None)
         attached = self._defenses.get((kind, role(sender)), ())
         guarantee: Event | None = None

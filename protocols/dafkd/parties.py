@@ -121,9 +121,9 @@ class Client:
         device, n = self._trainer.device, len(batch)
         x = self._x.index_select(0, batch).to(device)
         with torch.no_grad():
-            # Of all classes alike: were they the client's own, its discriminator would never learn to tell others.
+            # All classes equally often: with the client's own alone, its discriminator would not learn the others.
             pseudo = self._G(*self._asked(torch.randint(self._classes, (n,), generator=noise), noise))
-        # Both halves together, so that whatever statistics the extractor keeps are of what it will meet.
+        # Both halves together, so that the extractor's statistics match its later inputs.
         features = self._net.train().extractor(torch.cat([x, pseudo]))
         on_real, on_pseudo = self._head(features)[:, 0].split(n)
         y = self._y.index_select(0, batch).to(device)

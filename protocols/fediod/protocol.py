@@ -258,7 +258,7 @@ class FedIOD:
             wanted = self._hear_votes(t, x, answers)
         else:
             wanted = self._hear_logits(t, x, answers, batches)
-        if wanted is None:  # nobody answered: everything stays as it is
+        if wanted is None:  # no client answered: nothing changes
             return losses
         gradients = self._gradients(x, wanted, behind)
         loss = self._server.update(t, gradients)

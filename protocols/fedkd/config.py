@@ -118,7 +118,7 @@ class FedKDConfig(LocalSteps):
             found.append(DefenseSpec(kind="logits", sender="client", name=name, params=params))
         if self.gamma is not None and self.noise_at != "none":
             kind = "logits" if self.noise_at == "client" else "ensemble_labels"
-            # Every public sample is answered, whatever the data.
+            # Every public sample is answered, for any data.
             params = {"gamma": self.gamma, "clip": self.clip, "public_index": True}
             found.append(DefenseSpec(kind=kind, sender=self.noise_at, name="laplace-noise", params=params))
         return tuple(found)

@@ -108,7 +108,7 @@ class FedKD:
             "from": "client",
             "to": "aggregator",
             "what": "index (n,), values (n,): one vote for every public sample, once",
-            # Not logits in another form: whoever averages logits cannot read votes.
+            # Not logits in another form: an average of logits cannot use votes.
             "when": {"ensemble": "votes", "weights": "uniform"},
             "index": "public",
         },

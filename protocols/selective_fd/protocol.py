@@ -301,7 +301,7 @@ class SelectiveFD:
                 answers.append(delivery)
         inputs = (asked.seq, *(a.seq for a in answers))
         if self.config.ensemble == "votes":
-            # Samples that nobody voted on are among them: which they are follows from data.
+            # Samples without votes are included, because which they are depends on private data.
             counts = self._server.count(asked["index"], list(answers))
             receivers = ["server", *everybody] if secure else everybody
             return self._sent(self.config.counter, receivers, "vote_counts", counts, inputs)

@@ -65,7 +65,7 @@ def traced(
     root = nn.Sequential(module)  # so that a module which is a layer is called as one
     try:
         graph = fx.Tracer().trace(root)
-    except Exception as error:  # whatever a stranger's code raises when it meets no values
+    except Exception as error:  # foreign code may raise any error when it gets no values
         raise unfoldable("forward", f"cannot be traced ({error})", "Let no step depend on values.") from error
     used = _ancestors(graph)
     nodes = tuple(_node(n, root, parameters, buffers) for n in graph.nodes if n in used)
