@@ -51,6 +51,10 @@ def check_guesses(
 ) -> None:
     """Refuse guesses that do not match their target or challenge.
 
+    Membership needs one finite score for every candidate of every challenged victim. Class shares must be a
+    distribution over the classes. A reconstruction is about messages or about classes. It must name a message of its
+    target that is in the view, and none of another client. A class may occur only once. A victim has at most one guess.
+
     Args:
         guesses: what the attack returned.
         victims: the attacked parties.
@@ -59,10 +63,7 @@ def check_guesses(
         classes: number of classes.
 
     Raises:
-        ValueError: a victim of a challenge is missing or answered twice, a score is missing or not a number, class
-            shares are not a distribution over the classes, or a reconstruction names no message of its target, or
-            one that another client sent or that the view lacks, is neither of messages nor of classes, is one of two
-            about the same victim, or shows a class twice.
+        ValueError: a guess breaks one of these rules.
     """
     answered = sorted(g.target for g in guesses)
     if isinstance(guesses[0], LabelDistribution) and answered != sorted(victims):
