@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 __all__ = ["Recipe", "Shadows", "in_and_out", "many_at_once", "recipe_of", "shadow_models", "shadows"]
 
 _BLOCK = 25
-"""Adam steps between two looks at whether a model has fitted its records."""
+"""Adam steps between two checks whether a model has fitted its records."""
 _TOGETHER = 30
 """Models that are trained together; two processes that need the same models train different ones of these blocks."""
 _MOST_STEPS = 2000
-"""Steps of one shadow model where the caller names no limit."""
+"""Default number of steps of one shadow model."""
 _STACKED_WORK = 1_500_000
-"""Floating-point operations of a forward pass below which many models at once are quicker than one by one."""
+"""Floating-point operations of a forward pass below which many models at once are faster than one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["MODELS", "after", "broadcasts", "uploads_of"]
 
 MODELS = ("model_update", "model_parameters")
-"""Kinds of uploads that tell a client's whole model."""
+"""Kinds of uploads that reveal a client's whole model."""
 
 
 def broadcasts(view: View) -> list[Message]:

@@ -231,7 +231,7 @@ _GATES = {
 
 
 _EPSILON = "epsilon"
-"""The gate on the ledger; the others are on what attacks measured."""
+"""The gate on the ledger; all others are on attacks' figures."""
 
 
 def gates(

@@ -43,10 +43,10 @@ __all__ = [
 Goal = Literal["reconstruction", "membership", "label-distribution", "model-extraction"]
 Task = Literal["single-label", "multi-label"]
 Trained = Literal["model", "discriminator"]
-"""What a client trains on its own records."""
+"""The network that a client trains on its own records."""
 
 ONLY_SINGLE_LABEL: tuple[str, ...] = ("single-label",)
-"""The tasks of a protocol or an attack that does not say which it can do."""
+"""The tasks of a protocol or an attack that declares none."""
 
 
 def task_of(y: torch.Tensor) -> Task:
@@ -342,7 +342,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "silence": "no tensors: the sender did not answer",
     }
 )
-"""Every kind that may cross the wire, with its tensors and their shapes (C classes, n samples)."""
+"""Every message kind, with its tensors and their shapes (C classes, n samples)."""
 
 
 FIXED_SIZE = frozenset(
@@ -363,8 +363,8 @@ FIXED_SIZE = frozenset(
         "silence",
     }
 )
-"""Kinds whose tensors have shapes that networks, classes and batch sizes fix. Messages of the others list the samples
-that they are about, and are as long as the list."""
+"""Kinds whose shapes follow from networks, classes and batch sizes. Messages of other kinds list their samples, and
+their length is the list's."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 Share = Literal["logits", "soft_labels", "hard_labels"]
-"""What of its prediction a client sends; the kinds of message."""
+"""The form of a client's shared predictions, which is the kind of message."""
 
 
 class PublicTraining(LocalTraining):

@@ -12,7 +12,7 @@ from .uploads import Upload
 __all__ = ["batch_like", "class_means", "labels_behind"]
 
 _MOST_AUXILIARY = 1024
-"""Auxiliary records, at most, that stand for the classes."""
+"""Largest number of auxiliary records that represent the classes."""
 
 
 def labels_behind(

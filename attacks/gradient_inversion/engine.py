@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _CHUNK = 1 << 17
-"""Image values (pixels by channels) evaluated at once: beyond about this little is won, and memory spent."""
+"""Image values (pixels by channels) evaluated at once; more brings little speed and costs memory."""
 
 _CHUNK_GRADIENTS = 1 << 25
 """Values of gradients at once, which bounds memory for large networks."""

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["COUNTS", "auxiliary_distance", "find_readings", "likeliest", "relative_distance"]
 
 COUNTS = (8, 16, 32, 64)
-"""Numbers of records that are tried where the sample count is not in view."""
+"""Numbers of records to try if the sample count is not in view."""
 
 _DRAWS = 2
-"""Auxiliary clients that stand for a victim with one number of records."""
+"""Auxiliary clients that stand in for a victim with one number of records."""
 _CLOSE = 1.15
-"""A second reading is tried too where its distance is at most this many times that of the best."""
+"""A second reading is tried too if its distance is at most this many times the best one's."""
 
 
 def find_readings(view: View, target: str, round: int, max_images: int) -> list[Upload] | str:

@@ -29,23 +29,23 @@ __all__ = ["BATCHES", "RECORDS", "STARTS", "Settings", "Trial", "choose", "first
 
 Start = Literal["noise", "blend"]
 STARTS: tuple[Start, ...] = ("noise", "blend")
-"""What a search starts from: uniform noise, or noise and the class's mean auxiliary image in equal parts."""
+"""Starting images: uniform noise, or equal parts of noise and the class's mean auxiliary image."""
 
 RECORDS = 32
 """Auxiliary records that settings are chosen on."""
 BATCHES = 4
-"""Auxiliary batches at most, where batches are small."""
+"""Largest number of auxiliary batches, if batches are small."""
 
 _TVS = (1e-4, 1e-3, 1e-2, 1e-1)
 _FINER = 3.0
-"""Neighbours of the best total variation that are tried in the end, as a factor."""
+"""Factor to the neighbours of the best total variation that are tried at the end."""
 _SLOWER = 0.3
-"""Share of the step that is tried in the end."""
+"""Share of the step that is tried at the end."""
 _SHRINKS = tuple(k / 10 for k in range(10))
 _SHORT = 4
 """Short trials take this part of a long one's iterations."""
 _KEPT = 2
-"""Settings that short trials hand on to long ones."""
+"""Number of settings that continue from short trials to long ones."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 KINDS = ("gradient", "model_update", "model_parameters")
-"""Kinds of message that an inversion starts from."""
+"""Kinds of messages that an inversion uses."""
 
 UNCOUNTED = "its sample count is not in view, so the number of its local steps is unknown"
-"""Why an upload of whole epochs is not fit for inversion, unless counts are tried."""
+"""Why an upload of whole epochs is not suitable for inversion, unless counts are tried."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["Reading", "ShareModel", "calibrated", "draw_shadow", "uniform"]
 
 Reading = Callable[["View", str], "Tensor | None"]
-"""What can be read about a client in a view: (C, F) features of the classes, or None where nothing is there."""
+"""A reading of a client in a view: (C, F) features of the classes, or None if there is nothing."""
 
 _SIZES = (0.2, 0.8)
 """Records of a shadow client as a share of the auxiliary ones, log-uniform, before a class runs out of records."""
 _CONCENTRATIONS = (0.2, 5.0)
-"""Dirichlet concentrations of shadow clients lie between these, log-uniformly: the clients' own is not known."""
+"""Range of shadow clients' Dirichlet concentrations, drawn log-uniformly; the clients' own is unknown."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ __all__ = ["LabelAnswers", "LabelAnswersConfig", "answer_features", "read_answer
 
 _KINDS = ("logits", "soft_labels", "hard_labels")
 _GENERATED = ("generated_samples", "generator_parameters")
-"""Kinds of a protocol whose clients answer on generated samples: rehearsing it costs as much as the attacked run."""
+"""Kinds of a protocol whose clients answer on generated samples: a rehearsal costs as much as the attacked run."""
 
 
 class LabelAnswersConfig(Config):

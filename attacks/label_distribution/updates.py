@@ -33,7 +33,7 @@ __all__ = ["LabelUpdates", "LabelUpdatesConfig", "class_gradients", "mixture"]
 
 _KINDS = ("gradient", "model_update", "model_parameters")
 _MOST_AUXILIARY = 4096
-"""Auxiliary records, at most, that stand for the classes."""
+"""Largest number of auxiliary records that represent the classes."""
 
 
 class LabelUpdatesConfig(Config):

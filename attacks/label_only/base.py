@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Given", "LabelOnly", "LabelOnlyConfig", "Voter", "voter_for"]
 
 _CHUNK = {"cpu": 128, "cuda": 4096}
-"""Samples asked at a time: what a small network's forward pass is quickest with."""
+"""Samples queried at a time: the fastest size for a small network's forward pass."""
 
 
 class LabelOnlyConfig(Config):

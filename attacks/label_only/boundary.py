@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["BoundaryDistance", "BoundaryDistanceConfig", "note_on", "scores_of"]
 
 _LEAST = 24
-"""Queries a candidate below which HopSkipJump has no iteration to speak of."""
+"""Smallest number of queries a candidate for a useful HopSkipJump iteration."""
 
 
 class BoundaryDistanceConfig(LabelOnlyConfig):

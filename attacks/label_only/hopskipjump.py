@@ -22,7 +22,7 @@ Ask = Callable[[Tensor], Tensor]
 """Samples (n, c, h, w) to classes (n,)."""
 
 _LEAST_DIRECTIONS = 4
-"""Gradient samples below which an iteration is not worth its binary search."""
+"""Smallest number of gradient samples that justify an iteration's binary search."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,17 +28,17 @@ __all__ = ["KNOWN", "OUT", "VALIDATION", "Guesses", "Records", "SelectedClass", 
 OUT, KNOWN, VALIDATION = 0, 1, 2
 """Roles of a record."""
 _STEP = 0.01
-"""Relative step between two bandwidths that are told apart."""
+"""Relative step between two distinct bandwidths."""
 _MOST_LEVELS = 24
 _MOST_ENTRIES = 1 << 23
 """Entries of the tables of one class."""
 _PRIOR_DRAWS = 64
 _SMALL = 64
-"""Records of a class up to which its bandwidth depends on which of them are held; beyond, the median hardly moves."""
+"""Largest class whose bandwidth depends on its held records; in larger classes the median hardly changes."""
 _LEAST = 1e-37
 """Smallest ratio before a logarithm; float32 reaches that far."""
 _REACHED = 0.05
-"""Share of prior draws that accept a public sample, from which on it counts as near."""
+"""A public sample is near if at least this share of prior draws accepts it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from ._accepted import KNOWN, OUT, VALIDATION, Guesses, SelectedClass
 __all__ = ["Annealing", "coins"]
 
 _HOT = 2.0
-"""Softness that chains start at, in nats."""
+"""Initial softness of chains, in nats."""
 _WRONG = 0.01
 """Share of bits that follow no selector: the smallest probability of a bit."""
 

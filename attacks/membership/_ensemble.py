@@ -25,7 +25,7 @@ __all__ = ["Ensemble", "Form", "answered_as", "ensemble_of"]
 Form = Literal["logits", "soft_labels", "hard_labels"]
 _SHARPENED = "era"
 _FLOOR = 1e-30
-"""Smallest probability before a logarithm: a softmax in float32 makes no smaller one."""
+"""Smallest probability before a logarithm: the smallest that a softmax in float32 gives."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

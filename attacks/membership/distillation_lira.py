@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 __all__ = ["CoopLiRA", "DistillationLiRA"]
 
 _FEW = 64
-"""From so many models on a candidate has a variance of its own (Carlini 2022, section VI-B)."""
+"""With at least this many models a candidate has its own variance (Carlini 2022, section VI-B)."""
 _LEAST_SAMPLES = 10
-"""Answers below which a surrogate would have learnt nothing."""
+"""Smallest number of answers from which a surrogate learns anything."""
 _LEAST_OTHERS = 2
-"""Other clients without whom there is no distribution to compare with."""
+"""Smallest number of other clients for a distribution to compare with."""
 
 
 class DistillationLiRA:

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 FEW = 64
-"""From so many shadow models on a candidate has a variance of its own (Carlini 2022, section VI-B)."""
+"""With at least this many shadow models a candidate has its own variance (Carlini 2022, section VI-B)."""
 
 
 class ShadowedConfig(ShadowConfig):

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["Projected", "UpdateProjection", "UpdateProjectionConfig", "projected"]
 
 _RIDGES = 10.0 ** torch.arange(-8, 3.5, 0.5, dtype=torch.float64)
-"""λ over the mean square norm of the candidates' gradients, from nothing to all but the prior."""
+"""λ over the mean square norm of the candidates' gradients, from almost no prior to almost the prior alone."""
 _ZERO = 1e-12
 """Eigenvalues below this share of the largest are rounding."""
 _TINY = 1e-300
 _BATCH = 64
 """Candidates whose gradients are taken at once."""
 _MOST_VALUES = 1 << 27
-"""Gradient entries held at once; of larger networks a random part of the parameters is looked at."""
+"""Gradient entries held at once; for larger networks a random part of the parameters is used."""
 
 
 class UpdateProjectionConfig(Config):

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["ExtractionConfig", "ExtractionHard", "ExtractionSoft"]
 
 _RELEASED = "server"
-"""Whose model an oracle serves that names no clients."""
+"""The target of an oracle that names no clients."""
 _OWN = ("model_parameters", "model_update", "gradient")
-"""Kinds that carry a model itself."""
+"""Kinds that contain a model itself."""
 _LEAST = 10
-"""Answers below which no surrogate is fitted."""
+"""Smallest number of answers to fit a surrogate."""
 
 Lesson = tuple[Tensor, Tensor]
 """Samples (n, c, h, w) and what a model answered: probabilities (n, C)."""

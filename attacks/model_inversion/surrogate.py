@@ -103,7 +103,7 @@ def fit_surrogate(
 
 
 _LATENT, _WIDTH = 32, 8
-"""Length of a latent vector and least channels of a generator: small, since it is thrown away each round."""
+"""Length of a latent vector and smallest number of a generator's channels: small, because each round has a new one."""
 
 
 def _generated(

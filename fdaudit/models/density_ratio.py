@@ -30,9 +30,9 @@ from torch import Tensor
 __all__ = ["DensityRatio", "KuLSIF", "NystromKuLSIF", "default_bandwidth", "known_records", "threshold"]
 
 _MOST_COMPARED = 1000
-"""Records of which a bandwidth is taken: a median needs no more."""
+"""Largest number of records behind a bandwidth; a median needs no more."""
 _BLOCK = 1 << 22
-"""Entries of a kernel matrix that are held at a time: 16 MB in float32."""
+"""Entries of a kernel matrix held at a time: 16 MB in float32."""
 _NO_DIGIT = 1e-6
 """Share of a ratio that changes no digit of float32."""
 

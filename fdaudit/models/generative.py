@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 SMALLEST_SIDE = 8
-"""The smallest height or width that these networks make or judge."""
+"""The smallest height or width of images that these networks support."""
 
 _Shape = tuple[int, int, int]
 

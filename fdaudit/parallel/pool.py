@@ -31,7 +31,7 @@ _PATIENCE = 10.0
 """Seconds that a process has to end."""
 
 Answer = tuple[int, Mapping[str, Any] | None]
-"""The number of a piece of work, and one line about it; None: its process ended before it was done."""
+"""The number of a piece of work, and one line about it; None if its process ended before it was done."""
 
 _REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 

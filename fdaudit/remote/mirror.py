@@ -43,7 +43,7 @@ _ORDER = tuple(
         r"^sweep\.json$",
     )
 )
-"""Files in the order in which they are sent; the first pattern from the most special ones on decides."""
+"""Files in the order of sending; the first matching pattern, from the most specific on, decides."""
 _REST = _ORDER.index(re.compile(""))
 
 

@@ -17,7 +17,7 @@ __all__ = [
 ]
 
 Choice = Callable[[Collection[str]], Collection[str]]
-"""Of names, relative and with slashes, those that are wanted."""
+"""Selects some of the given names, which are relative and have slashes."""
 
 _BUNDLE = frozenset({"statement.dsse.json", "files.json"})
 _UNVERIFIED = ("vault/", "attacks/", "report/")

@@ -27,9 +27,9 @@ _PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/@]*@")
 _WHOLE = frozenset(
     {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "ocilake", "oss", "s3", "s3a"}
 )
-"""Stores in which a put replaces an object at once; elsewhere a file is put under another name, then renamed."""
+"""Stores in which a put replaces an object at once. In others a file is put under another name, then renamed."""
 _AT_ONCE = 16
-"""Files on their way at a time, in stores that can do several things at once."""
+"""Files transferred at a time, in stores that support several."""
 _CHECK = "Check the URL, the network and the credentials."
 
 

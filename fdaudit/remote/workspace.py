@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["Mode", "Place", "mirrored"]
 
 Mode = Literal["read", "change", "new", "resume", "over"]
-"""What is done with a directory: it is read; read and added to; made; gone on with; written into, unread."""
+"""The use of a directory: read it; read and change it; make it; resume it; or overwrite it unread."""
 _EVERY = 30.0
-"""Seconds between two pushes while work goes on, unless `FDAUDIT_PUSH_EVERY` says otherwise."""
+"""Seconds between two pushes during work, unless `FDAUDIT_PUSH_EVERY` is set."""
 
 
 def _quietly(what: str, done: int, total: int) -> None:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["CONFIDENCE", "Check", "Evidence", "check_claims", "judge"]
 
 CONFIDENCE = 0.95
-"""That no claim of a run that holds is contradicted."""
+"""Probability that no true claim of a run is contradicted."""
 
 _TESTS = 2
 """Tests of each attack on each kind of coins: of (ε, δ), and of Gaussian DP."""
@@ -301,7 +301,7 @@ def _evidence(
 
 _Issued = Mapping[str, tuple[Challenge, torch.Tensor]]
 _Told = tuple[np.ndarray[Any, Any], torch.Tensor, torch.Tensor | None]
-"""Scores (n,), who is a member (n,), and the number of each pair (n,), where coins decide about pairs."""
+"""Scores (n,), membership (n,), and the number of each pair (n,), if coins decide about pairs."""
 
 
 def _of_clients(scores: Mapping[str, Tensor], issued: _Issued) -> _Told:

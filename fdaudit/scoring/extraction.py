@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["RELEASED", "Copies", "auxiliary_model", "check_copy", "scored"]
 
 RELEASED = "server"
-"""Whose model a copy is of that is of no client: the released one."""
+"""Target of a copy of the released model, which is no client's own."""
 _STEPS = 200
 """Steps of the model that is fitted to auxiliary records."""
 

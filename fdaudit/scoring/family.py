@@ -25,7 +25,7 @@ LEVEL = 0.05
 """Chance that any test is significant in a run that leaks nothing."""
 
 BY_COINS = 0.6
-"""Share of the level for membership tests by re-flipped coins, where a run has other tests beside them."""
+"""Share of the level for membership tests by re-flipped coins, if a run has other tests as well."""
 
 
 def family_of(plan: Plan, run: Path, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["Identified", "bystanders_of", "gallery_tests"]
 
 _MOST = 100
-"""Records of one class, besides the true ones, at most."""
+"""Largest number of records of one class in addition to the true ones."""
 
 _LEAST = 20
 _VALUES = 1 << 24
-"""Pixel values of all galleries together, at most, unless galleries then had fewer than `_LEAST` records of a class."""
+"""Largest number of pixel values of all galleries together, unless galleries then had fewer than `_LEAST` records of a
+class."""
 
 
 def bystanders_of(plan: Plan, targets: Sequence[str]) -> Bystanders | None:

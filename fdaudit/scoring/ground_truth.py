@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Truth", "check_guesses"]
 
 _SUM_TOLERANCE = 1e-4
-"""How far guessed shares may sum from 1: float32 rounding over thousands of classes."""
+"""Tolerance for guessed shares' sum of 1: float32 rounding over thousands of classes."""
 
 
 def check_guesses(
@@ -122,7 +122,7 @@ def _check_shares(guess: LabelDistribution, classes: int) -> None:
 
 
 _MOST_IMAGES = 1000
-"""Images a victim at most, whatever stands behind its messages: they are matched with its records one to one."""
+"""Largest number of images a victim, because they are matched with its records one to one."""
 
 
 class Truth:

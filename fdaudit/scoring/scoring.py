@@ -276,7 +276,7 @@ def forget_other_scores(vault: Vault, cell: Cell) -> None:
 
 
 SCORED = ("run", "inconclusive")
-"""Of a cell's outcomes those that have figures, and scores behind them."""
+"""Outcomes of a cell that have figures and scores."""
 
 _PARTS: tuple[Literal["candidates", "canaries"], ...] = ("candidates", "canaries")
 

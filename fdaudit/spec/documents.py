@@ -21,7 +21,8 @@ __all__ = ["from_yaml", "read_yaml"]
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where PyYAML was built with it
 _Path = tuple[Any, ...]
-"""Where a value lies: the path of what holds it, and its name there. All written out could be longer than the file."""
+"""A value's position: the path of its parent, and its name there. Written out, all paths could be longer than the
+file."""
 
 
 def read_yaml(path: Path, field: str) -> Any:

@@ -54,13 +54,13 @@ __all__ = [
 ]
 
 DIRECTORY = "FDAUDIT_CACHE"
-"""The variable that names a directory to keep things in."""
+"""The environment variable that names the cache directory."""
 BYTES = "FDAUDIT_CACHE_BYTES"
-"""The variable that says how many bytes the directory may hold; not set, it may hold any number."""
+"""The environment variable that limits the directory's size in bytes; unlimited if not set."""
 KEY = "FDAUDIT_CACHE_KEY"
-"""The variable that holds the key which vouches for files, 64 hexadecimal digits; not set, it is the user's own."""
+"""The environment variable with the key that authenticates files, 64 hexadecimal digits. Default: the user's own."""
 VARIABLES = (DIRECTORY, BYTES, KEY)
-"""What a process must not be handed if it is to share nothing: without these it keeps what it computes to itself."""
+"""The environment variables to remove from a process that must share nothing; it then caches only for itself."""
 
 _MOST_KEPT = 256 << 20
 """Bytes that one process remembers."""
@@ -73,7 +73,7 @@ _KEPT = ".kept"
 _KEY_FILE = "cache.key"
 _IS_KEY = re.compile("[0-9a-f]{64}")
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""A link is refused, and a pipe does not make anybody wait."""
+"""Refuses links, and does not block on pipes."""
 _OTHER_DIRECTORY = "Name a directory of your own, or unset it."
 _OTHER_KEY = f"Name a directory that can be, or put a key into {KEY}."
 

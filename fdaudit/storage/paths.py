@@ -11,7 +11,7 @@ __all__ = ["inside", "is_url", "local_path"]
 
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z0-9+.-]+)*://")
-"""Two letters at least: what stands before the colon of `C:/runs` is a drive."""
+"""At least two letters, because one letter before a colon is a drive, as in `C:/runs`."""
 
 
 def is_url(where: object) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 __all__ = ["csv_text"]
 
 _FORMULA = re.compile(r"[\s\x00]*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\n]")
-"""How a cell begins that a spreadsheet may compute, full-width signs included."""
+"""Start of a cell that a spreadsheet may compute, full-width signs included."""
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|inf|nan)")
 
 

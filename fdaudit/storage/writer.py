@@ -17,7 +17,7 @@ from typing import Protocol
 __all__ = ["BackgroundWriter", "InlineWriter", "Writer"]
 
 _MOST = 64 << 20
-"""Bytes that may wait where nothing else is said."""
+"""Default number of bytes that may wait."""
 
 Work = Callable[[], object]
 

@@ -40,7 +40,7 @@ class ProtocolAxis(Config):
     name: Text
     """A known protocol; `fdaudit list` names them."""
     label: Text | None = None
-    """What it is called in tables and figures; default: its name."""
+    """Its name in tables and figures; default: `name`."""
     params: Fragment = Field(default_factory=dict)
     """The protocol's own settings."""
     spec: Fragment = Field(default_factory=dict)
@@ -79,15 +79,15 @@ class Grid(Config):
     defences: tuple[DefenceAxis, ...] = ()
     """The defences."""
     epsilon: tuple[Annotated[float, Field(gt=0)] | Literal["inf"], ...] = Field(("inf",), min_length=1)
-    """What ε the defences are asked for; `inf` is the run without a defence."""
+    """Target values of ε for the defences; `inf` is the run without a defence."""
     adversary: Text | None = None
-    """Whose view's ε, by the ledger, the curves are drawn against; default: the server's where there is one."""
+    """The adversary whose ε, by the ledger, is the curves' axis; default: the server, if there is one."""
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] = Field(min_length=1)
     """Seeds: one gives all protocols and defences the same records in the same hands."""
     undefended: Fragment = Field(default_factory=dict)
     """Fields of the spec that are set where there is no defence, such as `references`."""
     keep: Literal["results", "runs"] = "results"
-    """What stays of a finished run: its results, or everything, transcript and vault included."""
+    """Files that stay of a finished run: its results, or everything, transcript and vault included."""
 
     @model_validator(mode="after")
     def _axes(self) -> Self:

@@ -31,7 +31,7 @@ class Entry(Config):
     """A cell: its place on the axes and its status."""
 
     key: Key
-    """Digest of its spec; its run lies in `cells/KEY`."""
+    """Digest of its spec; its run is in `cells/KEY`."""
     protocol: str
     """Its protocol on the axis."""
     defence: str
@@ -39,15 +39,15 @@ class Entry(Config):
     epsilon: Annotated[float, Field(gt=0)] | Literal["inf"]
     """Its level on the axis; whether that is an ε, `asked` says."""
     asked: bool = False
-    """Whether the level is an ε that the defence was asked to keep to, and not another setting."""
+    """Whether the level is a target ε of the defence, and not another setting."""
     seed: int = Field(ge=0, lt=2**63)
     """The run's seed."""
     status: Status = "pending"
-    """What became of it."""
+    """Its status."""
     reason: str = ""
     """Why it failed or does not apply; of a finished one, which of its attacks failed."""
     seconds: float | None = None
-    """What it took, all attempts together."""
+    """Seconds that it took, summed over all attempts."""
     in_grid: bool = True
     """Whether the grid still has it."""
 

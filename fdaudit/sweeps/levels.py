@@ -20,15 +20,15 @@ from fdaudit.errors import SpecError, nearest
 __all__ = ["PLACEHOLDER", "UNDEFENDED", "asks_for_epsilon", "filled", "in_words"]
 
 UNDEFENDED = "none"
-"""What the defence axis is called where there is no defence."""
+"""The name of no defence on the defence axis."""
 PLACEHOLDER = "{epsilon}"
-"""What stands for the level in a defence's settings."""
+"""The placeholder of the level in a defence's settings."""
 _CALIBRATE = "calibrate"
 _SHARES: Mapping[tuple[str, ...], float] = {
     ("preset", "epsilon"): 1.0,
     ("privacy", "budget", "epsilon"): 0.0,
 }
-"""Settings that are an ε, each with how much of the run's ε it spends; a budget only limits what others spend."""
+"""Settings that are an ε, each with the share of the run's ε that it spends; a budget only limits others."""
 _NEUTRAL = (("gates", "epsilon"),)
 """Settings that are an ε and bound nothing."""
 _ROUNDING = 1e-9

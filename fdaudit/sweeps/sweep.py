@@ -38,7 +38,7 @@ from fdaudit.transcript.manifest import MANIFEST
 __all__ = ["KEPT", "Executor", "cell_directory", "local", "shared_directory", "sweep"]
 
 KEPT = ("spec.yaml", MANIFEST, "result.json", "utility.csv", "timings.json", "cell.json")
-"""What stays of a finished cell with `keep: results`."""
+"""Files of a finished cell that stay with `keep: results`."""
 _WORKER = "fdaudit.sweeps.worker"
 _DONE = "cell.json"
 _ALIKE = (
@@ -60,10 +60,10 @@ _ALIKE = (
     "precision",
     "compile",
 )
-"""Fields of a spec in which cells that share a secret, and outcomes of controls, are alike."""
+"""Fields of a spec that are equal in cells that share a secret and outcomes of controls."""
 
 Executor = Callable[[Sequence[Mapping[str, Any]]], Generator[Answer, None, None]]
-"""Where cells are run: maps pieces of work to lines about them, as `Pool.work` does."""
+"""Runs cells: maps tasks to lines about them, as `Pool.work` does."""
 
 
 def local(workers: int | None = None) -> Executor:

@@ -27,7 +27,7 @@ from fdaudit.storage.locks import writing
 __all__ = ["alone", "main"]
 
 _home: str | None = None
-"""What this process leaves nothing of when its input ends."""
+"""The directory to remove when this process's input ends."""
 
 
 def main() -> None:

@@ -28,12 +28,12 @@ _CANDIDATES = (
     ModelSpec(name="mlp", params={"widths": [256]}),
     ModelSpec(name="mlp-1024-1024"),
 )
-"""The first that fits the images, and that the federation does not train, is taken."""
+"""Candidate networks. The first that fits the images and that the federation does not train is used."""
 _STEPS = 400
 _MOST = 5000
-"""Test records that it is trained on, at most."""
+"""Largest number of test records that it is trained on."""
 _NOISE = (0.0, 0.1, 0.2)
-"""It learns each record under Gaussian noise of these standard deviations: reconstructions are no clean images."""
+"""Standard deviations of Gaussian noise on training records, because reconstructions are not clean images."""
 _PART = 1024
 
 

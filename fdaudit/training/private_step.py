@@ -24,8 +24,8 @@ from fdaudit.types import GradientRule
 __all__ = ["Guard", "Step", "per_sample_gradients", "unfit"]
 
 _ENTRIES = {"cpu": 2**21, "cuda": 2**27}
-"""Gradient entries held at once by kind of device: fixed, so that parts do not depend on free memory. On a CPU few
-enough to be allocated again without new pages, which take longer than all the arithmetic."""
+"""Gradient entries held at once by kind of device: fixed, so that parts do not depend on free memory. On a CPU, few
+enough that memory is reused; new pages take longer than all the arithmetic."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ from fdaudit.training.jobs import Parameters
 __all__ = ["Copy", "Traits"]
 
 _PIXELS = 100_000
-"""Of as many images as a processor is quickest with where it convolves in `channels_last`: what lies between the layers
-stays in its caches. `benchmarks/training_strategy.py` measures it again."""
+"""Pixels of the images that a CPU with `channels_last` convolutions processes fastest at once: values between layers
+stay in its caches. `benchmarks/training_strategy.py` measures it again."""
 
 
 class Copy:

@@ -29,12 +29,13 @@ from fdaudit.parallel.threads import forked_randomness
 __all__ = ["Gradients", "coupling"]
 
 Gradients = Callable[[nn.Module, Tensor, Callable[[Tensor], Tensor]], tuple[Tensor, dict[str, Tensor]]]
-"""Of a network, images (n, c, h, w) and a loss of outputs: the outputs, and by parameter gradients (n, *shape)."""
+"""Maps a network, images (n, c, h, w) and a loss of outputs to the outputs, and by parameter gradients (n, *shape)."""
 
 _TRIED = ((2, 1.0), (3, 0.1), (5, 10.0))
 """Batches with the scale of their images."""
 _ENTRIES = 1 << 22
-"""Gradient entries of a batch of more than 2 images: of larger networks only the outputs of such a batch are tried."""
+"""Largest number of gradient entries of a batch of more than 2 images. For larger networks only the outputs of such a
+batch are tested."""
 _CLOSE = {torch.float64: 1e-8, torch.float32: 1e-3}
 """Relative differences that rounding may explain."""
 

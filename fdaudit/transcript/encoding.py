@@ -33,7 +33,7 @@ MOST_BITS = 16
 """The most bits that a code may have."""
 
 _AT_ONCE = 1 << 20
-"""Codes that are unpacked at once, which takes many times the memory of their values; a multiple of 8."""
+"""Codes unpacked at once, which takes many times the memory of their values; a multiple of 8."""
 _PARTS = ("codes", "grid", "layout")
 
 

@@ -18,7 +18,7 @@ __all__ = ["Log", "read_log"]
 
 _Stamp = tuple[int, int, int, int, int]
 _last: dict[Path, tuple[_Stamp, Log]] = {}
-"""The log that was read last; a process is seldom busy with two."""
+"""The log that was read last; a process rarely uses two at once."""
 
 
 class Log:

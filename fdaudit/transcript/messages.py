@@ -87,7 +87,7 @@ class Message:
 
 
 _SHORT = 4096
-"""Bytes of a line that is worth keeping parsed."""
+"""Longest line, in bytes, that is cached after parsing."""
 
 
 _IN_LINE = tuple(f.name for f in fields(Message) if f.name != "offset")

@@ -33,7 +33,8 @@ _SHARED = re.compile(r"payloads/round-(\d{6})\.shard")
 
 
 _SMALL = 1 << 20
-"""Bytes up to which a payload lies in its round's file: to make, flush, send and remove a file costs more."""
+"""Largest payload, in bytes, that is stored in its round's file. A separate file costs time to make, flush, send and
+remove."""
 
 
 class Payloads:

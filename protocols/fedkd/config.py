@@ -24,7 +24,7 @@ _BALLOTS: dict[str, Any] = {
     "gamma": None,
     "clip": None,
 }
-"""What the settings of averaged logits are where votes are counted."""
+"""Values of the settings of averaged logits if votes are counted."""
 
 
 class FedKDConfig(LocalSteps):

@@ -25,7 +25,7 @@ from .selectors import Box, Selection, confidence, energy, fit_density, threshol
 __all__ = ["Client", "Server"]
 
 _MOST_VALIDATED = 1000
-"""Validation records, at most, from which the threshold of a selector by outputs is taken."""
+"""Largest number of validation records behind the threshold of a selector by outputs."""
 
 Predict = Callable[[Tensor], Tensor]
 """Images (n, c, h, w) to a client's own logits (n, C)."""

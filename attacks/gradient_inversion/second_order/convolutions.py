@@ -21,7 +21,7 @@ from .strided import Phases, pays
 __all__ = ["Convolution"]
 
 _PATCH_VALUES = 150_000
-"""Input patches of more values than this take longer to write than PyTorch's convolutions to set out."""
+"""Input patches of more values than this take longer to write than PyTorch's convolutions to set up."""
 
 
 class Convolution:

@@ -121,7 +121,7 @@ class _Products(torch.autograd.Function):
 # -- one pass -----------------------------------------------------------------------------------------------
 
 _Visit = Callable[[str, WeightedPass], None]
-"""What is done with a layer with weights, given with its name, while its tensors are in the caches."""
+"""Called with each layer with weights and its name, while its tensors are in the caches."""
 
 _Passed = tuple[Node, list[fx.Node], Pass]
 """An operation, those of its inputs that depend on the images, and its pass."""

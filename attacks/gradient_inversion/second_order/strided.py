@@ -24,7 +24,7 @@ from .columns import Geometry, Sides
 __all__ = ["Phases", "pays"]
 
 _FEW = 16
-"""Input channels: with more, libraries of convolutions are quick without phases."""
+"""Input channels; with more, convolution libraries are fast without phases."""
 
 
 def pays(kernel: torch.Size, geometry: Geometry, device: torch.device) -> bool:

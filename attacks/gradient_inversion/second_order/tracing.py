@@ -19,7 +19,7 @@ from .layers import RELU, SIGMOID, TANH, Activation, activated, linear, operated
 __all__ = ["Node", "named", "traced", "unfoldable"]
 
 Values = Mapping[fx.Node, Any]
-"""What operations gave."""
+"""Results by operation."""
 
 _ACTIVATIONS: Mapping[object, Activation] = {
     **dict.fromkeys((nn.ReLU, F.relu, torch.relu, "relu"), RELU),
