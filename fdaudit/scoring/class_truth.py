@@ -105,7 +105,7 @@ def judge_of(evaluator: Evaluator) -> Judge:
 def auxiliary_of(
     plan: Plan, assumed: Sequence[Assumption]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the union of what one attack's adversaries hold: images, and labels if known."""
+    """Return the records that one attack's adversaries hold together: images, and labels if known."""
     made = assumed or (others(plan),)
     return made[0].prior if len(made) == 1 else plan.auxiliary
 
