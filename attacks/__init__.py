@@ -1,4 +1,4 @@
-"""Attacks: a view, declared knowledge and a budget in; guesses out."""
+"""Attacks: they take a view, declared knowledge and a budget, and return guesses."""
 
 from fdaudit.registry import Registry
 

@@ -1,8 +1,8 @@
-"""Shadow models: networks that an adversary trains itself, on records whose membership it therefore knows.
+"""Shadow models: networks that an adversary trains on records whose membership it knows.
 
 Guarantees:
-  * models are handed to the training core in blocks, and processes that need the same ones share the blocks out;
-  * half of the models hold any given record, and a model is fitted on nothing but the records it holds;
+  * models are trained in blocks, and processes that need the same models share the blocks;
+  * half of the models hold any given record, and a model is fitted only to the records it holds;
   * equal records, masks, settings, network and seed are trained once (`fdaudit.storage.cache`).
 """
 
@@ -41,18 +41,18 @@ __all__ = [
 ]
 
 _BLOCK = 25
-"""Adam steps between two looks at whether a model has fitted its records."""
+"""Adam steps between two checks whether a model has fitted its records."""
 _TOGETHER = 30
 """Models that are trained together; two processes that need the same models train different ones of these blocks."""
 _MOST_STEPS = 2000
-"""Steps of one shadow model where the caller names no limit."""
+"""Default number of steps of one shadow model."""
 _STACKED_WORK = 1_500_000
-"""Floating-point operations of a forward pass below which many models at once are quicker than one by one."""
+"""Floating-point operations of a forward pass below which many models at once are faster than one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shadows:
-    """Shadow models and what each was trained on.
+    """Shadow models and their training records.
 
     Attributes:
         parameters: of n models, on the CPU.
@@ -64,27 +64,27 @@ class Shadows:
 
 
 class Recipe(Config):
-    """How shadow models are fitted."""
+    """The training settings of shadow models."""
 
     fit: Fit
     """Optimiser and loss."""
     batch_size: int
     """Records a step."""
     epochs: int | None = None
-    """Passes over a model's records; None where `steps` counts."""
+    """Passes over a model's records; None if `steps` is given."""
     steps: int | None = None
-    """Steps in all; None where `epochs` counts."""
+    """Total number of steps; None if `epochs` is given."""
     most_steps: int = _MOST_STEPS
-    """Steps at most, whatever the two say."""
+    """Largest number of steps, for either setting."""
     until_fitted: bool = False
-    """Stop once every record is classified right; looked at every few steps."""
+    """Stop once every record is classified correctly; checked every few steps."""
 
 
 def in_and_out(models: int, records: int, generator: torch.Generator) -> Tensor:
-    """(models, records) bool: each record in ⌊models/2⌋ of the models, which ones drawn for it alone.
+    """Return (models, records) bool: each record is in ⌊models/2⌋ models, drawn independently for each record.
 
-    With an even number of models that is the design of Carlini et al. 2022 (section VI): a fair coin for each
-    model, but with as many models in as out for every record.
+    With an even number of models this is the design of Carlini et al. 2022 (section VI): a fair coin for each model,
+    but with as many models in as out for every record.
     """
     keys = torch.rand(models, records, generator=generator)
     return keys.argsort(0).argsort(0) < models // 2
@@ -93,15 +93,15 @@ def in_and_out(models: int, records: int, generator: torch.Generator) -> Tensor:
 def recipe_of(
     hyperparameters: Mapping[str, Any], y: Tensor, *, records: int, most_steps: int = _MOST_STEPS
 ) -> Recipe:
-    """The target's own training, as far as the public configuration tells it; Adam until fitted where it does not.
+    """Return the target's training as far as the public configuration gives it; otherwise Adam until fitted.
 
-    Where clients train in rounds, the passes or steps of all rounds follow each other without the exchange between
-    them. Shadow models of a protocol's run as a whole are had from `Knowledge.rehearse`.
+    If clients train in rounds, the passes or steps of all rounds follow each other without the exchange between them.
+    `Knowledge.rehearse` gives shadow models of a protocol's whole run.
 
     Args:
         hyperparameters: the public configuration, `View.hyperparameters`.
-        y: labels of the pool; they tell the loss.
-        records: on which a model is fitted, about.
+        y: labels of the pool; they determine the loss.
+        records: approximate number of records that a model is fitted on.
         most_steps: of one model.
     """
     several = task_of(y) == "multi-label"
@@ -137,16 +137,16 @@ def shadows(
     most_steps: int = _MOST_STEPS,
     seed: int = 0,
 ) -> Shadows:
-    """`count` shadow models, each on a random half of a pool (x, y) of m records.
+    """Train `count` shadow models, each on a random half of a pool (x, y) of m records.
 
-    The halves depend on `seed` and the numbers alone, so every attack and adversary with the same pool shares them.
+    The halves depend only on `seed` and the numbers, so every attack and adversary with the same pool shares them.
 
     Args:
         knowledge: with the architecture and a training core.
         x: (m, c, h, w).
         y: (m,) or (m, C).
         count: number of models n.
-        hyperparameters: the public configuration, where there is one.
+        hyperparameters: the public configuration, if available.
         most_steps: of one model.
         seed: of the halves, the initial weights and the batches.
     """
@@ -169,18 +169,18 @@ def shadow_models(
     most_steps: int = _MOST_STEPS,
     start: Parameters | None = None,
 ) -> list[Parameters]:
-    """Fits one model on each row of `inside`, all of them together, or takes them from the cache.
+    """Fit one model to each row of `inside`, all of them together, or load them from the cache.
 
     Args:
         knowledge: with the architecture and a training core.
         x: (m, c, h, w) the pool.
         y: (m,) or (m, C) its labels.
-        inside: (n, m) bool; row i says which records model i is trained on.
+        inside: (n, m) bool; row i marks the training records of model i.
         seed: of the initial weights and the batches.
-        hyperparameters: the public configuration, from which `recipe_of` tells how to fit.
-        recipe: how to fit, in its place.
-        most_steps: of one model, where `recipe` does not say.
-        start: what all models start from; each has initial weights of its own where there is none.
+        hyperparameters: the public configuration, from which `recipe_of` derives the recipe.
+        recipe: the recipe, if not derived.
+        most_steps: of one model, if `recipe` does not give it.
+        start: initial weights of all models; if omitted, each has its own.
 
     Returns:
         The parameters of n models, on the CPU.
@@ -227,7 +227,7 @@ def shadow_models(
 
 
 def many_at_once(knowledge: Knowledge) -> Trainer | None:
-    """The core for many models of an adversary's own: on a processor it advances small networks together."""
+    """Return a training core for many of the adversary's own models; on a CPU it trains small networks together."""
     network, train = knowledge.architecture, knowledge.train
     if network is None or train is None or train.device.type != "cpu" or network.work >= _STACKED_WORK:
         return train
@@ -235,12 +235,12 @@ def many_at_once(knowledge: Knowledge) -> Trainer | None:
 
 
 def parts_of(count: int) -> list[range]:
-    """Numbers of the models that are trained together, part by part."""
+    """Return the numbers of the models that are trained together, part by part."""
     return [range(k, min(k + _TOGETHER, count)) for k in range(0, count, _TOGETHER)]
 
 
 def by_model(tensors: Mapping[str, Tensor], count: int) -> list[Parameters]:
-    """Tensors whose names begin with a model's number, model by model."""
+    """Return tensors whose names begin with a model's number, model by model."""
     models: list[Parameters] = [{} for _ in range(count)]
     for name, tensor in tensors.items():
         number, _, parameter = name.partition("/")
@@ -259,7 +259,7 @@ def _fit(
     start: Parameters | None,
     numbers: Sequence[int],
 ) -> list[Parameters]:
-    """The models with some numbers; `inside` has their rows alone."""
+    """Fit the models with these numbers; `inside` has only their rows."""
     if start is None:
         models = [parameters_of(network.build(child(seed, "shadow", k, "start"))) for k in numbers]
     else:
@@ -290,7 +290,7 @@ def _until_fitted(
     seed: int,
     numbers: Sequence[int],
 ) -> list[Parameters]:
-    """Blocks of a few steps for the models that have not yet fitted their records, until all have or time is up."""
+    """Train models that have not fitted their records in blocks of a few steps, until all have or time is up."""
     mine = [row.nonzero().squeeze(1) for row in inside]
     draws = [child(seed, "shadow", k, "batches") for k in numbers]
     left, steps = list(range(len(mine))), 0
@@ -319,7 +319,7 @@ def _job(k: int, start: Parameters, x: Tensor, y: Tensor, batches: Sequence[Tens
 
 
 def _right(z: Tensor, y: Tensor) -> bool:
-    """Whether logits (n, C) say the labels of every record."""
+    """Return whether logits (n, C) predict the labels of every record."""
     if task_of(y) == "multi-label":
         return bool((((z > 0).long() == y) | (y < 0)).all())
     return bool((z.argmax(1) == y).all())

@@ -1,10 +1,11 @@
-"""The model that an adversary asks about a victim: the most revealing one that it can.
+"""The model that an adversary queries about a victim: the most revealing one available.
 
 Guarantees:
-  * a victim's own model comes first: through an oracle, or as the victim sent it; then the released or shared model;
-  * of the shared model an oracle is preferred, since what it answers is the target itself; parameters in view are asked
-    without a limit;
-  * the answers are those that the attack declared (`soft` or `hard`), whatever more could be had.
+  * a victim's own model has priority, through an oracle or as the victim sent it. The released or shared model is
+    second;
+  * for the shared model an oracle is preferred, because it answers from the target itself. Parameters in view can be
+    queried without limit;
+  * the answers are those that the attack declared (`soft` or `hard`), even if better ones are available.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ class Asked:
 
     Attributes:
         answers: `soft` or `hard`.
-        oracle: the handle, or None where parameters in view are evaluated.
-        of: whose own model it is; None: the released or shared one.
-        parameters: the model in view, where there is no oracle.
-        start: of a model that the victim sent, the model that it was trained from.
+        oracle: the handle, or None if parameters in view are evaluated.
+        of: owner of the model; None for the released or shared one.
+        parameters: the model in view, if there is no oracle.
+        start: the model from which the victim trained the model that it sent.
         train: the adversary's own training core, to evaluate them.
-        multi_label: whether each class has an answer of its own.
+        multi_label: whether each class has its own answer.
     """
 
     answers: str
@@ -54,14 +55,14 @@ class Asked:
 
     @property
     def remaining(self) -> int:
-        """Samples that may still be asked; parameters in view answer without end."""
+        """Return the number of samples that may still be queried; unlimited for parameters in view."""
         return 2**62 if self.oracle is None else self.oracle.remaining
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Answers for samples (n, c, h, w): probabilities (n, C), float32, or classes (n,), int64.
+        """Return answers for samples (n, c, h, w): probabilities (n, C), float32, or classes (n,), int64.
 
         Raises:
-            BudgetExceededError: the query would pass the oracle's budget; nothing was asked.
+            BudgetExceededError: the query would exceed the oracle's budget; nothing was queried.
         """
         if self.oracle is not None:
             return self.oracle.query(x) if self.of is None else self.oracle.query(x, self.of)
@@ -76,15 +77,15 @@ class Asked:
 def asked(
     answers: str, view: View, knowledge: Knowledge, task: AttackTask, target: str, *, own: bool = True
 ) -> tuple[Asked | None, Applicability]:
-    """What an adversary can ask about one victim, or None and the reason why there is nothing.
+    """Return the model that an adversary can query about one victim, or None and the reason.
 
     Args:
         answers: `soft` or `hard`.
         view: the adversary's view.
-        knowledge: what it knows besides.
-        task: with an oracle handle, where it has one.
+        knowledge: its other knowledge.
+        task: with an oracle handle, if it has one.
         target: the victim.
-        own: whether a model that the victim sent may be asked.
+        own: whether a model that the victim sent may be queried.
     """
     several = knowledge.task == "multi-label"
     oracle = task.oracle
@@ -122,7 +123,7 @@ def asked(
 def answerable(
     answers: str, view: View, knowledge: Knowledge, task: AttackTask, besides: int = 0
 ) -> Applicability:
-    """Whether every challenged victim's model can be asked, once for each candidate and `besides` for each victim."""
+    """Check that every challenged victim's model can be queried, for each candidate and `besides` more samples."""
     if not task.challenges:
         return Applicability(False, "no challenge was issued for the victims")
     found = [asked(answers, view, knowledge, task, target) for target in task.challenges]
@@ -136,7 +137,7 @@ def answerable(
 
 
 def _sent_model(view: View, knowledge: Knowledge, target: str) -> tuple[Parameters, Parameters] | None:
-    """Return the last model of the federation's network that a victim sent, and the one that it was trained from."""
+    """Return the last model of the federation's network that a victim sent, and the model that it was trained from."""
     if knowledge.architecture is None or knowledge.train is None:
         return None
     uploads = uploads_of(view, target, MODELS)
@@ -152,16 +153,16 @@ def _sent_model(view: View, knowledge: Knowledge, target: str) -> tuple[Paramete
 
 
 def shared_model(view: View) -> Message | None:
-    """The last model that a party other than a client sent: the federation's, not one client's."""
+    """Return the last model that a party other than a client sent: the federation's, not one client's."""
     sent = [m for m in view.select(kind="model_parameters") if m.payload is not None]
     shared = [m for m in sent if not m.sender.startswith("client/")] or sent
     return shared[-1] if shared else None
 
 
 def log_likelihood(answer: Tensor, y: Tensor, floor: float = 1e-12) -> Tensor:
-    """log p_y (n,) of soft answers (n, C): minus the cross-entropy, in nats.
+    """Return log p_y (n,) of soft answers (n, C): minus the cross-entropy, in nats.
 
-    Of the multi-label task, the sum over the classes that are known.
+    In the multi-label task this is the sum over the known classes.
     """
     p = answer.double()
     if task_of(y) == "multi-label":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["MODELS", "after", "broadcasts", "uploads_of"]
 
 MODELS = ("model_update", "model_parameters")
-"""Kinds of uploads that tell a client's whole model."""
+"""Kinds of uploads that reveal a client's whole model."""
 
 
 def broadcasts(view: View) -> list[Message]:
@@ -29,7 +29,7 @@ def broadcasts(view: View) -> list[Message]:
 
 
 def uploads_of(view: View, target: str, kinds: Sequence[str] = KINDS) -> list[tuple[Message, Message]]:
-    """A client's uploads of the first of these kinds that it sent, each with the model that it received last before."""
+    """Return a client's uploads of the first of these kinds that it sent, each with the last model received before."""
     received = [
         m for m in view.select(kind="model_parameters") if target in m.receivers and m.payload is not None
     ]
@@ -45,7 +45,7 @@ def uploads_of(view: View, target: str, kinds: Sequence[str] = KINDS) -> list[tu
 
 
 def after(view: View, message: Message, start: Parameters) -> Parameters:
-    """The model that a client had when it sent an update, or the model itself."""
+    """Return the model that a client had when it sent an update, or the uploaded model itself."""
     sent = view.tensors(message)
     if message.kind == "model_update":
         weight = float(message.fields.get("weight", 1.0))  # of an update that was weighted before it was sent

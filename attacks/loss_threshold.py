@@ -1,4 +1,4 @@
-"""Membership inference by the loss: members are fitted better than records held out."""
+"""Membership inference by the loss: models fit members better than held-out records."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ class LossThresholdConfig(Config):
 class LossThreshold:
     """Scores a candidate by minus its (binary) cross-entropy loss under the most revealing model.
 
-    Asks a soft-label oracle where the adversary has one, one query a candidate: each victim's own model where
-    clients answer, else the released one. Otherwise it evaluates the last model in its view itself. Thresholding the
-    loss is optimal under the assumptions of Sablayrolles et al. 2019 and the simplest attack that any
-    stronger one has to beat.
+    It queries a soft-label oracle if the adversary has one, once for each candidate: each victim's own model if clients
+    answer, else the released one. Otherwise it evaluates the last model in its view. Thresholding the loss is optimal
+    under the assumptions of Sablayrolles et al. 2019. It is the simplest attack, so stronger ones have to beat it.
     """
 
     name: ClassVar[str] = "loss-threshold"
@@ -49,13 +48,13 @@ class LossThreshold:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes with a soft-label oracle, or with a model in view and its architecture known."""
+        """Check for a soft-label oracle, or a model in view with a known architecture."""
         return answerable("soft", view, knowledge, task)
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
-        """One `Membership` for each challenge; the attack draws nothing at random."""
+        """Return one `Membership` for each challenge; the attack is deterministic."""
         found = []
         for name, challenge in task.challenges.items():
             target, refused = asked("soft", view, knowledge, task, name)

@@ -1,6 +1,6 @@
 """fdaudit: privacy auditing, attacks and defences for federated distillation.
 
-The names below load what they need when they are first used, so that importing the package stays quick.
+The names below are loaded at first use, so that importing the package stays fast.
 """
 
 from __future__ import annotations

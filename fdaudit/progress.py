@@ -1,4 +1,4 @@
-"""What commands print while they work: lines, and one bar of progress."""
+"""Output of commands while they work: lines, and one progress bar."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Tick = Callable[[str, int, int], None]
 
 
 def say(line: str) -> None:
-    """One line on standard error."""
+    """Print one line on standard error."""
     print(f"fdaudit: {_visible(line)}", file=sys.stderr)  # noqa: T201
 
 
 def _visible(text: str) -> str:
-    """Text with control characters and directional marks written out: it may come from a stranger's file."""
+    """Return untrusted text with control characters and directional marks escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def show(*lines: str) -> None:
-    """Prints lines; a line break inside one is written out, so that no name can pass for a line of ours."""
+    """Print lines. Line breaks inside one are escaped, so that a name cannot imitate another line."""
     print("\n".join(_visible(line) for line in lines))  # noqa: T201
 
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Tick]:
-    """One bar for what is under way, on standard error, where that is a terminal."""
+    """Yield a progress callback that draws one bar on standard error, if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

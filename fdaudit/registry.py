@@ -1,4 +1,4 @@
-"""Names to classes, resolved late: listing and explaining run no code of the classes they speak of."""
+"""Map names to classes that load late: listing and explaining a class do not run its code."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["Registry", "loaded"]
 
 
 def loaded(target: str) -> Any:
-    """The class that `"module:Class"` names; its module's code is run."""
+    """Return the class that `"module:Class"` names; this runs its module's code."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 class Registry:
-    """The public names of one room.
+    """The public names of one extension point.
 
     Guarantees:
-      * a name given twice, by us or by an installed package, is an error;
+      * a duplicate name, from fdaudit or an installed package, is an error;
       * `describe` parses the class's source for its docstring and literal attributes and imports neither it
         nor torch.
 
     Args:
-        group: entry-point group through which installed packages add names, `fdaudit.protocols` say.
+        group: entry-point group through which installed packages add names, such as `fdaudit.protocols`.
         mapping: public name to `"module:Class"`.
     """
 
@@ -53,22 +53,22 @@ class Registry:
         return targets
 
     def names(self) -> list[str]:
-        """All public names, sorted."""
+        """Return all public names, sorted."""
         return sorted(self._targets)
 
     def load(self, name: str, field: str | None = None) -> Any:
-        """The class behind a name.
+        """Return the class behind a name.
 
         Raises:
-            SpecError: the name is not known; `field` is the spec's field that gave it.
+            SpecError: the name is unknown; `field` is the spec's field that gave it.
         """
         return loaded(self.target(name, field))
 
     def target(self, name: str, field: str | None = None) -> str:
-        """Where the class behind a name is, as `"module:Class"`; nothing of it is imported.
+        """Return the location of the class behind a name, as `"module:Class"`; import nothing.
 
         Raises:
-            SpecError: the name is not known; `field` is the spec's field that gave it.
+            SpecError: the name is unknown; `field` is the spec's field that gave it.
         """
         if name not in self._targets:
             where = field or self.group.rpartition(".")[2].removesuffix("s")
@@ -76,18 +76,18 @@ class Registry:
         return self._targets[name]
 
     def owns(self, name: str) -> bool:
-        """Whether a name is fdaudit's own; others come from packages that somebody installed."""
+        """Return whether a name is fdaudit's own and not an installed package's."""
         return name in self._own
 
     def describe(self, name: str, field: str | None = None) -> dict[str, Any]:
-        """The class's docstring (key `doc`) and every class attribute that is a plain literal."""
+        """Return the class's docstring (key `doc`) and every class attribute that is a plain literal."""
         module, _, attribute = self.target(name, field).partition(":")
         return deepcopy(_described(_source(module), attribute))
 
 
 @cache
 def _described(source: str, name: str) -> dict[str, Any]:
-    """The docstring and literal attributes of a class, those that it inherits in its own module among them."""
+    """Return the docstring and literal attributes of a class, including those inherited within its module."""
     classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
     described: dict[str, Any] = {}
     for base in classes[name].bases:
@@ -105,7 +105,7 @@ def _source(module: str) -> str:
 
 
 def _found(module: str) -> ModuleSpec | None:
-    """Where a module lies, without importing the packages around it: those may load torch, or be a stranger's."""
+    """Return the location of a module without importing its parent packages, which may load torch or foreign code."""
     parts = module.split(".")
     loaded = next((n for n in range(len(parts) - 1, 0, -1) if ".".join(parts[:n]) in sys.modules), 0)
     path = getattr(sys.modules.get(".".join(parts[:loaded])), "__path__", None)

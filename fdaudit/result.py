@@ -1,4 +1,4 @@
-"""Results: a guess scored, a cell of the coverage table, and the `result.json` that reports are made from."""
+"""Results: scores of a guess, a cell of the coverage table, and the `result.json` behind reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Status = Literal["run", "not-applicable", "not-requested", "inconclusive", "fail
 
 
 def figure_json(figure: Figure) -> dict[str, Any]:
-    """A figure as a JSON object."""
+    """Return a figure as a JSON object."""
     return asdict(figure)
 
 
@@ -34,8 +34,8 @@ class Control:
     """A control of one attack.
 
     Attributes:
-        what: the target it was tried on, and what had to be seen there.
-        passed: whether that was seen.
+        what: the target of the control, and the expected result.
+        passed: whether the result was as expected.
         figures: what was measured.
     """
 
@@ -45,17 +45,17 @@ class Control:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Control:
-        """The control of which `to_json` made `value`."""
+        """Return the control that `to_json` made `value` from."""
         return cls(what=value["what"], passed=value["passed"], figures=_figures(value["figures"]))
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return a JSON object."""
         return {"what": self.what, "passed": self.passed, "figures": [figure_json(f) for f in self.figures]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetResult:
-    """What an attack found out about one victim.
+    """The result of an attack on one victim.
 
     Attributes:
         target: the victim.
@@ -75,12 +75,12 @@ class TargetResult:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TargetResult:
-        """The result of which `to_json` made `value`."""
+        """Return the result that `to_json` made `value` from."""
         named = {**value, "figures": _figures(value["figures"])}
         return cls(**{**named, "messages": tuple(value["messages"]), "images": tuple(value["images"])})
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return a JSON object."""
         return {
             "target": self.target,
             "messages": list(self.messages),
@@ -93,10 +93,10 @@ class TargetResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One protocol x adversary x attack cell: run, or the reason why not.
+    """One protocol x adversary x attack cell: its result, or the reason why it was not run.
 
-    `canaries` says what a membership attack asked of whom to score canaries, or why it scored none; None where the
-    run has no canaries for it.
+    `canaries` says how a membership attack scored canaries, or why it scored none. It is None if the run has no
+    canaries for it.
     """
 
     protocol: str
@@ -116,12 +116,12 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """`adversary/attack`, unique in a run."""
+        """Return `adversary/attack`, unique in a run."""
         return f"{self.adversary}/{self.attack}"
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Cell:
-        """The cell of which `to_json` made `value`."""
+        """Return the cell that `to_json` made `value` from."""
         plain = {
             k: v for k, v in value.items() if k not in ("id", "figures", "targets", "controls", "assumes")
         }
@@ -134,7 +134,7 @@ class Cell:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return a JSON object."""
         return {
             "id": self.id,
             "protocol": self.protocol,
@@ -159,9 +159,9 @@ def _figures(values: Iterable[Mapping[str, Any]]) -> tuple[Figure, ...]:
 
 
 def derived_from_data(messages: Iterable[Message]) -> frozenset[int]:
-    """`seq` of every message that some client's raw data may have reached, by its `inputs`.
+    """Return the `seq` of every message that some client's raw data may have reached, by its `inputs`.
 
-    A message that declares none counts as reached as soon as its sender is a client or holds such a message.
+    A message without declared inputs counts as reached if its sender is a client or holds such a message.
     """
     reached: set[int] = set()
     holders: set[str] = set()
@@ -177,7 +177,7 @@ def derived_from_data(messages: Iterable[Message]) -> frozenset[int]:
 
 
 def exposure(messages: Sequence[Message], party: str, private: frozenset[int]) -> list[dict[str, Any]]:
-    """What one adversary saw: by kind, direction and sender role, how many messages and bytes, how they were kept.
+    """Return the messages that one adversary saw: counts, bytes and record kept, by kind, direction and sender role.
 
     Args:
         messages: those of the adversary's view.
@@ -215,7 +215,7 @@ def exposure(messages: Sequence[Message], party: str, private: frozenset[int]) -
 
 @dataclass(frozen=True)
 class _Bound:
-    """What a gate holds a figure to: at most its threshold, or at least where a small value is what leaks."""
+    """The figure of a gate, with an upper limit, or a lower limit if small values leak."""
 
     goal: Goal
     figure: str
@@ -231,7 +231,7 @@ _GATES = {
 
 
 _EPSILON = "epsilon"
-"""The gate on the ledger; the others are on what attacks measured."""
+"""The gate on the ledger; all others are on attacks' figures."""
 
 
 def gates(
@@ -239,13 +239,13 @@ def gates(
     cells: Sequence[Mapping[str, Any]],
     ledger: Sequence[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """Each gate of the spec against the worst value that any cell reports for any victim, or the ledger for any view.
+    """Compare each gate of the spec with the worst value of any victim in any cell, or of any view in the ledger.
 
-    A gate that no cell could measure fails: what was not measured has not been shown to hold. So does one on an ε that
-    is infinite for some view; its value is then None.
+    A gate that no cell could measure fails, because the threshold was not shown to hold. A gate on ε fails if ε is
+    infinite for some view; its value is then None.
 
     Args:
-        thresholds: by the gate's name; None where the spec sets none.
+        thresholds: by the gate's name; None if the spec sets none.
         cells: the run's cells, as JSON objects.
         ledger: the run's ledgers, as JSON objects; an infinite ε is None.
     """

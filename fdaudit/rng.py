@@ -1,11 +1,11 @@
 """Randomness as an argument: named child generators of one seed, and a separate secret stream.
 
 Guarantees:
-  * a child depends on the seed and its own path only: adding a stage never shifts another's draws;
-  * distinct paths give generators seeded by distinct SHA-256 digests;
-  * a `SecretStream` is derived from the vault's secret, so publishing a seed does not regenerate defence noise,
-    salts, or what decides who is a member;
-  * every draw of a `SecretStream` follows its law exactly, up to the 52 bits of `uniform`.
+  * a child depends only on the seed and its own path: adding a stage never shifts another's draws;
+  * different paths give generators seeded by different SHA-256 digests;
+  * a `SecretStream` is derived from the vault's secret. A published seed therefore does not reveal defence noise,
+    salts, or which records are members;
+  * every draw of a `SecretStream` follows its distribution exactly, up to the 52 bits of `uniform`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PathPart = str | int
 
 
 def child_seed(seed: int, *path: PathPart) -> int:
-    """A 64-bit seed for the child of `seed` named by `path`, for example `("train", round, "client/3")`."""
+    """Return a 64-bit seed for the child of `seed` named by `path`, for example `("train", round, "client/3")`."""
     if not path:
         raise ValueError("child_seed: path is empty. Name the stage that draws.")
     text = json.dumps([seed, *path], separators=(",", ":"))
@@ -34,10 +34,10 @@ def child_seed(seed: int, *path: PathPart) -> int:
 
 
 def child(seed: int, *path: PathPart) -> torch.Generator:
-    """A CPU `torch.Generator` for the child of `seed` named by `path`.
+    """Return a CPU `torch.Generator` for the child of `seed` named by `path`.
 
-    Draws are made on the CPU and moved, so a run draws the same numbers on every device. PyTorch's CPU
-    generator uses the low 32 bits of its seed, which can be tried out; secrets and everything that decides truth
+    Numbers are drawn on the CPU and moved, so a run draws the same numbers on every device. PyTorch's CPU generator
+    uses only the low 32 bits of its seed, which an attacker can search. Secrets and everything that decides the truth
     therefore never come from here (see `SecretStream`).
     """
     import torch
@@ -46,12 +46,12 @@ def child(seed: int, *path: PathPart) -> torch.Generator:
 
 
 def child_numpy(seed: int, *path: PathPart) -> np.random.Generator:
-    """A `numpy.random.Generator` for the child of `seed` named by `path`."""
+    """Return a `numpy.random.Generator` for the child of `seed` named by `path`."""
     return np.random.default_rng(child_seed(seed, *path))
 
 
 class SecretStream:
-    """Salts, defence noise and the truth's coins and orders from the vault's secret, by SHAKE-256 in counter mode.
+    """A secret random stream for salts, defence noise and the truth's draws, by SHAKE-256 in counter mode.
 
     Args:
         secret: at least 16 bytes that only the auditor holds.
@@ -66,7 +66,7 @@ class SecretStream:
         self._block = 0
 
     def bytes(self, n: int) -> bytes:
-        """The next `n` pseudorandom bytes; every call is a fresh block."""
+        """Return the next `n` pseudorandom bytes; every call is a new block."""
         block = self._block.to_bytes(8, "big")
         self._block += 1
         return hashlib.shake_256(self._key + block).digest(n)
@@ -74,7 +74,7 @@ class SecretStream:
     def integers(self, high: int, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         """Draw integers from 0 to `high` - 1, all equally likely, of the given shape.
 
-        Words beyond the last multiple of `high` are drawn again: without that, small integers would be favoured.
+        Words beyond the last multiple of `high` are drawn again; otherwise small integers would be more likely.
         """
         if not 1 <= high <= 2**63:
             raise ValueError(f"integers: high is {high}. Give 1 to 2^63.")
@@ -93,7 +93,7 @@ class SecretStream:
         return words.argsort(kind="stable")
 
     def dirichlet(self, alpha: float, n: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        """Draw `n` shares that sum to 1 from the symmetric Dirichlet law of concentration `alpha`.
+        """Draw `n` shares that sum to 1 from the symmetric Dirichlet distribution of concentration `alpha`.
 
         Gamma draws are made as Gamma(alpha + 1) times U^(1 / alpha). Logarithms keep a small `alpha` from underflow.
         """
@@ -104,7 +104,7 @@ class SecretStream:
         return shares
 
     def torch_state(self) -> torch.Tensor:
-        """Draw a whole state (624 words) for a CPU `torch.Generator`, of which a seed would decide 32 bits alone."""
+        """Draw a whole state (624 words) for a CPU `torch.Generator`, because a seed has only 32 effective bits."""
         import torch
 
         state = torch.Generator().manual_seed(0).get_state()
@@ -117,21 +117,21 @@ class SecretStream:
         return np.frombuffer(self.bytes(8 * n), dtype="<u8").astype(np.uint64)
 
     def uniform(self, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        """Uniform draws in the open interval (0, 1) with 52 random bits each, of the given shape."""
+        """Draw uniformly from the open interval (0, 1) with 52 random bits each, of the given shape."""
         n = int(np.prod(shape, dtype=np.int64))
         # A 53rd bit would leave no room for the half: the largest word would round to 1, whose normal is infinite.
         words = self._words(n) >> np.uint64(12)
         return ((words.astype(np.float64) + 0.5) * 2.0**-52).reshape(shape)
 
     def normal(self, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        """Standard normal draws of the given shape, by inversion of `uniform`."""
+        """Draw standard normal values of the given shape, by inversion of `uniform`."""
         from scipy.special import ndtri
 
         drawn: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = ndtri(self.uniform(*shape))
         return drawn
 
     def laplace(self, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        """Laplace draws of location 0 and scale 1, of the given shape, by inversion of `uniform`."""
+        """Draw Laplace values of location 0 and scale 1, of the given shape, by inversion of `uniform`."""
         centred = self.uniform(*shape) - 0.5
         drawn: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = -np.sign(centred) * np.log1p(
             -2.0 * np.abs(centred)

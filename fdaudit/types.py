@@ -1,7 +1,7 @@
-"""Words every room uses: what an attack is given, what it returns, and what a figure is.
+"""Shared types: the inputs and outputs of attacks, and figures.
 
-Tensors are `torch.Tensor`; images are float32 in [0, 1], shape (n, c, h, w); labels are int64: classes (n,), or of
-the multi-label task (n, C) with 1 for a class that occurs, 0 for one that does not, -1 where nobody knows.
+Tensors are `torch.Tensor`; images are float32 in [0, 1], shape (n, c, h, w); labels are int64: classes (n,), or in
+the multi-label task (n, C) with 1 for a class that occurs, 0 for one that does not, -1 if unknown.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ __all__ = [
 Goal = Literal["reconstruction", "membership", "label-distribution", "model-extraction"]
 Task = Literal["single-label", "multi-label"]
 Trained = Literal["model", "discriminator"]
-"""What a client trains on its own records."""
+"""The network that a client trains on its own records."""
 
 ONLY_SINGLE_LABEL: tuple[str, ...] = ("single-label",)
-"""The tasks of a protocol or an attack that does not say which it can do."""
+"""The tasks of a protocol or an attack that declares none."""
 
 
 def task_of(y: torch.Tensor) -> Task:
-    """The task that labels belong to: one class a record (n,), or one answer for each class (n, C)."""
+    """Return the task of labels: single-label for classes (n,), multi-label for (n, C)."""
     return "multi-label" if y.ndim == 2 else "single-label"
 
 
 @dataclass(frozen=True)
 class Applicability:
-    """Whether an attack can be tried on a view; `reason` is printed when it cannot."""
+    """The answer to whether an attack applies to a view; `reason` is printed if it does not."""
 
     ok: bool
     reason: str = ""
@@ -75,10 +75,10 @@ class DefenseSpec:
 
     Attributes:
         name: of the defence.
-        at: where it acts: on messages of `kind` from role `sender`, or in the training of what `of` names.
+        at: where it acts: on messages of `kind` from role `sender`, or in the training of the network `of`.
         kind: the messages' kind; None at training.
         sender: the role on whose side it acts.
-        of: what is trained; None on messages.
+        of: the trained network; None on messages.
         params: the defence's own settings.
     """
 
@@ -91,46 +91,46 @@ class DefenseSpec:
 
 
 class GradientRule(Protocol):
-    """A training-time defence: which records a step draws, and what becomes of their gradients.
+    """A training-time defence: draws the records of a step and turns their gradients into one.
 
-    Gradients are by parameter name; those of single records (per-sample) have the record first: `(b, *shape)`.
-    A step draws records, adds up `clipped` over parts of them, and hands the whole sum to `noised`. That is all
-    that training learns of the records in that step.
+    Gradients are by parameter name. Per-sample gradients have the record first: `(b, *shape)`. A step draws records,
+    adds up `clipped` over parts of them, and passes the whole sum to `noised`. Training learns nothing else about the
+    records in that step.
     """
 
     def describe(self) -> Mapping[str, Any]:
-        """Name and parameters, as recorded beside the release."""
+        """Return name and parameters, as recorded with the release."""
         ...
 
     def steps(self, length: Mapping[str, int | None]) -> int:
-        """How many steps a training of so many `steps` or `epochs` takes, without a look at the data."""
+        """Return the number of steps in a training of `length` steps or epochs, without using the data."""
         ...
 
     def draw(self, records: int, noise: SecretStream) -> torch.Tensor:
-        """The numbers (b,) of the records of one step, of `records` in all; b may be 0."""
+        """Draw the numbers (b,) of the records of one step, out of `records`; b may be 0."""
         ...
 
     def clipped(self, per_sample: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The sum over records of their clipped gradients, in double precision."""
+        """Return the sum over records of their clipped gradients, in double precision."""
         ...
 
     def noised(self, total: Mapping[str, torch.Tensor], noise: SecretStream) -> dict[str, torch.Tensor]:
-        """The gradient that is applied, from the sum over all the step's records."""
+        """Return the gradient to apply, from the sum over all the step's records."""
         ...
 
     @property
     def expected_batch(self) -> int:
-        """The public number of records that a step's sum is divided by."""
+        """Return the public number of records that a step's sum is divided by."""
         ...
 
     def event(self, steps: int) -> Event:
-        """What so many steps guarantee."""
+        """Return the privacy event of `steps` steps."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Challenge:
-    """What a membership attack is given for one target client: candidates in random order, no truth.
+    """The input of a membership attack on one target client: candidates in random order, without the truth.
 
     Attributes:
         target: the party asked about, for example `client/0`.
@@ -157,49 +157,49 @@ class Challenge:
 
 
 class OracleHandle(Protocol):
-    """What an attack sees of an oracle: a way to ask, a budget, and nothing behind it."""
+    """An attack's access to an oracle: a query function and a budget, but no access to the model."""
 
     @property
     def answers(self) -> str:
-        """`soft` (class probabilities) or `hard` (class indices)."""
+        """Return `soft` (class probabilities) or `hard` (class indices)."""
         ...
 
     @property
     def budget(self) -> int:
-        """Samples that may be asked in all."""
+        """Return the total number of samples that may be queried."""
         ...
 
     @property
     def remaining(self) -> int:
-        """Samples that may still be asked."""
+        """Return the number of samples that may still be queried."""
         ...
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Whose models may be asked, where an adversary has clients answer; empty: the released one."""
+        """Return the clients whose models may be queried; empty if only the released one may."""
         ...
 
     def query(self, x: torch.Tensor, of: str | None = None) -> torch.Tensor:
-        """Answers for samples (n, c, h, w): probabilities (n, C) or classes (n,).
+        """Return answers for samples (n, c, h, w): probabilities (n, C) or classes (n,).
 
-        Of the multi-label task each class has a probability of its own, and hard answers are (n, C) of 0 and 1.
-        `of` is one of `models`, or None where it is the released one that is asked.
+        In the multi-label task each class has its own probability, and hard answers are (n, C) of 0 and 1. `of` is one
+        of `models`, or None for the released model.
 
         Raises:
-            BudgetExceededError: the query would pass the budget; nothing was asked.
+            BudgetExceededError: the query would exceed the budget; nothing was queried.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackTask:
-    """What an attack is asked to do, and with which means beyond its view.
+    """The task of an attack, with its means beyond the view.
 
     Attributes:
         targets: victims fixed beforehand.
         challenges: by target, for membership attacks.
-        oracle: an oracle handle, where the protocol has one for this adversary.
-        classes: of an attack that shows classes, those that it is to show; empty: all. Others it shows do not count.
+        oracle: an oracle handle, if the protocol has one for this adversary.
+        classes: for an attack on classes, the classes to reconstruct; empty: all. Guesses of others do not count.
     """
 
     targets: tuple[str, ...]
@@ -220,7 +220,7 @@ class Reconstruction:
         labels: (n,) guessed labels, or None.
         objective: the attack's own final matching loss (lower is better); not a quality figure.
         evaluations: image-gradient evaluations spent.
-        note: what a reader of its figures must know, such as the settings chosen, or empty.
+        note: information needed to read its figures, such as the settings chosen, or empty.
     """
 
     target: str
@@ -233,7 +233,7 @@ class Reconstruction:
 
     @property
     def by_class(self) -> bool:
-        """Whether the guess is of classes, not of the records behind messages."""
+        """Return whether the guess is about classes, not about the records behind messages."""
         return not self.messages and self.labels is not None
 
 
@@ -244,8 +244,8 @@ class Membership:
     Attributes:
         target: the party asked about.
         scores: (n,), finite; higher means member.
-        generated: (k, c, h, w) in [0, 1], the generated samples that the scores rest on, where they do on any.
-        note: what a reader of its figures must know, or empty.
+        generated: (k, c, h, w) in [0, 1], the generated samples behind the scores, if any.
+        note: information needed to read its figures, or empty.
     """
 
     target: str
@@ -288,14 +288,14 @@ class Figure:
         name: what was measured, for example `psnr`.
         value: the number, or None when `unavailable` says why there is none.
         unit: `dB`, `fraction`, `bytes`, `nats`, … or empty for a pure number.
-        low: lower end of the interval, or None where none is meaningful.
+        low: lower end of the interval, or None if none is meaningful.
         high: upper end of the interval.
         confidence: level of the interval.
         method: how the interval was made: `bootstrap`, `clopper-pearson`, …
-        n: how many independent items the number rests on.
-        note: what a reader must know to read it right.
+        n: number of independent items behind the value.
+        note: information needed to read the figure correctly.
         unavailable: why there is no value.
-        p: how likely chance alone is to do as well, by the design and one-sided; None where nothing says so.
+        p: one-sided p-value of this result under guessing, from the design; None if there is no test.
     """
 
     name: str
@@ -342,7 +342,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "silence": "no tensors: the sender did not answer",
     }
 )
-"""Every kind that may cross the wire, with its tensors and their shapes (C classes, n samples)."""
+"""Every message kind, with its tensors and their shapes (C classes, n samples)."""
 
 
 FIXED_SIZE = frozenset(
@@ -363,13 +363,13 @@ FIXED_SIZE = frozenset(
         "silence",
     }
 )
-"""Kinds whose tensors have shapes that networks, classes and batch sizes fix. Messages of the others list the samples
-that they are about, and are as long as the list."""
+"""Kinds whose shapes follow from networks, classes and batch sizes. Messages of other kinds list their samples, and
+their length is the list's."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a tensor in a payload is: safetensors dtype name and shape."""
+    """A tensor's description in a payload: safetensors dtype name and shape."""
 
     dtype: str
     shape: tuple[int, ...]

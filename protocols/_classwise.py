@@ -1,4 +1,4 @@
-"""What FKD and PLS share: knowledge is one mean prediction a class, a table of C rows that never shows a record."""
+"""Shared parts of FKD and PLS: knowledge is a table of C rows, one mean prediction a class, without single records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClasswiseTraining(LocalTraining):
 
 
 def mean_by_class(predictions: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """The mean prediction of each class's records: row c of (C, C) is the mean over y = c.
+    """Return the mean prediction of each class's records: row c of (C, C) is the mean over y = c.
 
     Args:
         predictions: (n, C), rows summing to 1.
@@ -45,15 +45,15 @@ def mean_by_class(predictions: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def known(table: Tensor) -> Tensor:
-    """Which rows of a table (C, C) say something (C,): they sum to 1, an absent class's to 0, and a half parts them.
+    """Return which rows of a table (C, C) are known (C,): rows that sum to more than a half.
 
-    Noise that a defence adds may tip a row over; then it counts as it stands.
+    A known row sums to 1, an absent class's row to 0. A defence's noise can move a row across this threshold.
     """
     return table.sum(1) > 0.5
 
 
 def combine(tables: Sequence[Tensor], classes: int) -> Tensor:
-    """The mean of each class's rows over the tables that have it; all zero where none has."""
+    """Return the mean of each class's rows over the tables that have it; a row that no table has is zero."""
     total, count = (
         torch.zeros(classes, classes, dtype=torch.float64),
         torch.zeros(classes, 1, dtype=torch.float64),
@@ -66,16 +66,16 @@ def combine(tables: Sequence[Tensor], classes: int) -> Tensor:
 
 
 def mixed_targets(labels: Tensor, teacher: Tensor, gamma: float) -> Tensor:
-    """Targets (n, C) whose cross-entropy is φ(F, y) + γ φ(F, teacher_y), where the teacher knows class y.
+    """Return targets (n, C) whose cross-entropy is φ(F, y) + γ φ(F, teacher_y), if the teacher knows class y.
 
-    Cross-entropy is linear in its target, so the two terms are one with the sum of their targets.
+    Cross-entropy is linear in its target, so one cross-entropy with the sum of both targets gives both terms.
     """
     taught = torch.where(known(teacher)[:, None], teacher, 0.0)
     return F.one_hot(labels, len(teacher)).float() + gamma * taught[labels]
 
 
 class ClasswiseDistillation(ClientModels):
-    """The clients' part that FKD and PLS have in common: training towards labels and teacher, and predicting."""
+    """The shared client steps of FKD and PLS: training towards labels and teacher, and predicting."""
 
     def __init__(self, config: ClasswiseTraining, setting: Setting) -> None:
         super().__init__(config, setting)
@@ -85,7 +85,7 @@ class ClasswiseDistillation(ClientModels):
             self.state[f"{k}/teacher_seq"] = torch.zeros(0, dtype=torch.int64)
 
     def _train_towards(self, t: int) -> dict[str, float]:
-        """Local SGD on φ(F, y) + γ φ(F, teacher_y)."""
+        """Run local SGD on φ(F, y) + γ φ(F, teacher_y)."""
         targets = {
             k: mixed_targets(data.y, self.state[f"{k}/teacher"], self._classwise.gamma)
             for k, data in self._clients.items()
@@ -94,13 +94,13 @@ class ClasswiseDistillation(ClientModels):
         return self._train("batches", t, targets=targets, taught=taught)
 
     def _own_predictions(self, k: str) -> Tensor:
-        """Client k's predictions (n, C) for its own records: softmax outputs, or one-hot predicted classes."""
+        """Return client k's predictions (n, C) for its own records: softmax outputs, or one-hot predicted classes."""
         logits = self._predict(k, self._clients[k].x)
         if self._classwise.share == "soft":
             return logits.softmax(1)
         return F.one_hot(logits.argmax(1), self._classes).float()
 
     def _learn(self, k: str, sent: Delivery) -> None:
-        """Client k takes over the teacher that it was sent, for its next local training."""
+        """Give client k the teacher that it received, for its next local training."""
         self.state[f"{k}/teacher"] = sent["values"].cpu()
         self.state[f"{k}/teacher_seq"] = torch.tensor([sent.seq])

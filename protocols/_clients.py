@@ -1,4 +1,4 @@
-"""Clients that keep models of their own from round to round, as protocols that exchange predictions have them."""
+"""Clients that keep their own models between rounds, for protocols that exchange predictions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def draw_job(
     steps: int | None = None,
     epochs: int | None = None,
 ) -> Job:
-    """One model to fit on (x, targets), its batches and dropout drawn from children of `seed` named by `path`."""
+    """Return a job to fit a model on (x, targets), with batches and dropout from children of `seed` named by `path`."""
     batches = draw_batches(
         len(x), batch_size, steps=steps, epochs=epochs, generator=child(seed, *path, "batches")
     )
@@ -39,10 +39,10 @@ def draw_job(
 
 
 class ClientModels:
-    """Each client's model lies in `state` under the client's name; clients of one network advance together.
+    """Keeps each client's model in `state` under the client's name. Clients with the same network train together.
 
-    Messages leave their inputs at all that a client holds, which is always sound. Under a training defence that would
-    hide what the defence does, so that what a model was made from is kept beside it and declared.
+    By default a message's inputs are all that a client holds, which is always sound. Under a training defence this
+    would hide the defence's effect. The inputs of each model are then stored with it and declared.
     """
 
     name: ClassVar[str]
@@ -57,7 +57,7 @@ class ClientModels:
                 keep_basis(self.state, k, ())
 
     def released(self) -> Parameters | None:
-        """Nothing is released."""
+        """Return None: nothing is released."""
         return None
 
     def _models(self) -> dict[str, Parameters]:
@@ -70,13 +70,13 @@ class ClientModels:
         length: Mapping[str, int | None] | None = None,
         taught: Mapping[str, Sequence[int]] | None = None,
     ) -> dict[str, float]:
-        """Every client fits its model to its own records; returns the mean losses.
+        """Fit every client's model to its own records; return the mean losses.
 
         Args:
-            path: names the draws, the client's name is added.
-            targets: other targets than the records' classes, by client.
-            length: `steps` or `epochs`, where not the settings' own.
-            taught: by client, the messages that its targets were made from besides its records.
+            path: names the draws; the client's name is added.
+            targets: targets other than the records' classes, by client.
+            length: `steps` or `epochs`, if different from the settings.
+            taught: by client, the messages that its targets were made from, in addition to its records.
         """
         length = self._local.steps if length is None else length
         jobs = [
@@ -99,7 +99,7 @@ class ClientModels:
         return self._adopted(jobs, fitted)
 
     def _advance(self, jobs: Sequence[Job], fit: Fit, taught: Sequence[int] = ()) -> dict[str, float]:
-        """Fits each job's model to public samples, which replaces its party's; returns the mean losses.
+        """Fit each job's model to public samples; it replaces its party's model. Return the mean losses.
 
         Args:
             jobs: models and samples.
@@ -116,5 +116,5 @@ class ClientModels:
         return {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
 
     def _predict(self, k: str, x: Tensor) -> Tensor:
-        """Client k's logits (n, C) for samples (n, c, h, w)."""
+        """Return client k's logits (n, C) for samples (n, c, h, w)."""
         return self._trainers[k].predict(take(self.state, f"{k}/w/"), x)

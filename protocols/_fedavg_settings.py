@@ -1,4 +1,4 @@
-"""FedAvg's settings: what clients send, who averages it, and by which weights."""
+"""FedAvg's settings: the clients' uploads, the party that averages them, and the weights."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class FedAvgConfig(LocalTraining):
     fraction: float = Field(1.0, gt=0, le=1)
     """C: share of the clients that take part in a round, at least one."""
     weighting: Literal["samples", "public", "uniform"] = "samples"
-    """Average weighted by `sample_count`, which the server is told; by `weights`, or without them by counts that every
-    client tells everybody; or plainly."""
+    """The average's weights: by `sample_count`, which clients tell the server; by `weights`, or without them by counts
+    that every client tells all parties; or equal."""
     weights: tuple[_Weight, ...] | None = None
-    """With `weighting: public`: one positive number a client, proportional to p_k and agreed on without looking at the
-    data. No count is read or sent then. None: the counts themselves, which the ledger charges."""
+    """With `weighting: public`: one positive number a client, proportional to p_k and agreed on without using the data.
+    No count is then read or sent. None: the counts themselves, which the ledger charges."""
     aggregation: Literal["plain", "secure"] = "plain"
-    """Who averages: the server, which then sees every upload; or secure aggregation, which hands it their sum alone.
-    Of the latter clients send updates, each multiplied by its weight p_k: 1/m, or of public
-    weights n_k/n or w_k/w. Where a defence clips, it clips after that."""
+    """The averaging party: the server, which then sees every upload, or secure aggregation, which sends it only their
+    sum. With secure aggregation clients send updates, each multiplied by its weight p_k: 1/m, or with public weights
+    n_k/n or w_k/w. A defence clips after that."""
     mu: float = Field(0.0, ge=0)
     """FedProx's μ (Li et al. 2020); 0 is FedAvg."""
     server_momentum: float = Field(0.0, ge=0, lt=1)
@@ -73,7 +73,7 @@ class FedAvgConfig(LocalTraining):
         return self
 
     def fits(self, clients: int) -> None:
-        """Refuse weights that are not one a client.
+        """Refuse public weights unless there is one for each client.
 
         Raises:
             SpecError: there are more weights than clients, or fewer.
@@ -83,7 +83,7 @@ class FedAvgConfig(LocalTraining):
             raise SpecError("protocol.params.weights", list(self.weights), problem, "Give one a client.")
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return the premise of constant weights."""
+        """Return the assumption behind constant weights."""
         if self.weights is None:
             return ()
         return ("The weights p_k of the average were agreed on without looking at the data.",)

@@ -1,4 +1,4 @@
-"""What local training takes, shared by the protocols in which clients fit models on their own data."""
+"""Settings of local training, shared by protocols in which clients fit models on their own data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LocalSteps(ProtocolConfig):
     lr: float = Field(0.1, gt=0)
     """Learning rate of local SGD."""
     final_lr: float | None = Field(None, gt=0)
-    """Where `lr` ends, along half a cosine over each round's local steps; default: it stays."""
+    """Final learning rate, on a half cosine over each round's local steps. Default: `lr` is constant."""
     momentum: float = Field(0.0, ge=0, lt=1)
     """Momentum of local SGD; its buffer is reset every round."""
     weight_decay: float = Field(0.0, ge=0)
@@ -40,17 +40,17 @@ class LocalSteps(ProtocolConfig):
         return self
 
     def alone(self) -> dict[str, Any]:
-        """The same local training, once, without any exchange."""
+        """Return settings for the same local training, once, without any exchange."""
         return {"rounds": 1, **{name: getattr(self, name) for name in LocalSteps.model_fields}}
 
     @property
     def steps(self) -> dict[str, int | None]:
-        """`steps` and `epochs` as the training core takes them."""
+        """Return `steps` and `epochs` for the training core."""
         epochs = self.local_epochs or (None if self.local_steps else 1)
         return {"steps": self.local_steps, "epochs": epochs}
 
     def fit(self, mu: float = 0.0, task: Task = "single-label") -> Fit:
-        """The training core's settings for labels of a task."""
+        """Return the training core's settings for labels of a task."""
         return Fit(
             lr=self.lr,
             final_lr=self.final_lr,
@@ -68,9 +68,9 @@ class LocalTraining(LocalSteps):
     """Communication rounds."""
 
     def alone(self) -> dict[str, Any]:
-        """The same local training, round by round, without any exchange."""
+        """Return settings for the same local training, round by round, without any exchange."""
         return {**super().alone(), "rounds": self.rounds}
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """One training a round."""
+        """Return one training a round."""
         return (self.steps,) * self.rounds if of == "model" else ()

@@ -1,4 +1,4 @@
-"""What protocols share in which clients send predictions on public samples and models learn from their average."""
+"""Shared steps of protocols in which clients predict public samples and models learn from the average."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = [
 ]
 
 Share = Literal["logits", "soft_labels", "hard_labels"]
-"""What of its prediction a client sends; the kinds of message."""
+"""The form of a client's shared predictions, which is the kind of message."""
 
 
 class PublicTraining(LocalTraining):
     """Local SGD on private records, then distillation on public samples."""
 
     public_batch: int = Field(512, ge=1)
-    """Public samples a round, drawn anew each round; all of them where there are fewer."""
+    """Public samples a round, drawn again each round; all of them if there are fewer."""
     distill_steps: int = Field(10, ge=1)
     """SGD steps a round on these samples."""
     distill_batch_size: int | None = Field(None, ge=1)
@@ -47,14 +47,14 @@ class PublicTraining(LocalTraining):
     """Learning rate of distillation; default: `lr`."""
 
     def alone(self) -> dict[str, Any]:
-        """As many SGD steps a round, all on private records; an epoch on private records stays one."""
+        """Return settings with as many SGD steps a round, all on private records; a private epoch stays one epoch."""
         own = super().alone()
         if self.local_steps is not None:
             own["local_steps"] = self.local_steps + self.distill_steps
         return own
 
     def distillation(self, objective: Literal["cross-entropy", "l1"]) -> Fit:
-        """The training core's settings for distillation."""
+        """Return the training core's settings for distillation."""
         return Fit(lr=self.distill_lr or self.lr, momentum=self.momentum, objective=objective)
 
     def distill_job(
@@ -66,7 +66,7 @@ class PublicTraining(LocalTraining):
         seed: int,
         *path: str | int,
     ) -> Job:
-        """`distill_steps` of fitting `parameters` to `targets` (n, C) on public samples x (n, c, h, w)."""
+        """Return a job of `distill_steps` steps that fits `parameters` to `targets` (n, C) on images x (n, c, h, w)."""
         return draw_job(
             party,
             parameters,
@@ -80,12 +80,12 @@ class PublicTraining(LocalTraining):
 
 
 def draw_samples(samples: int, size: int, generator: torch.Generator) -> Tensor:
-    """`size` of `samples` numbers in rising order, or all where there are fewer."""
+    """Draw `size` of `samples` numbers, in rising order; all if there are fewer."""
     return torch.randperm(samples, generator=generator)[:size].sort().values
 
 
 def existing(asked: Mapping[str, Tensor] | None, samples: int) -> Tensor:
-    """The public samples (m,) that were asked about; one that a defence invented does not exist."""
+    """Return the requested public samples (m,) that exist. A defence may have changed a number to one that does not."""
     if asked is None:
         return torch.zeros(0, dtype=torch.int64)
     index = asked["index"].cpu()
@@ -93,17 +93,17 @@ def existing(asked: Mapping[str, Tensor] | None, samples: int) -> Tensor:
 
 
 def predictions(logits: Tensor, share: Share) -> Tensor:
-    """Of logits (n, C) what is shared: themselves, their softmax (n, C), or the predicted classes (n,)."""
+    """Return the shared form of logits (n, C): the logits, their softmax (n, C), or the predicted classes (n,)."""
     if share == "hard_labels":
         return logits.argmax(1)
     return logits.softmax(1) if share == "soft_labels" else logits
 
 
 def average(answers: Iterable[Mapping[str, Tensor]], samples: int, classes: int) -> dict[str, Tensor]:
-    """The mean prediction for each public sample, over the clients that answered for it.
+    """Return the mean prediction for each public sample, over the clients that answered for it.
 
-    A predicted class counts as its one-hot vector. What a defence has moved outside the range (a sample that
-    does not exist, a class that does not exist) is no answer.
+    A predicted class counts as its one-hot vector. An answer that a defence has moved out of range, to a sample or a
+    class that does not exist, is ignored.
 
     Returns:
         `index` (m,) of the samples with an answer, in rising order, and `values` (m, C).
@@ -127,7 +127,7 @@ def average(answers: Iterable[Mapping[str, Tensor]], samples: int, classes: int)
 
 
 class PublicDistillation(ClientModels):
-    """The steps that FedMD and DS-FL have in common; the order is each protocol's own."""
+    """The shared steps of FedMD and DS-FL; each protocol sets their order."""
 
     def __init__(self, config: PublicTraining, setting: Setting) -> None:
         super().__init__(config, setting)
@@ -136,7 +136,7 @@ class PublicDistillation(ClientModels):
     # -- the server -----------------------------------------------------------------------------------------
 
     def _ask(self, t: int) -> Delivery | None:
-        """The server draws this round's public samples and names them to every client."""
+        """Draw this round's public samples and name them to every client."""
         index = draw_samples(
             len(self._public), self._distilling.public_batch, child(self._seed, self.name, "samples", t)
         )
@@ -145,7 +145,7 @@ class PublicDistillation(ClientModels):
     # -- the clients ----------------------------------------------------------------------------------------
 
     def _answer(self, asked: Delivery | None, share: Share) -> dict[str, Delivery]:
-        """Each client sends its predictions for the samples that it was asked about; who is silent is left out."""
+        """Send each client's predictions for the requested samples; omit silent clients."""
         answers = {}
         index = existing(asked, len(self._public))
         for k in self._clients:
@@ -157,9 +157,9 @@ class PublicDistillation(ClientModels):
         return answers
 
     def _digest(self, t: int, consensus: Delivery | None, objective: Literal["cross-entropy", "l1"]) -> None:
-        """Each client brings its model near the consensus on this round's samples."""
+        """Train each client's model towards the consensus on this round's samples."""
         x, values = self._samples(consensus)
-        if consensus is None or not len(x):  # nobody answered
+        if consensus is None or not len(x):  # no client answered
             return
         jobs = [
             self._distilling.distill_job(k, own, x, values, self._seed, self.name, "distill", t, k)
@@ -168,7 +168,7 @@ class PublicDistillation(ClientModels):
         self._advance(jobs, self._distilling.distillation(objective), (consensus.seq,))
 
     def _samples(self, consensus: Delivery | None) -> tuple[Tensor, Tensor]:
-        """The public samples of a consensus and its values; a sample that a defence invented does not exist."""
+        """Return the public samples of a consensus and its values, without samples that do not exist."""
         if consensus is None:
             return self._public[:0], torch.zeros(0, self._classes)
         index, values = consensus["index"].cpu(), consensus["values"].cpu()

@@ -1,4 +1,4 @@
-"""What outlives a round lies in one flat mapping, by party and by name."""
+"""State kept between rounds: one flat mapping, by party and by name."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ __all__ = ["basis_of", "keep_basis", "put", "take"]
 
 
 def put(state: dict[str, Tensor], prefix: str, tensors: Mapping[str, Tensor]) -> None:
-    """Keeps tensors under `prefix`, in place of all that was there."""
+    """Store tensors under `prefix`, replacing everything there."""
     for name in [n for n in state if n.startswith(prefix)]:
         del state[name]
     state.update({f"{prefix}{n}": t for n, t in tensors.items()})
 
 
 def take(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors under `prefix`, by the rest of their names."""
+    """Return the tensors under `prefix`, by the rest of their names."""
     return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
 
 
 def keep_basis(state: dict[str, Tensor], party: str, basis: Basis) -> None:
-    """Keeps what a party's model was made from; of a model made from all that it holds nothing is kept."""
+    """Store the inputs of a party's model; store nothing if the inputs are all that it holds."""
     if basis != ALL:
         state[f"{party}/basis"] = basis_to_tensor(basis)
 
 
 def basis_of(state: Mapping[str, Tensor], party: str) -> Basis:
-    """What a party's model was made from, as it was kept; all that it holds where nothing was."""
+    """Return the stored inputs of a party's model; all that it holds if nothing is stored."""
     kept = state.get(f"{party}/basis")
     return ALL if kept is None else basis_from_tensor(kept)

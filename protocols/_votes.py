@@ -1,4 +1,4 @@
-"""Votes on public samples: what a client casts, what whoever counts them makes of it, and what is learnt from."""
+"""Votes on public samples: the clients' ballots, their count, and the targets learnt from the count."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["ballot", "count", "targets"]
 
 
 def ballot(logits: Tensor, accepted: Tensor | None = None) -> Tensor:
-    """The predicted classes (n,) of logits (n, C), and -1 for every sample that is not accepted: abstentions.
+    """Return the predicted classes (n,) of logits (n, C), with -1 (abstention) for samples that are not accepted.
 
-    A sample stays in the ballot whether it is voted on or not, so that the numbers of samples tell nothing.
+    Every sample stays in the ballot, so the sample numbers reveal nothing.
     """
     votes = logits.argmax(1)
     if accepted is not None:
@@ -23,10 +23,10 @@ def ballot(logits: Tensor, accepted: Tensor | None = None) -> Tensor:
 
 
 def count(ballots: Iterable[Mapping[str, Tensor]], asked: Tensor, classes: int) -> Tensor:
-    """Votes (n, C), int64, on the samples asked (n,), each named once: at most one a client and sample.
+    """Return the votes (n, C), int64, on the requested samples (n,), each named once; at most one a client and sample.
 
-    What is no class is an abstention, and a sample that was not asked about does not exist. Of several votes of one
-    client on one sample the first counts.
+    A vote for a class that does not exist is an abstention. A vote on a sample that was not requested is ignored. Of
+    several votes of one client on one sample the first counts.
     """
     asked = asked.cpu().long()
     size = int(asked.max()) + 1 if len(asked) else 0
@@ -46,12 +46,13 @@ def count(ballots: Iterable[Mapping[str, Tensor]], asked: Tensor, classes: int) 
 
 
 def targets(sent: Mapping[str, Tensor], samples: int, classes: int) -> dict[str, Tensor]:
-    """What a model learns from `vote_counts`, or from the `hard_labels` that an aggregator with PATE makes of them.
+    """Return training targets from `vote_counts`, or from the `hard_labels` that a PATE aggregator made of them.
+
+    Samples without votes are left out. So are values that a defence has moved out of range: a sample or a class that
+    does not exist, or a negative count.
 
     Returns:
-        `index` (m,) int32 and `values` (m, C) float32: the shares of the votes, or one-hot labels. Samples on which
-        nobody voted are left out, and what a defence has moved out of range: a sample or a class that does not exist,
-        a count below nought.
+        `index` (m,) int32 and `values` (m, C) float32: the shares of the votes, or one-hot labels.
     """
     index = sent["index"].cpu().long()
     if "counts" in sent:

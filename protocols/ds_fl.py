@@ -23,16 +23,16 @@ class DSFLConfig(PublicTraining):
     """DS-FL's settings; names follow Itahara et al. 2021."""
 
     share: Literal["soft_labels", "hard_labels"] = "soft_labels"
-    """What clients send: the softmax outputs, or the predicted class."""
+    """The clients' messages: softmax outputs, or predicted classes."""
     aggregation: Literal["era", "sa"] = "era"
-    """Entropy reduction aggregation, which sharpens the average, or simple aggregation, which leaves it."""
+    """Entropy reduction aggregation, which sharpens the average, or simple aggregation, which does not."""
     temperature: float = Field(0.1, gt=0)
     """T of entropy reduction; the lower, the sharper."""
     warm_up_steps: int = Field(0, ge=0)
     """SGD steps on private records before the first round; the paper has none."""
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """The warm-up, then one a round."""
+        """Return the warm-up, then one training a round."""
         first: tuple[Mapping[str, int | None], ...] = (
             ({"steps": self.warm_up_steps},) if self.warm_up_steps else ()
         )
@@ -40,10 +40,10 @@ class DSFLConfig(PublicTraining):
 
 
 def sharpen(probabilities: Tensor, temperature: float) -> Tensor:
-    """Entropy reduction: the softmax of probabilities (n, C) divided by T (Itahara et al. 2021, §3.2).
+    """Return the softmax of probabilities (n, C) divided by T: entropy reduction (Itahara et al. 2021, §3.2).
 
-    The entropy falls with T. At the paper's T = 0.1 it lies below that of the average where one class has a clear
-    majority; without one it may lie above, as a softmax makes no zeros.
+    The entropy falls with T. At the paper's T = 0.1 it is below the average's entropy if one class has a clear
+    majority. Otherwise it may be higher, because a softmax has no zeros.
     """
     return (probabilities / temperature).softmax(1)
 
@@ -51,9 +51,9 @@ def sharpen(probabilities: Tensor, temperature: float) -> Tensor:
 class DSFL(PublicDistillation):
     """Clients label open samples together; the sharpened average labels teach every client and the server.
 
-    Each round every client first updates its model on its private records, then sends its predictions on the round's
-    open samples; the server averages them, sharpens the average (ERA) and sends it back; clients and server distil
-    it. The server's model has seen nothing but these labels; it is published in the end.
+    Each round every client first updates its model on its private records. It then sends its predictions on the round's
+    open samples. The server averages them, sharpens the average (ERA) and sends it back. Clients and server distil it.
+    The server's model learns only from these labels, and is published at the end.
     """
 
     name: ClassVar[str] = "ds-fl"
@@ -139,7 +139,7 @@ class DSFL(PublicDistillation):
         put(self.state, "server/w/", {n: t.clone() for n, t in setting.initial["server"].items()})
 
     def rounds(self, start: int) -> Iterator[Round]:
-        """Algorithm 1: update, predict, upload, aggregate, broadcast, distil."""
+        """Run Algorithm 1: update, predict, upload, aggregate, broadcast, distil."""
         for r in range(start, self.config.rounds):
             self._wire.begin(r)
             if r == 0 and self.config.warm_up_steps:
@@ -154,13 +154,13 @@ class DSFL(PublicDistillation):
             yield Round(index=r, models={"server": self.released(), **self._models()}, losses=losses)
 
     def released(self) -> Parameters:
-        """The server's model w_g."""
+        """Return the server's model w_g."""
         return take(self.state, "server/w/")
 
     # -- the server -----------------------------------------------------------------------------------------
 
     def _aggregate(self, local: Mapping[str, Delivery]) -> Delivery | None:
-        """The global labels: the mean over the clients that answered, sharpened by ERA; none when nobody did."""
+        """Broadcast the global labels: the mean over the answering clients, sharpened by ERA; None without answers."""
         if not local:
             return None
         labels = average(local.values(), len(self._public), self._classes)
@@ -170,7 +170,7 @@ class DSFL(PublicDistillation):
         return self._wire.send("server", list(self._clients), "ensemble_labels", labels, inputs=inputs)
 
     def _digest_at_server(self, r: int, labels: Delivery | None) -> None:
-        """The server distils what it has broadcast, as it was recorded."""
+        """Distil the broadcast labels, as recorded, into the server's model."""
         x, values = self._samples(labels)
         if len(x):
             job = self.config.distill_job(

@@ -26,13 +26,13 @@ __all__ = ["FedAvg", "FedAvgConfig"]
 class FedAvg:
     """Federated averaging: the server averages what clients learn from its model on their own data.
 
-    Each round the server sends its parameters to a sampled share of the clients; each takes local
-    steps and sends back a gradient, an update or its parameters; the server averages them, weighted by
-    sample counts. The final model is published to everybody and to `world`. The reference that federated distillation
-    is compared with, and the protocol whose messages carry the most about single records.
+    Each round the server sends its parameters to a sample of the clients. Each client takes local steps and sends back
+    a gradient, an update or its parameters. The server averages them, weighted by sample counts. The final model is
+    published to all parties and to `world`. FedAvg is the reference for federated distillation, and its messages reveal
+    the most about single records.
 
-    With `aggregation: secure` a party `aggregator` stands for secure aggregation (Bonawitz et al. 2017): clients send
-    it their weighted updates, and it sends the server their sum and how much weight is in it.
+    With `aggregation: secure` a party `aggregator` stands for secure aggregation (Bonawitz et al. 2017). Clients send
+    it their weighted updates. It sends the server their sum and the total weight in it.
     """
 
     name: ClassVar[str] = "fedavg"
@@ -148,7 +148,7 @@ class FedAvg:
         self.state["server/basis"] = torch.zeros(0, dtype=torch.int64)
 
     def rounds(self, start: int) -> Iterator[Round]:
-        """Algorithm 1: the server's loop, with the clients' part in line."""
+        """Run Algorithm 1: the server's loop, with the clients' steps inline."""
         for t in range(start, self.config.rounds):  # for each round t = 1, 2, ...
             self._wire.begin(t)
             if t == 0 and self._counted:
@@ -165,7 +165,7 @@ class FedAvg:
             yield Round(index=t, models={"server": w, **models}, batches=batches, losses=losses)
 
     def released(self) -> Parameters:
-        """The server's model."""
+        """Return the server's model."""
         return take(self.state, "server/w/")
 
     # -- the server -----------------------------------------------------------------------------------------
@@ -187,11 +187,11 @@ class FedAvg:
     def _aggregate(
         self, w_t: Delivery, uploads: Mapping[str, Delivery], weights: Sequence[float]
     ) -> Parameters:
-        """Line 8: the weighted average, from the model as it was sent (a defence may have changed it).
+        """Return the weighted average of line 8, from the model as it was sent (a defence may have changed it).
 
         FedAvgM (Hsu et al. 2019) keeps a velocity v <- βv + Δ of the change Δ and adds v instead of Δ.
 
-        When no upload arrives the model stays as it is.
+        Without uploads the model stays the same.
         """
         if not uploads:
             return self.released()
@@ -214,9 +214,9 @@ class FedAvg:
         return result
 
     def _weights(self, senders: Sequence[str]) -> list[float]:
-        """w_k / w or n_k / n over these clients; uniform where no count arrived.
+        """Return w_k / w or n_k / n over these clients; uniform weights if no count arrived.
 
-        A count that a defence has noised may come out as nothing or less; it counts as one record then.
+        A count with a defence's noise may be zero or negative; it then counts as one record.
         """
         if self.config.weights is not None:
             constant = dict(zip(self._clients, cycle(self.config.weights), strict=False))
@@ -226,7 +226,7 @@ class FedAvg:
 
     @property
     def _counted(self) -> bool:
-        """Whether clients tell their numbers of records."""
+        """Return whether clients report their numbers of records."""
         cfg = self.config
         return cfg.weighting == "samples" or (cfg.weighting == "public" and cfg.weights is None)
 
@@ -238,9 +238,10 @@ class FedAvg:
     def _sum(
         self, uploads: Mapping[str, Delivery], S: Sequence[str]
     ) -> tuple[dict[str, Delivery], list[float]]:
-        """Σ p_k Δ_k over the clients that answered, all that the server gets of them, and 1 / Σ p_k.
+        """Return Σ p_k Δ_k over the clients that answered, the server's only input, and 1 / Σ p_k.
 
-        Who answered is no secret: without the weight of those that are missing the sum would fall short.
+        The set of clients that answered is public. The server divides by their total weight to correct for missing
+        clients.
         """
         p = self._shares(S)
         weight = sum(p[k] for k in uploads)
@@ -258,7 +259,7 @@ class FedAvg:
         return {"aggregator": sent}, [1 / weight]
 
     def _shares(self, S: Sequence[str]) -> dict[str, float]:
-        """p_k of the clients that were asked, which each knows beforehand: by public weights or counts, or 1/m."""
+        """Return p_k of the selected clients, known to each in advance: from public weights or counts, or 1/m."""
         return dict(zip(S, self._weights(S), strict=True))
 
     # -- the clients ----------------------------------------------------------------------------------------
@@ -277,7 +278,7 @@ class FedAvg:
     def _client_updates(
         self, t: int, w_t: Delivery, selected: Sequence[str]
     ) -> tuple[dict[str, Delivery], dict[int, Tensor], dict[str, float], dict[str, Parameters]]:
-        """Lines 5-6 and ClientUpdate: all selected clients advance together in the training core."""
+        """Run lines 5-6 and ClientUpdate: all selected clients train together in the training core."""
         cfg = self.config
         jobs = [self._job(t, k, self._clients[k], w_t) for k in selected]  # B <- split into batches
         fit, inputs = cfg.fit(cfg.mu, self._task), dict.fromkeys(selected, (w_t.seq,))

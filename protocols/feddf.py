@@ -1,4 +1,4 @@
-"""FedDF (Lin et al. 2020): federated averaging, then the server distils the ensemble of what was uploaded."""
+"""FedDF (Lin et al. 2020): federated averaging, then the server distils the ensemble of the uploaded models."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class FedDFConfig(LocalTraining):
     distill_lr: float = Field(0.001, gt=0)
     """Learning rate of Adam in distillation."""
     distill_final_lr: float | None = Field(1e-6, gt=0)
-    """Where it ends, along half a cosine over each round's steps; none: it stays."""
+    """Final learning rate, on a half cosine over each round's steps. None: the rate is constant."""
     temperature: float = Field(1.0, gt=0)
     """τ: temperature of both softmaxes; the paper's is 1."""
 
 
 def weighted_mean(models: Sequence[Mapping[str, Tensor]], counts: Sequence[int]) -> Parameters:
-    """Line 6: Σ_k n_k / n x_k, parameter by parameter."""
+    """Return Σ_k n_k / n x_k of line 6, parameter by parameter."""
     n = sum(counts)
     return {
         name: torch.stack(
@@ -52,18 +52,18 @@ def weighted_mean(models: Sequence[Mapping[str, Tensor]], counts: Sequence[int])
 
 
 def mean_logits(logits: Sequence[Tensor]) -> Tensor:
-    """AVGLOGITS (m, C): the plain mean of the ensemble's logits (Lin et al. 2020, Eq. 1)."""
+    """Return AVGLOGITS (m, C): the plain mean of the ensemble's logits (Lin et al. 2020, Eq. 1)."""
     return torch.stack(list(logits)).mean(0)
 
 
 class FedDF:
-    """Clients upload their models; the server averages them and then teaches the average what the ensemble knows.
+    """Clients upload their models; the server averages them and distils the ensemble into the average.
 
-    Each round the server sends its model to a sampled share of the clients; each trains on its records and uploads
-    all its parameters; the server averages them by sample counts and distils into the average the mean logits of all
-    uploaded models on unlabelled public samples. Where clients' networks differ, the server keeps one model for each
-    network: the average is within a network, the ensemble is of all. The privacy cost is that of FedAvg: whole models
-    are uploaded.
+    Each round the server sends its model to a sample of the clients. Each client trains on its records and uploads all
+    its parameters. The server averages them by sample counts. It then distils the mean logits of all uploaded models on
+    unlabelled public samples into the average. If clients' networks differ, the server keeps one model for each
+    network: it averages within a network and uses the ensemble of all. The privacy cost is FedAvg's, because whole
+    models are uploaded.
     """
 
     name: ClassVar[str] = "feddf"
@@ -125,7 +125,7 @@ class FedDF:
             put(self.state, f"server/w/{p}/", {n: x.clone() for n, x in setting.initial[group[0]].items()})
 
     def rounds(self, start: int) -> Iterator[Round]:
-        """Algorithm 1, for each network of Algorithm 3."""
+        """Run Algorithm 1, for each network of Algorithm 3."""
         for t in range(start, self.config.rounds):  # line 1: for each communication round
             self._wire.begin(t)
             if t == 0:
@@ -140,7 +140,7 @@ class FedDF:
             yield Round(index=t, models={"server": self.released(), **models}, batches=batches, losses=losses)
 
     def released(self) -> Parameters:
-        """The model of the server's own network."""
+        """Return the model of the server's own network."""
         return take(self.state, "server/w/0/")
 
     # -- the server -----------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class FedDF:
         return [name for k, name in enumerate(self._clients) if k in chosen]
 
     def _send_models(self, selected: Sequence[str]) -> dict[str, Delivery]:
-        """To each selected client the model of its network."""
+        """Send each selected client the model of its network."""
         sent: dict[str, Delivery] = {}
         for p, group in enumerate(self._groups):
             receivers = [k for k in selected if k in group]
@@ -167,7 +167,7 @@ class FedDF:
         return sent
 
     def _fuse(self, t: int, uploads: Mapping[str, Delivery]) -> None:
-        """Each network's average, then N steps towards the ensemble of all; without uploads nothing changes."""
+        """Average each network, then take N steps towards the ensemble of all; without uploads nothing changes."""
         if not uploads:
             return
         z = mean_logits([self._trainers[k].predict(x, self._public) for k, x in uploads.items()])
@@ -198,13 +198,13 @@ class FedDF:
             put(self.state, f"server/w/{p}/", fitted.parameters)
 
     def _publish(self) -> None:
-        """Each network's final model to its clients; that of the server's network also to world."""
+        """Send each network's final model to its clients; that of the server's network also to world."""
         for p, group in reversed(list(enumerate(self._groups))):
             own = [k for k in group if k != "server"]
             self._send_model(p, [*own, "world"] if p == 0 else own)
 
     def _count(self, k: str) -> int:
-        """n_k; a count that did not arrive, or that a defence has noised away, counts as one record."""
+        """Return n_k; a count that did not arrive, or that noise made non-positive, counts as one record."""
         return max(int(self.state.get(f"server/n/{k}", torch.tensor(1))), 1)
 
     # -- the clients ----------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class FedDF:
     def _client_updates(
         self, t: int, received: Mapping[str, Delivery]
     ) -> tuple[dict[str, Delivery], dict[int, Tensor], dict[str, float], dict[str, Parameters]]:
-        """Lines 3-5: local training from the model received; who is silent uploads nothing."""
+        """Run lines 3-5: local training from the received model. A silent client uploads nothing."""
         jobs = [
             draw_job(
                 k,

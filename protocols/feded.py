@@ -25,16 +25,16 @@ class FedEDConfig(PublicTraining):
     """FedED's settings."""
 
     share: Literal["soft_labels", "hard_labels"] = "soft_labels"
-    """What clients send: the softmax outputs, or the predicted class."""
+    """The clients' messages: softmax outputs, or predicted classes."""
 
 
 class FedED:
-    """The server's model goes down whole, only predictions on public samples come up.
+    """The server sends its whole model; clients send only predictions on public samples.
 
-    Each round the server sends its model; every client trains it on its private records and sends its
-    predictions for the round's public samples; the server averages them and distils the average into its model.
-    Parameters are sent by the server only: no client sees another's, or anything of it but what the ensemble taught the
-    central model. The final model is published to everybody and to `world`.
+    Each round the server sends its model. Every client trains it on its private records and sends its predictions for
+    the round's public samples. The server averages them and distils the average into its model. Only the server sends
+    parameters. A client learns of another client only what the ensemble taught the central model. The final model is
+    published to all parties and to `world`.
     """
 
     name: ClassVar[str] = "feded"
@@ -117,7 +117,7 @@ class FedED:
         put(self.state, "server/w/", {n: t.clone() for n, t in setting.initial["server"].items()})
 
     def rounds(self, start: int) -> Iterator[Round]:
-        """Fork, train, predict, upload, ensemble, distil."""
+        """Run a round: fork, train, predict, upload, ensemble, distil."""
         for t in range(start, self.config.rounds):
             self._wire.begin(t)
             w = self._send_model([*self._clients])
@@ -129,7 +129,7 @@ class FedED:
             yield Round(index=t, models={"server": self.released(), **models}, losses=losses)
 
     def released(self) -> Parameters:
-        """The central model."""
+        """Return the central model."""
         return take(self.state, "server/w/")
 
     # -- the server -----------------------------------------------------------------------------------------
@@ -141,14 +141,14 @@ class FedED:
         return sent
 
     def _ask(self, t: int) -> Delivery | None:
-        """The server draws this round's public samples and names them to every client."""
+        """Draw this round's public samples and name them to every client."""
         index = draw_samples(
             len(self._public), self.config.public_batch, child(self._seed, self.name, "samples", t)
         )
         return self._wire.send("server", list(self._clients), "proxy_indices", {"index": index}, inputs=[])
 
     def _distil(self, t: int, w: Delivery, answers: Mapping[str, Delivery]) -> None:
-        """The ensemble is the mean over the clients that answered; without any, the model stays as it is."""
+        """Distil the mean of the clients that answered; without answers the model stays the same."""
         ensemble = average(answers.values(), len(self._public), self._classes)
         x, values = self._public[ensemble["index"]], ensemble["values"]
         if len(x):
@@ -161,7 +161,7 @@ class FedED:
     def _train_locally(
         self, t: int, w: Delivery
     ) -> tuple[dict[str, Parameters], dict[str, Basis], dict[str, float]]:
-        """Every client goes on from the central model, on its own records; what came of it, from what, the losses."""
+        """Train the central model on every client's own records; return the results, their inputs, and the losses."""
         jobs = [
             draw_job(
                 k,
@@ -184,7 +184,7 @@ class FedED:
     def _predict(
         self, models: Mapping[str, Parameters], basis: Mapping[str, Basis], asked: Delivery | None
     ) -> dict[str, Delivery]:
-        """Each client sends its predictions for the samples asked about; who is silent is left out."""
+        """Send each client's predictions for the requested samples; omit silent clients."""
         answers: dict[str, Delivery] = {}
         index = existing(asked, len(self._public))
         for k, model in models.items():

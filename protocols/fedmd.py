@@ -1,4 +1,4 @@
-"""FedMD (Li & Wang 2019): clients with models of their own agree on class scores for public samples."""
+"""FedMD (Li & Wang 2019): clients with their own models agree on class scores for public samples."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class FedMDConfig(PublicTraining):
     """FedMD's settings; names follow Li & Wang 2019, Algorithm 1."""
 
     share: Share = "logits"
-    """What clients send: class scores (logits), their softmax, or the predicted class."""
+    """The clients' messages: class scores (logits), their softmax, or predicted classes."""
     order: Literal["digest-revisit", "revisit-digest"] = "digest-revisit"
-    """The paper's order, or the one in which a round begins with private records and ends with the consensus."""
+    """The paper's order, or private records first and the consensus last."""
     warm_up_steps: int = Field(200, ge=0)
     """SGD steps on private records before the first round."""
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """The warm-up, then one a round."""
+        """Return the warm-up, then one training a round."""
         first: tuple[Mapping[str, int | None], ...] = (
             ({"steps": self.warm_up_steps},) if self.warm_up_steps else ()
         )
@@ -35,12 +35,12 @@ class FedMDConfig(PublicTraining):
 
 
 class FedMD(PublicDistillation):
-    """Clients with networks of their own learn from their average class scores on public samples.
+    """Clients with their own networks learn from their average class scores on public samples.
 
-    Each round the server names some public samples; every client sends its class scores for them; the server sends back
-    the average; every client first digests it (brings its own scores near it), then revisits its private
-    records. No model leaves a client. Who sends what: one row of scores for each public sample, by each client by
-    itself, which is what the server can attack; each client gets the average only.
+    Each round the server names some public samples, and every client sends its class scores for them. The server sends
+    back the average. Every client first digests it (trains its own scores towards it), then revisits its private
+    records. No model leaves a client. The server sees each client's own scores, one row for each public sample, and can
+    attack them. Each client sees only the average.
     """
 
     name: ClassVar[str] = "fedmd"
@@ -145,7 +145,7 @@ class FedMD(PublicDistillation):
         self.config = config
 
     def rounds(self, start: int) -> Iterator[Round]:
-        """Algorithm 1: transfer learning, then communicate, aggregate, distribute, digest, revisit."""
+        """Run Algorithm 1: transfer learning, then communicate, aggregate, distribute, digest, revisit."""
         for t in range(start, self.config.rounds):  # for j = 1, 2, ..., P
             self._wire.begin(t)
             if t == 0 and self.config.warm_up_steps:  # transfer learning
@@ -162,7 +162,7 @@ class FedMD(PublicDistillation):
     # -- the server -----------------------------------------------------------------------------------------
 
     def _aggregate(self, scores: Mapping[str, Delivery]) -> Delivery | None:
-        """The updated consensus, the mean over the clients that answered; none when nobody did."""
+        """Send the updated consensus, the mean over the clients that answered; None without answers."""
         if not scores:
             return None
         consensus = average(scores.values(), len(self._public), self._classes)

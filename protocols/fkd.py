@@ -22,10 +22,10 @@ class FKDConfig(ClasswiseTraining):
 class FKD(ClasswiseDistillation):
     """Clients teach each other with their mean prediction for each class of their own records.
 
-    Each round every client trains on its records towards their labels and, with weight γ, towards the
-    other clients' mean prediction for that class; then it sends its own mean predictions, a table of C rows. The server
-    sends each client the mean of all tables but its own. There is no public data and no model leaves a client; the
-    rows that are missing say which classes a client does not have.
+    Each round every client trains on its records towards their labels and, with weight γ, towards the other clients'
+    mean prediction for the class. It then sends its own mean predictions, a table of C rows. The server sends each
+    client the mean of all other tables. There is no public data and no model leaves a client. Missing rows reveal which
+    classes a client lacks.
     """
 
     name: ClassVar[str] = "fkd"
@@ -100,7 +100,7 @@ class FKD(ClasswiseDistillation):
         self.config = config
 
     def rounds(self, start: int) -> Iterator[Round]:
-        """Algorithm 1: the local training phase at each device, then the global ensembling phase at the server."""
+        """Run Algorithm 1: local training at each device, then the global ensembling at the server."""
         for k in range(start, self.config.rounds):
             self._wire.begin(k)
             losses = self._train_towards(k)  # lines 2-6: w <- w - η grad {φ(F, y) + γ φ(F, F^_y)}
@@ -112,7 +112,7 @@ class FKD(ClasswiseDistillation):
     # -- the clients ----------------------------------------------------------------------------------------
 
     def _send_means(self) -> dict[str, Delivery]:
-        """Each client sends its table; who is silent is left out."""
+        """Send each client's table; omit silent clients."""
         local = {}
         for i, data in self._clients.items():
             means = mean_by_class(self._own_predictions(i), data.y, self._classes)
@@ -124,7 +124,7 @@ class FKD(ClasswiseDistillation):
     # -- the server -----------------------------------------------------------------------------------------
 
     def _send_ensembles(self, local: Mapping[str, Delivery]) -> None:
-        """To each client i the mean over the others; nothing when there are none."""
+        """Send each client i the mean over the others; nothing if there are none."""
         for i in self._clients:
             others = [sent for j, sent in local.items() if j != i]
             if not others:

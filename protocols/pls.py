@@ -1,4 +1,4 @@
-"""PLS (Wang et al. 2023, as Shao et al. 2023 describe it): class-wise means of selected predictions."""
+"""PLS (Wang et al. 2023, as described by Shao et al. 2023): class-wise means of selected predictions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class PLSConfig(ClasswiseTraining):
 
 
 class PLS(ClasswiseDistillation):
-    """Clients share the mean of their right predictions for each class, and all learn from one table.
+    """Clients share the mean of their correct predictions for each class, and all learn from one table.
 
-    Each round every client trains on its records towards their labels and, with weight γ, towards the federation's
-    mean prediction for that class; then it sends its own means, taken over the records that it predicts
-    rightly. The server averages the tables and sends everybody the same. There is no public data and no
-    model leaves a client; a missing row says that a client lacks a class, or gets all of it wrong.
+    Each round every client trains on its records towards their labels and, with weight γ, towards the federation's mean
+    prediction for the class. It then sends its own means over the records that it predicts correctly. The server
+    averages the tables and sends the same average to all clients. There is no public data and no model leaves a client.
+    A missing row reveals that a client lacks a class, or predicts all of it wrongly.
     """
 
     name: ClassVar[str] = "pls"
@@ -92,7 +92,7 @@ class PLS(ClasswiseDistillation):
         self.config = config
 
     def rounds(self, start: int) -> Iterator[Round]:
-        """Local training towards labels and teacher, selection and means, one average for all."""
+        """Run local training towards labels and teacher, selection and means, then one average for all."""
         for t in range(start, self.config.rounds):
             self._wire.begin(t)
             losses = self._train_towards(t)
@@ -103,7 +103,7 @@ class PLS(ClasswiseDistillation):
     # -- the clients ----------------------------------------------------------------------------------------
 
     def _send_means(self) -> tuple[dict[str, Delivery], dict[int, torch.Tensor]]:
-        """Each client sends its table, who is silent is left out; and by message the records that are in it."""
+        """Send each client's table, without silent clients. Return deliveries and, by message, the records in it."""
         local, selected = {}, {}
         for k, data in self._clients.items():
             predicted, y = self._own_predictions(k), data.y.cpu()
@@ -119,7 +119,7 @@ class PLS(ClasswiseDistillation):
     # -- the server -----------------------------------------------------------------------------------------
 
     def _send_average(self, local: Mapping[str, Delivery]) -> None:
-        """The mean over the clients that answered, to everybody; nothing when nobody did."""
+        """Send all clients the mean over the clients that answered; nothing without answers."""
         if not local:
             return
         table = combine([sent["values"].cpu() for sent in local.values()], self._classes)

@@ -1,4 +1,4 @@
-"""The two reference lines of every curve: clients that learn alone, and one client that holds the union."""
+"""The two reference lines of every curve: clients that train alone, and one client with the union of all data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CentralizedConfig(LocalTraining):
 
 
 class _Alone:
-    """Clients that never exchange anything: round t goes on from round t - 1's own parameters."""
+    """Clients that never exchange anything: round t continues from the parameters of round t - 1."""
 
     def __init__(self, config: LocalTraining, setting: Setting) -> None:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
@@ -41,7 +41,7 @@ class _Alone:
             keep_basis(self.state, k, ())
 
     def rounds(self, start: int) -> Iterator[Round]:
-        """Every client takes its local steps; nothing is sent."""
+        """Run every client's local steps; send nothing."""
         for t in range(start, self.config.rounds):
             self._wire.begin(t)
             jobs = [self._job(t, k, data) for k, data in self._clients.items()]
@@ -57,7 +57,7 @@ class _Alone:
             yield Round(index=t, models={k: self._own(k) for k in self._clients}, losses=losses)
 
     def released(self) -> Parameters | None:
-        """Nothing is released."""
+        """Return None: nothing is released."""
         return None
 
     def _own(self, k: str) -> Parameters:
@@ -71,10 +71,10 @@ class _Alone:
 
 
 class Standalone(_Alone):
-    """Each client trains on its own data and sends nothing: what collaboration has to beat.
+    """Each client trains on its own data and sends nothing: a baseline that collaboration must beat.
 
-    No message is sent, so no party but the client itself learns anything; its accuracy is the lower reference
-    line of every utility curve.
+    No message is sent, so no other party learns anything. The accuracy is the lower reference line of every utility
+    curve.
     """
 
     name: ClassVar[str] = "standalone"
@@ -99,10 +99,9 @@ class Standalone(_Alone):
 
 
 class Centralized(_Alone):
-    """One client holds the union of everybody's data: what collaboration could at best reach.
+    """One client holds the union of all data: an upper reference for collaboration.
 
-    Data is pooled before the protocol starts, which is the whole privacy cost; nothing but the final model is
-    sent, and that to `world`.
+    The privacy cost is that all data is pooled before the protocol starts. Only the final model is sent, to `world`.
     """
 
     name: ClassVar[str] = "centralized"
@@ -142,7 +141,7 @@ class Centralized(_Alone):
         self._publish = config.publish
 
     def rounds(self, start: int) -> Iterator[Round]:
-        """Trains the pooled client, then publishes its model."""
+        """Train the pooled client, then publish its model."""
         for round in super().rounds(start):
             if self._publish and round.index == self.config.rounds - 1:
                 (only,) = self._clients
@@ -151,6 +150,6 @@ class Centralized(_Alone):
             yield round
 
     def released(self) -> Parameters | None:
-        """The pooled client's model, when it is published."""
+        """Return the pooled client's model if it is published."""
         (only,) = self._clients
         return self._own(only) if self._publish else None

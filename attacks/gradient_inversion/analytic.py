@@ -1,4 +1,4 @@
-"""Analytic recovery: what the gradient of a fully connected first layer says about its inputs, without search."""
+"""Analytic recovery: read inputs from the gradient of a fully connected first layer, without search."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class AnalyticConfig(Config):
     """Settings of analytic recovery."""
 
     tolerance: float = Field(1e-3, gt=0, lt=1)
-    """Root-mean-square pixel difference below which two neurons are taken to show the same input."""
+    """Two neurons show the same input if their root-mean-square pixel difference is below this."""
     round: int = Field(0, ge=0)
-    """Which round's upload is read."""
+    """Round of the upload."""
     max_images: int = Field(4096, ge=1)
     """Uploads that mix more images than this are not tried."""
 
@@ -37,9 +37,9 @@ class AnalyticConfig(Config):
 class AnalyticRecovery:
     """Reads inputs off the gradient of a fully connected first layer: dL/dW_i = dL/db_i · x, neuron by neuron.
 
-    Exact for one image as soon as one neuron is active. In a batch, a neuron that only one image activates shows
-    that image; neurons that agree on what they show are the evidence, and rank it. Holds for updates of
-    several steps too, without weight decay.
+    It is exact for one image if one neuron is active. In a batch, a neuron that only one image activates shows that
+    image. Inputs are ranked by the number of neurons that agree on them. This also holds for updates of several steps,
+    without weight decay.
     """
 
     name: ClassVar[str] = "analytic"
@@ -56,7 +56,7 @@ class AnalyticRecovery:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes where the network starts with a linear layer with a bias and a victim's upload is in view."""
+        """Check for a network that starts with a linear layer with a bias, and a victim's upload in view."""
         module = network(knowledge)
         if isinstance(module, str):
             return Applicability(False, module)
@@ -71,9 +71,9 @@ class AnalyticRecovery:
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
-        """One `Reconstruction` for each victim: for n images the n best-supported candidates, in [0, 1].
+        """Return one `Reconstruction` for each victim: for n images the n best-supported candidates, in [0, 1].
 
-        There are fewer where fewer neurons are active, and none (0, c, h, w) where no neuron is.
+        There are fewer if fewer neurons are active, and none (0, c, h, w) if no neuron is.
         """
         module = network(knowledge)
         if isinstance(module, str) or knowledge.architecture is None:
@@ -114,11 +114,11 @@ class AnalyticRecovery:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidates:
-    """What the neurons of a first layer show, best supported first.
+    """The inputs that the neurons of a first layer show, best supported first.
 
     Attributes:
         inputs: (m, d) distinct candidate inputs.
-        support: (m,) how many neurons agree on each.
+        support: (m,) number of neurons that agree on each.
     """
 
     inputs: Tensor
@@ -126,7 +126,7 @@ class Candidates:
 
 
 def first_linear(module: nn.Module, shape: tuple[int, ...]) -> str | None:
-    """Name of the linear layer with a bias that receives the flattened image itself, if the network starts so.
+    """Return the name of the linear layer with a bias that receives the flattened image, if the network starts so.
 
     Args:
         module: the network.
@@ -136,7 +136,7 @@ def first_linear(module: nn.Module, shape: tuple[int, ...]) -> str | None:
     if not owners or not isinstance(owners[0][1], nn.Linear) or owners[0][1].bias is None:
         return None
     name, layer = owners[0]
-    # What it really receives, for an image with no two values alike: nothing may scale or reorder it.
+    # Check its actual input for an image with distinct values: nothing may scale or reorder it.
     probe = torch.linspace(0, 1, int(torch.tensor(shape).prod())).view(1, *shape)
     seen: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -150,9 +150,9 @@ def first_linear(module: nn.Module, shape: tuple[int, ...]) -> str | None:
 
 
 def recover_image(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
-    """The one input (d,) behind dW (H, d) and db (H,): every row is dW_i = db_i x (Phong 2018, eq. 7).
+    """Return the one input (d,) behind dW (H, d) and db (H,): every row is dW_i = db_i x (Phong 2018, eq. 7).
 
-    The rows' least-squares solution, which weighs neurons by how active they are; zeros where none is.
+    It is the rows' least-squares solution, which weights neurons by their activity; zeros if no neuron is active.
     """
     db = bias_gradient.double()
     x = weight_gradient.double().T @ db / db.square().sum().clamp_min(1e-300)
@@ -160,11 +160,11 @@ def recover_image(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
 
 
 def candidates(weight_gradient: Tensor, bias_gradient: Tensor, tolerance: float = 1e-3) -> Candidates:
-    """Distinct inputs that neurons of a first layer show for a batch, those that most neurons agree on first.
+    """Return distinct inputs that neurons of a first layer show for a batch, sorted by the number of agreeing neurons.
 
-    Neuron i shows dW_i / db_i = Σ_b w_ib x_b, with weights that sum to 1: an input itself if only one image
-    activates it. Two neurons hardly ever mix several inputs in equal parts, so agreement marks a pure
-    one. Ties go to candidates that lie within [0, 1], then to the larger |db|.
+    Neuron i shows dW_i / db_i = Σ_b w_ib x_b, with weights that sum to 1. It shows an input itself if only one image
+    activates it. Two neurons almost never mix several inputs in equal parts, so agreement indicates a pure one. Ties go
+    to candidates within [0, 1], then to the larger |db|.
 
     Args:
         weight_gradient: (H, d).

@@ -1,4 +1,4 @@
-"""Which classes the records behind an upload have, and auxiliary batches of the same classes."""
+"""Classes of the records behind an upload, and auxiliary batches of the same classes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from .uploads import Upload
 __all__ = ["batch_like", "class_means", "labels_behind"]
 
 _MOST_AUXILIARY = 1024
-"""Auxiliary records, at most, that stand for the classes."""
+"""Largest number of auxiliary records that represent the classes."""
 
 
 def labels_behind(
     upload: Upload, module: nn.Module, n: int, probes: Tensor, auxiliary: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """The labels (n,) of n records behind an upload, in ascending order.
+    """Return the labels (n,) of n records behind an upload, in ascending order.
 
-    One step shows how often each class occurs (`recover_counts`). An update of several steps is a mixture of
-    per-class updates: its shares do not depend on the number of steps, nor on how many records there are.
+    One step shows each class's count (`recover_counts`). An update of several steps is a mixture of per-class updates.
+    Its shares do not depend on the number of steps or of records.
 
     Args:
         upload: the upload.
         module: the architecture.
-        n: how many labels are wanted; where one step mixes more records, n of them, evenly spaced.
-        probes: (m, c, h, w) images that stand for the clients'.
+        n: number of labels to return; if one step mixes more records, n of them, evenly spaced.
+        probes: (m, c, h, w) images that stand in for the clients'.
         auxiliary: records (x, y), needed for several steps; without them one step is assumed.
     """
     if upload.update is None or auxiliary is None:
@@ -40,7 +40,7 @@ def labels_behind(
 
 
 def batch_like(labels: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-    """Numbers (n,) of auxiliary records, one for each label (n,), in random order.
+    """Return numbers (n,) of auxiliary records, one for each label (n,), in random order.
 
     A class without auxiliary records is replaced by records of any class. A class with too few shows some twice.
 
@@ -59,13 +59,13 @@ def batch_like(labels: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def class_means(auxiliary: tuple[Tensor, Tensor], classes: int) -> Tensor:
-    """The mean auxiliary image (C, c, h, w) of each class; the mean of all for a class without records."""
+    """Return the mean auxiliary image (C, c, h, w) of each class; the mean of all for a class without records."""
     x, y = auxiliary
     return torch.stack([x[y == c].mean(0) if bool((y == c).any()) else x.mean(0) for c in range(classes)])
 
 
 def _shares(upload: Upload, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Class shares (C,) behind an update of several steps, from the gradients at both of its ends."""
+    """Return class shares (C,) behind an update of several steps, from the gradients at both of its ends."""
     weight, bias = last_layer(module)
     classes = len(upload.gradient[weight])
     update = upload.update or {}
@@ -78,7 +78,7 @@ def _shares(upload: Upload, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _apportioned(shares: Tensor, n: int) -> Tensor:
-    """Counts (C,) that sum to n, by largest remainders."""
+    """Return counts (C,) that sum to n, by largest remainders."""
     exact = shares.double() * n
     counts = exact.floor()
     short = n - int(counts.sum())

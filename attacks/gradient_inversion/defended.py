@@ -1,4 +1,4 @@
-"""Recorded defences, applied to auxiliary gradients that stand for a victim's."""
+"""Recorded defences, applied to auxiliary gradients that stand in for a victim's."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _Defense = Callable[[Tensor, Mapping[str, Any], torch.Generator], Tensor]
 
 
 def defended(values: Tensor, defenses: Sequence[Mapping[str, Any]], generator: torch.Generator) -> Tensor:
-    """Messages (R, P) as these defences would have released them.
+    """Return messages (R, P) as these defences would have released them.
 
-    Noise, clips and grids of gradients and updates are known. A defence of another name changes nothing here.
+    Noise, clips and grids of gradients and updates are simulated. Other defences change nothing here.
 
     Args:
         values: the values of R messages before any defence.
@@ -49,7 +49,7 @@ def _laplace(values: Tensor, defense: Mapping[str, Any], generator: torch.Genera
 
 
 def _on_grid(values: Tensor, defense: Mapping[str, Any], generator: torch.Generator) -> Tensor:
-    """Noise in whole steps of a grid from -clip to clip; the rounded continuous noise stands for the discrete."""
+    """Add noise in whole steps of a grid from -clip to clip; rounded continuous noise approximates the discrete."""
     step = 2 * float(defense["clip"]) / float(defense["levels"])
     if "gamma" in defense:
         noise = _double_exponential(values, generator) / float(defense["gamma"])
@@ -68,7 +68,7 @@ _ACTS: Mapping[str, _Defense] = {
 
 
 def _shortened(values: Tensor, clip: Any) -> Tensor:
-    """Rows scaled down to an ℓ2 norm of `clip`; as they are without one."""
+    """Return rows scaled down to an ℓ2 norm of `clip`; unchanged without one."""
     if clip is None:
         return values
     norms: Tensor = values.norm(dim=1, keepdim=True)
@@ -84,6 +84,6 @@ def _normal(values: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _double_exponential(values: Tensor, generator: torch.Generator) -> Tensor:
-    """Laplace noise of scale 1."""
+    """Draw Laplace noise of scale 1."""
     u = torch.rand(values.shape, generator=generator, dtype=torch.float64).sub_(0.5)
     return (-u.sign() * torch.log1p(-2 * u.abs().clamp_max(0.5 - 1e-12))).to(values)

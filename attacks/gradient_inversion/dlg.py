@@ -1,4 +1,4 @@
-"""Deep leakage from gradients: images, and labels, whose gradient is the one that was sent."""
+"""Deep leakage from gradients: find images, and labels, whose gradient equals the one sent."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class DLGConfig(Config):
     restarts: int = Field(4, ge=1)
     """Random starts for each message; all advance together, the best match is kept."""
     evaluations: int = Field(400, ge=1)
-    """Most gradient evaluations of each start."""
+    """Largest number of gradient evaluations of each start."""
     history: int = Field(20, ge=1)
     """Curvature pairs that L-BFGS keeps."""
     tolerance: float = Field(1e-9, ge=0)
     """Relative squared distance of gradients at which a start has converged."""
     init: Literal["uniform", "normal"] = "uniform"
-    """How starting images are drawn: uniform in [0, 1], or standard normal as in the paper."""
+    """Distribution of starting images: uniform in [0, 1], or standard normal as in the paper."""
     round: int = Field(0, ge=0)
-    """Which round's upload is inverted."""
+    """Round of the upload."""
     max_images: int = Field(16, ge=1)
     """Uploads that mix more images than this are not tried."""
 
@@ -59,10 +59,10 @@ class DLGConfig(Config):
 class DLG:
     """Finds images whose gradient is the one sent, by L-BFGS on the squared distance of gradients.
 
-    Labels are read off the last layer first (iDLG) unless `labels: optimise` asks for the paper's joint search.
-    Works on the gradient of one step, sent as such or as the update it caused. Works best on few images and on
-    networks that keep the image's detail: sigmoid or ReLU, downsampling by stride. All restarts for one upload
-    advance together.
+    Labels are first read off the last layer (iDLG) unless `labels: optimise` requests the paper's joint search. It
+    works on the gradient of one step, sent directly or as the update that it caused. It works best on few images and on
+    networks that keep the image's detail: sigmoid or ReLU, downsampling by stride. All restarts for one upload advance
+    together.
     """
 
     name: ClassVar[str] = "dlg"
@@ -82,7 +82,7 @@ class DLG:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes where a victim's one-step upload, the model it started from and its architecture are at hand."""
+        """Check for a victim's one-step upload, the model that it started from, and the architecture."""
         module = network(knowledge)
         if isinstance(module, str):
             return Applicability(False, module)
@@ -92,7 +92,7 @@ class DLG:
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
-        """One `Reconstruction` for each victim with a one-step upload; images (n, c, h, w) clamped to [0, 1]."""
+        """Return one `Reconstruction` for each victim with a one-step upload; images (n, c, h, w) clamped to [0, 1]."""
         module, device = network(knowledge), device_of(knowledge)
         if isinstance(module, str):
             raise UsageError("knowledge", None, f"does not do: {module}", "Ask `applicable` first.")
@@ -145,13 +145,13 @@ def deep_leakage(
     config: DLGConfig,
     generator: torch.Generator,
 ) -> Matched:
-    """DLG on bare gradients (Zhu 2019, algorithm 1): M gradients of the same model at once.
+    """Run DLG on bare gradients (Zhu 2019, algorithm 1): M gradients of the same model at once.
 
     Args:
         module: the architecture.
-        tensors: its parameters, and buffers, that the gradients were taken at.
+        tensors: its parameters, and buffers, at which the gradients were computed.
         gradients: M named gradients of mean cross-entropy.
-        labels: (M, n), or None to optimise them (whatever `config.labels` says).
+        labels: (M, n), or None to optimise them (overrides `config.labels`).
         images: (n, c, h, w), the shape of the images behind each gradient.
         config: settings.
         generator: draws starting points.

@@ -1,12 +1,12 @@
-"""Matching: images whose simulated gradient, or update, is the one that was sent.
+"""Matching: find images whose simulated gradient, or update, is the one that was sent.
 
-Every attack here that optimises is a choice of simulator (`GradientMap`, `UpdateMap`), of distance and of
-optimiser. R problems advance together: restarts, and messages of equal shape from one model.
+Every optimising attack here is a choice of simulator (`GradientMap`, `UpdateMap`), of distance and of optimiser. R
+problems advance together: restarts, and messages of equal shape from one model.
 
 Guarantees:
   * a problem's result depends on no other problem, up to floating-point error;
   * evaluations are counted by image: one forward, backward and double-backward pass of one image;
-  * all randomness comes from the generator handed in.
+  * all randomness comes from the given generator.
 
 Sources: Zhu, Liu & Han 2019, algorithm 1 (squared ℓ2, L-BFGS); Geiping et al. 2020, eq. 4 (cosine, signed Adam).
 """
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _CHUNK = 1 << 17
-"""Image values (pixels by channels) evaluated at once: beyond about this little is won, and memory spent."""
+"""Image values (pixels by channels) evaluated at once; more brings little speed and costs memory."""
 
 _CHUNK_GRADIENTS = 1 << 25
 """Values of gradients at once, which bounds memory for large networks."""
@@ -44,7 +44,7 @@ _CHUNK_GRADIENTS = 1 << 25
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Matched:
-    """Where R problems ended.
+    """The results of R problems.
 
     Attributes:
         images: (R, B, c, h, w).
@@ -60,32 +60,35 @@ class Matched:
 
 
 def squared_l2(simulated: Tensor, target: Tensor) -> Tensor:
-    """‖simulated − target‖² for each row: (R, P), (R, P) to (R,)."""
+    """Return ‖simulated − target‖² for each row: (R, P), (R, P) to (R,)."""
     return (simulated - target).square().sum(1)
 
 
 def cosine_distance(dot: Tensor, square: Tensor, target_square: Tensor) -> Tensor:
-    """1 − cos∠(simulated, target) of each problem, (R,), in [0, 2]; gradients may vanish, then it is 1.
+    """Return 1 − cos∠(simulated, target) of each problem, (R,), in [0, 2]; 1 if a gradient is zero.
 
     Args:
-        dot: (R,) inner products of what was simulated and the target.
-        square: (R,) squared norms of what was simulated.
+        dot: (R,) inner products of the simulated gradients and the target.
+        square: (R,) squared norms of the simulated gradients.
         target_square: (R,) of the target.
     """
     return 1 - dot / (square * target_square).clamp_min(1e-30).sqrt()
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels, vertically plus horizontally: (R, B, c, h, w) to (R,).
+    """Return the mean absolute difference of neighbouring pixels, vertical plus horizontal: (R, B, c, h, w) to (R,).
 
-    A side of one pixel, which has no neighbours, adds nothing.
+    A side of one pixel has no neighbours and adds nothing.
     """
     out: Tensor = _TotalVariation.apply(x)
     return out
 
 
 class _TotalVariation(torch.autograd.Function):
-    """Linear while no two neighbours change places: the value is ⟨derivative, x⟩, and both take one pass."""
+    """Total variation by its derivative, computed in one pass.
+
+    It is linear while no two neighbours change their order, so the value is ⟨derivative, x⟩.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -118,11 +121,11 @@ def match_lbfgs(
     history: int = 20,
     tolerance: float = 0.0,
 ) -> Matched:
-    """DLG: L-BFGS on the squared ℓ2 distance, scaled by 1/‖target‖² so that tolerances mean the same anywhere.
+    """Run DLG: L-BFGS on the squared ℓ2 distance, divided by ‖target‖² so that tolerances are comparable.
 
     Args:
         simulate: the map to invert.
-        target: (R, P) what was sent, one row for each problem.
+        target: (R, P) the sent values, one row for each problem.
         x: (R, B, c, h, w) starting images.
         y: (R, B) labels held fixed; or (R, B, C) starting label logits, optimised with the images.
         evaluations: most evaluations of each problem's objective.
@@ -167,14 +170,13 @@ def match_adam(
     tv: float | Tensor,
     signed: bool = True,
 ) -> Matched:
-    """Inverting Gradients: cosine distance plus `tv` times total variation, Adam on the gradient's sign, in [0, 1].
+    """Run Inverting Gradients: cosine distance plus `tv` times total variation, Adam on the gradient's sign, in [0, 1].
 
-    The step is multiplied by 0.1 after 3/8, 5/8 and 7/8 of the iterations. The best point met is returned, not
-    the last.
+    The step is multiplied by 0.1 after 3/8, 5/8 and 7/8 of the iterations. The result is the best point, not the last.
 
     Args:
         simulate: the map to invert.
-        target: (R, P) what was sent, one row for each problem.
+        target: (R, P) the sent values, one row for each problem.
         x: (R, B, c, h, w) starting images in [0, 1].
         y: (R, B) labels, held fixed.
         iterations: evaluations of each problem's objective.
@@ -205,7 +207,7 @@ def _adam(
     tv: float | Tensor,
     signed: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Best images and their cosine distances; all rows of one chunk."""
+    """Return the best images and their cosine distances, for all rows of one chunk."""
     x = x.detach().clone()
     first, second = torch.zeros_like(x), torch.zeros_like(x)  # Adam's moments, β = (0.9, 0.999)
     best, best_total = x.clone(), x.new_full((len(x),), torch.inf)
@@ -238,23 +240,23 @@ def _adam(
 
 
 def _rows(value: float | Tensor, part: slice) -> float | Tensor:
-    """A setting of some problems: the one for all, or theirs."""
+    """Return some problems' setting: the shared value, or their own."""
     return value[part] if isinstance(value, Tensor) else value
 
 
 def _at_once(values: int, target: Tensor) -> int:
-    """How many problems advance together, of so many image values each, for gradients like `target` (R, P)."""
+    """Return the number of problems to advance together, of `values` image values each, for gradients (R, P)."""
     return max(1, min(_CHUNK // values, _CHUNK_GRADIENTS // target.shape[1]))
 
 
 def _chunks(rows: int, most: int) -> list[slice]:
-    """Slices of at most so many rows, as even as can be: small ones cost more for each row."""
+    """Return slices of at most `most` rows, as even as possible, because small ones cost more for each row."""
     count = -(-rows // most)
     return [slice(a, b) for a, b in itertools.pairwise(rows * i // count for i in range(count + 1))]
 
 
 def best_of(matched: Matched, restarts: int) -> Matched:
-    """The best of every `restarts` consecutive problems, by objective; their evaluations add up."""
+    """Return the best of every `restarts` consecutive problems, by objective; their evaluations add up."""
     objective = matched.objective.nan_to_num(torch.inf).view(-1, restarts)
     rows = objective.argmin(1) + restarts * torch.arange(len(objective), device=objective.device)
     return Matched(

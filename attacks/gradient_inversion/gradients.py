@@ -1,13 +1,13 @@
 """Parameter gradients of many independent batches at one model, differentiable in the images.
 
-A gradient-inversion attack evaluates, thousands of times, the map from a guessed batch to the gradient that a
-client would have sent for it. `GradientMap` evaluates it for R guessed batches (restarts, victims) at once.
+A gradient-inversion attack maps a guessed batch to the gradient that a client would have sent for it, thousands of
+times. `GradientMap` does this for R guessed batches (restarts, victims) at once.
 
 Guarantees:
   * every strategy returns the same gradients, up to floating-point error;
-  * the strategy depends on the model and on R only, never on timing or free memory;
+  * the strategy depends only on the model and on R, never on timing or free memory;
   * gradients of one batch never depend on the other batches;
-  * the module handed in is left as it was.
+  * the given module is unchanged.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ _SAME = 1e-3
 
 
 def flatten(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    """The named tensors, in the order of `names`, as one vector (P,)."""
+    """Return the named tensors, in the order of `names`, as one vector (P,)."""
     return torch.cat([tensors[name].reshape(-1) for name in names])
 
 
 def mixes_samples(module: nn.Module) -> bool:
-    """Whether a layer of the module makes one image's output depend on the others of its batch."""
+    """Return whether a layer makes one image's output depend on other images of its batch."""
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
 
 class Simulator(ABC):
-    """Maps guessed images and labels to what a client would have sent for them."""
+    """Maps guessed images and labels to a client's message."""
 
     @abstractmethod
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Images (R, B, c, h, w) and labels (R, B) or probabilities (R, B, C) to gradients or updates (R, P)."""
+        """Map images (R, B, c, h, w) and labels (R, B) or probabilities (R, B, C) to gradients or updates (R, P)."""
 
     def products(self, x: Tensor, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """⟨v_r, target_r⟩ and ‖v_r‖² of what is simulated, v (R, P): two tensors (R,)."""
+        """Return ⟨v_r, target_r⟩ and ‖v_r‖² of the simulated v (R, P): two tensors (R,)."""
         v = self(x, y)
         return (v * target).sum(1), v.square().sum(1)
 
 
 def unfolded_values(module: nn.Module, shape: Sequence[int]) -> int:
-    """How many values one image's unfolded inputs have, over all convolutions and linear layers.
+    """Return the number of values in one image's unfolded inputs, over all convolutions and linear layers.
 
     Args:
         module: the network.
@@ -94,14 +94,14 @@ def unfolded_values(module: nn.Module, shape: Sequence[int]) -> int:
 
 
 def choose_strategy(module: nn.Module, batches: int, images: int, shape: Sequence[int]) -> Strategy:
-    """The fixed rule: folded, but where batches are so large that plain autograd has full caches anyway.
+    """Return the strategy by a fixed rule: folded, unless batches are so large that plain autograd fills the caches.
 
-    Measured on CPU cores: folding pays while each batch's unfolded inputs stay below about 4 million values.
-    `vmap`, for networks that cannot be folded, pays from about four batches on.
+    Measured on CPU cores: folding is faster while each batch's unfolded inputs stay below about 4 million values.
+    `vmap`, for networks that cannot be folded, is faster from about four batches on.
 
     Args:
         module: the network.
-        batches: R, how many gradients are wanted.
+        batches: R, the number of gradients.
         images: B, images behind each.
         shape: (c, h, w) of an image.
     """
@@ -119,8 +119,8 @@ class GradientMap(Simulator):
 
     Args:
         module: the architecture; its own parameter values are not used.
-        tensors: named parameters, and buffers where the module has any, that the gradient is taken at.
-        strategy: overrules `choose_strategy`, for comparisons.
+        tensors: named parameters, and buffers if the module has any, at which the gradient is computed.
+        strategy: overrides `choose_strategy`, for comparisons.
 
     Raises:
         UsageError: a parameter is missing or has another shape; the module ties weights, or mixes samples
@@ -137,7 +137,7 @@ class GradientMap(Simulator):
         self._rule: dict[tuple[int, ...], Strategy] = {}
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Gradients (R, P) of images x (R, B, c, h, w) with labels y (R, B), or class probabilities (R, B, C).
+        """Return gradients (R, P) of images x (R, B, c, h, w) with labels y (R, B), or class probabilities (R, B, C).
 
         Parameters follow each other in the order of `names`. Differentiable in x and in probabilities y.
         """
@@ -150,7 +150,7 @@ class GradientMap(Simulator):
         return torch.stack([self._one(xr, yr) for xr, yr in zip(x, y, strict=True)])
 
     def products(self, x: Tensor, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """As `Simulator.products`; folded, the gradients of linear layers are never written out."""
+        """Return `Simulator.products`; when folded, the gradients of linear layers are never written out."""
         if self._choose(x) == "folded":
             return self._fold().products(x, y, target)
         return super().products(x, y, target)
@@ -165,7 +165,7 @@ class GradientMap(Simulator):
         return self._rule[key]
 
     def _records(self, x: Tensor) -> bool:
-        """Whether a pass can be recorded, and gives the gradient of plain autograd: tried with one image."""
+        """Return whether a pass can be recorded and gives the gradient of plain autograd, tested with one image."""
         noise = torch.rand(x.shape[2:], generator=torch.Generator().manual_seed(0), dtype=x.dtype).to(
             x.device
         )

@@ -42,14 +42,14 @@ __all__ = ["InvertingGradients", "InvertingGradientsConfig", "invert_gradients"]
 
 
 class InvertingGradientsConfig(Config):
-    """Settings of Inverting Gradients. Those left out are chosen on auxiliary records, unless `tune` is off."""
+    """Settings of Inverting Gradients. Omitted ones are chosen on auxiliary records, unless `tune` is off."""
 
     restarts: int = Field(2, ge=1)
     """Random starts for each message; all advance together, the best match is kept."""
     iterations: int = Field(1000, ge=1)
     """Steps of signed Adam."""
     tune: bool = True
-    """Choose what is left out of `tv`, `lr`, `start` and `shrink` on auxiliary records, at the model in view."""
+    """Choose omitted settings of `tv`, `lr`, `start` and `shrink` on auxiliary records, at the model in view."""
     trials: float = Field(0.5, gt=0, le=1)
     """Iterations of a trial that chooses settings, as a share of the attack's; first trials take a quarter of that."""
     lr: float | None = Field(None, gt=0)
@@ -57,33 +57,33 @@ class InvertingGradientsConfig(Config):
     tv: float | None = Field(None, ge=0)
     """Weight of total variation (mean absolute difference of neighbouring pixels). Untuned: 0.001."""
     start: Literal["noise", "blend"] | None = None
-    """What a search starts from: noise, or equal parts of noise and the mean auxiliary image. Untuned: noise."""
+    """Starting images: noise, or equal parts of noise and the mean auxiliary image. Untuned: noise."""
     shrink: float | None = Field(None, ge=0, le=1)
     """Share of the class's mean auxiliary image in the guess. Untuned: 0."""
     signed: bool = True
     """Step along the gradient's sign."""
     round: int = Field(0, ge=0)
-    """Which round's upload is inverted."""
+    """Round of the upload."""
     max_images: int = Field(64, ge=1)
     """Uploads that mix more images than this are not tried."""
     simulated_steps: int = Field(64, ge=1)
-    """Updates of more local steps are read as one step on all their images. One start then has to do."""
+    """Updates of more local steps are read as one step on all their images, with a single start."""
 
     @property
     def given(self) -> dict[str, Any]:
-        """The settings that the user gave, of those that are tuned otherwise."""
+        """Return the tunable settings that the user gave."""
         named = {name: getattr(self, name) for name in ("tv", "lr", "start", "shrink")}
         return {name: value for name, value in named.items() if value is not None}
 
 
 class InvertingGradients:
-    """Finds a batch whose gradient points where the one sent does: cosine distance, total variation, signed Adam.
+    """Finds a batch whose gradient has the direction of the one sent: cosine distance, total variation, signed Adam.
 
     Labels are read off the last layer. An update of several local steps is inverted by simulating them, with the
-    learning rate, steps and batch size of the public configuration; which images met in which step, after the
-    first pass, is not known and taken to repeat. Where the sample count is not in view, several are tried; one batch of
-    images is then handed back. Total variation, step, start and shrinkage are chosen on auxiliary records at the model
-    that the victims started from. All restarts for one upload advance together.
+    learning rate, steps and batch size of the public configuration. The assignment of images to steps after the first
+    pass is unknown and assumed to repeat. If the sample count is not in view, several are tried, and one batch of
+    images is returned. Total variation, step, start and shrinkage are chosen on auxiliary records at the model that the
+    victims started from. All restarts for one upload advance together.
     """
 
     name: ClassVar[str] = "inverting-gradients"
@@ -103,7 +103,7 @@ class InvertingGradients:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes where a victim's upload, the model it started from and its architecture are at hand."""
+        """Check for a victim's upload, the model that it started from, and the architecture."""
         module = network(knowledge)
         if isinstance(module, str):
             return Applicability(False, module)
@@ -114,7 +114,7 @@ class InvertingGradients:
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
-        """One `Reconstruction` for each victim with a fit upload; images (n, c, h, w) in [0, 1]."""
+        """Return one `Reconstruction` for each victim with a suitable upload; images (n, c, h, w) in [0, 1]."""
         module = network(knowledge)
         if isinstance(module, str):
             raise UsageError("knowledge", None, f"does not do: {module}", "Ask `applicable` first.")
@@ -130,7 +130,7 @@ class InvertingGradients:
 
 @dataclass(frozen=True, eq=False)
 class _Inversion:
-    """One attack on one victim: which reading of its upload, with which settings, and what comes of it."""
+    """One attack on one victim: the readings of its upload, their settings, and the guess."""
 
     config: InvertingGradientsConfig
     view: View
@@ -140,7 +140,7 @@ class _Inversion:
     device: torch.device
 
     def guess(self, readings: Sequence[Upload]) -> Reconstruction:
-        """The guess from the reading whose simulation comes closest to what was sent."""
+        """Return the guess from the reading whose simulation is closest to the sent values."""
         likely = self._likely(readings)
         settings, records = self._settings(likely[0])
         found = [self._inverted(upload, settings) for upload in likely]
@@ -151,7 +151,7 @@ class _Inversion:
         return self._reconstruction(likely[best], found[best], settings, records, len(readings))
 
     def _likely(self, readings: Sequence[Upload]) -> list[Upload]:
-        """The readings to invert; among guessed numbers of records auxiliary clients tell the likeliest."""
+        """Return the readings to invert; auxiliary clients rank guessed numbers of records."""
         auxiliary = self.knowledge.auxiliary
         if auxiliary is None or len(readings) == 1 or not all(u.guessed for u in readings):
             return list(readings)
@@ -165,7 +165,7 @@ class _Inversion:
         return likeliest(readings, computed_once(card, sent, make)["distances"].tolist())
 
     def _settings(self, upload: Upload) -> tuple[Settings, int]:
-        """The settings for an upload, and how many auxiliary records they were chosen on."""
+        """Return the settings for an upload, and the number of auxiliary records that they were chosen on."""
         cfg, auxiliary = self.config, self.knowledge.auxiliary
         if not cfg.tune or auxiliary is None or len(cfg.given) == len(Settings().tensors()):
             return Settings(**cfg.given), 0
@@ -235,7 +235,7 @@ class _Inversion:
         note = f"{settings.described()}, {how}"
         images = upload.training.images
         if upload.guessed:
-            # Nobody may hand back more images than one batch where the number of records is a guess.
+            # If the number of records is a guess, return at most one batch of images.
             shown = min(images, max(map(len, upload.training.batches)))
             rows = torch.linspace(0, images - 1, shown).round().long()
             found = replace(found, images=found.images[:, rows], labels=found.labels[:, rows])
@@ -258,18 +258,18 @@ def invert_gradients(
     settings: Settings | None = None,
     means: Tensor | None = None,
 ) -> Matched:
-    """Inverting Gradients on bare gradients or updates (Geiping 2020, eq. 4): M of the same model at once.
+    """Run Inverting Gradients on bare gradients or updates (Geiping 2020, eq. 4): M of the same model at once.
 
     Args:
         module: the architecture.
         tensors: parameters, and buffers, that the clients started from.
-        sent: M named gradients of mean cross-entropy; updates where `training` is given.
+        sent: M named gradients of mean cross-entropy; updates if `training` is given.
         labels: (M, n); with several steps, in no particular order: restarts try different ones.
         shape: (c, h, w) of an image.
         config: settings.
         generator: draws starting points, and orders of labels.
         training: the local steps behind the updates; None for gradients.
-        settings: those that are tuned; default: the configuration's own.
+        settings: the tuned settings; default: the configuration's own.
         means: (C, c, h, w) mean auxiliary image of each class, for a start that blends them in.
 
     Returns:

@@ -1,12 +1,12 @@
-"""Which labels are behind a gradient, read off its last layer.
+"""Labels behind a gradient, read off its last layer.
 
-For mean cross-entropy over n images the last layer's bias gradient is (1/n) Σ_b (p_b − onehot(y_b)): every
-image subtracts 1/n at its own class, and what softmax adds can be estimated for an untrained network, whose
-probabilities hardly depend on the image.
+For mean cross-entropy over n images the last layer's bias gradient is (1/n) Σ_b (p_b − onehot(y_b)). Every image
+subtracts 1/n at its own class. The softmax term can be estimated for an untrained network, because its probabilities
+hardly depend on the image.
 
 Measured on 50 untrained networks and batches of digits each, with auxiliary images as probes: all multisets of 32
 labels exact, of 128 at least 92 % (DLG's LeNet, whose large initial weights are the worst case). With noise as
-probes, where no auxiliary data is known: all multisets of 32 exact on networks with PyTorch's initial weights,
+probes, if no auxiliary data is known: all multisets of 32 exact on networks with PyTorch's initial weights,
 54 % on DLG's LeNet, where 98 % of single labels are still right.
 
 Sources: Zhao, Mopuri & Bilen 2020 (iDLG, one image); Yin et al. 2021; Geng et al. 2021 (eq. 8); Wainakh et al.
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def last_layer(module: nn.Module) -> tuple[str, str | None]:
-    """Names of the weight and of the bias (None without one) of the network's last linear layer.
+    """Return the names of the weight and of the bias (None without one) of the network's last linear layer.
 
     Raises:
         UsageError: the network's last layer with parameters is not linear.
@@ -50,10 +50,10 @@ def last_layer(module: nn.Module) -> tuple[str, str | None]:
 
 
 def label_of_one(gradient: Mapping[str, Tensor], module: nn.Module) -> int:
-    """iDLG: the label of the one image behind a gradient, exactly (Zhao 2020, eq. 4).
+    """Return the label of the one image behind a gradient, exactly (iDLG: Zhao 2020, eq. 4).
 
     With a bias it is the only negative entry of the bias gradient. Without one, rows of the weight gradient are
-    (p_c − onehot(y)_c) a: the row of y, alone, points against all others.
+    (p_c − onehot(y)_c) a. Only the row of y has the opposite direction to all others.
     """
     weight, bias = last_layer(module)
     if bias is not None:
@@ -64,14 +64,14 @@ def label_of_one(gradient: Mapping[str, Tensor], module: nn.Module) -> int:
 
 
 def expected_probabilities(module: nn.Module, tensors: Mapping[str, Tensor], probes: Tensor) -> Tensor:
-    """Mean softmax output (C,) of the network with these parameters over probe images (n, c, h, w)."""
+    """Return the mean softmax output (C,) of the network with these parameters over probe images (n, c, h, w)."""
     with torch.no_grad():
         parts = [functional_call(module, dict(tensors), (p,)).softmax(1) for p in torch.split(probes, 256)]
     return torch.cat(parts).mean(0)
 
 
 def probe_images(shape: tuple[int, ...], n: int, generator: torch.Generator) -> Tensor:
-    """Stand-ins (n, c, h, w) in [0, 1] where no auxiliary data is known: noise of random density and brightness."""
+    """Return stand-in images (n, c, h, w) in [0, 1] without auxiliary data: noise of random density and brightness."""
     x = torch.rand(n, *shape, generator=generator)
     density, brightness = (torch.rand(n, 1, 1, 1, generator=generator) for _ in range(2))
     return x * brightness * (torch.rand(n, *shape, generator=generator) < density)
@@ -80,20 +80,20 @@ def probe_images(shape: tuple[int, ...], n: int, generator: torch.Generator) -> 
 def recover_counts(
     gradient: Mapping[str, Tensor], module: nn.Module, tensors: Mapping[str, Tensor], n: int, probes: Tensor
 ) -> Tensor:
-    """How often each class occurs among the n images behind a gradient: (C,) int64, summing to n.
+    """Return the number of images of each class among the n behind a gradient: (C,) int64, summing to n.
 
     Guarantees:
       * exact for one image;
       * a class with a negative bias gradient is counted at least once, which is certain;
-      * exact whenever the network's summed probabilities on the batch are within 1/2 of n times those on the
-        probes, class by class: the case for untrained networks and small batches, ever less so with training.
+      * exact if, for each class, the network's summed probabilities on the batch are within 1/2 of n times those on
+        the probes. This holds for untrained networks and small batches, and less often as training proceeds.
 
     Args:
         gradient: named gradient of mean cross-entropy.
         module: the architecture.
-        tensors: parameters, and buffers, that the gradient was taken at.
+        tensors: parameters, and buffers, at which the gradient was computed.
         n: number of images.
-        probes: (m, c, h, w) images standing for the clients'.
+        probes: (m, c, h, w) images that stand in for the clients'.
     """
     weight, bias = last_layer(module)
     p = expected_probabilities(module, tensors, probes)
@@ -115,13 +115,13 @@ def recover_counts(
 def recover_labels(
     gradient: Mapping[str, Tensor], module: nn.Module, tensors: Mapping[str, Tensor], n: int, probes: Tensor
 ) -> Tensor:
-    """The labels (n,) of `recover_counts`, in ascending order: a batch's order leaves no trace in its gradient."""
+    """Return the labels (n,) of `recover_counts`, in ascending order: a gradient does not show the batch's order."""
     counts = recover_counts(gradient, module, tensors, n, probes)
     return torch.repeat_interleave(torch.arange(len(counts)), counts)
 
 
 def _feature_sum(module: nn.Module, tensors: Mapping[str, Tensor], probes: Tensor) -> Tensor:
-    """Mean over the probes of the sum of the last layer's inputs."""
+    """Return the mean over the probes of the sum of the last layer's inputs."""
     name = last_layer(module)[0].rpartition(".")[0]
     seen: list[Tensor] = []
     hook = module.get_submodule(name).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))

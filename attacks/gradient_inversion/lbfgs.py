@@ -1,8 +1,8 @@
 """Limited-memory BFGS for many independent problems at once.
 
-`torch.optim.LBFGS` treats all its tensors as one problem: one line search, one curvature history. Restarts of
-an attack are separate problems, so here every row of x has its own history, its own bracket and its own
-step; one call of the objective serves them all, each at whatever stage of its own line search it is.
+`torch.optim.LBFGS` treats all its tensors as one problem, with one line search and one curvature history. Restarts of
+an attack are separate problems. Here every row of x has its own history, bracket and step. One call of the objective
+evaluates all rows, each at its own stage of its line search.
 
 Guarantees:
   * a row's path depends on no other row (up to floating-point error in the objective itself);
@@ -34,7 +34,7 @@ _TRIALS = 20  # evaluations in one line search before the history is dropped
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Minimum:
-    """Where each row ended.
+    """The result of each row.
 
     Attributes:
         x: (R, n) best points.
@@ -52,11 +52,11 @@ class Minimum:
 
 
 def inverse_hessian_product(S: Tensor, Y: Tensor, g: Tensor) -> Tensor:
-    """The L-BFGS approximation of H⁻¹g for each row.
+    """Return the L-BFGS approximation of H⁻¹g for each row.
 
     Args:
         S: (R, m, n) steps, oldest first; unused places hold zeros and come first.
-        Y: (R, m, n) differences of gradients, likewise; sᵀy > 0 wherever used.
+        Y: (R, m, n) differences of gradients, in the same order; sᵀy > 0 in used places.
         g: (R, n) vectors to multiply.
 
     Returns:
@@ -86,7 +86,7 @@ def minimise(
     tolerance: float = -math.inf,
     gradient_tolerance: float = 0.0,
 ) -> Minimum:
-    """Minimises each row of x (R, n) separately.
+    """Minimise each row of x (R, n) separately.
 
     Args:
         objective: values and gradients; called with fewer rows as rows finish.
@@ -131,7 +131,7 @@ class _Search:
         self.converged = self.stuck.clone()
 
     def start(self, f: Tensor, g: Tensor) -> None:
-        """Takes in the first evaluation; a row whose value is not finite is stuck."""
+        """Store the first evaluation; a row whose value is not finite is stuck."""
         self.f, self.g, self.d = f.clone(), g.clone(), -g
         self.stuck = ~(torch.isfinite(f) & torch.isfinite(g).all(1))
         self.t = self._first_step(g)
@@ -142,7 +142,7 @@ class _Search:
         return (1 / g.abs().sum(1).clamp_min(1e-30)).clamp_max(1.0)
 
     def advance(self, rows: Tensor, trial: Tensor, f: Tensor, g: Tensor) -> None:
-        """Takes in one evaluation of `rows`: each accepts its trial point or narrows its bracket."""
+        """Process one evaluation of `rows`: each accepts its trial point or narrows its bracket."""
         self.spent[rows] += 1
         self.trials[rows] += 1
         t, slope = self.t[rows], (self.g[rows] * self.d[rows]).sum(1)
@@ -189,7 +189,7 @@ class _Search:
             self._restart(rows[~descends])
 
     def _restart(self, rows: Tensor) -> None:
-        """Drops the history and tries steepest descent; a row that had none left is stuck."""
+        """Drop the history and try steepest descent; a row that had no history is stuck."""
         empty = (self.S[rows, -1] == 0).all(1)
         self.stuck[rows[empty]] = True
         self.S[rows], self.Y[rows] = 0, 0

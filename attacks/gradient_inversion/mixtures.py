@@ -19,7 +19,7 @@ __all__ = ["class_gradients", "mixture"]
 def class_gradients(
     module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, classes: int
 ) -> Tensor:
-    """G (C, C, F + 1): the last layer's mean gradient over the records of each class, bias last; 0 where it has none.
+    """Return G (C, C, F + 1): the last layer's mean gradient of each class, bias last; 0 for a class without records.
 
     Args:
         module: the network, in evaluation mode.
@@ -45,7 +45,7 @@ def class_gradients(
 
 
 def mixture(columns: list[Tensor], seen: list[Tensor]) -> Tensor:
-    """Shares (C,) that sum to 1, or to 0 where nothing fits: π ≥ 0 minimising Σ ‖Σ_c π_c G_c - g‖² over uploads.
+    """Return shares (C,), π ≥ 0 minimising Σ ‖Σ_c π_c G_c - g‖² over uploads; they sum to 1, or to 0 if nothing fits.
 
     Args:
         columns: for each upload G (C, C, F), per-class gradients.

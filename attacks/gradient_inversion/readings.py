@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["COUNTS", "auxiliary_distance", "find_readings", "likeliest", "relative_distance"]
 
 COUNTS = (8, 16, 32, 64)
-"""Numbers of records that are tried where the sample count is not in view."""
+"""Numbers of records to try if the sample count is not in view."""
 
 _DRAWS = 2
-"""Auxiliary clients that stand for a victim with one number of records."""
+"""Auxiliary clients that stand in for a victim with one number of records."""
 _CLOSE = 1.15
-"""A second reading is tried too where its distance is at most this many times that of the best."""
+"""A second reading is tried too if its distance is at most this many times the best one's."""
 
 
 def find_readings(view: View, target: str, round: int, max_images: int) -> list[Upload] | str:
-    """Every reading of a client's upload that is fit for inversion; or, as text, why there is none.
+    """Return every reading of a client's upload that is suitable for inversion, or the reason why there is none.
 
-    A coalition reads the upload as a whole and as each member would alone: what a member finds, the coalition finds.
-    Equal readings are listed once. Guessed numbers of records are left out where the coalition knows the number.
+    A coalition reads the upload as a whole and as each member would alone, so it finds everything that a member finds.
+    Equal readings are listed once. Guessed numbers of records are left out if the coalition knows the number.
     """
     found = list[Upload]()
     reasons = list[str]()
@@ -47,13 +47,13 @@ def find_readings(view: View, target: str, round: int, max_images: int) -> list[
 
 
 def likeliest(readings: Sequence[Upload], distances: Sequence[float]) -> list[Upload]:
-    """The readings worth an inversion, likeliest first: the closest, and the second where it is nearly as close."""
+    """Return the readings worth an inversion: the closest, and the second if it is nearly as close."""
     order = sorted(range(len(readings)), key=distances.__getitem__)[:2]
     return [readings[i] for i in order if distances[i] <= _CLOSE * distances[order[0]]]
 
 
 def relative_distance(simulated: Tensor, sent: Tensor) -> float:
-    """Return ‖simulated - sent‖² / ‖sent‖² of two vectors (P,), which unlike a cosine tells their lengths apart."""
+    """Return ‖simulated - sent‖² / ‖sent‖² of two vectors (P,). Unlike a cosine it depends on their lengths."""
     return float((simulated - sent).square().sum() / sent.square().sum().clamp_min(1e-30))
 
 
@@ -64,17 +64,17 @@ def auxiliary_distance(
     probes: Tensor,
     generator: torch.Generator,
 ) -> float:
-    """Mean relative distance of auxiliary clients' updates, or gradients, from the one that was sent.
+    """Return the mean relative distance of auxiliary clients' updates, or gradients, from the one that was sent.
 
-    An auxiliary client has the number of records that the reading assumes and the classes behind the upload, and is
-    trained as the victim was. The closer its update, the likelier is the reading: updates are compared with their
-    length, which grows with the number of steps.
+    An auxiliary client has the reading's number of records and the upload's classes, and trains as the victim did. A
+    closer update makes the reading more likely. Updates are compared with their length, which grows with the number of
+    steps.
 
     Args:
         upload: the reading.
         module: the architecture.
         auxiliary: records (x, y).
-        probes: (m, c, h, w) images that stand for the clients'.
+        probes: (m, c, h, w) images that stand in for the clients'.
         generator: draws auxiliary records.
     """
     labels = labels_behind(upload, module, upload.training.images, probes, auxiliary)
@@ -88,7 +88,7 @@ def auxiliary_distance(
 
 
 def _readings(view: View, target: str, round: int, max_images: int) -> list[Upload] | str:
-    """The readings of one view: a single one where the number of records is known or does not matter."""
+    """Return the readings of one view: a single one if the number of records is known or does not matter."""
     found = sent_from(view, target, round)
     if isinstance(found, str):
         return found
@@ -101,7 +101,7 @@ def _readings(view: View, target: str, round: int, max_images: int) -> list[Uplo
 
 
 def _alone(view: View) -> Iterator[View]:
-    """The view of each member of a coalition; none for a party that acts alone."""
+    """Yield the view of each member of a coalition; nothing for a single party."""
     if len(view.members) > 1:
         for member in view.members:
             yield replace(view, messages=tuple(m for m in view.messages if member in m.parties()))

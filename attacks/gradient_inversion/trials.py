@@ -1,4 +1,4 @@
-"""Auxiliary uploads like a victim's, at the same model and under the same defences, to choose settings on."""
+"""Auxiliary uploads like a victim's, at the same model and under the same defences, to choose settings."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def tuned(
     signed: bool,
     device: torch.device,
 ) -> Settings:
-    """The settings for uploads like this one: chosen once for all adversaries with such uploads in view.
+    """Return the settings for uploads like this one, chosen once for all adversaries with such uploads in view.
 
     Args:
-        given: settings of the user, which stay.
-        upload: an upload, of which the model, the steps and the defences count.
+        given: the user's settings, which are kept.
+        upload: an upload; its model, steps and defences count.
         labels: (K, n) classes of the records in each auxiliary batch.
         module: the architecture.
         knowledge: with auxiliary records.
@@ -79,9 +79,9 @@ def tuned(
 
 
 def peers(view: View, upload: Upload, round: int, max_images: int) -> list[Upload]:
-    """The first clients' uploads, at most `BATCHES`, that were made like this one; it is one itself where no other is.
+    """Return the first clients' uploads, at most `BATCHES`, that were made like this one; at least this upload.
 
-    They are any clients', not only victims': adversaries who see the same uploads choose the same settings.
+    They include clients that are not victims, so adversaries who see the same uploads choose the same settings.
     """
     found = list[Upload]()
     for client in (party for party in view.parties if role(party) == "client"):
@@ -100,7 +100,7 @@ def compositions(
     auxiliary: tuple[Tensor, Tensor],
     records: int = RECORDS,
 ) -> Tensor:
-    """Labels (K, n) of auxiliary batches: K of the uploads' own, in turn, until there are so many records."""
+    """Return labels (K, n) of auxiliary batches: K of the uploads' own, in turn, until there are `records` records."""
     n = min(uploads[0].training.images, records)
     count = max(1, min(BATCHES, records // n))
     chosen = [uploads[k % len(uploads)] for k in range(count)]
@@ -117,7 +117,7 @@ def auxiliary_trial(
     one_step: bool = False,
     device: torch.device | None = None,
 ) -> Trial:
-    """Uploads that clients with auxiliary records would have sent in the victim's place.
+    """Return uploads that clients with auxiliary records would have sent in the victim's place.
 
     Args:
         upload: the victim's.
@@ -154,7 +154,7 @@ def auxiliary_trial(
 
 
 def trained_alike(training: LocalSGD, n: int) -> LocalSGD:
-    """The local steps of a client with n records under the same configuration."""
+    """Return the local steps of a client with n records under the same configuration."""
     if n == training.images:
         return training
     size = len(training.batches[0])

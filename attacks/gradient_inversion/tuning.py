@@ -1,12 +1,12 @@
 """Settings of Inverting Gradients, chosen on auxiliary records at the model that the victims started from.
 
-Which total variation, step and start serve best depends on the network. An adversary who knows the architecture,
-holds auxiliary records and sees the model need not guess: it makes uploads of its own, inverts them with every
-setting and compares the images with the records that it knows.
+The best total variation, step and start depend on the network. An adversary who knows the architecture, holds auxiliary
+records and sees the model can measure them. It makes its own uploads, inverts them with every setting, and compares the
+images with the known records.
 
 Guarantees:
-  * no message but the model and the defences on record enters: the victims' uploads say at most which classes and how
-    many records an auxiliary batch has;
+  * of all messages only the model and the recorded defences are used. The victims' uploads determine at most the
+    classes and the number of records of an auxiliary batch;
   * every setting is tried on the same batches from the same noise;
   * a setting that the user gave is not changed.
 """
@@ -29,33 +29,33 @@ __all__ = ["BATCHES", "RECORDS", "STARTS", "Settings", "Trial", "choose", "first
 
 Start = Literal["noise", "blend"]
 STARTS: tuple[Start, ...] = ("noise", "blend")
-"""What a search starts from: uniform noise, or noise and the class's mean auxiliary image in equal parts."""
+"""Starting images: uniform noise, or equal parts of noise and the class's mean auxiliary image."""
 
 RECORDS = 32
 """Auxiliary records that settings are chosen on."""
 BATCHES = 4
-"""Auxiliary batches at most, where batches are small."""
+"""Largest number of auxiliary batches, if batches are small."""
 
 _TVS = (1e-4, 1e-3, 1e-2, 1e-1)
 _FINER = 3.0
-"""Neighbours of the best total variation that are tried in the end, as a factor."""
+"""Factor to the neighbours of the best total variation that are tried at the end."""
 _SLOWER = 0.3
-"""Share of the step that is tried in the end."""
+"""Share of the step that is tried at the end."""
 _SHRINKS = tuple(k / 10 for k in range(10))
 _SHORT = 4
 """Short trials take this part of a long one's iterations."""
 _KEPT = 2
-"""Settings that short trials hand on to long ones."""
+"""Number of settings that continue from short trials to long ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Tuned settings of one search, with the values that stand where nothing is tuned.
+    """Settings of one search, with the defaults for untuned ones.
 
     Attributes:
         tv: weight of total variation.
         lr: size of the first steps.
-        start: what a search starts from.
+        start: the kind of starting images.
         shrink: share of the class's mean auxiliary image in the guess.
     """
 
@@ -65,20 +65,20 @@ class Settings:
     shrink: float = 0.0
 
     def described(self) -> str:
-        """The settings in words."""
+        """Return the settings in words."""
         start = "noise" if self.start == "noise" else "noise and class means"
         return (
             f"total variation {self.tv:.2g}, step {self.lr:.2g}, start {start}, {self.shrink:.0%} class mean"
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """The settings as named numbers, which a cache keeps."""
+        """Return the settings as named numbers, which a cache keeps."""
         values = {**asdict(self), "start": STARTS.index(self.start)}
         return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in values.items()}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Settings:
-        """The settings of which `tensors` were made."""
+        """Return the settings that `tensors` were made from."""
         values: dict[str, Any] = {name: float(value) for name, value in tensors.items()}
         return cls(**{**values, "start": STARTS[int(values["start"])]})
 
@@ -91,7 +91,7 @@ class Trial:
         simulate: the map to invert.
         target: (K, P) the uploads.
         x: (K, n, c, h, w) the records behind them.
-        y: (K, n) labels in the order in which an attack would take them.
+        y: (K, n) labels in the order of an attack.
         means: (C, c, h, w) mean auxiliary image of each class.
         signed: whether steps follow the gradient's sign.
     """
@@ -104,7 +104,7 @@ class Trial:
     signed: bool = True
 
     def inverted(self, tried: Sequence[Settings], noise: Tensor, iterations: int) -> Tensor:
-        """Images (S, K, n, c, h, w) that S settings lead to, all from the same noise (K, n, c, h, w)."""
+        """Return images (S, K, n, c, h, w) from S settings, all from the same noise (K, n, c, h, w)."""
         S, K = len(tried), len(self.y)
 
         def each(values: Sequence[float]) -> Tensor:
@@ -125,14 +125,14 @@ class Trial:
 
 
 def choose(given: Mapping[str, Any], trial: Trial, iterations: int, generator: torch.Generator) -> Settings:
-    """The settings under which images come closest to the records behind auxiliary uploads.
+    """Return the settings whose images come closest to the records behind auxiliary uploads.
 
-    Short trials over a coarse grid, then long ones of the best two and of the best one's neighbours. Closeness is the
-    mean PSNR after one-to-one matching. Searches from one start differ by chance, so the defaults stand unless the best
-    settings beat them by more than the standard error over images.
+    Short trials cover a coarse grid. Long trials follow for the best two and the best one's neighbours. Closeness is
+    the mean PSNR after one-to-one matching. Searches from one start differ by chance. The defaults are therefore kept
+    unless the best settings beat them by more than the standard error over images.
 
     Args:
-        given: settings of the user, which stay.
+        given: the user's settings, which are kept.
         trial: auxiliary uploads.
         iterations: of a long trial.
         generator: draws starting points.
@@ -154,22 +154,22 @@ def choose(given: Mapping[str, Any], trial: Trial, iterations: int, generator: t
 
 
 def first_images(noise: Tensor, labels: Tensor, means: Tensor | None, start: Start) -> Tensor:
-    """Images (R, n, c, h, w) that a search starts from.
+    """Return starting images (R, n, c, h, w) of a search.
 
     Args:
         noise: (R, n, c, h, w) in [0, 1].
         labels: (R, n).
         means: (C, c, h, w), needed for a blend.
-        start: what to start from.
+        start: the kind of starting images.
     """
     return noise if start == "noise" or means is None else (noise + means[labels].to(noise)) / 2
 
 
 def shrunk(images: Tensor, labels: Tensor, means: Tensor | None, share: float) -> Tensor:
-    """Images (…, n, c, h, w) moved towards the mean auxiliary image of their label (…, n).
+    """Return images (…, n, c, h, w) moved towards the mean auxiliary image of their label (…, n).
 
-    Of two estimates of a record whose errors have little in common a weighted mean is closer than either. The mean of
-    a class is an estimate that needs no message, so a share of 1 is what an adversary without messages would guess.
+    A weighted mean of two estimates with nearly independent errors is closer than either. The mean of a class is an
+    estimate that needs no message, so a share of 1 is the guess of an adversary without messages.
     """
     if not share or means is None:
         return images
@@ -177,7 +177,7 @@ def shrunk(images: Tensor, labels: Tensor, means: Tensor | None, share: float) -
 
 
 def _grid(given: Mapping[str, Any], **values: Sequence[Any]) -> list[Settings]:
-    """Every combination of values, those of `given` in place of their own."""
+    """Return every combination of values, with those of `given` fixed."""
     free = {name: tried for name, tried in values.items() if name not in given}
     return [
         Settings(**given, **dict(zip(free, combination, strict=True)))
@@ -188,7 +188,7 @@ def _grid(given: Mapping[str, Any], **values: Sequence[Any]) -> list[Settings]:
 def _ranked(
     given: Mapping[str, Any], trial: Trial, tried: Sequence[Settings], noise: Tensor, iterations: int
 ) -> list[_Tried]:
-    """The settings with their best shrinkage, best first."""
+    """Return the settings with their best shrinkage, best first."""
     images = trial.inverted(tried, noise, iterations)
     shares = [float(given["shrink"])] if "shrink" in given else _SHRINKS
     scored = []
@@ -213,7 +213,7 @@ class _Tried(NamedTuple):
 
 
 def _psnr(images: Tensor, truth: Tensor) -> Tensor:
-    """PSNR in dB of each record (K*n,) of K batches (K, n, c, h, w) against its match."""
+    """Return PSNR in dB of each record (K*n,) of K batches (K, n, c, h, w) against its match."""
     values = []
     for guess, x in zip(images.flatten(2).double().cpu(), truth.flatten(2).double().cpu(), strict=True):
         squares = torch.cdist(x, guess).square() / x.shape[1]

@@ -1,4 +1,4 @@
-"""What a client's local training sends, simulated step by step and differentiable in its images.
+"""Simulation of a client's local training, step by step and differentiable in its images.
 
 Guarantees:
   * for the true images, labels and batches the simulated update is the client's own, up to rounding;
@@ -52,12 +52,12 @@ class LocalSGD:
 
     @property
     def images(self) -> int:
-        """How many distinct images the steps use."""
+        """Return the number of distinct images in the steps."""
         return 1 + max(i for batch in self.batches for i in batch)
 
     @property
     def gain(self) -> float:
-        """−(sum of applied gradients) per unit of the mean gradient: Σ over steps of lr times momentum's echo."""
+        """Return −(sum of applied gradients) per unit of mean gradient: Σ over steps of lr times momentum's echo."""
         steps = len(self.batches)
         return self.lr * sum(self.momentum**j for s in range(steps) for j in range(s + 1))
 
@@ -65,16 +65,16 @@ class LocalSGD:
 def schedule(
     n: int | None, batch_size: int, *, steps: int | None = None, epochs: int | None = None
 ) -> tuple[tuple[int, ...], ...]:
-    """Which images each local step uses, as far as an adversary can know.
+    """Return the images of each local step, as far as an adversary can know.
 
-    Images are numbered in the order of their first use, which is all that one pass determines. Later passes are
-    reshuffled by the client in a way the adversary does not see; they are taken to repeat the first.
+    Images are numbered in the order of their first use, which one pass determines completely. The client reshuffles
+    later passes, which the adversary does not see. They are assumed to repeat the first.
 
     Args:
         n: the client's records, or None if unknown (then steps never meet a record twice).
         batch_size: records a step.
         steps: number of steps, all of full batches; or
-        epochs: passes, each ending with what is left.
+        epochs: passes, each ending with the remaining records.
 
     Raises:
         UsageError: neither or both of steps and epochs are given, or epochs without n.
@@ -94,20 +94,20 @@ def schedule(
 def gradient_of_update(
     update: Mapping[str, Tensor], start: Mapping[str, Tensor], training: LocalSGD
 ) -> dict[str, Tensor]:
-    """The mean gradient that an update applied: exact after one step, an average over steps after more."""
+    """Return the mean gradient that an update applied: exact after one step, an average over steps after more."""
     return {
         name: -delta / training.gain - training.weight_decay * start[name] for name, delta in update.items()
     }
 
 
 class UpdateMap(Simulator):
-    """Maps R guessed rounds of local training to the updates they would have sent.
+    """Maps R guessed rounds of local training to their updates.
 
     Args:
         module: the architecture.
         tensors: parameters, and buffers, of the model that the client started from.
         training: the steps to simulate.
-        strategy: `loop` or `vmap`, to overrule the rule (`vmap` from four on).
+        strategy: `loop` or `vmap`; default: `vmap` from four on.
 
     Raises:
         UsageError: as for `GradientMap`.
@@ -125,7 +125,7 @@ class UpdateMap(Simulator):
         self._module, self._strategy = module, strategy
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Updates (R, P) after training on images x (R, n, c, h, w) with labels y (R, n)."""
+        """Return updates (R, P) after training on images x (R, n, c, h, w) with labels y (R, n)."""
         if (self._strategy or ("vmap" if len(x) >= 4 else "loop")) == "vmap":
             updates: Tensor = vmap(self._update)(x, y)
             return updates
@@ -135,7 +135,7 @@ class UpdateMap(Simulator):
         return F.cross_entropy(functional_call(self._module, {**w, **self._buffers}, (x,)), y)
 
     def _update(self, x: Tensor, y: Tensor) -> Tensor:
-        """The update (P,) of one client."""
+        """Return the update (P,) of one client."""
         cfg, w_0 = self.training, self.parameters
         w = dict(w_0)
         velocity: dict[str, Tensor] = {}

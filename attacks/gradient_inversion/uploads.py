@@ -1,4 +1,4 @@
-"""What a view holds on a client's round: its upload, the model it started from, and how it trained."""
+"""A client's round in a view: its upload, the model that it started from, and its training."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ __all__ = [
 ]
 
 KINDS = ("gradient", "model_update", "model_parameters")
-"""Kinds of message that an inversion starts from."""
+"""Kinds of messages that an inversion uses."""
 
 UNCOUNTED = "its sample count is not in view, so the number of its local steps is unknown"
-"""Why an upload of whole epochs is not fit for inversion, unless counts are tried."""
+"""Why an upload of whole epochs is not suitable for inversion, unless counts are tried."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Upload:
-    """One client's upload with what is needed to simulate it.
+    """One client's upload with everything needed to simulate it.
 
     Attributes:
         target: the client.
@@ -57,10 +57,10 @@ class Upload:
         start_seq: number of the message with the model it started from.
         start: that model's parameters and buffers.
         training: the local steps taken.
-        gradient: the mean gradient applied; the gradient itself where there was one step.
-        update: parameters after training less those before, where there were several steps, else None.
-        defenses: what defended the message, as it is on record.
-        scale: what the inverted gradient or update is of the values that were sent.
+        gradient: the mean gradient applied; the gradient itself for one step.
+        update: parameters after training less those before, if there were several steps, else None.
+        defenses: the message's recorded defences.
+        scale: ratio of the inverted gradient or update to the sent values.
         guessed: whether the number of records is an assumption of the adversary.
     """
 
@@ -77,11 +77,11 @@ class Upload:
 
     @property
     def sent(self) -> Mapping[str, Tensor]:
-        """What a simulation has to match: the update of several steps, or the gradient."""
+        """Return the values that a simulation has to match: the update of several steps, or the gradient."""
         return self.gradient if self.update is None else self.update
 
     def as_one_step(self) -> Upload:
-        """The upload read as one step on all its images at once, which leaves out how the model moved meanwhile."""
+        """Return the upload read as one step on all its images at once, which ignores the model's movement."""
         if self.update is None:
             return self
         one = replace(self.training, batches=(tuple(range(self.training.images)),), momentum=0.0, mu=0.0)
@@ -91,7 +91,7 @@ class Upload:
 def find_uploads(
     view: View, targets: Iterable[str], round: int, max_images: int
 ) -> tuple[list[Upload], dict[str, str]]:
-    """The uploads of these clients in a round, and a reason for every client that has none fit for inversion."""
+    """Return the clients' uploads in a round, and a reason for every client without one suitable for inversion."""
     found, reasons = [], {}
     for target in targets:
         upload = find_upload(view, target, round, max_images)
@@ -103,7 +103,7 @@ def find_uploads(
 
 
 def applies(found: Sequence[object], reasons: Mapping[str, str]) -> Applicability:
-    """Whether there is anything to invert; if not, why, each reason said once for all whom it holds of."""
+    """Check that there is an upload to invert; otherwise state each reason once, with all its clients."""
     if found:
         return Applicability(True)
     of: dict[str, list[str]] = {}
@@ -114,7 +114,7 @@ def applies(found: Sequence[object], reasons: Mapping[str, str]) -> Applicabilit
 
 
 def find_upload(view: View, target: str, round: int, max_images: int) -> Upload | str:
-    """The first upload of a client in a round; or, as text, why there is none fit for inversion."""
+    """Return the first upload of a client in a round, or the reason why none is suitable for inversion."""
     found = sent_from(view, target, round)
     if isinstance(found, str):
         return found
@@ -122,7 +122,7 @@ def find_upload(view: View, target: str, round: int, max_images: int) -> Upload 
 
 
 def sent_from(view: View, target: str, round: int) -> tuple[Message, Message] | str:
-    """The first upload of a client in a round and the model before it; or, as text, why they are not in view."""
+    """Return the first upload of a client in a round and the model before it, or why they are not in view."""
     sent = [m for kind in KINDS for m in view.select(kind=kind, sender=target, round=round)]
     if not sent:
         return f"no {', '.join(KINDS[:-1])} or {KINDS[-1]} of round {round} in view"
@@ -141,7 +141,7 @@ def sent_from(view: View, target: str, round: int) -> tuple[Message, Message] | 
 
 
 def sample_count(view: View, target: str) -> int | None:
-    """How many records a client last said that it has; None where that is not in view."""
+    """Return the client's last reported number of records, or None if that is not in view."""
     counts = [m for m in view.select(kind="sample_count", sender=target) if m.payload is not None]
     return int(view.tensors(counts[-1])["n"]) if counts else None
 
@@ -149,15 +149,15 @@ def sample_count(view: View, target: str) -> int | None:
 def read_upload(
     view: View, message: Message, origin: Message, target: str, n: int | None, max_images: int
 ) -> Upload | str:
-    """An upload as one of a client with n records; or, as text, why it is not fit for inversion.
+    """Return an upload as one of a client with n records, or the reason why it is not suitable for inversion.
 
     Args:
         view: the adversary's view.
         message: the upload.
         origin: the model that it started from.
         target: the client.
-        n: its records, or None where nobody knows.
-        max_images: images, at most, that it may mix.
+        n: its records, or None if unknown.
+        max_images: largest number of images that it may mix.
     """
     training = _training(view, message, n)
     if isinstance(training, str):
@@ -198,7 +198,7 @@ def _upload(view: View, message: Message, origin: Message, target: str, training
 
 
 def _training(view: View, message: Message, n: int | None) -> LocalSGD | str:
-    """The local steps behind an upload, from the public configuration and the number of records if it is known."""
+    """Return the local steps behind an upload, from the public configuration and the number of records if known."""
     public: Mapping[str, Any] = view.hyperparameters
     size, lr = public.get("batch_size"), public.get("lr")
     if size is None or lr is None:
@@ -220,7 +220,7 @@ def _training(view: View, message: Message, n: int | None) -> LocalSGD | str:
 
 
 def network(knowledge: Knowledge) -> nn.Module | str:
-    """The network whose gradients are inverted; or, as text, why it is not known or not fit."""
+    """Return the network whose gradients are inverted, or the reason why it is not known or not suitable."""
     if knowledge.architecture is None:
         return "the architecture of the model is not known"
     # Its weights are replaced by the model in view: the generator only fills the mould.
@@ -231,7 +231,7 @@ def network(knowledge: Knowledge) -> nn.Module | str:
 
 
 def adversary_probes(knowledge: Knowledge, generator: torch.Generator) -> Tensor:
-    """Images (m, c, h, w) that stand for the clients': auxiliary ones, or noise where there are none."""
+    """Return images (m, c, h, w) that stand in for the clients': auxiliary ones, or noise without any."""
     if knowledge.architecture is None:
         raise ValueError("adversary_probes: the architecture is unknown. Ask `applicable` first.")
     noise = probe_images(knowledge.architecture.input_shape, 256, generator)
@@ -239,7 +239,7 @@ def adversary_probes(knowledge: Knowledge, generator: torch.Generator) -> Tensor
 
 
 def device_of(knowledge: Knowledge) -> torch.device:
-    """Where to optimise: the adversary's training device, or the CPU."""
+    """Return the device of optimisation: the adversary's training device, or the CPU."""
     return knowledge.train.device if knowledge.train is not None else torch.device("cpu")
 
 
@@ -250,16 +250,16 @@ def matched_once(
     upload: Upload,
     match: Callable[[torch.Generator], Matched],
 ) -> Matched:
-    """What an attack makes of an upload: once for all who have the same upload in view (`fdaudit.storage.cache`).
+    """Return an attack's result on an upload, cached for adversaries with the same upload in view.
 
-    Nothing but the upload and the settings decides it, neither the adversary nor its other victims. A coalition
-    therefore finds what its members find.
+    The cache is `fdaudit.storage.cache`. Only the upload and the settings determine the result, not the adversary or
+    its other victims. A coalition therefore finds what its members find.
 
     Args:
         attack: its name.
         settings: its settings, as JSON values.
         knowledge: with the network and auxiliary images.
-        upload: what is matched.
+        upload: the upload to match.
         match: the attack.
     """
     card = {
@@ -275,7 +275,7 @@ def matched_once(
 
 
 def described(knowledge: Knowledge) -> dict[str, Any]:
-    """What decides an inversion besides tensors: the network and how it is executed."""
+    """Return what determines an inversion in addition to tensors: the network and its execution."""
     return {
         "network": None if knowledge.architecture is None else knowledge.architecture.described,
         "execution": None if knowledge.train is None else knowledge.train.execution.described,
@@ -283,7 +283,7 @@ def described(knowledge: Knowledge) -> dict[str, Any]:
 
 
 def reconstruction(upload: Upload, found: Matched, i: int = 0) -> Reconstruction:
-    """The guess that row i of a match makes for an upload."""
+    """Return the guess from row i of an upload's match."""
     return Reconstruction(
         target=upload.target,
         messages=(upload.start_seq, upload.seq),

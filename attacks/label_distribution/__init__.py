@@ -1,1 +1,1 @@
-"""Attacks that guess how a client's records divide among the classes."""
+"""Attacks that guess the distribution of a client's records over the classes."""

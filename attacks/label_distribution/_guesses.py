@@ -1,4 +1,4 @@
-"""What the attacks on class shares have in common: which victims they can read, and a guess for every victim."""
+"""Shared parts of attacks on class shares: which victims can be read, and a guess for every victim."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["can_rehearse", "guesses", "sent_by"]
 
 
 def sent_by(view: View, targets: Sequence[str], kinds: Sequence[str]) -> Applicability:
-    """Whether a message of one of these kinds from one of these clients is in view, with its payload."""
+    """Check that a message of one of these kinds from one of these clients is in view, with its payload."""
     sent = [m for m in view.messages if m.kind in kinds and m.sender in targets]
     if not targets:
         return Applicability(False, "every client belongs to the adversary: nobody is left to be attacked")
@@ -32,7 +32,7 @@ def sent_by(view: View, targets: Sequence[str], kinds: Sequence[str]) -> Applica
 
 
 def can_rehearse(knowledge: Knowledge) -> Applicability:
-    """Whether an adversary can calibrate on shadow clients: with labelled records, and the protocol to run."""
+    """Check that an adversary can calibrate on shadow clients: with labelled records, and the protocol to run."""
     if knowledge.auxiliary is None or knowledge.rehearse is None:
         return Applicability(False, "auxiliary records and a rehearsal of the protocol are needed")
     if len(knowledge.auxiliary[1].unique()) < 2:
@@ -43,7 +43,7 @@ def can_rehearse(knowledge: Knowledge) -> Applicability:
 def guesses(
     targets: Sequence[str], shares: Callable[[str], Tensor | None], classes: int
 ) -> tuple[LabelDistribution, ...]:
-    """One guess a victim: its `shares` (C,), or equal ones where nothing could be read about it."""
+    """Return one guess a victim: its `shares` (C,), or equal shares if nothing could be read."""
     found = []
     for target in targets:
         pi = shares(target)

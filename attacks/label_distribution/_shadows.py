@@ -1,13 +1,13 @@
-"""Calibration on shadow clients: what an adversary sees of clients whose class shares it knows.
+"""Calibration on shadow clients: simulate the messages of clients with known class shares.
 
-The adversary spreads its auxiliary records over shadow clients unevenly, runs the protocol with them, and reads each
-one's messages as it reads a victim's. A log-linear model, the same for every class, then maps what was read to class
-shares: π_c ∝ exp(w · φ_c). Few weights are fitted, so that a dozen shadow clients are enough.
+The adversary distributes its auxiliary records unevenly over shadow clients and runs the protocol with them. It reads
+each one's messages as it reads a victim's. A log-linear model, the same for every class, then maps the features to
+class shares: π_c ∝ exp(w · φ_c). It has few weights, so a dozen shadow clients are enough.
 
 Guarantees:
-  * shadow clients hold auxiliary records only, and none holds a record twice: a density estimate, or a threshold
-    on records held out, would take copies for proof;
-  * guessed shares are positive and sum to 1; the classes are treated alike, whatever their number.
+  * shadow clients hold only auxiliary records, and none holds a record twice: copies would distort a density estimate
+    or a threshold on held-out records;
+  * guessed shares are positive and sum to 1; all classes are treated equally, for any number of classes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["Reading", "ShareModel", "calibrated", "draw_shadow", "uniform"]
 
 Reading = Callable[["View", str], "Tensor | None"]
-"""What can be read about a client in a view: (C, F) features of the classes, or None where nothing is there."""
+"""A reading of a client in a view: (C, F) features of the classes, or None if there is nothing."""
 
 _SIZES = (0.2, 0.8)
 """Records of a shadow client as a share of the auxiliary ones, log-uniform, before a class runs out of records."""
 _CONCENTRATIONS = (0.2, 5.0)
-"""Dirichlet concentrations of shadow clients lie between these, log-uniformly: the clients' own is not known."""
+"""Range of shadow clients' Dirichlet concentrations, drawn log-uniformly; the clients' own is unknown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +53,12 @@ class ShareModel:
     weights: Tensor
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Shares (..., C) for features (..., C, F)."""
+        """Return shares (..., C) for features (..., C, F)."""
         return (((features.double() - self.mean) / self.scale) @ self.weights).softmax(-1)
 
     @classmethod
     def fit(cls, features: Tensor, shares: Tensor, penalty: float) -> ShareModel:
-        """Minimises the mean KL(true || guessed) over m clients plus `penalty` times the squared weights.
+        """Minimise the mean KL(true || guessed) over m clients plus `penalty` times the squared weights.
 
         Args:
             features: (m, C, F).
@@ -85,7 +85,7 @@ class ShareModel:
 def draw_shadow(
     x: Tensor, y: Tensor, classes: int, generator: torch.Generator
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Records of one shadow client with uneven classes, each at most once, and their true shares (C,).
+    """Draw one shadow client's records with uneven classes, each at most once; return them with their shares (C,).
 
     Args:
         x: (n, c, h, w) auxiliary records.
@@ -109,9 +109,10 @@ def draw_shadow(
 
 
 def calibrated(read: Reading, view: View, knowledge: Knowledge, shadows: int, penalty: float) -> ShareModel:
-    """A share model from at least `shadows` shadow clients, in federations as large as the view's.
+    """Fit a share model to at least `shadows` shadow clients, in federations as large as the view's.
 
-    Their chance follows from the auxiliary records alone: whoever has these rehearses the same federations.
+    The auxiliary records alone determine the random draws, so adversaries with the same records rehearse the same
+    federations.
 
     Raises:
         ValueError: the adversary has no auxiliary records or cannot rehearse, or reads nothing about any shadow.
@@ -139,10 +140,10 @@ def calibrated(read: Reading, view: View, knowledge: Knowledge, shadows: int, pe
 
 
 def uniform(classes: int) -> Tensor:
-    """(C,) equal shares: what is guessed about a client of whom nothing was seen."""
+    """Return (C,) equal shares: the guess about a client that was not observed."""
     return torch.full((classes,), 1 / classes, dtype=torch.float64)
 
 
 def _between(bounds: tuple[float, float], rng: np.random.Generator) -> float:
-    """A number drawn log-uniformly."""
+    """Draw a number log-uniformly."""
     return math.exp(rng.uniform(math.log(bounds[0]), math.log(bounds[1])))

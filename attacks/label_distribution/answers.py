@@ -1,4 +1,4 @@
-"""Class shares from how a client answers on public samples: it favours the classes it has seen often."""
+"""Class shares from a client's answers on public samples: it favours the classes it has trained on most."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ __all__ = ["LabelAnswers", "LabelAnswersConfig", "answer_features", "read_answer
 
 _KINDS = ("logits", "soft_labels", "hard_labels")
 _GENERATED = ("generated_samples", "generator_parameters")
-"""Kinds of a protocol whose clients answer on generated samples: rehearsing it costs as much as the attacked run."""
+"""Kinds of a protocol whose clients answer on generated samples: a rehearsal costs as much as the attacked run."""
 
 
 class LabelAnswersConfig(Config):
     """Settings of the attack from answers."""
 
     shadows: int = Field(40, ge=1, le=100_000)
-    """Shadow clients, at least, to calibrate on; whole federations are rehearsed."""
+    """Smallest number of shadow clients for calibration; whole federations are rehearsed."""
     penalty: float = Field(0.001, gt=0)
     """Ridge penalty of the calibration, in nats for each squared weight."""
 
 
 class LabelAnswers:
-    """Class shares from the mean of a client's answers on public samples, calibrated on shadow clients.
+    """Guesses class shares from the mean of a client's answers on public samples, calibrated on shadow clients.
 
-    A model trained on few records of a class says that class seldom. Of a client's first and last answers the attack
-    reads, class by class, the mean logarithm of its probabilities, the logarithm of their mean, and the share of
-    samples on which the class comes first (of hard labels only that). How these follow the class shares it learns from
-    rehearsals with auxiliary records spread unevenly over shadow clients. A victim that never answered is guessed to
-    have equal shares.
+    A model trained on few records of a class rarely predicts it. The attack reads a client's first and last answers.
+    For each class it computes the mean log-probability, the log of the mean probability, and the share of samples where
+    the class is ranked first (for hard labels only the last). It learns the relation to class shares from rehearsals
+    with auxiliary records spread unevenly over shadow clients. For a victim that never answered it guesses equal
+    shares.
     """
 
     name: ClassVar[str] = "label-answers"
@@ -65,7 +65,7 @@ class LabelAnswers:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes when a victim's answers on public samples are in view and the protocol can be rehearsed."""
+        """Check for a victim's answers on public samples in view, and a protocol that can be rehearsed."""
         seen = sent_by(view, task.targets, _KINDS)
         if not seen:
             return seen
@@ -76,7 +76,7 @@ class LabelAnswers:
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[LabelDistribution, ...]:
-        """One guess a victim."""
+        """Return one guess a victim."""
 
         def read(seen: View, client: str) -> Tensor | None:
             return read_answers(seen, client, knowledge.classes)
@@ -91,7 +91,7 @@ class LabelAnswers:
 
 
 def read_answers(view: View, client: str, classes: int) -> Tensor | None:
-    """Features (C, F) of a client's first and last answers on public samples, or None where there are none."""
+    """Return features (C, F) of a client's first and last answers on public samples, or None if there are none."""
     if any(m.kind in _GENERATED for m in view.messages):
         return None
     sent = [
@@ -107,16 +107,16 @@ def read_answers(view: View, client: str, classes: int) -> Tensor | None:
 
 
 def answer_features(kind: str, values: Tensor, classes: int) -> Tensor:
-    """Features (C, F) of answers on n samples: logits or probabilities (n, C), F = 3, or classes (n,), F = 1."""
+    """Return features (C, F) of answers on n samples: logits or probabilities (n, C), F = 3, or classes (n,), F = 1."""
     if kind == "hard_labels":
         known = values[(values >= 0) & (values < classes)].long()
         return _share(torch.bincount(known, minlength=classes).double())[:, None]
-    # Noise may have driven probabilities below nought.
+    # Noise may have made probabilities negative.
     log_p = (values.double() if kind == "logits" else values.double().clamp_min(1e-12).log()).log_softmax(1)
     votes = F.one_hot(log_p.argmax(1), classes).double().sum(0)
     return torch.stack([log_p.mean(0), (log_p.exp().mean(0) + 1e-6).log(), _share(votes)], 1)
 
 
 def _share(counts: Tensor) -> Tensor:
-    """Logarithms of shares (C,) from counts, half a count added to each."""
+    """Return logarithms of shares (C,) from counts, with half a count added to each."""
     return ((counts + 0.5) / (counts.sum() + 0.5 * len(counts))).log()

@@ -1,4 +1,4 @@
-"""Class shares read from the counts that a client sends in clear."""
+"""Class shares from the counts that a client sends in clear."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _KINDS = ("class_counts",)
 
 
 class LabelCountsConfig(Config):
-    """The attack has no settings."""
+    """No settings."""
 
 
 class LabelCounts:
     """Divides a client's class counts by their sum: exact, unless a defence changed the counts.
 
-    FedKD and FedIOD weigh clients by how many records of each class they have, and so every client sends its counts
-    before anything else. Counts below nought, which only noise can make, count as none. A victim whose counts are not
-    in view is guessed to have equal shares.
+    FedKD and FedIOD weight clients by their records of each class, so every client sends its counts first. Negative
+    counts, which only noise can produce, count as zero. For a victim whose counts are not in view it guesses equal
+    shares.
     """
 
     name: ClassVar[str] = "label-counts"
@@ -50,13 +50,13 @@ class LabelCounts:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes when the counts of a victim are in view."""
+        """Check for the counts of a victim in view."""
         return sent_by(view, task.targets, _KINDS)
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[LabelDistribution, ...]:
-        """One guess a victim; the attack draws nothing at random."""
+        """Return one guess a victim; the attack is deterministic."""
 
         def shares(target: str) -> Tensor | None:
             sent = [m for m in view.select(kind="class_counts", sender=target) if m.payload is not None]

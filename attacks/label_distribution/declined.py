@@ -1,4 +1,4 @@
-"""Class shares from the samples that a client's selector declines: it knows what the client knows."""
+"""Class shares from the samples that a client's selector declines: the selector reflects the client's records."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class LabelDeclinedConfig(Config):
     """Settings of the attack from declined samples."""
 
     shadows: int = Field(40, ge=1, le=100_000)
-    """Shadow clients, at least, to calibrate on; whole federations are rehearsed."""
+    """Smallest number of shadow clients for calibration; whole federations are rehearsed."""
     penalty: float = Field(0.001, gt=0)
     """Ridge penalty of the calibration, in nats for each squared weight."""
 
 
 class LabelDeclined:
-    """Class shares from which public samples a client answers for, without a look at the answers.
+    """Guesses class shares from the public samples that a client answers, without using the answers.
 
-    A selector declines samples unlike the client's records, so the classes of what it accepts are the client's
-    classes. A classifier trained on auxiliary records names the public samples' classes; for each class the attack
-    reads how many of the samples asked about were accepted, and what share of the accepted ones is of that class, and
-    learns from rehearsals with shadow clients how these follow the class shares. A victim that was never asked is
-    guessed to have equal shares.
+    A selector declines samples unlike the client's records, so the classes of accepted samples are the client's
+    classes. A classifier trained on auxiliary records predicts the public samples' classes. For each class the attack
+    reads the share of requested samples that were accepted, and the class's share of all accepted samples. It learns
+    the relation to class shares from rehearsals with shadow clients. For a victim that was never asked it guesses equal
+    shares.
     """
 
     name: ClassVar[str] = "label-declined"
@@ -61,7 +61,7 @@ class LabelDeclined:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes when it is in view which samples a victim was asked about, and that it declined some."""
+        """Check that the samples that a victim was asked about are in view, and that it declined some."""
         seen = sent_by(view, task.targets, _KINDS)
         if not seen:
             return seen
@@ -78,7 +78,7 @@ class LabelDeclined:
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[LabelDistribution, ...]:
-        """One guess a victim."""
+        """Return one guess a victim."""
         classes_of = public_classes(knowledge)
 
         def read(seen: View, client: str) -> Tensor | None:
@@ -94,7 +94,7 @@ class LabelDeclined:
 
 
 def public_classes(knowledge: Knowledge) -> Tensor:
-    """Probabilities (n, C) of the public samples' classes, by logistic regression on auxiliary records' features.
+    """Return class probabilities (n, C) of the public samples, by logistic regression on auxiliary records' features.
 
     Raises:
         ValueError: the auxiliary records or the public samples are not known.
@@ -111,10 +111,9 @@ def public_classes(knowledge: Knowledge) -> Tensor:
 
 
 def accepted_samples(view: View, client: str, samples: int) -> tuple[Tensor, Tensor]:
-    """How often a client was asked about each public sample, and how often it answered: two counts (samples,).
+    """Count how often a client was asked about each public sample, and how often it answered: two counts (samples,).
 
-    A vote of no class counts as declined; what the client was asked in a round that it did not answer counts as
-    not asked.
+    An abstention counts as declined. Requests of a round that the client did not answer are not counted.
     """
     asked, accepted = torch.zeros(samples), torch.zeros(samples)
     for answer in view.messages:
@@ -137,7 +136,7 @@ def accepted_samples(view: View, client: str, samples: int) -> tuple[Tensor, Ten
 
 
 def read_declined(view: View, client: str, classes_of: Tensor) -> Tensor | None:
-    """Features (C, 2): logarithms of the share accepted of each class and of each class's share of what is accepted."""
+    """Return features (C, 2): logarithms of each class's acceptance rate, and of its share of accepted samples."""
     asked, accepted = accepted_samples(view, client, len(classes_of))
     if not asked.any():
         return None
@@ -148,5 +147,5 @@ def read_declined(view: View, client: str, classes_of: Tensor) -> Tensor | None:
 
 
 def _within(index: Tensor, samples: int) -> Tensor:
-    """Without samples that a defence has invented."""
+    """Return the indices of existing samples; a defence may have invented others."""
     return index[(index >= 0) & (index < samples)]

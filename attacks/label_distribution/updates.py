@@ -1,10 +1,10 @@
-"""Class shares from the last layer of what a client uploads: a mixture of what each class alone would do to it.
+"""Class shares from the last layer of a client's upload, as a mixture of per-class gradients.
 
 For mean cross-entropy the gradient of the last layer (weights and bias) is an average over records of
-(p - onehot(y)) ⊗ (a, 1), with probabilities p and the layer's inputs a. Grouped by class it is Σ_c π_c G_c, where π
-are the class shares and G_c is the mean over records of class c, which auxiliary records of that class stand for. An
-update after several steps is, up to a positive factor, minus such a sum along the way, from the first model to the
-last. So π is, up to that factor, the non-negative least-squares solution, and dividing by its sum removes the factor.
+(p - onehot(y)) ⊗ (a, 1), with probabilities p and the layer's inputs a. Grouped by class it is Σ_c π_c G_c. π are the
+class shares. G_c is the mean over records of class c, estimated from auxiliary records of that class. An update after
+several steps is, up to a positive factor, minus such a sum along the path from the first model to the last. So π is, up
+to that factor, the non-negative least-squares solution. Dividing by its sum removes the factor.
 """
 
 from __future__ import annotations
@@ -33,25 +33,24 @@ __all__ = ["LabelUpdates", "LabelUpdatesConfig", "class_gradients", "mixture"]
 
 _KINDS = ("gradient", "model_update", "model_parameters")
 _MOST_AUXILIARY = 4096
-"""Auxiliary records, at most, that stand for the classes."""
+"""Largest number of auxiliary records that represent the classes."""
 
 
 class LabelUpdatesConfig(Config):
     """Settings of the attack from updates."""
 
     uploads: int = Field(20, ge=1)
-    """Uploads of a victim, at most, that are read: the first ones, before the model fits the records."""
+    """Largest number of a victim's uploads: the first ones, before the model fits the records."""
     least: float = Field(0.005, gt=0, lt=1)
-    """What is added to every class's share before they are scaled to sum to 1: none is ruled out for certain."""
+    """Added to every class's share before scaling to a sum of 1, so that no class is ruled out."""
 
 
 class LabelUpdates:
-    """Class shares as the mixture of per-class gradients of the last layer that explains a client's uploads best.
+    """Guesses class shares as the mixture of per-class last-layer gradients that best explains a client's uploads.
 
-    Extends what a single gradient's signs tell (Zhao 2020: iDLG; Wainakh 2022: LLG, whose auxiliary variant this
-    follows) to the whole last layer, to updates of many steps and to several rounds at once. It needs no learning rate
-    and no number of steps. A victim of whom no upload with the model before it is in view is guessed to have
-    equal shares.
+    It extends attacks on a single gradient's signs (Zhao 2020: iDLG; Wainakh 2022: LLG, whose auxiliary variant this
+    follows) to the whole last layer, to updates of many steps and to several rounds. It needs no learning rate and no
+    number of steps. If no upload of a victim with the model before it is in view, it guesses equal shares.
     """
 
     name: ClassVar[str] = "label-updates"
@@ -72,7 +71,7 @@ class LabelUpdates:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes when an upload of a victim and the model before it are in view, and its last layer is linear."""
+        """Check for a victim's upload, the model before it, and a linear last layer."""
         seen = sent_by(view, task.targets, _KINDS)
         if not seen:
             return seen
@@ -91,7 +90,7 @@ class LabelUpdates:
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[LabelDistribution, ...]:
-        """One guess a victim; the attack draws nothing at random."""
+        """Return one guess a victim; the attack is deterministic."""
         module, classes = _module(knowledge), knowledge.classes
         if knowledge.auxiliary is None:
             raise ValueError("label-updates: run without auxiliary records. Ask `applicable` first.")
@@ -120,7 +119,7 @@ class LabelUpdates:
 
 
 def _uploads(view: View, target: str, most: int) -> list[tuple[Message, Message]]:
-    """A client's first uploads, each with the last model that it had been sent before."""
+    """Return a client's first uploads, each with the last model that it had received before."""
     found = []
     origin: Message | None = None
     for message in view.messages:
@@ -137,7 +136,7 @@ def _uploads(view: View, target: str, most: int) -> list[tuple[Message, Message]
 def _step(
     module: nn.Module, view: View, origin: Message, upload: Message
 ) -> tuple[Tensor, Mapping[str, Tensor] | None]:
-    """The last layer's gradient (C, F + 1), or minus its update, and the model after the upload where one is known."""
+    """Return the last layer's gradient (C, F + 1), or minus its update, and the model after the upload if known."""
     sent, start = view.tensors(upload), view.tensors(origin)
     if upload.kind == "gradient":
         return _last(module, sent), None
@@ -150,7 +149,7 @@ def _step(
 
 
 def _last(module: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Weight and bias (C, F + 1) of the last layer; a layer without bias has zeros there."""
+    """Return weight and bias (C, F + 1) of the last layer, with zeros for a missing bias."""
     weight, bias = last_layer(module)
     w = tensors[weight].double()
     b = tensors[bias].double() if bias is not None else w.new_zeros(len(w))
@@ -158,7 +157,7 @@ def _last(module: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def _module(knowledge: Knowledge) -> nn.Module:
-    """The network in evaluation mode; its weights are replaced by those in view."""
+    """Return the network in evaluation mode; weights from the view replace its own."""
     if knowledge.architecture is None:
         raise ValueError("label-updates: the architecture is not known. Ask `applicable` first.")
     return knowledge.architecture.build(torch.Generator().manual_seed(0)).eval().to(_device(knowledge))

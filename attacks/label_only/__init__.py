@@ -1,1 +1,1 @@
-"""Label-only membership inference: what the bare decisions of a model tell about who it was trained on."""
+"""Label-only membership inference, from a model's hard decisions alone."""

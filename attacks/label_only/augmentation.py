@@ -1,4 +1,4 @@
-"""Membership by augmentation: whether a model still knows a candidate that is turned or shifted a little."""
+"""Membership by augmentation: test whether a model still recognises a candidate that is slightly turned or shifted."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ class AugmentationConfig(LabelOnlyConfig):
     translation: int = Field(1, ge=0)
     """d: candidates are also shifted by all (i, j) with |i| + |j| from 1 to d pixels; 0 leaves translations out."""
     scorer: Literal["classifier", "count"] = "classifier"
-    """How answers become a score: by a classifier learnt on shadow models of the adversary's own records, where it
-    has records, an architecture and a training core; or by counting the right ones."""
+    """The score: from a classifier trained on shadow models of the adversary's own records, if it has records, an
+    architecture and a training core; or the count of correct answers."""
     shadows: int = Field(8, ge=2)
     """Shadow models."""
     shadow_steps: int = Field(2000, ge=1)
-    """Training steps of one shadow model at most."""
+    """Largest number of training steps of one shadow model."""
 
 
 class Augmentation(LabelOnly):
-    """Scores a candidate by which of its turned and shifted copies are classified right.
+    """Scores a candidate by which of its turned and shifted copies are classified correctly.
 
-    Rotations by ±r degrees and translations by at most d pixels, as in the paper. The vector of right and wrong
-    answers is judged by a logistic regression (the paper's is a small neural network) that has learnt from shadow
-    models, whose members the adversary knows, unless a plain count, or the sample as it is, does better on shadow
-    models left out. Without records of its own the adversary counts the right answers. Shadow models are fitted
-    with the target's public rate and batch size where there are any.
+    The copies are rotated by ±r degrees and translated by at most d pixels, as in the paper. A logistic regression
+    judges the vector of correct and wrong answers (the paper uses a small neural network). It is trained on shadow
+    models, whose members the adversary knows. A plain count, or the unchanged sample alone, is used if it does better
+    on held-out shadow models. Without records of its own the adversary counts the correct answers. Shadow models are
+    fitted with the target's public rate and batch size, if available.
     """
 
     name: ClassVar[str] = "augmentation"
@@ -71,11 +71,11 @@ class Augmentation(LabelOnly):
     Config: ClassVar[type[AugmentationConfig]] = AugmentationConfig
 
     def least(self) -> int:
-        """Every augmentation once."""
+        """Return the number of augmentations: each is queried once."""
         return len(augmentations(self.config.rotation, self.config.translation))
 
     def score(self, ask: Voter, challenge: Challenge, questions: int, given: Given) -> tuple[Tensor, str]:
-        """The classifier's log-odds (n,), or the share of right answers."""
+        """Return the classifier's log-odds (n,), or the share of correct answers."""
         vectors = self._right(ask, challenge.x, challenge.y, ask.chunk)
         if self.config.scorer == "count":
             return vectors.mean(1), ""
@@ -85,7 +85,7 @@ class Augmentation(LabelOnly):
         return vectors @ learnt[0], f"scored by what did best on shadow models: {learnt[1]}"
 
     def _right(self, ask: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, chunk: int) -> Tensor:
-        """Whether each augmentation of each candidate is classified right: (n, augmentations) of 0 and 1."""
+        """Return which augmentations of each candidate are classified correctly: (n, augmentations) of 0 and 1."""
         transforms = augmentations(self.config.rotation, self.config.translation)
         found = torch.zeros(len(y), len(transforms), dtype=torch.float64)
         for rows in torch.arange(len(y)).split(chunk):
@@ -94,7 +94,7 @@ class Augmentation(LabelOnly):
         return found
 
     def _learnt(self, given: Given) -> tuple[Tensor, str] | None:
-        """What each right answer adds to the score (augmentations,), and in which way, from shadow models."""
+        """Return each correct answer's weight in the score (augmentations,) and the method's name, by shadow models."""
         knowledge = given.knowledge
         if not _can_train(knowledge) or knowledge.auxiliary is None or knowledge.train is None:
             return None
@@ -126,17 +126,17 @@ class Augmentation(LabelOnly):
 
 
 def best_weights(vectors: Tensor, inside: Tensor) -> tuple[Tensor, str]:
-    """The way to score vectors of right answers that orders members best on shadow models it has not seen.
+    """Return the scoring of answer vectors that ranks members best on held-out shadow models.
 
-    Tried are a logistic regression, a plain count, and the answer to the sample as it is; judged by their mean AUC over
-    shadow models, the regression fitted to all models but the one it is judged on.
+    The candidates are a logistic regression, a plain count, and the answer to the unchanged sample. They are compared
+    by mean AUC over shadow models; the regression is fitted to all other models each time.
 
     Args:
-        vectors: (models, m, augmentations) of 0 and 1, the sample as it is first.
+        vectors: (models, m, augmentations) of 0 and 1, the unchanged sample first.
         inside: (models, m) whether a model was trained on a record.
 
     Returns:
-        What each right answer adds to the score (augmentations,), and the name of the way.
+        Each correct answer's weight in the score (augmentations,), and the method's name.
     """
     count = torch.full((vectors.shape[2],), 1 / vectors.shape[2], dtype=torch.float64)
     plain = torch.zeros_like(count).index_fill(0, torch.tensor([0]), 1.0)
@@ -145,7 +145,7 @@ def best_weights(vectors: Tensor, inside: Tensor) -> tuple[Tensor, str]:
     for k in every:
         rest = every != k
         if len(inside[k].unique()) < 2 or len(inside[rest].unique()) < 2:
-            continue  # of very few records one model may hold all, and has nothing to tell apart
+            continue  # with very few records one model may hold all of them, which leaves nothing to compare
         learnt = _regression(vectors[rest], inside[rest])
         for way, weights in zip(found, (learnt, count, plain), strict=True):
             found[way].append(float(roc_auc_score(inside[k].numpy(), (vectors[k] @ weights).numpy())))
@@ -156,18 +156,18 @@ def best_weights(vectors: Tensor, inside: Tensor) -> tuple[Tensor, str]:
 
 
 def _classifier(train: Trainer, parameters: Parameters) -> Callable[[Tensor], Tensor]:
-    """Samples to the classes that a model of the adversary's own takes them for."""
+    """Return the function from samples to the classes that a model of the adversary's own predicts."""
     return lambda x: train.predict(parameters, x).argmax(1)
 
 
 def _regression(vectors: Tensor, inside: Tensor) -> Tensor:
-    """Coefficients (augmentations,) of the log-odds that a record is inside."""
+    """Return coefficients (augmentations,) of the log-odds that a record is inside."""
     fitted = LogisticRegression().fit(vectors.flatten(0, 1).numpy(), inside.flatten().numpy())
     return torch.from_numpy(fitted.coef_[0]).double()
 
 
 def augmentations(rotation: float, translation: int) -> list[Transform]:
-    """The sample itself, turned by ±`rotation` degrees, shifted by each (i, j) with 1 <= |i| + |j| <= `translation`."""
+    """Return the sample itself, rotations by ±`rotation`, and shifts by (i, j) with 1 <= |i| + |j| <= `translation`."""
     found: list[Transform] = [lambda x: x]
     if rotation:
         found += [_moved(angle, 0, 0) for angle in (rotation, -rotation)]
@@ -179,7 +179,7 @@ def _shifts(d: int) -> Iterator[tuple[int, int]]:
 
 
 def _moved(angle: float, i: int, j: int) -> Transform:
-    """Turned by `angle` degrees clockwise, then shifted by i columns and j rows; bilinear, black outside."""
+    """Return a rotation by `angle` degrees clockwise, then a shift by i columns and j rows; bilinear, black outside."""
     c, s = math.cos(math.radians(angle)), math.sin(math.radians(angle))
 
     def move(x: Tensor) -> Tensor:

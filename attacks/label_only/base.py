@@ -1,9 +1,9 @@
-"""What label-only attacks share: whom they ask, how often, and how the budget is split.
+"""Shared parts of label-only attacks: the queried model, the number of queries, and the budget's division.
 
 Guarantees:
   * every candidate of every victim has the same number of queries;
-  * an attack that could not ask each candidate as often as it must is refused before anything is asked;
-  * questions are asked in batches of bounded size, whatever the number of candidates.
+  * an attack whose budget is too small for every candidate is refused before the first query;
+  * queries are sent in batches of bounded size, for any number of candidates.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 __all__ = ["Given", "LabelOnly", "LabelOnlyConfig", "Voter", "voter_for"]
 
 _CHUNK = {"cpu": 128, "cuda": 4096}
-"""Samples asked at a time: what a small network's forward pass is quickest with."""
+"""Samples queried at a time: the fastest size for a small network's forward pass."""
 
 
 class LabelOnlyConfig(Config):
-    """What every label-only attack can be told."""
+    """Settings of every label-only attack."""
 
     repeats: int = Field(1, ge=1)
-    """Times that each question is asked; the most frequent answer counts. More than one averages out a defence
-    that draws fresh noise for every answer, and divides the number of different questions."""
+    """Number of times that each query is repeated; the most frequent answer counts. Repeats average out a defence with
+    fresh noise in every answer, and reduce the number of different queries."""
 
 
 class Voter:
     """A victim's model as a function from samples to classes, by majority of repeated answers.
 
     Args:
-        target: the model that is asked.
-        repeats: times that each question is asked.
-        chunk: samples asked at a time.
+        target: the queried model.
+        repeats: number of times that each query is repeated.
+        chunk: samples queried at a time.
     """
 
     def __init__(self, target: Asked, *, repeats: int = 1, chunk: int = 128) -> None:
@@ -55,7 +55,7 @@ class Voter:
         self.spent = 0
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Classes (n,) of samples (n, c, h, w); of answers equally frequent the smaller class."""
+        """Return classes (n,) of samples (n, c, h, w); ties go to the smaller class."""
         if not len(x):
             return torch.zeros(0, dtype=torch.int64)
         self.spent += len(x) * self._repeats
@@ -67,14 +67,14 @@ class Voter:
 
 
 def voter_for(target: Asked, knowledge: Knowledge, repeats: int) -> Voter:
-    """A voter with the batch size that suits the adversary's own device."""
+    """Return a voter with a batch size suited to the adversary's own device."""
     device = "cpu" if knowledge.train is None else knowledge.train.device.type
     return Voter(target, repeats=repeats, chunk=_CHUNK.get(device, 4096))
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What an attack was run with."""
+    """The inputs of an attack's run."""
 
     view: View
     knowledge: Knowledge
@@ -83,7 +83,7 @@ class Given:
 
 
 class LabelOnly(ABC):
-    """The run of a label-only attack: a subclass says what it needs and how it scores one victim's candidates."""
+    """The run of a label-only attack; a subclass defines its needs and its score of one victim's candidates."""
 
     name: ClassVar[str]
 
@@ -93,32 +93,32 @@ class LabelOnly(ABC):
     # -- what a subclass says -------------------------------------------------------------------------------
 
     def least(self) -> int:
-        """Different questions a candidate at the least."""
+        """Return the smallest number of different queries a candidate."""
         return 1
 
     def most(self) -> int:
-        """Different questions a candidate at the most."""
+        """Return the largest number of different queries a candidate."""
         return self.least()
 
     def missing(self, knowledge: Knowledge) -> str:
-        """What the adversary would have to know besides, as a reason; empty: nothing."""
+        """Return the missing knowledge of the adversary as a reason, or an empty string."""
         return ""
 
     @abstractmethod
     def score(self, ask: Voter, challenge: Challenge, questions: int, given: Given) -> tuple[Tensor, str]:
-        """Scores (n,) of one victim's candidates, higher for members, and a note for the reader.
+        """Return scores (n,) of one victim's candidates, higher for members, and a note for the reader.
 
         Args:
             ask: the victim's model.
             challenge: the candidates.
-            questions: different questions that may be asked for each, between `least` and `most`.
-            given: what the attack was run with.
+            questions: different queries allowed for each, between `least` and `most`.
+            given: the inputs of the attack's run.
         """
 
     # -- what they share ------------------------------------------------------------------------------------
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes with a hard-label oracle or a model in view, and queries enough for every candidate."""
+        """Check for a hard-label oracle or a model in view, and enough queries for every candidate."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
         found = [asked("hard", view, knowledge, task, name) for name in task.challenges]
@@ -137,7 +137,7 @@ class LabelOnly(ABC):
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
-        """One `Membership` for each challenge."""
+        """Return one `Membership` for each challenge."""
         targets = self._targets(view, knowledge, task)
         candidates = sum(len(c.y) for c in task.challenges.values())
         allowed = min((t.remaining for t in targets.values()), default=0)

@@ -1,4 +1,4 @@
-"""Membership by distance to the decision boundary: models keep it further away from what they were trained on."""
+"""Membership by distance to the decision boundary: models keep it further away from training records."""
 
 from __future__ import annotations
 
@@ -19,32 +19,31 @@ if TYPE_CHECKING:
 __all__ = ["BoundaryDistance", "BoundaryDistanceConfig", "note_on", "scores_of"]
 
 _LEAST = 24
-"""Queries a candidate below which HopSkipJump has no iteration to speak of."""
+"""Smallest number of queries a candidate for a useful HopSkipJump iteration."""
 
 
 class BoundaryDistanceConfig(LabelOnlyConfig):
     """Settings of the boundary-distance attack."""
 
     queries: int = Field(2500, ge=24)
-    """Queries a candidate at most; fewer where the budget, split evenly, allows no more."""
+    """Largest number of queries a candidate; fewer if the budget, divided equally, allows no more."""
     directions: int = Field(100, ge=4)
     """Samples of the first estimate of the gradient; the t-th has √t times as many."""
     halvings: int = Field(8, ge=1)
     """Step sizes tried in one iteration."""
     starts: int = Field(100, ge=1)
-    """Possible starting points asked for each victim, shared by its candidates."""
+    """Possible starting points queried for each victim, shared by its candidates."""
     start: Literal["records", "noise"] = "records"
-    """What starting points are: auxiliary records and uniform noise, half each (noise alone where the adversary has
-    no records), or uniform noise alone as in the paper."""
+    """Starting points: auxiliary records and uniform noise, half each (only noise if the adversary has no records), or
+    only uniform noise as in the paper."""
 
 
 class BoundaryDistance(LabelOnly):
     """Scores a candidate by its ℓ2 distance to the decision boundary, found by HopSkipJump from hard labels.
 
-    A candidate that is classified wrong has distance 0. One for which no starting point of another class was
-    found scores above all others, since no boundary was met anywhere; how many those are is noted with the figure.
-    All candidates of a victim advance together, and each has the same number of queries. In `quick` that number is
-    small, in runs and controls alike.
+    A misclassified candidate has distance 0. A candidate without a starting point of another class scores above all
+    others, because no boundary was found; the figure's note gives their number. All candidates of a victim advance
+    together, and each has the same number of queries. In `quick` that number is small, in runs and controls.
     """
 
     name: ClassVar[str] = "boundary-distance"
@@ -64,15 +63,15 @@ class BoundaryDistance(LabelOnly):
     Config: ClassVar[type[BoundaryDistanceConfig]] = BoundaryDistanceConfig
 
     def least(self) -> int:
-        """The question itself, a search from the start, one iteration, and the share in the starting points."""
+        """Return the queries for the candidate, an initial search, one iteration, and the share of starting points."""
         return _LEAST
 
     def most(self) -> int:
-        """As many as the settings say."""
+        """Return the number in the settings."""
         return int(self.config.queries)
 
     def score(self, ask: Voter, challenge: Challenge, questions: int, given: Given) -> tuple[Tensor, str]:
-        """Distances (n,), and how many candidates have none that was measured."""
+        """Return distances (n,), and a note on candidates without a measured distance."""
         n = len(challenge.y)
         count = min(self.config.starts, max(1, n * questions // 10))
         starts = self._starts(challenge.x, count, given.knowledge, given.generator)
@@ -98,14 +97,14 @@ class BoundaryDistance(LabelOnly):
 
 
 def scores_of(found: Boundary) -> Tensor:
-    """Distances (n,), and above all of them the score of a candidate that no boundary was found for."""
+    """Return distances (n,); candidates without a boundary score above all others."""
     finite = found.distance[found.distance.isfinite()]
     above = 1 + (float(finite.max()) if len(finite) else 0.0)
     return found.distance.nan_to_num(posinf=above)
 
 
 def note_on(found: Boundary) -> str:
-    """Whose distance was not measured, in words; empty where everyone's was."""
+    """Describe the candidates without a measured distance; empty if there are none."""
     wrong, lost = int((~found.right).sum()), int((found.right & ~found.started).sum())
     n, parts = len(found.right), []
     if wrong:

@@ -1,4 +1,4 @@
-"""The gap attack: whoever is classified right is called a member."""
+"""The gap attack: a correctly classified candidate is called a member."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class GapConfig(LabelOnlyConfig):
 
 
 class Gap(LabelOnly):
-    """Scores a candidate 1 where its label is predicted right, else 0: one query a candidate.
+    """Scores a candidate 1 if its label is predicted correctly, else 0: one query a candidate.
 
-    Its AUC is one half and half the gap between the accuracies on members and on others. Every other label-only attack
-    asks more and has to do better.
+    Its AUC is one half plus half the accuracy gap between members and non-members. Every other label-only attack uses
+    more queries and has to do better.
     """
 
     name: ClassVar[str] = "gap"
@@ -37,5 +37,5 @@ class Gap(LabelOnly):
     Config: ClassVar[type[GapConfig]] = GapConfig
 
     def score(self, ask: Voter, challenge: Challenge, questions: int, given: Given) -> tuple[Tensor, str]:
-        """1 or 0 (n,)."""
+        """Return 1 or 0 (n,)."""
         return (ask(challenge.x) == challenge.y).double(), ""

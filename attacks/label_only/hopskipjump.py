@@ -1,11 +1,10 @@
-"""Batched HopSkipJump: how far each of many samples lies from a model's decision boundary, by its decisions alone.
+"""Batched HopSkipJump: estimate many samples' distances to a model's decision boundary from its decisions alone.
 
 Guarantees:
-  * all candidates advance together: each question holds samples of as many of them as there are;
-  * a candidate never has more queries than the budget given for it, and the samples asked are counted;
-  * memory does not grow with the number of gradient samples, and with candidates only by their own size;
-  * a candidate that is classified wrong has distance 0; one for which no starting point was found is marked, its
-    distance left infinite.
+  * all candidates advance together: each query batch holds samples of as many candidates as possible;
+  * a candidate never exceeds its query budget, and queries are counted;
+  * memory does not grow with the number of gradient samples, and grows with candidates only by their own size;
+  * a misclassified candidate has distance 0. A candidate without a starting point is marked, with infinite distance.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ Ask = Callable[[Tensor], Tensor]
 """Samples (n, c, h, w) to classes (n,)."""
 
 _LEAST_DIRECTIONS = 4
-"""Gradient samples below which an iteration is not worth its binary search."""
+"""Smallest number of gradient samples that justify an iteration's binary search."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How the queries of one candidate are spent; symbols as in Chen, Jordan & Wainwright 2020.
+    """The query budget of one candidate; symbols as in Chen, Jordan & Wainwright 2020.
 
     Attributes:
-        queries: in all, the question whether it is classified right included.
+        queries: in total, with the query whether it is classified correctly.
         directions: B_0, gradient samples of the first iteration; the t-th has B_0 √t.
         halvings: step sizes tried in one iteration, each half of the one before.
-        search: steps of a binary search; None: down to θ = d^(-3/2), as far as a fifth of `queries` goes.
-        chunk: samples asked at a time.
+        search: steps of a binary search; None: down to θ = d^(-3/2), with at most a fifth of `queries`.
+        chunk: samples queried at a time.
     """
 
     queries: int
@@ -45,7 +44,7 @@ class Schedule:
     chunk: int = 128
 
     def search_steps(self, dimensions: int) -> int:
-        """Steps of one binary search over [0, 1] in so many dimensions."""
+        """Return the steps of one binary search over [0, 1] in this number of dimensions."""
         if self.search is not None:
             return self.search
         return max(4, min(math.ceil(1.5 * math.log2(max(dimensions, 2))), self.queries // 5))
@@ -53,14 +52,14 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False)
 class Boundary:
-    """What was found.
+    """The result of HopSkipJump.
 
     Attributes:
-        distance: (n,) ℓ2 distance to the boundary; 0 where classified wrong, infinite without a starting point.
-        right: (n,) whether the candidate itself is classified right.
+        distance: (n,) ℓ2 distance to the boundary; 0 if misclassified, infinite without a starting point.
+        right: (n,) whether the candidate itself is classified correctly.
         started: (n,) whether a starting point on the other side of the boundary was found.
         spent: (n,) queries of each candidate.
-        points: (n, c, h, w) the point on the boundary; the candidate itself where there is none.
+        points: (n, c, h, w) the point on the boundary; the candidate itself if there is none.
     """
 
     distance: Tensor
@@ -79,18 +78,18 @@ def boundary_distances(
     schedule: Schedule,
     generator: torch.Generator,
 ) -> Boundary:
-    """Untargeted ℓ2 HopSkipJump (Chen, Jordan & Wainwright 2020, Algorithm 2) on all candidates at once.
+    """Run untargeted ℓ2 HopSkipJump (Chen, Jordan & Wainwright 2020, Algorithm 2) on all candidates at once.
 
-    Two departures: whether a sample has a given class does not depend on the candidate, so all candidates share
-    one pool of starting points and each takes the nearest one of another class; and an iteration that ends further
-    away than it began is undone.
+    It differs in two points. A sample's class does not depend on the candidate, so all candidates share one pool of
+    starting points, and each takes the nearest one of another class. An iteration that increases the distance is
+    undone.
 
     Args:
         ask: the model's decisions.
         x: (n, c, h, w) candidates in [0, 1].
         y: (n,) their labels.
         starts: (m, c, h, w) possible starting points.
-        start_classes: (m,) what the model takes them for.
+        start_classes: (m,) their predicted classes.
         schedule: how to spend the queries.
         generator: draws directions.
     """
@@ -114,7 +113,7 @@ def boundary_distances(
 
 
 def _nearest_start(x: Tensor, y: Tensor, starts: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """For each candidate the nearest starting point that is not of its class (n,), and whether there is one (n,)."""
+    """Return each candidate's nearest starting point of another class (n,), and whether there is one (n,)."""
     if not len(x) or not len(starts):
         return torch.zeros(len(x), dtype=torch.int64), torch.zeros(len(x), dtype=torch.bool)
     apart = torch.cdist(x.flatten(1), starts.flatten(1))
@@ -124,9 +123,9 @@ def _nearest_start(x: Tensor, y: Tensor, starts: Tensor, classes: Tensor) -> tup
 
 
 class _Walk:
-    """Candidates on their way along the boundary: rows advance together while their queries last.
+    """Candidates moving along the boundary: rows advance together while they have queries left.
 
-    Rows (G, d) are flattened images; `b` lies on the far side of the boundary, within the search's tolerance.
+    Rows (G, d) are flattened images; `b` is on the far side of the boundary, within the search's tolerance.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class _Walk:
             t += 1
 
     def _directions(self, rows: Tensor, t: int, overhead: int) -> Tensor:
-        """B_t for each row; all that is left where that would not pay for another iteration."""
+        """Return B_t for each row, or all remaining queries if they are too few for another iteration."""
         left = self._left[rows] - overhead
         wanted = torch.full_like(left, round(self._schedule.directions * math.sqrt(t))).minimum(left)
         return torch.where(left - wanted < overhead + _LEAST_DIRECTIONS, left, wanted)
@@ -171,7 +170,7 @@ class _Walk:
     # -- the three moves ------------------------------------------------------------------------------------
 
     def _search(self, rows: Tensor, far: Tensor) -> Tensor:
-        """Binary search (Algorithm 1) between candidates and points of another class: points (r, d) beyond it."""
+        """Run binary search (Algorithm 1) from candidates to points of another class; return points (r, d) beyond."""
         x = self._x[rows]
         low, high = x.new_zeros(len(rows)), x.new_ones(len(rows))
         for _ in range(self._search_steps):
@@ -181,9 +180,9 @@ class _Walk:
         return torch.lerp(x, far, high[:, None])
 
     def _gradient(self, rows: Tensor, directions: Tensor, t: int) -> Tensor:
-        """Unit vectors (r, d) along the estimated gradient at the boundary (eq. 16, with the baseline).
+        """Return unit vectors (r, d) along the estimated gradient at the boundary (eq. 16, with the baseline).
 
-        Sums are kept, not samples: Σ φu, Σ φ and Σ u give the estimate with its mean of φ taken off.
+        Only sums are kept, not samples: Σ φu, Σ φ and Σ u give the estimate with the mean of φ subtracted.
         """
         b, d = self.b[rows], self.b.shape[1]
         delta = torch.full_like(b[:, :1], 0.1) if t == 1 else self.distance[rows, None] / d
@@ -210,7 +209,7 @@ class _Walk:
         return unit
 
     def _step(self, rows: Tensor, v: Tensor, t: int) -> tuple[Tensor, Tensor]:
-        """Along v by distance/√t, halved until the point is beyond the boundary: points (r, d), and whether any was."""
+        """Step along v by distance/√t, halved until the point is beyond the boundary. Return points (r, d), success."""
         b, size = self.b[rows], self.distance[rows, None] / math.sqrt(t)
         stepped, moved = b.clone(), torch.zeros(len(rows), dtype=torch.bool)
         for _ in range(self._schedule.halvings):
@@ -229,7 +228,7 @@ class _Walk:
         self.b[rows[nearer]], self.distance[rows[nearer]] = b[nearer], distance[nearer]
 
     def _beyond(self, rows: Tensor, points: Tensor) -> Tensor:
-        """Whether points (r, d), one a row, have another class than their candidates; one query each."""
+        """Return whether points (r, d), one a row, have another class than their candidates; one query each."""
         if not len(rows):
             return torch.zeros(0, dtype=torch.bool)
         self.spent += torch.bincount(rows, minlength=len(self.spent))

@@ -1,4 +1,4 @@
-"""Membership by robustness to noise: decisions on what was trained on change less under small random changes."""
+"""Membership by robustness to noise: decisions on training records change less under small random changes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class NoiseRobustnessConfig(LabelOnlyConfig):
     """Settings of the noise-robustness attack."""
 
     queries: int = Field(100, ge=2)
-    """Queries a candidate at most, the candidate itself among them."""
+    """Largest number of queries a candidate, including the candidate itself."""
     sigma: tuple[float, ...] = Field((0.1, 0.2, 0.3), min_length=1)
     """Standard deviations of the Gaussian noise, in units of pixel intensity; queries take turns."""
 
 
 class NoiseRobustness(LabelOnly):
-    """Scores a candidate by the share of its noisy copies that are still classified right.
+    """Scores a candidate by the share of its noisy copies that are still classified correctly.
 
-    A candidate that is classified wrong itself scores 0, whatever becomes of its copies. Copies are clipped to [0, 1].
+    A misclassified candidate scores 0, independent of its copies. Copies are clipped to [0, 1].
     """
 
     name: ClassVar[str] = "noise-robustness"
@@ -45,15 +45,15 @@ class NoiseRobustness(LabelOnly):
     Config: ClassVar[type[NoiseRobustnessConfig]] = NoiseRobustnessConfig
 
     def least(self) -> int:
-        """The candidate and one noisy copy."""
+        """Return 2: the candidate and one noisy copy."""
         return 2
 
     def most(self) -> int:
-        """As many as the settings say."""
+        """Return the number in the settings."""
         return int(self.config.queries)
 
     def score(self, ask: Voter, challenge: Challenge, questions: int, given: Given) -> tuple[Tensor, str]:
-        """Shares (n,) of answers that say the candidate's label, the one without noise included."""
+        """Return the shares (n,) of answers that equal the candidate's label, including the answer without noise."""
         x, y = challenge.x, challenge.y
         right = ask(x) == y
         kept = right.double()

@@ -1,4 +1,4 @@
-"""YOQO: membership by one query a candidate, made so that models which know the candidate answer otherwise."""
+"""YOQO: membership by one query a candidate, crafted so that models trained on the candidate answer differently."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class YOQOConfig(LabelOnlyConfig):
 
 
 class YOQO(LabelOnly):
-    """Asks once for each candidate, about a sample near it, and calls it a member where its own label is the answer.
+    """Queries one sample near each candidate, and calls the candidate a member if the answer is its label.
 
-    The sample is optimised on shadow models: those trained on the candidate shall classify it right, the others
-    wrong. Shadow models are trained on halves of one pool of all victims' candidates and the adversary's own records
-    (its records that are candidates themselves left out), so half of them hold any candidate: the paper's online
-    attack with one set of shadow models for all. The loss on the models that do not hold the candidate is
-    -log(1 - p_y). Scores are 0 and 1.
+    The sample is optimised on shadow models. Models trained on the candidate shall classify it correctly, the others
+    wrongly. Shadow models are trained on halves of one pool of all victims' candidates and the adversary's own records
+    (without its records that are candidates themselves). Half of them thus hold any candidate: the paper's online
+    attack with one set of shadow models for all. The loss on the models that do not hold the candidate is -log(1 -
+    p_y). Scores are 0 and 1.
     """
 
     name: ClassVar[str] = "yoqo"
@@ -69,13 +69,13 @@ class YOQO(LabelOnly):
     Config: ClassVar[type[YOQOConfig]] = YOQOConfig
 
     def missing(self, knowledge: Knowledge) -> str:
-        """Shadow models need a network to train."""
+        """Return a reason if no network is known to train shadow models."""
         if knowledge.architecture is None or knowledge.train is None:
             return "shadow models need the architecture and a training core, which are not known"
         return ""
 
     def score(self, ask: Voter, challenge: Challenge, questions: int, given: Given) -> tuple[Tensor, str]:
-        """1 where the one answer is the candidate's label, else 0 (n,)."""
+        """Return 1 if the one answer is the candidate's label, else 0 (n,)."""
         made, first = self._shadows(challenge, given), 0
         for other in given.task.challenges.values():
             if other is challenge:
@@ -91,7 +91,7 @@ class YOQO(LabelOnly):
         return found, ""
 
     def _crafted(self, made: Shadows, inside: Tensor, x: Tensor, y: Tensor, knowledge: Knowledge) -> Tensor:
-        """`craft_queries`, once for whoever has the same shadow models and candidates."""
+        """Return `craft_queries`, cached for adversaries with the same shadow models and candidates."""
         train, config = knowledge.train, self.config
         if train is None:
             raise ValueError("yoqo: no training core. Ask `applicable` first.")
@@ -112,7 +112,7 @@ class YOQO(LabelOnly):
         return remembered(digest_of(card, x, y, inside, *made.parameters), craft)["queries"]
 
     def _shadows(self, challenge: Challenge, given: Given) -> Shadows:
-        """Shadow models on halves of one pool: every victim's candidates in order, then the adversary's own records."""
+        """Return shadow models on halves of one pool: every victim's candidates in order, then own records."""
         x = torch.cat([c.x for c in given.task.challenges.values()])
         y = torch.cat([c.y for c in given.task.challenges.values()])
         if given.knowledge.auxiliary is not None:
@@ -141,7 +141,7 @@ def craft_queries(
     lr: float,
     alpha: float,
 ) -> Tensor:
-    """Samples (n, c, h, w) near x that models holding a candidate classify right, and the others wrong.
+    """Return samples (n, c, h, w) near x that models holding a candidate classify correctly, and the others wrongly.
 
     Adam on L(x') = mean over models in of -log p_y(x') + α · mean over models out of -log(1 - p_y(x')), all candidates
     together, from x' = x and within [0, 1].

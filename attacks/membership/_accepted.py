@@ -1,11 +1,11 @@
-"""The density selector of one class of a client, for many guesses at once of which records it was fitted to.
+"""The density selector of one class of a client, evaluated for many guesses of its records at once.
 
-A guess names the records that the client holds, and their roles. A *known* record shapes the density, a *validation*
-record the threshold. Some of them may be no candidates. Records of a library stand for these.
+A guess names the client's records and their roles. A *known* record shapes the density, a *validation* record the
+threshold. Some records may not be candidates; records of a library stand in for these.
 
 Guarantees:
-  * without records that are no candidates, the bits of a guess are those of the selector that the protocol fits;
-  * a guess has as many known records as the protocol's split of its records leaves.
+  * if all records are candidates, the bits of a guess equal those of the selector that the protocol fits;
+  * a guess has as many known records as the protocol's split leaves.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ __all__ = ["KNOWN", "OUT", "VALIDATION", "Guesses", "Records", "SelectedClass", 
 OUT, KNOWN, VALIDATION = 0, 1, 2
 """Roles of a record."""
 _STEP = 0.01
-"""Relative step between two bandwidths that are told apart."""
+"""Relative step between two distinct bandwidths."""
 _MOST_LEVELS = 24
 _MOST_ENTRIES = 1 << 23
 """Entries of the tables of one class."""
 _PRIOR_DRAWS = 64
 _SMALL = 64
-"""Records of a class up to which its bandwidth depends on which of them are held; beyond, the median hardly moves."""
+"""Largest class whose bandwidth depends on its held records; in larger classes the median hardly changes."""
 _LEAST = 1e-37
 """Smallest ratio before a logarithm; float32 reaches that far."""
 _REACHED = 0.05
-"""Share of prior draws that accept a public sample, from which on it counts as near."""
+"""A public sample is near if at least this share of prior draws accepts it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selector:
-    """The public settings of a client's density selector; fields as the protocol names them."""
+    """The public settings of a client's density selector; fields are named as in the protocol."""
 
     tau: float
     validation: float
@@ -54,7 +54,7 @@ class Selector:
 
     @classmethod
     def of(cls, public: Mapping[str, Any]) -> Selector | None:
-        """The settings that a protocol's public configuration names; None where it names no density selector."""
+        """Return the settings from a protocol's public configuration, or None if it has no density selector."""
         if public.get("selector") != "density-ratio":
             return None
         uniform, beta = int(public["uniform"]), public.get("beta")
@@ -68,7 +68,7 @@ class Selector:
         )
 
     def known_of(self, records: int) -> int:
-        """Return the number of known records among a class's; 0 where the class is too small for an estimate."""
+        """Return the number of known records among a class's; 0 if the class is too small for an estimate."""
         return known_records(records, validation=self.validation, most=self.known) if records > 1 else 0
 
 
@@ -78,9 +78,9 @@ class Records:
 
     Attributes:
         candidates: (n, d).
-        sites: (s, 2) candidates of each pair, of which one is held; or (s, 1) candidates by themselves.
-        library: (l, d) records of the class that may stand for those that are no candidates.
-        others: how many records that are no candidates the client may hold.
+        sites: (s, 2) candidates of each pair, of which one is held; or (s, 1) single candidates.
+        library: (l, d) records of the class that may stand in for non-candidates.
+        others: largest number of non-candidates that the client may hold.
     """
 
     candidates: Tensor
@@ -91,7 +91,7 @@ class Records:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Guesses:
-    """b guesses about one class. The last sites are of records that are no candidates.
+    """b guesses about one class. The last sites hold non-candidates.
 
     Attributes:
         record: (b, s) numbers of records, candidates first, then the library's.
@@ -103,14 +103,14 @@ class Guesses:
 
 
 class SelectedClass:
-    """Tables from which the accept bits of any guess follow by sums.
+    """Tables from which sums give the accept bits of any guess.
 
     Args:
         settings: of the selector.
         records: of the class.
         public: (m, d) the samples that were asked about.
         uniform: (n_u, d) auxiliary samples of the adversary's own.
-        generator: of the prior draws from which the range of bandwidths is taken.
+        generator: of the prior draws that give the range of bandwidths.
 
     Attributes:
         settings, records: as given.
@@ -148,7 +148,7 @@ class SelectedClass:
     # -- guesses ------------------------------------------------------------------------------------------------
 
     def prior(self, count: int, generator: torch.Generator) -> Guesses:
-        """Guesses as likely as the coins and the split into roles make them, without a look at the bits."""
+        """Draw guesses from the coins' and the roles' prior distribution, without using the bits."""
         sites, others = self.records.sites, self.records.others
         side = torch.randint(2, (count, len(sites)), generator=generator)
         record = sites[torch.arange(len(sites)), side.clamp_max(sites.shape[1] - 1)]
@@ -165,7 +165,7 @@ class SelectedClass:
         return Guesses(record=record, role=role)
 
     def log_prior(self, guesses: Guesses) -> Tensor:
-        """(b,) logarithm of how likely guesses are by coins and roles alone, up to a constant; -inf: impossible."""
+        """Return (b,) the log prior of guesses from coins and roles, up to a constant; -inf if impossible."""
         held = (guesses.role != OUT).sum(1)
         possible = (guesses.role == KNOWN).sum(1) == self._known[held]
         return -self._ways[held].masked_fill(~possible, torch.inf)
@@ -186,14 +186,14 @@ class SelectedClass:
             more = (guesses.role[:, -others:] == KNOWN).sum(1)
             some = more.nonzero().squeeze(1)
             if found.numel() and len(some):
-                # Where such a record lies is unknown: it accepts as often as one of the library does.
+                # Such a record's position is unknown: it accepts as often as a library record does.
                 at = level[some]
                 reach = (self._mean[at] - threshold[some, None]) / self._scale[at]
                 found[some] *= torch.sigmoid(-reach).pow(more[some, None])
         return found
 
     def _log_ratio(self, guesses: Guesses) -> tuple[Tensor, Tensor, Tensor]:
-        """log w/τ (b, q) without records that are no candidates, log τ (b,), and levels of bandwidths (b,)."""
+        """Return log w/τ (b, q) from candidates alone, log τ (b,), and levels of bandwidths (b,)."""
         record, role = guesses.record, guesses.role
         level = self._level(guesses)
         index = level[:, None] * len(self._points) + record
@@ -217,7 +217,7 @@ class SelectedClass:
     # -- tables -------------------------------------------------------------------------------------------------
 
     def _build(self, public: Tensor) -> None:
-        """Influences of each record on each near sample and on each other record, for each level of bandwidth."""
+        """Compute each record's influence on each near sample and on each other record, for each level of bandwidth."""
         at_public, among, mean, scale = [], [], [], []
         at = torch.cat([public, self._points])
         for sigma in self._levels.tolist():
@@ -234,7 +234,7 @@ class SelectedClass:
             self._mean, self._scale = torch.stack(mean), torch.stack(scale)
 
     def _spread(self, sigmas: Tensor, near: int) -> Tensor:
-        """Levels of bandwidth that cover those of the prior draws, evenly in logarithm."""
+        """Return levels of bandwidth that cover those of the prior draws, evenly spaced in logarithm."""
         low, high = float(sigmas.min()), float(sigmas.max())
         if not self._small:
             return self._levels
@@ -244,7 +244,7 @@ class SelectedClass:
         return torch.logspace(math.log10(low), math.log10(high), min(wanted, affordable, _MOST_LEVELS))
 
     def _level(self, guesses: Guesses) -> Tensor:
-        """Which level of bandwidth each guess has (b,)."""
+        """Return the level of bandwidth of each guess (b,)."""
         if len(self._levels) == 1:
             return torch.zeros(len(guesses.role), dtype=torch.long)
         place = torch.bucketize(
@@ -253,7 +253,7 @@ class SelectedClass:
         return place
 
     def _bandwidths(self, guesses: Guesses) -> Tensor:
-        """σ of each guess (b,)."""
+        """Return σ of each guess (b,)."""
         if self.settings.bandwidth is not None:
             return torch.full((len(guesses.role),), self.settings.bandwidth)
         held = guesses.role != OUT

@@ -1,7 +1,7 @@
-"""What a view shows of each client's model: its recorded predictions, and the samples that they are about.
+"""Recorded predictions of each client's model in a view, with their samples.
 
-Samples are the public ones that the message's `index` names or, where a protocol has none, those that the server
-generated in the same round and step. What defences did to the answers is undone as far as it can be.
+Samples are the public ones that the message's `index` names. If a protocol has none, they are those that the server
+generated in the same round and step. The effects of defences on answers are undone as far as possible.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Recorded:
     """One client's answers.
 
     Attributes:
-        samples: (n,) names of the samples: equal in two clients' answers where the samples are the same.
+        samples: (n,) names of the samples; equal names mean equal samples.
         x: (n, c, h, w).
         values: (n, C) logits less their mean, or probabilities that sum to 1; float32.
         kind: `logits` or `soft_labels`.
-        treatment: what defences did to them.
-        noise: variance of the noise that a defence left on each value.
+        treatment: the effects of defences on them.
+        noise: variance of a defence's noise on each value.
     """
 
     samples: Tensor
@@ -57,18 +57,18 @@ def recorded(
     round: int | None = None,
     kinds: Sequence[str] = _KINDS,
 ) -> dict[str, Recorded]:
-    """The answers of every client that sent any, by client.
+    """Return the recorded answers, by client.
 
-    The last answer about a sample counts; where answers have noise of their own, the mean of all of them does. With
-    `first` only the answers of a client's first round with any count, before it has heard of others' answers.
+    The last answer about a sample counts; answers with independent noise are averaged. With `first` only answers of a
+    client's first round with any count, because later ones depend on other clients' answers.
 
     Args:
         view: the adversary's view.
-        knowledge: with the public samples, where there are any.
-        most: samples of one client, at most: those answered last.
+        knowledge: with the public samples, if there are any.
+        most: largest number of samples of one client: those answered last.
         first: whether only the first round counts.
-        round: the only round that counts, where one is named.
-        kinds: of messages that count; `hard_labels` are read as probabilities of 0 and 1.
+        round: the only round that counts, if one is named.
+        kinds: kinds of messages that count; `hard_labels` are read as probabilities of 0 and 1.
     """
     drawn = _Drawn(view, knowledge)
     found = {}
@@ -87,7 +87,7 @@ def recorded(
 
 
 class _Drawn:
-    """Samples by name: public ones have their number, generated ones the message's and their place in it."""
+    """Samples by name: a public one's number, or a generated one's message and place in it."""
 
     def __init__(self, view: View, knowledge: Knowledge) -> None:
         self._view, self._public, self.classes = view, knowledge.public, knowledge.classes
@@ -96,7 +96,7 @@ class _Drawn:
         }
 
     def names(self, message: Message, index: Tensor) -> Tensor:
-        """Names (n,) of the samples of an answer; -1 for one that does not exist."""
+        """Return names (n,) of the samples of an answer; -1 for one that does not exist."""
         made = self._generated.get((message.round, message.step))
         if made is not None:
             inside = (index >= 0) & (index < made.tensors["samples"].shape[0])
@@ -105,7 +105,7 @@ class _Drawn:
         return torch.where((index >= 0) & (index < count), index, -1)
 
     def samples(self, names: Tensor) -> Tensor:
-        """(n, c, h, w)."""
+        """Return the samples (n, c, h, w) with these names."""
         behind = names >> 32
         if not bool(behind.any()) and self._public is not None:
             return self._public[names]

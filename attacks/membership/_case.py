@@ -28,19 +28,19 @@ __all__ = ["Case", "cases", "probabilities"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
-    """A victim's candidates, what the target answers, and what shadow models answer.
+    """A victim's candidates, with the answers of the target and of shadow models.
 
     Attributes:
-        target: the victim's model, as it can be asked.
-        treatment: what defences do to its answers.
-        repeats: how often the same is asked and averaged, where answers are noisy.
-        besides: population records that may be asked.
+        target: the victim's model, as a queried model.
+        treatment: the effects of defences on its answers.
+        repeats: number of repeated queries to average, if answers are noisy.
+        besides: number of population records that may be queried.
         x: (n, c, h, w) candidates.
         y: (n,) or (n, C).
         inside: (m, n) which shadow models hold which candidate.
         references: the shadow models.
-        knowledge: with the training core that asks them.
-        floor: smallest probability that is told from 0.
+        knowledge: with the training core that evaluates them.
+        floor: smallest probability that differs from 0.
     """
 
     target: Asked
@@ -55,14 +55,14 @@ class Case:
     floor: float
 
     def likelihood(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """log p_y of records under the target (n,), and under the shadow models (m, n); float64."""
+        """Return log p_y of records under the target (n,), and under the shadow models (m, n); float64."""
         mine, theirs = self._answers(x)
         return log_likelihood(mine, y, self.floor), torch.stack(
             [log_likelihood(p, y, self.floor) for p in theirs]
         )
 
     def confidence(self) -> tuple[Tensor, Tensor]:
-        """φ of the candidates under the target (n,), and under the shadow models (m, n); float64."""
+        """Return φ of the candidates under the target (n,), and under the shadow models (m, n); float64."""
         mine, theirs = self._answers(self.x)
         return confidence(mine, self.y, self.floor), torch.stack(
             [confidence(p, self.y, self.floor) for p in theirs]
@@ -72,7 +72,7 @@ class Case:
         return self._heard(x), [probabilities(self.knowledge, p, x) for p in self.references.models]
 
     def _heard(self, x: Tensor) -> Tensor:
-        """The target's probabilities (n, C), undone of what can be undone, averaged where they are noisy."""
+        """Return the target's probabilities (n, C), with defences undone where possible and noise averaged."""
         times = self.repeats if self.treatment.noisy else 1
         answers = torch.stack([self.target(x).double() for _ in range(times)]).mean(0)
         plain = self.treatment == Treatment()
@@ -89,19 +89,19 @@ def cases(
     besides: int,
     floor: float,
 ) -> Mapping[str, Case]:
-    """Each victim's case; the oracle's budget is shared out evenly.
+    """Return each victim's case; the oracle's budget is divided equally.
 
     Args:
         view: the adversary's view.
-        knowledge: what it knows besides.
-        task: with the challenges and an oracle handle, where there is one.
-        config: of the shadow models: matched to a victim whose own model is asked, else one set for all.
-        repeats: how often the same sample is asked, at most.
-        besides: how many population records are asked for each victim, at most.
+        knowledge: its other knowledge.
+        task: with the challenges and an oracle handle, if there is one.
+        config: of the shadow models: matched to a victim whose own model is queried, else one set for all.
+        repeats: largest number of queries of the same sample.
+        besides: largest number of population records queried for each victim.
         floor: smallest probability before a logarithm.
 
     Raises:
-        ValueError: there is nothing to ask about some victim.
+        ValueError: a victim has no model that can be queried.
     """
     found: dict[str, Case] = {}
     shared: References | None = None
@@ -138,7 +138,7 @@ def _copy(start: Mapping[str, Tensor] | None) -> Parameters | None:
 
 
 def probabilities(knowledge: Knowledge, parameters: Parameters, x: Tensor) -> Tensor:
-    """What a model of the adversary's own answers: probabilities (n, C)."""
+    """Return probabilities (n, C) from a model of the adversary's own."""
     if knowledge.train is None:
         raise ValueError("probabilities: no training core to ask the model with.")
     z = knowledge.train.predict(parameters, x)

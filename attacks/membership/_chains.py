@@ -1,4 +1,4 @@
-"""Markov chains over guesses of which records a client's density selectors were fitted to."""
+"""Markov chains over guesses of the records behind a client's density selectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._accepted import KNOWN, OUT, VALIDATION, Guesses, SelectedClass
 __all__ = ["Annealing", "coins"]
 
 _HOT = 2.0
-"""Softness that chains start at, in nats."""
+"""Initial softness of chains, in nats."""
 _WRONG = 0.01
 """Share of bits that follow no selector: the smallest probability of a bit."""
 
@@ -22,10 +22,10 @@ class Annealing:
     """Settings of the chains.
 
     Attributes:
-        chains: of one client, side by side.
+        chains: number of chains of one client, side by side.
         sweeps: steps of each class.
-        softness: scale of the noise on log ratios that chains end at, in nats.
-        cooling: share of the sweeps in which noise is lowered; in the others coins are counted.
+        softness: final scale of the noise on log ratios, in nats.
+        cooling: share of the sweeps that lower the noise; the others count coins.
     """
 
     chains: int
@@ -37,16 +37,16 @@ class Annealing:
 def coins(
     classes: list[SelectedClass], accepted: Tensor, annealing: Annealing, generator: torch.Generator
 ) -> list[Tensor]:
-    """Return the probability that each candidate of each class is a member, by one client's accept bits.
+    """Return the probability that each candidate of each class is a member, given one client's accept bits.
 
-    A sample is accepted where any class accepts it. Each step draws two sites of a class, given all other sites and
-    classes (Geman & Geman 1984). The noise on log ratios is lowered step by step. Chains are weighted by how well they
-    agree with the bits at the new noise.
+    A sample is accepted if any class accepts it. Each step draws two sites of a class, given all other sites and
+    classes (Geman & Geman 1984). The noise on log ratios is lowered step by step. Chains are weighted by their
+    agreement with the bits at the new noise.
 
     Args:
         classes: of the client.
-        accepted: (m,) bool, which public samples it answered for.
-        annealing: how long, how many, how soft.
+        accepted: (m,) bool, the public samples that it answered.
+        annealing: the settings of the chains.
         generator: of the chains.
 
     Returns:
@@ -79,9 +79,10 @@ def coins(
 
 
 def _resampled(weight: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Numbers of the chains that go on, and their log weights (b,): drawn anew once half of them count for little.
+    """Return the numbers of the chains that continue, and their log weights (b,).
 
-    Source: Del Moral, Doucet & Jasra 2006, "Sequential Monte Carlo samplers", section 3.1.2; systematic draws.
+    Chains are redrawn once half of them carry little weight (Del Moral, Doucet & Jasra 2006, "Sequential Monte Carlo
+    samplers", section 3.1.2; systematic draws).
     """
     b, share = len(weight), weight.double().softmax(0)
     if 1 / float(share.square().sum()) > b / 2:
@@ -91,7 +92,7 @@ def _resampled(weight: Tensor, generator: torch.Generator) -> tuple[Tensor, Tens
 
 
 def _held(c: SelectedClass, state: Guesses, share: Tensor) -> Tensor:
-    """Weighted share (n,) of the guesses that hold each candidate; `share` (b,) are the weights."""
+    """Return the weighted share (n,) of guesses that hold each candidate; `share` (b,) are the weights."""
     sites = len(c.records.sites)
     held = (state.role[:, :sites] != OUT) * share[:, None]
     found = torch.zeros(len(c.records.candidates))
@@ -135,7 +136,7 @@ def _step(
 
 
 def _bits(declined: Tensor, accepted: Tensor) -> Tensor:
-    """Log likelihood (r,) of accept bits (q,) at probabilities of declining (r, q)."""
+    """Return the log likelihood (r,) of accept bits (q,) at probabilities of declining (r, q)."""
     sign = 1 - 2 * accepted.float()
     right = torch.addcmul(accepted.float(), declined, sign)
     return right.mul_(1 - 2 * _WRONG).add_(_WRONG).log_().sum(1)
@@ -144,7 +145,7 @@ def _bits(declined: Tensor, accepted: Tensor) -> Tensor:
 def _sites(
     c: SelectedClass, chains: int, sweep: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, bool]:
-    """Two sites for each chain; every third step the first one is of a record that is no candidate."""
+    """Draw two sites for each chain; in every third step the first one holds a non-candidate."""
     sites, others = len(c.records.sites), c.records.others
     b = torch.randint(sites, (chains,), generator=generator)
     if others and (sweep % 3 == 2 or sites == 1):

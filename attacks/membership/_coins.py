@@ -1,4 +1,4 @@
-"""What is known of the coins that decided who was trained on."""
+"""Known facts about the coins that decided membership."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["against_its_pair", "pairs_of"]
 
 
 def pairs_of(challenge: Challenge) -> Tensor | None:
-    """(k, 2) candidates of each matched pair, of which exactly one is a member; None where each has its own coin."""
+    """Return (k, 2) candidates of each matched pair, of which exactly one is a member; None for separate coins."""
     if challenge.design != "matched-pairs":
         return None
     order = challenge.pair.argsort(stable=True)
@@ -23,7 +23,7 @@ def pairs_of(challenge: Challenge) -> Tensor | None:
 
 
 def against_its_pair(scores: Tensor, challenge: Challenge) -> Tensor:
-    """Scores (n,) less those of the other candidate of each pair, where candidates come in pairs."""
+    """Return scores (n,) minus those of the other candidate of each pair, if candidates come in pairs."""
     pairs = pairs_of(challenge)
     if pairs is None:
         return scores

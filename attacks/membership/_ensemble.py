@@ -1,4 +1,4 @@
-"""Averages of clients' answers in view: what was averaged, with which weights, and which shares of it are known."""
+"""Averages of clients' answers in view: their inputs, their weights, and the known shares."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ __all__ = ["Ensemble", "Form", "answered_as", "ensemble_of"]
 Form = Literal["logits", "soft_labels", "hard_labels"]
 _SHARPENED = "era"
 _FLOOR = 1e-30
-"""Smallest probability before a logarithm: a softmax in float32 makes no smaller one."""
+"""Smallest probability before a logarithm: the smallest that a softmax in float32 gives."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ensemble:
-    """One average of all clients' answers, and what the adversary's own members put into it.
+    """One average of all clients' answers, minus the contribution of the adversary's own members.
 
     Attributes:
         index: (n,) numbers of the public samples.
         values: (n, C) the average, less the answers that the view holds, each times its weight.
-        form: what was averaged: logits, probabilities or one-hot votes.
-        weights: (C,) by client whose answers are not in view; they say how much of it each class's values are.
+        form: the averaged values: logits, probabilities or one-hot votes.
+        weights: (C,) weight of each class's values, by client whose answers are not in view.
         noise: variance of a defence's noise on each value.
     """
 
@@ -48,7 +48,7 @@ class Ensemble:
 
 
 def answered_as(z: Tensor, form: Form) -> Tensor:
-    """Return logits z (..., C) in the form in which clients answer."""
+    """Return logits z (..., C) in the form of clients' answers."""
     if form == "logits":
         return z
     if form == "soft_labels":
@@ -57,9 +57,9 @@ def answered_as(z: Tensor, form: Form) -> Tensor:
 
 
 def ensemble_of(view: View, knowledge: Knowledge, task: AttackTask) -> Ensemble | None:
-    """Return the first average in view of clients' answers on public samples, or None where it cannot be read.
+    """Return the first average in view of clients' answers on public samples, or None if it cannot be read.
 
-    It cannot be read where it is not public which clients were averaged, as in Selective-FD.
+    It cannot be read if the set of averaged clients is not public, as in Selective-FD.
     """
     form = _form(view.hyperparameters)
     sent = [m for m in view.messages if m.kind in ("ensemble_labels", "vote_counts") and m.payload]
@@ -80,7 +80,7 @@ def ensemble_of(view: View, knowledge: Knowledge, task: AttackTask) -> Ensemble 
 
 
 def _form(public: Mapping[str, Any]) -> Form | None:
-    """What the public configuration says was averaged."""
+    """Return the form of the averaged values, from the public configuration."""
     if public.get("share") in ("logits", "soft_labels", "hard_labels"):
         form: Form = public["share"]
         return form
@@ -102,10 +102,10 @@ def _values(tensors: Mapping[str, Tensor], public: Mapping[str, Any], clients: i
 
 
 def _weights(view: View, task: AttackTask, clients: list[str], classes: int) -> dict[str, Tensor]:
-    """ω (C,) of each client: its share of each class's records (Gong et al. 2022, Eq. 1), or 1/K.
+    """Return ω (C,) of each client: its share of each class's records (Gong et al. 2022, Eq. 1), or 1/K.
 
-    Class counts that are not in view follow from the candidates, half of which a victim holds; of clients
-    that are no victims from the mean of those that are known.
+    Class counts that are not in view are estimated: from the candidates, half of which a victim holds, or for other
+    clients from the mean of the known counts.
     """
     if view.hyperparameters.get("weights") != "class-counts":
         return {k: torch.full((classes,), 1 / len(clients), dtype=torch.float64) for k in clients}
@@ -133,7 +133,7 @@ def _counts(view: View, task: AttackTask, client: str, classes: int) -> Tensor |
 def _answer(
     view: View, client: str, ensemble: Message, index: Tensor, form: Form, classes: int
 ) -> Tensor | None:
-    """A client's own answers (n, C) that went into an average, where the view holds them for all its samples."""
+    """Return a client's own answers (n, C) in an average, if the view holds them for all its samples."""
     sent = [
         m
         for m in view.select(sender=client, round=ensemble.round)

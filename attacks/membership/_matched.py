@@ -1,4 +1,4 @@
-"""Shadows of one client: on as many records as it has, of as many classes, one candidate of each pair among them."""
+"""Shadow models of one client, with as many records, the same classes, and one candidate of each pair."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Matched:
 
     Attributes:
         models: m of them.
-        inside: (m, n) which candidates each was trained on.
-        others: (m, a) which auxiliary records.
-        coins: (m, k) ±1: of each pair, whether the first one is in; without pairs, whether each candidate is.
+        inside: (m, n) the candidates that each was trained on.
+        others: (m, a) the auxiliary records that each was trained on.
+        coins: (m, k) ±1: whether the first candidate of each pair is in; without pairs, whether each candidate is.
     """
 
     models: list[Parameters]
@@ -46,7 +46,7 @@ class Matched:
 
 
 def before_answers(public: Mapping[str, Any], from_upload: bool = False) -> dict[str, Any]:
-    """Return the configuration of what a client trains before its first answers, or for one upload.
+    """Return the configuration of a client's training before its first answers, or for one upload.
 
     Args:
         public: the public configuration, `View.hyperparameters`.
@@ -72,18 +72,18 @@ def matched(
     most_steps: int,
     seed: int,
 ) -> Matched:
-    """Shadow models of a client as the view and the public configuration describe it.
+    """Train shadow models of a client from the view and the public configuration.
 
-    Records besides the candidates are auxiliary ones.
+    Their other records are auxiliary ones.
 
     Args:
-        view: for the client's class counts or sample count, where it sent any.
+        view: for the client's class counts or sample count, if it sent any.
         knowledge: with auxiliary records, the network, a training core.
         challenge: the client's candidates.
         count: m.
-        training: the public configuration, of as much training as is meant.
-        start: what they start from; the public initial weights, where it is left out and these are known.
-        paired: whether of each matched pair one candidate is in; otherwise each is by a coin of its own.
+        training: the public configuration of the training to simulate.
+        start: their initial weights; if omitted, the public initial weights, if known.
+        paired: whether one candidate of each matched pair is in; otherwise each has its own coin.
         most_steps: of one model.
         seed: of coins, other records and batches.
     """
@@ -111,17 +111,17 @@ def strangers(
     most_steps: int,
     seed: int,
 ) -> list[Parameters]:
-    """Return `count` models that a client of whom no candidate is known may have, trained on auxiliary records.
+    """Return `count` plausible models of a client without known candidates, trained on auxiliary records.
 
-    Each holds records of the classes that the client told, or else of a random half of all classes.
+    Each holds records of the classes that the client reported, or else of a random half of all classes.
 
     Args:
-        view: for the client's class counts, where it sent any.
+        view: for the client's class counts, if it sent any.
         knowledge: with auxiliary records, the network, a training core.
-        client: whose models are imitated.
-        count: how many.
-        records: of each model, at most.
-        training: the public configuration, of as much training as is meant.
+        client: the client to imitate.
+        count: number of models.
+        records: largest number of records of each model.
+        training: the public configuration of the training to simulate.
         most_steps: of one model.
         seed: of classes, records and batches.
     """
@@ -143,14 +143,14 @@ def strangers(
 
 
 def _initial(knowledge: Knowledge) -> Parameters | None:
-    """Return the public initial weights, where these are known."""
+    """Return the public initial weights, if known."""
     if knowledge.initial is None or knowledge.architecture is None:
         return None
     return parameters_of(knowledge.architecture.build(torch.Generator().manual_seed(knowledge.initial)))
 
 
 def _coins(challenge: Challenge, count: int, paired: bool, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Which candidates are in (m, n), and the coins (m, k); as many of them in each model."""
+    """Draw which candidates are in (m, n), and the coins (m, k); the same number in each model."""
     n, pairs = len(challenge.y), pairs_of(challenge) if paired else None
     inside = torch.zeros(count, n, dtype=torch.bool)
     if pairs is not None:
@@ -165,7 +165,7 @@ def _coins(challenge: Challenge, count: int, paired: bool, draws: torch.Generato
 def _others(
     view: View, y: Tensor, challenge: Challenge, members: int, inside: Tensor, draws: torch.Generator
 ) -> Tensor:
-    """Which auxiliary records (m, a) make up what the client has besides candidates, by class where it told."""
+    """Draw auxiliary records (m, a) for the client's non-candidates, by class if its class counts are known."""
     counts, total = told_counts(view, challenge.target)
     held = torch.zeros(len(inside), len(y), dtype=torch.bool)
     keys = torch.rand(len(inside), len(y), generator=draws)
@@ -181,7 +181,7 @@ def _others(
 
 
 def told_counts(view: View, target: str) -> tuple[Tensor | None, int | None]:
-    """The client's class counts (C,) and its number of records, as far as it sent them."""
+    """Return the client's class counts (C,) and its number of records, if it sent them."""
     counts = [m for m in view.select(kind="class_counts", sender=target) if m.payload is not None]
     if counts:
         told = view.tensors(counts[-1])["counts"].double().cpu()

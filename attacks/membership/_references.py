@@ -1,7 +1,7 @@
 """Shadow models for attacks that compare a target with models whose training records are known.
 
 Guarantees:
-  * every attack with the same candidates, auxiliary records and settings gets the same models, trained once;
+  * attacks with the same candidates, auxiliary records and settings share the same models, trained once;
   * no record is in the pool twice: an auxiliary record that is a candidate counts as the candidate.
 """
 
@@ -29,31 +29,31 @@ __all__ = ["References", "ShadowConfig", "matched_references", "missing", "refer
 
 
 class ShadowConfig(Config):
-    """Settings of the shadow models; attacks with equal ones share them."""
+    """Settings of shadow models; attacks with equal settings share the models."""
 
     shadows: int = Field(64, ge=2)
     """Shadow models, each trained on half of the pool."""
     most_steps: int = Field(1000, ge=1)
-    """Training steps of one shadow model, at most."""
+    """Largest number of training steps of one shadow model."""
     online: bool = True
-    """The pool holds the candidates beside the auxiliary records; otherwise auxiliary records alone."""
+    """The pool holds the candidates and the auxiliary records; otherwise auxiliary records alone."""
     seed: int = Field(0, ge=0, lt=2**63)
-    """Of the halves, the initial weights and the batches."""
+    """Seed of the halves, the initial weights and the batches."""
     matched: int = Field(200, ge=2)
-    """Shadow models of a victim whose own model is attacked; as many as `coin-regression` has, so that they are
-    trained once."""
+    """Shadow models of a victim whose own model is attacked; as many as `coin-regression` has, so that they are trained
+    once."""
     matched_steps: int = Field(2000, ge=1)
-    """Training steps of one of these, at most."""
+    """Largest number of training steps of one of these."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class References:
-    """Shadow models, and which of them hold which record.
+    """Shadow models, with their training records.
 
     Attributes:
         models: of m shadow models.
         candidates: by target, (m, n) which models hold which of its candidates.
-        population: (x, y) records of the population that are no candidates.
+        population: (x, y) records of the population, without candidates.
         held: (m, k) which models hold which of those.
     """
 
@@ -64,7 +64,7 @@ class References:
 
 
 def missing(knowledge: Knowledge, task: AttackTask) -> Applicability:
-    """No, with what is not there that shadow models need; else yes."""
+    """Check that everything that shadow models need is known; if not, name what is missing."""
     if not task.challenges:
         return Applicability(False, "no challenge was issued for the victims")
     if knowledge.architecture is None or knowledge.train is None:
@@ -81,14 +81,14 @@ def matched_references(
     config: ShadowConfig,
     start: Parameters | None = None,
 ) -> References:
-    """Return the shadow models of one victim, which train as it does: for attacks on its own model.
+    """Return shadow models that train as one victim does, for attacks on its own model.
 
     Args:
-        view: for what the victim told of its records, and the public configuration.
+        view: for the victim's reported counts, and the public configuration.
         knowledge: with auxiliary records, the architecture and a training core.
         challenge: the victim's candidates.
-        config: how many models.
-        start: what the victim's model was trained from, where it is in view.
+        config: the number of models.
+        start: the initial weights of the victim's model, if in view.
     """
     if knowledge.auxiliary is None:
         raise ValueError("matched_references: no auxiliary records. Ask `missing` first.")
@@ -112,13 +112,13 @@ def matched_references(
 
 
 def references(view: View, knowledge: Knowledge, task: AttackTask, config: ShadowConfig) -> References:
-    """The shadow models of an adversary for all its victims together: for attacks on the model that they share.
+    """Return an adversary's shadow models for all its victims together, for attacks on the shared model.
 
     Args:
-        view: for the public configuration, which tells how the target was trained.
+        view: for the public configuration of the target's training.
         knowledge: with auxiliary records, the architecture and a training core.
         task: with the challenges.
-        config: how many models, on which pool.
+        config: the number of models and their pool.
     """
     if knowledge.auxiliary is None:
         raise ValueError("references: no auxiliary records. Ask `missing` first.")
@@ -155,7 +155,7 @@ def references(view: View, knowledge: Knowledge, task: AttackTask, config: Shado
 
 
 def _inside(found: Shadows, challenges: list[Challenge], before: int, online: bool) -> dict[str, Tensor]:
-    """By target (m, n), from the columns of the pool, where candidates come after the auxiliary records."""
+    """Return by target (m, n), from the columns of the pool, where candidates come after the auxiliary records."""
     inside = {}
     for challenge in challenges:
         n = len(challenge.y)
@@ -168,6 +168,6 @@ def _inside(found: Shadows, challenges: list[Challenge], before: int, online: bo
 
 
 def _apart(x: Tensor, challenges: list[Challenge]) -> Tensor:
-    """Which of the records x (k, c, h, w) are no candidate of any challenge, (k,)."""
+    """Return which of the records x (k, c, h, w) are not a candidate of any challenge, (k,)."""
     taken = {row.numpy().tobytes() for c in challenges for row in c.x.cpu().contiguous()}
     return torch.tensor([row.numpy().tobytes() not in taken for row in x.cpu().contiguous()])

@@ -1,4 +1,4 @@
-"""Ridge regression of the coins that decided about records on what shadow models answer."""
+"""Ridge regression from shadow models' answers to the coins that decided membership."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _RIDGES = 10.0 ** torch.arange(-5, 2.01, 0.25, dtype=torch.float64)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Regressed:
-    """Coins of one client as a ridge regression predicts them.
+    """One client's coins, predicted by ridge regression.
 
     Attributes:
         coins: (k,) of the victim.
         left_out: (m, k) of each shadow, predicted by the others.
         spread: (k,) variance that the noise of a defence adds to each prediction.
         error: mean squared error of those, noise included.
-        right: share of the shadows' coins whose sign is predicted, noise included.
+        right: share of the shadows' coins with correctly predicted sign, noise included.
     """
 
     coins: Tensor
@@ -42,7 +42,7 @@ def regressed(answers: Tensor, coins: Tensor, victim: Tensor, noise: float = 0.0
     Args:
         answers: (m, d) of its shadows.
         coins: (m, k) ±1.
-        victim: (d,) its own.
+        victim: (d,) its own answers.
         noise: variance of the noise that a defence put on each of the victim's answers.
     """
     return regressed_sum([(answers, coins)], victim, noise)[0]
@@ -99,12 +99,12 @@ def stacked(found: Sequence[Regressed], coins: Tensor) -> Regressed:
 def regressed_sum(
     clients: Sequence[tuple[Tensor, Tensor]], seen: Tensor, noise: float = 0.0
 ) -> list[Regressed]:
-    """Predict the coins of several clients of whose answers only the sum is seen.
+    """Predict the coins of several clients from the sum of their answers.
 
-    The best linear prediction needs the covariance of the sum, which is the sum of the clients' covariances: so
-    every client's shadows count by themselves, and no federation is put together from them. λ stands for the noise
-    of a defence, and for what few shadows do not know. It is chosen by the error on shadows that are left out, each
-    added to one shadow of every other client, and to noise.
+    The best linear prediction needs the covariance of the sum, which is the sum of the clients' covariances. Each
+    client's shadows therefore count separately, and no federation has to be simulated. λ covers a defence's noise and
+    the uncertainty from few shadows. It is chosen by the error on left-out shadows, each added to one shadow of every
+    other client and to noise.
 
     Source: Hoerl and Kennard, "Ridge regression", Technometrics 12 (1970); the closed form of left-out predictions is
     that of Golub, Heath and Wahba, Technometrics 21 (1979).
@@ -144,7 +144,7 @@ def regressed_sum(
 def _by_client(
     clients: Sequence[tuple[Tensor, Tensor]], left_out: Tensor, spread: Tensor, coins: Tensor
 ) -> list[Regressed]:
-    """Cut predictions (clients · m, all coins) into clients, each one's shadow added to one of every other's."""
+    """Split predictions (clients · m, all coins) by client, with each one's shadow added to one of every other's."""
     found, first = [], 0
     m = len(clients[0][0])
     for _, truth in clients:

@@ -1,10 +1,10 @@
 """Scores of membership inference from soft answers: calibrated loss, LiRA and RMIA, as functions of tensors.
 
-Rows are models, columns candidates; `inside` (m, n) says which model was trained on which candidate.
+Rows are models, columns candidates; `inside` (m, n) marks which model was trained on which candidate.
 
 Guarantees:
-  * every score is finite for finite answers, however few models are on either side;
-  * models in another order, or candidates in another order, give the same scores in that order.
+  * every score is finite for finite answers, even with few models on either side;
+  * reordering models does not change scores, and reordering candidates reorders them in the same way.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LEAST_DEVIATION = 1e-3
 
 
 def confidence(answer: Tensor, y: Tensor, floor: float = 1e-12) -> Tensor:
-    """The logit-scaled confidence φ = log(p_y / (1 - p_y)) (n,) of soft answers (n, C), in float64.
+    """Return the logit-scaled confidence φ = log(p_y / (1 - p_y)) (n,) of soft answers (n, C), in float64.
 
-    1 - p_y is summed from the other classes, since in float32 a difference from 1 has lost its digits (Carlini 2022,
-    section IV-C). Of the multi-label task p is the probability of all known answers together being right.
+    1 - p_y is summed from the other classes, because in float32 a difference from 1 has lost its digits (Carlini 2022,
+    section IV-C). In the multi-label task p is the probability that all known answers together are right.
 
     Args:
         answer: probabilities (n, C).
@@ -45,10 +45,10 @@ def confidence(answer: Tensor, y: Tensor, floor: float = 1e-12) -> Tensor:
 
 
 def calibrated(target: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:
-    """How much better the target fits a candidate than models that never saw it: log p less its mean over those (n,).
+    """Return the target's log p minus its mean over models that never saw the candidate (n,).
 
-    This is minus the loss calibrated by its mean under reference models (Watson 2022, Eq. 2). A candidate that every
-    shadow model was trained on is calibrated by the mean over all.
+    This is minus the loss calibrated by its mean under reference models (Watson 2022, Eq. 2). For a candidate that
+    every shadow model was trained on, the mean is over all.
 
     Args:
         target: log p_y (n,) under the target.
@@ -62,9 +62,9 @@ def calibrated(target: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:
 def lira_online(
     target: Tensor, shadows: Tensor, inside: Tensor, *, fixed_variance: bool, blur: Tensor | float = 0.0
 ) -> Tensor:
-    """The log-likelihood ratio (n,) of φ under Gaussians of the models with and without each candidate.
+    """Return the log-likelihood ratio (n,) of φ under Gaussians of the models with and without each candidate.
 
-    Carlini 2022, Algorithm 1 (online), and section VI-B for the variance: with few shadow models one for all
+    Source: Carlini 2022, Algorithm 1 (online), and section VI-B for the variance: with few shadow models, one for all
     candidates.
 
     Args:
@@ -84,9 +84,10 @@ def lira_online(
 def lira_offline(
     target: Tensor, shadows: Tensor, inside: Tensor, *, fixed_variance: bool, blur: Tensor | float = 0.0
 ) -> Tensor:
-    """By how many standard deviations φ (n,) lies above its mean over models without each candidate.
+    """Return the standard score of φ (n,) against models without each candidate.
 
-    Carlini 2022, Eq. 4: Λ = Pr[Z <= φ]; the deviation is its quantile, which keeps the order and does not saturate.
+    In Carlini 2022, Eq. 4, Λ = Pr[Z <= φ]. The standard score is its quantile, which keeps the order and does not
+    saturate.
 
     Args:
         target: φ (n,) of the target.
@@ -111,11 +112,11 @@ def rmia(
     gamma: float,
     a: float | None = None,
 ) -> Tensor:
-    """The share (n,) of population records z over which each candidate x dominates: LR(x, z) >= γ.
+    """Return the share (n,) of population records z that each candidate x dominates: LR(x, z) >= γ.
 
-    Zarifzadeh 2024, Eq. 2 to 4: LR = (Pr(x|θ) / Pr(x)) / (Pr(z|θ) / Pr(z)), Pr(x) the mean of Pr(x|θ') over reference
-    models, those with x and those without counting alike. A share can take few values; candidates with equal ones
-    are told apart, within less than one step of it, by the ratio itself.
+    Zarifzadeh 2024, Eq. 2 to 4: LR = (Pr(x|θ) / Pr(x)) / (Pr(z|θ) / Pr(z)). Pr(x) is the mean of Pr(x|θ') over
+    reference models; those with x and those without have equal weight. A share has few possible values. The ratio
+    itself breaks ties, within less than one step of the share.
 
     Args:
         target: log Pr(x|θ) (n,) under the target.
@@ -134,7 +135,7 @@ def rmia(
 
 
 def _evidence(log_p: Tensor, inside: Tensor, a: float | None) -> Tensor:
-    """log Pr(x) (n,) from log Pr(x|θ') (m, n)."""
+    """Return log Pr(x) (n,) from log Pr(x|θ') (m, n)."""
     p = log_p.exp()
     out, _, outs = _moments(p, ~inside)
     within, _, ins = _moments(p, inside)
@@ -148,7 +149,7 @@ def _evidence(log_p: Tensor, inside: Tensor, a: float | None) -> Tensor:
 
 
 def _moments(values: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, sum of squared deviations and count (n,) over the chosen rows of each column (m, n)."""
+    """Return mean, sum of squared deviations and count (n,) over the chosen rows of each column (m, n)."""
     weight = chosen.to(values.dtype)
     count = weight.sum(0)
     mean = (values * weight).sum(0) / count.clamp_min(1)
@@ -157,7 +158,7 @@ def _moments(values: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gaussian(values: Tensor, chosen: Tensor, fixed_variance: bool) -> tuple[Tensor, Tensor]:
-    """Mean (n,) and variance (n,) over the chosen rows of each column; pooled over columns where asked, or needed."""
+    """Return mean (n,) and variance (n,) over the chosen rows of each column, pooled if requested or necessary."""
     mean, spread, count = _moments(values, chosen)
     freedom = (count - 1).clamp_min(0)
     pooled = spread.sum() / freedom.sum().clamp_min(1)
@@ -167,6 +168,6 @@ def _gaussian(values: Tensor, chosen: Tensor, fixed_variance: bool) -> tuple[Ten
 
 
 def _log_density(value: Tensor, mean: Tensor, variance: Tensor, blur: Tensor | float) -> Tensor:
-    """log N(value; mean, variance + blur) but for a constant."""
+    """Return log N(value; mean, variance + blur) up to a constant."""
     total = variance + blur
     return -0.5 * ((value - mean).square() / total + total.log())

@@ -1,8 +1,8 @@
 """Surrogates: models distilled from recorded answers alone, many at once.
 
 Guarantees:
-  * all surrogates of one call advance together, from one set of initial weights and with one order of batches, so
-    that they differ by what their teachers answered and nothing else;
+  * all surrogates of one call train together, from the same initial weights and with the same order of batches. They
+    differ only by their teachers' answers;
   * equal answers and settings are distilled once in a process.
 """
 
@@ -37,22 +37,22 @@ _turn = Lock()
 
 
 class SurrogateConfig(ShadowConfig):
-    """Settings of surrogates; those of shadow models matter to `distillation-lira` alone."""
+    """Settings of surrogates; only `distillation-lira` uses those of shadow models."""
 
     students: int = Field(64, ge=2)
     """Shadow models of each victim, the first of its matched ones, from which surrogates are distilled."""
     samples: int = Field(2000, ge=2)
-    """Answers of one client that its surrogate learns from, at most: the last ones."""
+    """Largest number of a client's answers that its surrogate learns from: the last ones."""
     distill_steps: int = Field(400, ge=1)
     """Steps of Adam of one surrogate."""
     distill_batch_size: int = Field(128, ge=1)
     """Answers a step."""
     distill_lr: float = Field(5e-3, gt=0)
-    """Adam's learning rate, annealed to a hundredth of it along a cosine."""
+    """Adam's learning rate, annealed to a hundredth of it on a cosine."""
 
 
 def teach(knowledge: Knowledge, teacher: Parameters, x: Tensor, kind: str) -> Tensor:
-    """What a model of the adversary's own answers on samples, as a client would: logits or probabilities (n, C)."""
+    """Return the answers of a model of the adversary's own, as a client gives them: logits or probabilities (n, C)."""
     if knowledge.train is None:
         raise ValueError("teach: no training core to ask the model with.")
     z = knowledge.train.predict(teacher, x)
@@ -62,14 +62,14 @@ def teach(knowledge: Knowledge, teacher: Parameters, x: Tensor, kind: str) -> Te
 def distil(
     knowledge: Knowledge, lessons: Sequence[tuple[Tensor, Tensor]], kind: str, config: SurrogateConfig
 ) -> list[Parameters]:
-    """One surrogate for each lesson.
+    """Return one surrogate for each lesson.
 
     Args:
         knowledge: with the architecture and a training core.
         lessons: samples (n, c, h, w) and answers about them (n, C).
-        kind: `logits`, which are fitted by their mean absolute error (as Shi et al.'s code has it), or
-            `soft_labels`, fitted by KL divergence.
-        config: how long, and how.
+        kind: `logits`, fitted by their mean absolute error (as in Shi et al.'s code), or `soft_labels`, fitted by
+            KL divergence.
+        config: the settings of distillation.
 
     Raises:
         TrainingDivergedError: a loss became NaN or infinite.

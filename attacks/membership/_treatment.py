@@ -1,8 +1,8 @@
-"""What defences did to an answer, as far as their recorded descriptions tell, and how much of it can be undone.
+"""Effects of defences on an answer, from their recorded descriptions, and how to undo them.
 
-An adversary knows which defences stand on a message: they are written on it. A softened answer is sharpened again, a
-value rounded up to a grid is moved back to the middle of its cell, a cell's width counts as variance, and
-answers under fresh noise are averaged.
+A message records its defences, so an adversary knows them. A softened answer is sharpened again. A value rounded up to
+a grid is moved back to the middle of its cell, and the cell's width counts as variance. Answers with independent noise
+are averaged.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _NOISE = ("discrete-gaussian", "discrete-laplace", "gaussian-noise", "laplace-no
 
 @dataclass(frozen=True, kw_only=True)
 class Treatment:
-    """What happened to answers on their way, in the order in which it is undone.
+    """The effects of defences on answers, in the order in which they are undone.
 
     Attributes:
         kind: `logits` or `soft_labels`.
-        noisy: each answer has noise of its own.
-        cell: width of the cells that values were rounded to, in their own units; 0 where they were not.
+        noisy: each answer has its own noise.
+        cell: width of the cells that values were rounded to, in their own units; 0 without rounding.
         raised: values were rounded up to the end of their cell, not to its middle.
         temperature: T that logits were divided by.
         variance: of the noise on each value, in the units of the logits before any temperature.
@@ -44,7 +44,7 @@ class Treatment:
     variance: float = 0.0
 
     def undone(self, values: Tensor) -> Tensor:
-        """The answers (n, C), logits or probabilities, as they were, as far as that can be told; float64."""
+        """Return the answers (n, C), logits or probabilities, with defences undone as far as possible; float64."""
         found = values.double()
         if self.raised and not self.noisy:
             found = found - self.cell / 2
@@ -56,20 +56,20 @@ class Treatment:
         return found / found.sum(1, keepdim=True)
 
     def probabilities(self, values: Tensor) -> Tensor:
-        """The same as probabilities (n, C) that sum to 1."""
+        """Return the undone answers as probabilities (n, C) that sum to 1."""
         found = self.undone(values)
         return found.softmax(1) if self.kind == "logits" else found
 
     @property
     def floor(self) -> float:
-        """The smallest probability that an answer can tell from 0."""
+        """Return the smallest probability that an answer can distinguish from 0."""
         return self.cell / 2 if self.kind == "soft_labels" else 0.0
 
     def blur(self, phi: Tensor) -> Tensor:
-        """The variance (n,) that the cells' width leaves in a logit-scaled confidence φ (n,), to first order.
+        """Return the variance (n,) that the cells' width leaves in a logit-scaled confidence φ (n,), to first order.
 
-        A value anywhere in its cell has variance w²/12. Of logits φ is a difference of two averages of them, so at
-        most twice that; of probabilities dφ/dp = 1 / (p (1 - p)). A temperature T stretches both.
+        A value anywhere in its cell has variance w²/12. For logits φ is a difference of two averages of them, so its
+        variance is at most twice that. For probabilities dφ/dp = 1 / (p (1 - p)). A temperature T scales both.
         """
         width = self.cell * self.temperature
         if not width:
@@ -81,12 +81,12 @@ class Treatment:
 
 
 def treatment_of(kind: str, defenses: Sequence[Mapping[str, Any]], values: Tensor) -> Treatment:
-    """What the defences written on a message did to its answers.
+    """Return the effects of a message's recorded defences on its answers.
 
     Args:
         kind: of the message.
         defenses: their descriptions, in the order in which they acted.
-        values: (n, C) the answers, from which a grid's step is read off where nothing names it.
+        values: (n, C) the answers, which give a grid's step if no description does.
     """
     noisy, cell, raised, temperature, variance = False, 0.0, False, 1.0, 0.0
     for described in defenses:
@@ -113,7 +113,7 @@ def _variance(described: Mapping[str, Any]) -> float:
 
 
 def treatments(view: View, sender: str) -> Treatment:
-    """The treatment of a party's last answers in view; none where it sent none."""
+    """Return the treatment of a party's last answers in view; an empty one if it sent none."""
     sent = [m for m in view.select(sender=sender) if m.kind in ("logits", "soft_labels") and m.payload]
     if not sent or not sent[-1].defenses:
         return Treatment()
@@ -123,6 +123,6 @@ def treatments(view: View, sender: str) -> Treatment:
 
 
 def _step(values: Tensor) -> float:
-    """The smallest distance of two values that differ: the step of the grid that they lie on."""
+    """Return the smallest distance of two different values: the step of their grid."""
     steps = values.double().unique().diff()
     return float(steps.min()) if len(steps) and math.isfinite(float(steps.min())) else 0.0

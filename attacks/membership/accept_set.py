@@ -1,4 +1,4 @@
-"""Membership from which public samples a client answered for: the coins that explain what its selector accepts."""
+"""Membership from the public samples that a client answered: find the coins that explain its selector."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ class AcceptSetConfig(Config):
     sweeps: int = Field(200, ge=2)
     """Steps of each class of a client in every chain."""
     softness: float = Field(0.05, gt=0)
-    """Noise on the logarithm of a density ratio that chains end at, in nats."""
+    """Final noise on the logarithm of a density ratio, in nats."""
     others: int = Field(1, ge=0, le=1000)
-    """Records of a class, at most, that a client may hold besides candidates."""
+    """Largest number of a class's records that a client may hold in addition to candidates."""
     library: int = Field(60, ge=2)
-    """Records of a class, at most, that show where those may lie."""
+    """Largest number of a class's records that show the distribution of those."""
     samples: int = Field(2000, ge=1)
-    """Public samples whose bits are looked at, at most."""
+    """Largest number of public samples whose bits are used."""
     paired: bool = True
-    """Whether it is used that one candidate of each matched pair is a member."""
+    """Whether to use that exactly one candidate of each matched pair is a member."""
 
 
 class AcceptSet:
-    """Finds which candidates explain the public samples that a client's density selector accepts and declines.
+    """Finds the candidates that explain which public samples a client's density selector accepts and declines.
 
-    The selector's settings are public and its densities have a closed form, so each guess of the client's records says
-    which samples it accepts. Markov chains draw guesses that agree with the recorded bits: which candidates are held,
-    and which of these shape the density or only its threshold. The score of a candidate is how often it is held. What a
-    client answered is not looked at.
+    The selector's settings are public and its densities have a closed form. Each guess of the client's records
+    therefore predicts the accepted samples. Markov chains draw guesses that agree with the recorded bits: which
+    candidates are held, and which of these shape the density or only its threshold. A candidate's score is the share of
+    guesses that hold it. The client's answers themselves are not used.
     """
 
     name: ClassVar[str] = "accept-set"
@@ -69,7 +69,7 @@ class AcceptSet:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes where a density selector decides and its bits about a victim are in view, with some samples declined."""
+        """Check for a density selector, and a victim's accept bits in view with some samples declined."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
         if Selector.of(view.hyperparameters) is None:
@@ -93,7 +93,7 @@ class AcceptSet:
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
-        """One `Membership` for each victim; a victim that was never asked has equal scores."""
+        """Return one `Membership` for each victim; a victim that was never asked has equal scores."""
         if knowledge.public is None:
             raise ValueError("accept-set: no public samples. Ask `applicable` first.")
         space = _Space(view, knowledge, task, generator)
@@ -121,7 +121,7 @@ class AcceptSet:
         return Membership(target=challenge.target, scores=scores)
 
     def _by_class(self, space: _Space, challenge: Challenge) -> list[tuple[Tensor, Records]]:
-        """For each class the rows of its candidates, and its records; classes and pairs as the challenge has them."""
+        """Return for each class the rows of its candidates, and its records; classes and pairs are the challenge's."""
         pairs = pairs_of(challenge) if self.config.paired else None
         sites = torch.arange(len(challenge.y))[:, None] if pairs is None else pairs
         points, found = space.points(challenge.x), []
@@ -142,12 +142,12 @@ class AcceptSet:
 
 
 class _Space:
-    """The space that densities lie in, and what the adversary knows of it.
+    """The space of the densities, and the adversary's knowledge of it.
 
     Attributes:
         selector: the public settings.
         public: (m, d).
-        uniform: (n_u, d) uniform samples of the adversary's own on the box of the protocol.
+        uniform: (n_u, d) uniform samples of the adversary's own on the protocol's box.
     """
 
     def __init__(
@@ -168,13 +168,13 @@ class _Space:
         self._known = [(name, self.points(x), y) for name, x, y in known if len(y)]
 
     def points(self, x: Tensor) -> Tensor:
-        """Images (n, c, h, w) as points (n, d)."""
+        """Return images (n, c, h, w) as points (n, d)."""
         if self._encode is None:
             return x.flatten(1).cpu().float()
         return torch.cat([self._encode(part).flatten(1).cpu().float() for part in x.split(1024)])
 
     def library(self, target: str, label: int) -> Tensor:
-        """Records (l, d) of a class that are no candidates of this target: auxiliary ones, and other targets'."""
+        """Return records (l, d) of a class that are not this target's candidates: auxiliary ones, other targets'."""
         parts = [points[y == label] for name, points, y in self._known if name != target]
         return torch.cat(parts) if parts else self.public[:0]
 

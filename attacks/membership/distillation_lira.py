@@ -1,13 +1,13 @@
 """Membership inference from the transcript alone: surrogates of clients' models, distilled from recorded answers.
 
-In public-data federated distillation nobody but a client holds its model, yet its answers about public samples are on
-the wire. Who sees them distils a model that answers alike, and asks that one about the candidates.
+In public-data federated distillation only a client holds its model, but its answers about public samples are sent. An
+adversary that sees them distils a model with the same answers and queries it about the candidates.
 
-Shi, Ouyang & Wang 2025 describe two attacks on FedMD, DS-FL and Cronus, of which the authors' published code takes the
-target's score from the client's own checkpoint. A server has no such checkpoint, so that here the target is a
-surrogate in both. Co-op LiRA is otherwise theirs: the other clients' models are the ones without the candidate, by a
-Gaussian's distribution function. Their distillation LiRA takes students of the victim itself for those; where the
-target is a student, too, these would say nothing, so that ours are students of shadow models. That is our reading.
+Shi, Ouyang & Wang 2025 describe two attacks on FedMD, DS-FL and Cronus. The authors' published code takes the target's
+score from the client's own checkpoint. A server has no such checkpoint, so here the target is a surrogate in both
+attacks. Co-op LiRA is otherwise theirs: the other clients' models are the ones without the candidate, scored by a
+Gaussian's distribution function. Their distillation LiRA uses students of the victim itself as these models. Our target
+is a student too, so such models would show nothing. Ours are students of shadow models. That is our interpretation.
 """
 
 from __future__ import annotations
@@ -36,20 +36,19 @@ if TYPE_CHECKING:
 __all__ = ["CoopLiRA", "DistillationLiRA"]
 
 _FEW = 64
-"""From so many models on a candidate has a variance of its own (Carlini 2022, section VI-B)."""
+"""With at least this many models a candidate has its own variance (Carlini 2022, section VI-B)."""
 _LEAST_SAMPLES = 10
-"""Answers below which a surrogate would have learnt nothing."""
+"""Smallest number of answers from which a surrogate learns anything."""
 _LEAST_OTHERS = 2
-"""Other clients without whom there is no distribution to compare with."""
+"""Smallest number of other clients for a distribution to compare with."""
 
 
 class DistillationLiRA:
-    """LiRA on a surrogate of the victim's model, against surrogates of shadow models; no model is asked.
+    """LiRA on a surrogate of the victim's model, against surrogates of shadow models; no model is queried.
 
     The surrogate is distilled from the victim's recorded answers about public (or generated) samples. Shadow models
-    that train as the victim does answer about the same samples, and a surrogate is distilled from each. The likelihood
-    ratio is taken between surrogates of those with and those without a candidate: what distillation loses, it loses on
-    both sides.
+    that train as the victim does answer the same samples, and a surrogate is distilled from each. The likelihood ratio
+    compares surrogates of models with and without a candidate, so distillation affects both sides in the same way.
     """
 
     name: ClassVar[str] = "distillation-lira"
@@ -71,7 +70,7 @@ class DistillationLiRA:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes where a victim's answers are in view, with their samples, and shadow models can be trained."""
+        """Check for a victim's answers in view, with their samples, and the means to train shadow models."""
         if not (lacking := missing(knowledge, task)):
             return lacking
         return _answered(recorded(view, knowledge, self.config.samples), task)
@@ -79,7 +78,7 @@ class DistillationLiRA:
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
-        """One `Membership` for each challenged victim; what is random is `seed`'s, so that attacks share models."""
+        """Return one `Membership` for each challenged victim; `seed` sets the random draws, so attacks share models."""
         answers = recorded(view, knowledge, self.config.samples)
         kind = _kind(answers, task)
         lessons: list[tuple[Tensor, Tensor]] = []
@@ -111,9 +110,9 @@ class DistillationLiRA:
 class CoopLiRA:
     """LiRA on a surrogate of the victim's model, against surrogates of the other clients' models.
 
-    The other clients were not trained on the victim's records, so that their surrogates say how sure a model without
-    a candidate is of it; no shadow model is trained. The score is by how many standard deviations the victim's
-    surrogate is surer. Clients of unlike data blur it: what a client knows of its classes looks like membership.
+    The other clients were not trained on the victim's records. Their surrogates thus show the usual confidence without
+    a candidate, and no shadow model is trained. The score is the standard score of the victim's surrogate. Clients with
+    different data weaken the attack: a client's better knowledge of its classes looks like membership.
     """
 
     name: ClassVar[str] = "co-op-lira"
@@ -135,7 +134,7 @@ class CoopLiRA:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes where a victim's answers and those of at least two other clients are in view."""
+        """Check that a victim's answers and those of at least two other clients are in view."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
         if knowledge.architecture is None or knowledge.train is None:
@@ -155,7 +154,7 @@ class CoopLiRA:
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
-        """One `Membership` for each challenged victim; what is random is `seed`'s."""
+        """Return one `Membership` for each challenged victim; `seed` determines the random draws."""
         answers = recorded(view, knowledge, self.config.samples)
         kind = _kind(answers, task)
         lessons = [(told.x, _as(told, kind)) for told in answers.values()]
@@ -179,7 +178,7 @@ class CoopLiRA:
 
 
 def _answered(answers: dict[str, Recorded], task: AttackTask) -> Applicability:
-    """Whether every challenged victim has answers enough in view."""
+    """Check that every challenged victim has enough answers in view."""
     for client in task.challenges:
         told = answers.get(client)
         if told is None:
@@ -194,7 +193,7 @@ def _answered(answers: dict[str, Recorded], task: AttackTask) -> Applicability:
 
 
 def _kind(answers: dict[str, Recorded], task: AttackTask) -> str:
-    """`logits` where every client sent them; else all are read as probabilities."""
+    """Return `logits` if every client sent them; else all answers are read as probabilities."""
     return "logits" if all(told.kind == "logits" for told in answers.values()) else "soft_labels"
 
 
@@ -203,7 +202,7 @@ def _as(told: Recorded, kind: str) -> Tensor:
 
 
 def _phi(knowledge: Knowledge, model: Parameters, challenge: Challenge) -> Tensor:
-    """φ (n,) of a surrogate of the adversary's own."""
+    """Return φ (n,) of a surrogate of the adversary's own."""
     return confidence(probabilities(knowledge, model, challenge.x), challenge.y)
 
 

@@ -1,4 +1,4 @@
-"""What generated samples give away: candidates that lie near them were likelier trained on."""
+"""Membership from generated samples: candidates near them are more likely members."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class GeneratorLeakageConfig(Config):
     """Settings of generator leakage."""
 
     samples: int = Field(10_000, ge=1)
-    """Samples drawn from the victim's generator, or taken from those on record, the last ones first."""
+    """Samples drawn from the victim's generator, or the last recorded ones."""
     rule: Literal["nearest", "monte-carlo"] = "nearest"
     """Score by the distance to the nearest sample, or by the share of samples within ε of the candidate."""
     space: Literal["both", "features", "pixels"] = "both"
-    """Where distances are taken: in pixels, in a task encoder's features, or the mean of both in standard scores."""
+    """Space of distances: pixels, a task encoder's features, or the mean of both in standard scores."""
 
 
 class GeneratorLeakage:
-    """Scores a candidate by how near generated samples come to it.
+    """Scores a candidate by its distance to generated samples.
 
-    A generator that repeats its training records puts samples next to them. Samples are drawn from the generator that
-    the victim sent, else from the shared one, or are those that the server sent out. With `monte-carlo` the
-    score is the share of samples within ε, the median over candidates of the distance to the nearest sample, each
-    counted by how near it is (Hilprecht 2019, Eq. 4 and the median heuristic); ties are broken by the nearest sample.
-    What a generator gives away by being realistic alone brings every image near: what counts is members against
-    non-members, and so do the figures of the generated sets.
+    A generator that repeats its training records places samples next to them. Samples come from the victim's generator,
+    else from the shared one, or are those that the server sent. With `monte-carlo` the score is the share of samples
+    within ε. ε is the median over candidates of the distance to the nearest sample. Each sample counts by its nearness
+    (Hilprecht 2019, Eq. 4 and the median heuristic). The nearest sample breaks ties. A realistic generator is near
+    every image, so only the difference between members and non-members counts, here and in the figures of the generated
+    sets.
     """
 
     name: ClassVar[str] = "generator-leakage"
@@ -64,7 +64,7 @@ class GeneratorLeakage:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes where a generator or generated samples are in view."""
+        """Check for a generator or generated samples in view."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
         if self.config.space != "pixels" and knowledge.encode is None:
@@ -76,7 +76,7 @@ class GeneratorLeakage:
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
-        """One `Membership` for each challenge, with the generated samples (k, c, h, w) that it rests on."""
+        """Return one `Membership` for each challenge, with the generated samples (k, c, h, w) behind it."""
         found = []
         for name, challenge in task.challenges.items():
             x = challenge.x
@@ -88,7 +88,7 @@ class GeneratorLeakage:
     def _generated(
         self, view: View, client: str, shape: tuple[int, int, int], generator: torch.Generator
     ) -> Tensor:
-        """Samples (k, c, h, w) of the victim's generator, of the shared one, or on record."""
+        """Return samples (k, c, h, w) of the victim's generator, of the shared one, or from the record."""
         mine = [m for m in _kept(view, "generator_parameters") if m.sender == client]
         sent = mine or [m for m in _kept(view, "generator_parameters") if m.sender == "server"]
         if sent:
@@ -102,7 +102,7 @@ class GeneratorLeakage:
         return torch.cat(parts)
 
     def _scores(self, x: Tensor, made: Tensor, knowledge: Knowledge) -> Tensor:
-        """(n,) higher where samples are nearer."""
+        """Return scores (n,), higher if samples are nearer."""
         spaces = []
         if self.config.space != "features":
             spaces.append((x.flatten(1), made.flatten(1)))
@@ -116,14 +116,14 @@ class GeneratorLeakage:
 
 
 def proximity(points: Tensor, samples: Tensor, rule: str) -> Tensor:
-    """How near samples (k, d) come to points (n, d): (n,), higher is nearer.
+    """Return how near samples (k, d) come to points (n, d): (n,), higher is nearer.
 
     Args:
         points: the candidates.
         samples: generated ones.
         rule: `nearest`: minus the Euclidean distance to the nearest. `monte-carlo`: the mean over samples of
-            log(ε / distance) where it is below ε, and 0 elsewhere, ε the median of the nearest distances; and, since
-            half of all candidates have none within ε, less their nearest distance in units far below any share.
+            log(ε / distance) where it is below ε, else 0, with ε the median of the nearest distances. Half of all
+            candidates have no sample within ε; a small multiple of their nearest distance is subtracted to rank them.
     """
     nearest = distances(points, samples)
     if rule == "nearest":
@@ -137,7 +137,7 @@ def proximity(points: Tensor, samples: Tensor, rule: str) -> Tensor:
 
 
 def distances(points: Tensor, samples: Tensor) -> Tensor:
-    """Euclidean distance (n,) of each point (n, d) to the nearest of samples (k, d), in float64."""
+    """Return the Euclidean distance (n,) of each point (n, d) to the nearest of samples (k, d), in float64."""
     found = torch.full((len(points),), torch.inf, dtype=torch.float64)
     for part in samples.split(_BATCH):
         found = torch.minimum(found, torch.cdist(points.double(), part.double()).amin(1))
@@ -155,7 +155,7 @@ def _kept(view: View, kind: str) -> tuple[Message, ...]:
 def _drawn(
     parameters: dict[str, Tensor], count: int, shape: tuple[int, int, int], generator: torch.Generator
 ) -> Tensor:
-    """`count` samples (n, c, h, w) of a conditional generator, of all classes alike."""
+    """Draw `count` samples (n, c, h, w) of a conditional generator, with all classes equally likely."""
     width, latent = parameters["of_noise.weight"].shape
     classes = parameters["of_class.weight"].shape[1]
     module = build_conditional(child(0, "generator-leakage"), latent, width, shape, classes).eval()

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 FEW = 64
-"""From so many shadow models on a candidate has a variance of its own (Carlini 2022, section VI-B)."""
+"""With at least this many shadow models a candidate has its own variance (Carlini 2022, section VI-B)."""
 
 
 class ShadowedConfig(ShadowConfig):
@@ -41,29 +41,29 @@ class ShadowedConfig(ShadowConfig):
     floor: float = Field(1e-12, gt=0, lt=1)
     """Smallest probability before the logarithm."""
     repeats: int = Field(4, ge=1)
-    """How often the same is asked, and the answers averaged, where each has fresh noise."""
+    """Number of times that a query is repeated and averaged, if each answer has fresh noise."""
 
 
 class LiRAOfflineConfig(ShadowedConfig):
     """Settings of the offline likelihood-ratio attack."""
 
     online: bool = False
-    """The pool holds the candidates beside the auxiliary records; otherwise auxiliary records alone."""
+    """The pool holds the candidates and the auxiliary records; otherwise auxiliary records alone."""
 
 
 class RMIAConfig(ShadowedConfig):
     """Settings of RMIA."""
 
     gamma: float = Field(1.0, ge=1)
-    """γ: by which factor a candidate's likelihood ratio must exceed a population record's."""
+    """γ: the factor by which a candidate's likelihood ratio must exceed a population record's."""
     population: int = Field(500, ge=1)
-    """Population records z, at most; each is one query for each victim."""
+    """Largest number of population records z; each is one query for each victim."""
     a: float = Field(0.3, ge=0, le=1)
     """a of the offline attack (`online: false`), which extrapolates Pr(x) from models without x."""
 
 
 class _Shadowed(ABC):
-    """What the attacks of this file share: one answer a candidate, the same shadow models, a score from both."""
+    """The shared part of the attacks in this file: one answer a candidate, shadow models, and a score from both."""
 
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters", "model_update")
@@ -81,7 +81,7 @@ class _Shadowed(ABC):
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes with soft answers or a model in view, auxiliary records, and the architecture to train shadows of."""
+        """Check for soft answers or a model in view, auxiliary records, and the architecture to train shadow models."""
         if not (lacking := missing(knowledge, task)):
             return lacking
         return answerable("soft", view, knowledge, task, besides=1 if self._besides else 0)
@@ -89,7 +89,7 @@ class _Shadowed(ABC):
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
-        """One `Membership` for each challenge; what is random is `seed`'s, so that attacks share shadow models."""
+        """Return one `Membership` for each challenge; `seed` sets the random draws, so attacks share shadow models."""
         found = cases(
             view,
             knowledge,
@@ -106,19 +106,19 @@ class _Shadowed(ABC):
 
     @property
     def _besides(self) -> int:
-        """Records asked about for each victim beside the candidates."""
+        """Return the number of records queried for each victim in addition to the candidates."""
         return 0
 
     @abstractmethod
     def _score(self, case: Case) -> Tensor:
-        """Scores (n,) of one victim's candidates, higher for members."""
+        """Return scores (n,) of one victim's candidates, higher for members."""
 
 
 class CalibratedLoss(_Shadowed):
-    """Scores a candidate by its loss, less what is usual for it under models that never saw it.
+    """Scores a candidate by its loss, minus its usual loss under models that never saw it.
 
-    Records that are hard for every model have a large loss whether or not they were trained on. The mean loss
-    under shadow models without the candidate is taken off, so that what is left says what this model knows.
+    Records that are hard for every model have a large loss whether or not they were trained on. Subtracting the mean
+    loss under shadow models without the candidate leaves what is specific to this model.
     """
 
     name: ClassVar[str] = "calibrated-loss"
@@ -130,11 +130,11 @@ class CalibratedLoss(_Shadowed):
 
 
 class LiRAOnline(_Shadowed):
-    """Likelihood-ratio attack: is this confidence more likely of models with the candidate, or of those without it?
+    """Likelihood-ratio attack: is this confidence more likely under models with the candidate, or without it?
 
-    Half of the shadow models are trained with each candidate. The logit-scaled confidence of both halves is
-    fitted by a Gaussian each; the score is the logarithm of their ratio at what the target answers. With fewer than 64
-    shadow models all candidates share one variance, as in the paper.
+    Half of the shadow models are trained with each candidate. A Gaussian is fitted to the logit-scaled confidence of
+    each half. The score is the log ratio of the two densities at the target's answer. With fewer than 64 shadow models
+    all candidates share one variance, as in the paper.
     """
 
     name: ClassVar[str] = "lira-online"
@@ -146,10 +146,10 @@ class LiRAOnline(_Shadowed):
 
 
 class LiRAOffline(_Shadowed):
-    """Likelihood-ratio attack without a model trained on any candidate: how unusual is this confidence without it?
+    """Likelihood-ratio attack with models not trained on any candidate: how unusual is this confidence without it?
 
-    Shadow models are trained on auxiliary records alone, before anybody knows the candidates. The score is by how
-    many standard deviations the target's logit-scaled confidence lies above theirs.
+    Shadow models are trained on auxiliary records alone, before the candidates are known. The score is the standard
+    score of the target's logit-scaled confidence among theirs.
     """
 
     name: ClassVar[str] = "lira-offline"
@@ -161,9 +161,9 @@ class LiRAOffline(_Shadowed):
 
 
 class RMIA(_Shadowed):
-    """Robust membership inference: over how many records of the population does the candidate's likelihood ratio win?
+    """Robust membership inference: the share of population records that the candidate's likelihood ratio exceeds.
 
-    The ratio of a candidate is its likelihood under the target by its mean likelihood under shadow models. It is
+    A candidate's ratio is its likelihood under the target divided by its mean likelihood under shadow models. It is
     compared with the same ratio of population records, drawn from the auxiliary ones.
     """
 

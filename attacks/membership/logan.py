@@ -22,16 +22,16 @@ _BATCH = 1024
 
 
 class DiscriminatorScoreConfig(Config):
-    """The attack has no settings."""
+    """No settings."""
 
 
 class DiscriminatorScore:
     """Scores a candidate by how real the victim's own discriminator finds it.
 
-    A discriminator learns to tell the records that it was trained on from generated ones; overfit, it knows them by
-    heart (Hayes 2019, white box). DaFKD's clients send theirs: a layer over the features of the classifier
-    that they send in the same round. Scores that a client gives to samples which the server chose say nothing of
-    candidates unless those were among them; where only such scores cross the wire, the attack does not apply.
+    A discriminator learns to distinguish its training records from generated ones. If it overfits, it memorises them
+    (Hayes 2019, white box). DaFKD's clients send theirs: a layer over the features of the classifier that they send in
+    the same round. Scores of samples that the server chose reveal nothing about candidates unless these were among
+    them. If only such scores are sent, the attack does not apply.
     """
 
     name: ClassVar[str] = "logan"
@@ -49,7 +49,7 @@ class DiscriminatorScore:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes where every challenged victim's discriminator and the classifier below it are in view."""
+        """Check that every challenged victim's discriminator and the classifier below it are in view."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
         if knowledge.architecture is None or knowledge.train is None:
@@ -66,7 +66,7 @@ class DiscriminatorScore:
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
-        """One `Membership` for each challenge: the discriminator's logits; nothing is drawn at random."""
+        """Return one `Membership` for each challenge: the discriminator's logits; the attack is deterministic."""
         found = []
         for name, challenge in task.challenges.items():
             sent = _sent(view, name)
@@ -80,7 +80,7 @@ class DiscriminatorScore:
 
 
 def _sent(view: View, client: str) -> tuple[Message, Message] | None:
-    """A client's last discriminator, and the classifier that it sent in the same round; None where one is absent."""
+    """Return a client's last discriminator and the classifier that it sent in the same round, or None."""
     for head in reversed(view.select(kind="discriminator_parameters", sender=client)):
         below = [
             m
@@ -94,7 +94,7 @@ def _sent(view: View, client: str) -> tuple[Message, Message] | None:
 
 @torch.no_grad()
 def _logits(extractor: nn.Module, head: dict[str, Tensor], x: Tensor, device: torch.device) -> Tensor:
-    """The discriminator's logits (n,) of images (n, c, h, w), on the CPU."""
+    """Return the discriminator's logits (n,) of images (n, c, h, w), on the CPU."""
     weight, bias = head["weight"].to(device), head["bias"].to(device)
     logits = [
         nn.functional.linear(extractor(part.to(device)), weight, bias)[:, 0].cpu() for part in x.split(_BATCH)

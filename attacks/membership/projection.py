@@ -1,4 +1,4 @@
-"""Membership from a client's own uploads: which candidates' gradients is each of them made of?"""
+"""Membership from a client's own uploads: find the candidates whose gradients make up each upload."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
 __all__ = ["Projected", "UpdateProjection", "UpdateProjectionConfig", "projected"]
 
 _RIDGES = 10.0 ** torch.arange(-8, 3.5, 0.5, dtype=torch.float64)
-"""λ over the mean square norm of the candidates' gradients, from nothing to all but the prior."""
+"""λ over the mean square norm of the candidates' gradients, from almost no prior to almost the prior alone."""
 _ZERO = 1e-12
 """Eigenvalues below this share of the largest are rounding."""
 _TINY = 1e-300
 _BATCH = 64
 """Candidates whose gradients are taken at once."""
 _MOST_VALUES = 1 << 27
-"""Gradient entries held at once; of larger networks a random part of the parameters is looked at."""
+"""Gradient entries held at once; for larger networks a random part of the parameters is used."""
 
 
 class UpdateProjectionConfig(Config):
     """Settings of the projection of uploads."""
 
     uploads: int = Field(30, ge=1)
-    """Uploads of each victim, at most: the first ones."""
+    """Largest number of uploads of each victim: the first ones."""
     rounds: int = Field(60, ge=1)
-    """Rounds whose change of the broadcast model is explained, at most: the first ones."""
+    """Largest number of explained rounds, if the broadcast model's change is explained: the first ones."""
     score: str = Field("projection", pattern="^(projection|cosine)$")
     """`projection`: the candidate's share in the upload. `cosine`: the angle between its gradient and the upload."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Projected:
-    """Shares of candidates in uploads, each with how sure it is.
+    """Shares of candidates in uploads, each with its uncertainty.
 
     Attributes:
         share: (r, n) posterior mean of each candidate's weight in each of r uploads.
@@ -66,11 +66,11 @@ class Projected:
 
 
 def projected(gram: Tensor, products: Tensor, norm: Tensor, values: int) -> Projected:
-    """Ridge regression of uploads u (P,) on the candidates' gradients G (n, P), λ by the evidence.
+    """Regress uploads u (P,) on the candidates' gradients G (n, P) by ridge regression, with λ from the evidence.
 
-    u = Gᵀ w + e with w ~ N(0, τ²) and e ~ N(0, σ²): λ = σ²/τ² is where u is likeliest (MacKay, "Bayesian
-    interpolation", Neural Computation 4 (1992), Eq. 4.2), so that noise of a defence, and records of the client that
-    are no candidates, set it for each upload.
+    u = Gᵀ w + e with w ~ N(0, τ²) and e ~ N(0, σ²). λ = σ²/τ² maximises the likelihood of u (MacKay, "Bayesian
+    interpolation", Neural Computation 4 (1992), Eq. 4.2). A defence's noise and the client's other records thus set λ
+    for each upload.
 
     Args:
         gram: (r, n, n) G Gᵀ of each upload's model.
@@ -100,13 +100,13 @@ def projected(gram: Tensor, products: Tensor, norm: Tensor, values: int) -> Proj
 
 
 class UpdateProjection:
-    """Explains each upload of a victim as a sum of candidates' gradients at the model it started from.
+    """Explains each upload of a victim as a sum of candidates' gradients at the model that it started from.
 
-    What a client sends is a weighted sum of its records' gradients. Where a candidate's gradient is needed to explain
-    uploads beside those of all other candidates, it was trained on. Shares of several uploads are averaged by their
-    precision. Of an update over several local steps, gradients are the mean of those at its two ends.
+    A client's upload is a weighted sum of its records' gradients. A candidate is called a member if its gradient is
+    needed to explain uploads in addition to all other candidates' gradients. Shares of several uploads are averaged by
+    their precision. For an update over several local steps, gradients are the mean of those at its two ends.
 
-    An adversary that sees no upload of a victim explains what each round changed in the broadcast model, as a sum of
+    An adversary that sees no upload of a victim explains each round's change of the broadcast model as a sum of
     gradients of all victims' candidates and of its own records.
     """
 
@@ -127,7 +127,7 @@ class UpdateProjection:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes with a victim's uploads in view, or two broadcast models, and the network."""
+        """Check for a victim's uploads in view, or two broadcast models, and the network."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
         module = network(knowledge)
@@ -166,7 +166,7 @@ class UpdateProjection:
         challenges: list[Challenge],
         generator: torch.Generator,
     ) -> list[Membership]:
-        """Explain what rounds changed in the broadcast model by the candidates of all victims and own records."""
+        """Explain each round's change of the broadcast model by all victims' candidates and own records."""
         own = view.own_data.values()
         x = torch.cat([*(c.x for c in challenges), *(x.cpu() for x, _ in own)])
         y = torch.cat([*(c.y for c in challenges), *(y.cpu() for _, y in own)])
@@ -180,7 +180,7 @@ class UpdateProjection:
     def _scores(
         self, uploads: list[_Upload], module: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Scores (n,) of records (x, y), before pairs are compared."""
+        """Return scores (n,) of records (x, y), before pairs are compared."""
         looked_at = _coordinates(module, len(y), generator)
         gram, products, norm = list[Tensor](), list[Tensor](), list[Tensor]()
         for upload in uploads:
@@ -202,13 +202,13 @@ class UpdateProjection:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Upload:
-    """One upload as descent, and the models that gradients are taken at."""
+    """One upload as a descent direction, and the models where gradients are computed."""
 
     descent: Mapping[str, Tensor]
     models: tuple[Mapping[str, Tensor], ...]
 
     def on(self, module: nn.Module, x: Tensor, y: Tensor, looked_at: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The records' gradients (n, P) and the upload (P,), float64, at the parameters that are looked at."""
+        """Return the records' gradients (n, P) and the upload (P,), float64, at the selected parameters."""
         device = next(module.parameters()).device
         x, y = x.to(device)[:, None], y.to(device)[:, None]
         total: Tensor | None = None
@@ -238,7 +238,7 @@ def _upload(view: View, message: Message, origin: Message) -> _Upload:
 
 
 def _changes(view: View, module: nn.Module) -> list[tuple[Message, Message]]:
-    """Return each broadcast model with the next one, where they are of the network."""
+    """Return each broadcast model with the next one, if they fit the network."""
     shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
 
     def fits(message: Message) -> bool:
@@ -250,7 +250,7 @@ def _changes(view: View, module: nn.Module) -> list[tuple[Message, Message]]:
 
 
 def _missing(view: View, target: str, module: nn.Module) -> str:
-    """Why there is no upload of a client to explain; empty where there is one."""
+    """Return why there is no upload of a client to explain; empty if there is one."""
     found = uploads_of(view, target)
     if not found:
         return f"no {', '.join(KINDS[:-1])} or {KINDS[-1]} of {target} in view, with the model that it started from"
@@ -261,7 +261,7 @@ def _missing(view: View, target: str, module: nn.Module) -> str:
 
 
 def _coordinates(module: nn.Module, candidates: int, generator: torch.Generator) -> Tensor | None:
-    """The parameters that are looked at; None: all."""
+    """Return the selected parameters; None means all."""
     count = sum(p.numel() for p in module.parameters())
     most = _MOST_VALUES // candidates
     return None if count <= most else torch.randperm(count, generator=generator)[:most].sort().values

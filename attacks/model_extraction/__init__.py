@@ -1,1 +1,1 @@
-"""Attacks that copy a model: a surrogate fitted to what the model answered."""
+"""Attacks that copy a model: a surrogate is fitted to the model's answers."""

@@ -1,4 +1,4 @@
-"""Model extraction: a surrogate of a model, fitted to all answers of it that an adversary holds or can ask for."""
+"""Model extraction: fit a surrogate to all of a model's answers that an adversary holds or can query."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["ExtractionConfig", "ExtractionHard", "ExtractionSoft"]
 
 _RELEASED = "server"
-"""Whose model an oracle serves that names no clients."""
+"""The target of an oracle that names no clients."""
 _OWN = ("model_parameters", "model_update", "gradient")
-"""Kinds that carry a model itself."""
+"""Kinds that contain a model itself."""
 _LEAST = 10
-"""Answers below which no surrogate is fitted."""
+"""Smallest number of answers to fit a surrogate."""
 
 Lesson = tuple[Tensor, Tensor]
 """Samples (n, c, h, w) and what a model answered: probabilities (n, C)."""
@@ -37,24 +37,23 @@ class ExtractionConfig(Config):
     """Settings of the surrogate."""
 
     samples: int = Field(20_000, ge=_LEAST)
-    """Samples of one model whose recorded answers are used, at most: those answered last."""
+    """Largest number of one model's recorded samples: those answered last."""
     queries: int = Field(20_000, ge=0)
-    """Samples that an oracle is asked about each model, at most; its budget may allow fewer."""
+    """Largest number of samples queried from each model's oracle; its budget may allow fewer."""
     steps: int = Field(800, ge=1)
     """Steps of Adam on the answers."""
     batch_size: int = Field(128, ge=1)
     """Samples a step."""
     lr: float = Field(3e-3, gt=0)
-    """Adam's learning rate, annealed to a hundredth of it along a cosine."""
+    """Adam's learning rate, annealed to a hundredth of it on a cosine."""
 
 
 class ExtractionSoft:
-    """Fits a copy of a model to its logits or probabilities, recorded in the view or asked of an oracle.
+    """Fits a copy of a model to its logits or probabilities, recorded in the view or queried from an oracle.
 
-    Every answer in the view counts, of all rounds. Where a model answered about a sample more than once, the last
-    answer counts; where answers are noisy, their mean does. An oracle is asked about public samples, auxiliary
-    records and means of two of them. The copy starts from the public initial weights. It has the federation's
-    architecture, also where a client's own differs.
+    Answers of all rounds in the view count. If a model answered a sample several times, the last answer counts; noisy
+    answers are averaged. An oracle is queried with public samples, auxiliary records and means of two of them. The copy
+    starts from the public initial weights. It has the federation's architecture, even if a client's own differs.
     """
 
     name: ClassVar[str] = "extraction-soft"
@@ -76,7 +75,7 @@ class ExtractionSoft:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes where answers of a model are in view or can be asked, and the model itself is not in view."""
+        """Check for a model whose answers are in view or can be queried, and which is not itself in view."""
         if knowledge.architecture is None or knowledge.train is None:
             return Applicability(False, "the architecture is not known, so that no surrogate can be fitted")
         if self._asks(view, task) or self._recorded(view, knowledge, task):
@@ -92,7 +91,7 @@ class ExtractionSoft:
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Extraction, ...]:
-        """One `Extraction` for each model that answered."""
+        """Return one `Extraction` for each model that answered."""
         lessons = self._recorded(view, knowledge, task)
         for name, lesson in self._asked(view, knowledge, task, generator).items():
             held = lessons.get(name)
@@ -119,7 +118,7 @@ class ExtractionSoft:
         }
 
     def _asks(self, view: View, task: AttackTask) -> tuple[str, ...]:
-        """Return the parties whose models the oracle is asked for: none whose model is in view."""
+        """Return the parties whose models the oracle is queried for: none whose model is in view."""
         if task.oracle is None or task.oracle.answers != type(self).oracle or not self.config.queries:
             return ()
         bare = _bare(view)
@@ -147,7 +146,7 @@ class ExtractionSoft:
     # -- the copy -----------------------------------------------------------------------------------------------
 
     def _copy(self, knowledge: Knowledge, lesson: Lesson) -> Parameters:
-        """Return a copy, from the public initial weights where they are known; equal answers are fitted once."""
+        """Return a copy, from the public initial weights if known; equal answers are fitted once."""
         if knowledge.train is None or knowledge.architecture is None:
             raise ValueError("extraction: no architecture or training core.")
         train, network, config, (x, answers) = knowledge.train, knowledge.architecture, self.config, lesson
@@ -169,7 +168,7 @@ class ExtractionSoft:
 
 
 class ExtractionHard(ExtractionSoft):
-    """Fits a copy of a model to its hard labels, recorded in the view or asked of an oracle.
+    """Fits a copy of a model to its hard labels, recorded in the view or queried from an oracle.
 
     It does what `extraction-soft` does, with one class an answer.
     """
@@ -187,7 +186,7 @@ def _bare(view: View) -> set[str]:
 
 
 def _queries(knowledge: Knowledge, count: int, generator: torch.Generator) -> Tensor:
-    """At most `count` samples (n, c, h, w): public ones, auxiliary ones, then means of two of either."""
+    """Return at most `count` samples (n, c, h, w): public ones, auxiliary ones, then means of two of either."""
     held = [
         t
         for t in (knowledge.public, None if knowledge.auxiliary is None else knowledge.auxiliary[0])

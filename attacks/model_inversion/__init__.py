@@ -1,1 +1,1 @@
-"""Attacks that ask what a model knows of a class: images of the classes that it was trained on."""
+"""Attacks on a model's knowledge of classes: they reconstruct images of its training classes."""

@@ -1,4 +1,4 @@
-"""BREP-MI: the latent vector of a GAN that lies furthest inside a class, found from hard answers alone."""
+"""BREP-MI: find the latent vector of a GAN that is furthest inside a class, from hard answers alone."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ class BREPMIConfig(GanConfig):
     """Settings of boundary repulsion."""
 
     queries: int = Field(100_000, ge=1)
-    """No more samples are asked of one model, whatever the budget."""
+    """Largest number of queries a model, even with a larger budget."""
     least_queries: int = Field(500, ge=1)
-    """With fewer samples a model the attack is not tried."""
+    """The attack is not run with fewer queries a model."""
     starts: float = Field(0.2, gt=0, lt=1)
-    """Share of the queries that looks for a first latent vector of each class."""
+    """Share of the queries that search for a first latent vector of each class."""
     widest: float = Field(3.0, ge=1)
-    """Standard deviation of the last of these vectors; the first has 1, that of the GAN's own."""
+    """Standard deviation of the last of these vectors; the first has 1, the GAN's own."""
     points: int = Field(32, ge=1)
     """N: points on a sphere."""
     radius: float = Field(2.0, gt=0)
     """R of the first sphere."""
     growth: float = Field(1.3, gt=1)
-    """γ: a sphere that lies inside the class is followed by one so many times as large."""
+    """γ: a sphere inside the class is followed by one that is larger by this factor."""
     largest: float = Field(64.0, gt=0)
     """A class whose sphere is larger than this is done."""
     patience: int = Field(1000, ge=1)
-    """A class whose sphere has not grown for so many steps is done."""
+    """A class is done when its sphere has not grown for this number of steps."""
 
 
 class BREPMI:
-    """Moves a GAN's latent vectors away from points that the model answers with another class.
+    """Moves a GAN's latent vectors away from points that the model assigns to another class.
 
     All classes advance together, with N queries a class in each step, until each class is done or the budget is spent.
-    Each victim's own model is asked where clients answer, else the released one. A class that no start was answered
-    with is guessed as the mean auxiliary image of the class, or of all classes.
+    Each victim's own model is queried if clients answer, else the released one. If no start was assigned to a class,
+    the guess is the mean auxiliary image of the class, or of all classes.
 
-    Four points are not the paper's. A class starts at the mean of all latent vectors that were answered so, not at one
-    of them. Some of these vectors are longer than the GAN's own, which reaches rare classes. A step's direction has
-    length 1: the mean over few points in many dimensions is short. Latent vectors stay within √d, the usual length of
+    Four points differ from the paper. A class starts at the mean of all latent vectors assigned to it, not at one of
+    them. Some of these vectors are longer than the GAN's own, which reaches rare classes. A step's direction has length
+    1, because the mean over few points in many dimensions is short. Latent vectors stay within √d, the usual length of
     the GAN's own d-dimensional ones.
     """
 
@@ -80,13 +80,13 @@ class BREPMI:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes where a model answers within the budget, and auxiliary images are large enough for a GAN."""
+        """Check for a model that answers within the budget, and auxiliary images large enough for a GAN."""
         return self._askable(view, knowledge, task)[1]
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
-        """One image of every class for each victim; no message is named, since it is classes that are shown."""
+        """Return one image of every class for each victim; guesses of classes name no message."""
         models, why = self._askable(view, knowledge, task)
         if not models or knowledge.auxiliary is None:
             raise ValueError(f"brep-mi: run on a view to which it does not apply: {why.reason}.")
@@ -112,7 +112,7 @@ class BREPMI:
 
 
 def _classes(model: Askable, classes: int, x: Tensor) -> Tensor:
-    """The class (n,) that a model answers for each image; where it answers with probabilities, the likeliest."""
+    """Return the class (n,) that a model answers for each image; for probabilities, the most likely class."""
     return as_probabilities(model.model(x), classes).argmax(1).to(x.device)
 
 
@@ -127,7 +127,7 @@ class _Attack:
     config: BREPMIConfig
 
     def invert(self, queries: int, draws: torch.Generator) -> dict[str, Tensor]:
-        """An image (k, c, h, w) of each class that is to be shown as `images`, from at most so many queries."""
+        """Return as `images` one image (k, c, h, w) of each class to reconstruct, with at most `queries` queries."""
         first = max(1, int(self.config.starts * queries))
         c, z = self.start(first, draws)
         z = self.repel(c, z, queries - first, draws)
@@ -136,7 +136,7 @@ class _Attack:
         return {"images": images[self.shown]}
 
     def start(self, n: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Wanted classes (k,) with which n random images were answered, and the mean latent vector (k, d) of each."""
+        """Return wanted classes (k,) among the answers to n random images, and each one's mean latent vector (k, d)."""
         scale = torch.linspace(1, self.config.widest, n)[:, None]
         z = (scale * torch.randn(n, self.prior.latent, generator=draws)).to(self.expected.device)
         answers = self._answers(z)
@@ -145,7 +145,7 @@ class _Attack:
         return c, torch.stack([z[answers == label].mean(0) for label in c]) if len(c) else z[:0]
 
     def repel(self, c: Tensor, z: Tensor, queries: int, draws: torch.Generator) -> Tensor:
-        """The latent vectors (k, d) with the largest spheres that lie inside the classes c (k,) (Algorithm 1)."""
+        """Return the latent vectors (k, d) with the largest spheres inside the classes c (k,) (Algorithm 1)."""
         config, N, d = self.config, self.config.points, self.prior.latent
         R = torch.full((len(c),), config.radius, device=z.device)
         since = torch.zeros(len(c), dtype=torch.int64, device=z.device)
@@ -161,7 +161,7 @@ class _Attack:
             answers = self._answers((z[on, None] + R[on, None, None] * u).flatten(0, 1)).view(-1, N)
             phi = (answers == c[on, None]).to(z) - 1
             inside = 1 + phi.mean(1)
-            # The best point so far: first by its sphere's radius, then by the share of it that lies inside.
+            # The best point so far: first by its sphere's radius, then by the share of it inside the class.
             rank = R[on].log() / torch.tensor(config.growth).log() + inside
             better = rank > most[on]
             most[on[better]], best[on[better]] = rank[better], z[on[better]]
@@ -179,5 +179,5 @@ class _Attack:
         return images
 
     def _answers(self, z: Tensor) -> Tensor:
-        """Classes (n,) of the images of latent vectors (n, d), a few at a time."""
+        """Return classes (n,) of the images of latent vectors (n, d), computed in small batches."""
         return torch.cat([self.ask(self._image(part)) for part in z.split(1024)])

@@ -1,4 +1,4 @@
-"""An inversion network: from the answers to an image back to the image."""
+"""An inversion network: maps the answers to an image back to the image."""
 
 from __future__ import annotations
 
@@ -27,30 +27,29 @@ class DecoderConfig(Config):
     batch: int = Field(128, ge=1)
     """Pairs of answer and image in a step."""
     lr: float = Field(3e-3, gt=0)
-    """Learning rate; falls to nothing over the steps."""
+    """Learning rate; falls to zero over the steps."""
     weight_decay: float = Field(1.0, ge=0)
-    """Decoupled weight decay: keeps the network near the mean image where it has seen no answer like it."""
+    """Decoupled weight decay: keeps the network near the mean image for answers unlike the training ones."""
     floor: float = Field(8.0, gt=0)
-    """Log-probabilities are cut off at minus this, in nats: the answers' far tails are the model's noise."""
+    """Log-probabilities are cut off at minus this, in nats, because the far tails are the model's noise."""
     quantile: float = Field(0.5, ge=0, le=1)
-    """How sure an inverted answer is: this quantile of the best class's evidence among the answers learnt from."""
+    """Certainty of an inverted answer: this quantile of the best class's evidence among the training answers."""
 
 
 def evidence(p: Tensor, floor: float) -> Tensor:
-    """Centred log-probabilities (n, C) of answers (n, C), in nats, cut off below at `-floor`.
+    """Return centred log-probabilities (n, C) of answers (n, C), in nats, cut off below at `-floor`.
 
-    They are what Yang 2019 puts in the place of probabilities, of which one is near 1 and the
-    rest near 0.
+    Yang 2019 uses them in place of probabilities, of which one is near 1 and the rest near 0.
     """
     logs = p.clamp_min(1e-12).log().clamp_min(-floor)
     return logs - logs.mean(1, keepdim=True)
 
 
 def sure_of(learnt: Tensor, quantile: float) -> Tensor:
-    """For each class the evidence (C, C) of an answer that is sure of it and does not tell the others apart.
+    """Return for each class the evidence (C, C) of an answer that is certain of it and equal for all other classes.
 
     Args:
-        learnt: (n, C) evidence that the network was taught; it says how sure answers are.
+        learnt: (n, C) evidence that the network was trained on; it shows the usual certainty of answers.
         quantile: of the best class's evidence.
     """
     classes = learnt.shape[1]
@@ -61,9 +60,9 @@ def sure_of(learnt: Tensor, quantile: float) -> Tensor:
 def fit_decoder(
     answers: Tensor, images: Tensor, config: DecoderConfig, generator: torch.Generator, device: torch.device
 ) -> Callable[[Tensor], Tensor]:
-    """A network from answers (n, d) to images (n, c, h, w) in [0, 1], by least squares (Yang 2019).
+    """Fit a network from answers (n, d) to images (n, c, h, w) in [0, 1], by least squares (Yang 2019).
 
-    It starts as the mean image for every answer. Returned is a function of answers (m, d), on the CPU.
+    It starts as the mean image for every answer. The result is a function of answers (m, d), on the CPU.
     """
     centre, scale = answers.mean(0).to(device), answers.std().clamp_min(1e-6).to(device)
     mean, shape = images.mean(0).to(device), images.shape[1:]

@@ -1,4 +1,4 @@
-"""A GAN prior: what images of the kind look like, learnt from auxiliary ones."""
+"""A GAN prior: a generator of plausible images, trained on auxiliary ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GanConfig(Config):
     latent: int = Field(64, ge=1, le=MOST_INNER)
     """Length of a latent vector."""
     width: int = Field(8, ge=1, le=MOST_INNER)
-    """Least number of channels of the generator; the discriminator has twice as many."""
+    """Smallest number of channels of the generator; the discriminator has twice as many."""
     batch: int = Field(64, ge=1)
     """Images in a step."""
     gan_lr: float = Field(2e-3, gt=0)
@@ -44,7 +44,7 @@ class GanConfig(Config):
 
 @dataclass(frozen=True, eq=False)
 class GanPrior:
-    """A generator from latent vectors (n, latent) to images, and the discriminator it was taught by."""
+    """A generator from latent vectors (n, latent) to images, and the discriminator it was trained with."""
 
     generator: nn.Module
     discriminator: nn.Module
@@ -52,7 +52,7 @@ class GanPrior:
 
 
 def learnable(knowledge: Knowledge) -> Applicability:
-    """Return whether an adversary has auxiliary images, large enough for a GAN."""
+    """Return whether an adversary has auxiliary images that are large enough for a GAN."""
     if knowledge.auxiliary is None or not len(knowledge.auxiliary[1]):
         return Applicability(False, "no auxiliary images to learn a prior from: bring auxiliary records")
     if min(knowledge.auxiliary[0].shape[2:]) < SMALLEST_SIDE:
@@ -61,11 +61,10 @@ def learnable(knowledge: Knowledge) -> Applicability:
 
 
 def gan_prior(images: Tensor, config: GanConfig, device: torch.device) -> GanPrior:
-    """A GAN fitted to auxiliary images (N, c, h, w), kept for other attacks with the same images
-    (`fdaudit.storage.cache`).
+    """Fit a GAN to auxiliary images (N, c, h, w), cached for attacks with the same images (`fdaudit.storage.cache`).
 
-    Its seed is a digest of the images and settings, so that it is the same GAN whether it was kept or not. It learns
-    images that join two auxiliary ones, which spreads it over shapes that no auxiliary class has.
+    Its seed is a digest of the images and settings, so caching does not change the GAN. It is trained on images that
+    join two auxiliary ones. This spreads it over shapes that no auxiliary class has.
     """
     card = {
         "what": "GAN prior",
@@ -85,7 +84,7 @@ def gan_prior(images: Tensor, config: GanConfig, device: torch.device) -> GanPri
 
 
 def _untrained(images: Tensor, config: GanConfig, draws: torch.Generator, device: torch.device) -> GanPrior:
-    """Both networks with initial weights."""
+    """Return both networks with initial weights."""
     shape = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
     G = build_generator(draws, config.latent, config.width, shape).to(device)
     D = build_discriminator(draws, 2 * config.width, shape).to(device)
@@ -95,7 +94,7 @@ def _untrained(images: Tensor, config: GanConfig, draws: torch.Generator, device
 def _fit(
     prior: GanPrior, images: Tensor, config: GanConfig, draws: torch.Generator, device: torch.device
 ) -> None:
-    """Minimises the non-saturating losses (Goodfellow 2014) in turn, from weights drawn anew."""
+    """Minimise the non-saturating losses (Goodfellow 2014) in turn, from new initial weights."""
     fresh = _untrained(images, config, draws, device)
     G, D = prior.generator, prior.discriminator
     G.load_state_dict(fresh.generator.state_dict())

@@ -1,4 +1,4 @@
-"""Generative model inversion: the latent vectors whose images a model in view is surest of."""
+"""Generative model inversion: find latent vectors whose images a model in view classifies with most certainty."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class GMIConfig(GanConfig):
     iterations: int = Field(300, ge=1)
     """Steps of Adam on the latent vectors."""
     lr: float = Field(0.1, gt=0)
-    """Adam's learning rate; falls to nothing over the steps."""
+    """Adam's learning rate; falls to zero over the steps."""
     prior: float = Field(0.02, ge=0)
     """Weight of the prior loss, the discriminator's; the identity loss weighs 1."""
     latent_l2: float = Field(0.03, ge=0)
-    """Weight of the latent vectors' squared length: of their own Gaussian prior."""
+    """Weight of the latent vectors' squared length, from their Gaussian prior."""
     l2: float = Field(8.0, ge=0)
     """Weight of the mean squared distance from the image expected of the class: the mean auxiliary one."""
     smoothing: float = Field(0.3, ge=0)
@@ -45,14 +45,13 @@ class GMIConfig(GanConfig):
 
 
 class GMI:
-    """Searches the latent space of a GAN of auxiliary images for what a model in view takes for each class.
+    """Searches the latent space of a GAN of auxiliary images for the images that a model in view assigns to each class.
 
-    Zhang 2020: minimise the prior loss (is the image real?) and the identity loss (-log of the class's
-    probability). A victim's own last model is inverted where one is in view (its parameters, or its update
-    added to the model that it started from), else the shared one. What is shown of a class is the mean image
-    over restarts, which estimates the class better than its luckiest member; the paper's diversity loss, which
-    needs the target while the GAN is learnt, is left out, and its Wasserstein GAN with a penalty is a
-    non-saturating one.
+    Zhang 2020: minimise the prior loss (is the image real?) and the identity loss (-log of the class's probability). A
+    victim's own last model is inverted if one is in view (its parameters, or its update added to the model that it
+    started from), else the shared one. The guess for a class is the mean image over restarts, which estimates the class
+    better than its best single image. The paper's diversity loss is left out, because it needs the target while the GAN
+    is trained. Its Wasserstein GAN with a penalty is replaced by a non-saturating one.
     """
 
     name: ClassVar[str] = "gmi"
@@ -73,13 +72,13 @@ class GMI:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes with a model in view, its architecture, and auxiliary images large enough for a GAN."""
+        """Check for a model in view, its architecture, and auxiliary images large enough for a GAN."""
         return invertible(view, knowledge, task)
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
-        """One image of every class for each victim; no message is named, since it is classes that are shown."""
+        """Return one image of every class for each victim; guesses of classes name no message."""
         applicable = self.applicable(view, knowledge, task)
         if not applicable or knowledge.auxiliary is None or knowledge.train is None:
             raise ValueError(f"gmi: run on a view to which it does not apply: {applicable.reason}.")
@@ -112,7 +111,7 @@ class GMI:
         shown: Tensor,
         generator: torch.Generator,
     ) -> dict[str, Tensor]:
-        """Mean `images` (k, c, h, w) of each class's latent vectors after the search; `objective`, their mean loss."""
+        """Return mean `images` (k, c, h, w) of each class's latent vectors after the search, and their mean loss."""
         config, device, classes = self.config, centre.device, len(centre)
         labels = shown.to(device).repeat_interleave(config.restarts)
         expected = centre.repeat_interleave(config.restarts, 0)

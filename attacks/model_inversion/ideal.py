@@ -26,15 +26,15 @@ class IdealConfig(SurrogateConfig, InversionConfig):
     """Settings of black-box model inversion."""
 
     queries: int = Field(100_000, ge=1)
-    """No more samples are asked of one model, whatever the budget."""
+    """Largest number of queries a model, even with a larger budget."""
     least_queries: int = Field(500, ge=1)
-    """With fewer samples a model the attack is not tried."""
+    """The attack is not run with fewer queries a model."""
     prior: Literal["auxiliary", "none"] = "auxiliary"
-    """Around which images the inversion looks: means of auxiliary ones, or black ones (data-free throughout)."""
+    """Centre images of the inversion's prior: mean auxiliary images, or black ones (data-free throughout)."""
 
 
 class _Ideal:
-    """Both attacks; they differ in the answers that they ask for."""
+    """The shared part of both attacks, which differ in the answers that they query."""
 
     goal: ClassVar[str] = "reconstruction"
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
@@ -68,13 +68,13 @@ class _Ideal:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes where a model answers, as an oracle or in view, within the budget."""
+        """Check for a model that answers within the budget, as an oracle or in view."""
         return self._askable(view, knowledge, task)[1]
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
-        """One image of every class for each victim; no message is named, since it is classes that are shown."""
+        """Return one image of every class for each victim; guesses of classes name no message."""
         models, why = self._askable(view, knowledge, task)
         if not models:
             raise ValueError(f"ideal-{self.oracle}: run on a view to which it does not apply: {why.reason}.")
@@ -126,10 +126,10 @@ class _Ideal:
 class IdealSoft(_Ideal):
     """Learns a surrogate from soft answers to generated images, one query an image, and inverts it class by class.
 
-    The surrogate needs no data (Zhang 2023). The inversion is by gradients under image priors: total variation,
-    and a Gaussian around the mean auxiliary image of a class (of all classes for one that auxiliary data lack),
-    which `prior: none` replaces by black. Each victim's own model is asked where clients answer, else the
-    released one, which is one guess for all victims; a model in view is asked without limit but for `queries`.
+    The surrogate needs no data (Zhang 2023). The inversion uses gradients and image priors: total variation, and a
+    Gaussian around the mean auxiliary image of a class (of all classes if auxiliary data lack it). `prior: none`
+    replaces this mean by black. Each victim's own model is queried if clients answer. Otherwise the released one is,
+    which gives one guess for all victims. A model in view is queried up to the limit `queries`.
     """
 
     name: ClassVar[str] = "ideal-soft"
@@ -138,9 +138,9 @@ class IdealSoft(_Ideal):
 
 
 class IdealHard(_Ideal):
-    """As `ideal-soft`, from hard answers: the surrogate is taught the class that was answered.
+    """As `ideal-soft`, from hard answers: the surrogate learns the answered class.
 
-    Everything else is the same, so that the two show what soft answers give away beyond hard ones.
+    Everything else is the same, so the two show how much more soft answers reveal than hard ones.
     """
 
     name: ClassVar[str] = "ideal-hard"

@@ -1,4 +1,4 @@
-"""Inversion of a model by gradients: the image that it is surest is of a class, near what was expected of the class."""
+"""Inversion of a model by gradients: find the image that the model assigns to a class, near the expected image."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class InversionConfig(Config):
     iterations: int = Field(200, ge=1)
     """Steps of Adam on the pixels."""
     lr: float = Field(0.05, gt=0)
-    """Size of a step, in units of pixel intensity; falls to nothing over the steps."""
+    """Size of a step, in units of pixel intensity; falls to zero over the steps."""
     tv: float = Field(0.1, ge=0)
     """Weight of total variation (mean squared difference of neighbouring pixels)."""
     l2: float = Field(16.0, ge=0)
@@ -53,11 +53,11 @@ def invert_classes(
     config: InversionConfig,
     generator: torch.Generator,
 ) -> Inverted:
-    """For each class c, argmin over x in [0, 1] of E[CE(model(x + σ e), c)] + tv TV(x) + l2 mean (x - centre_c)².
+    """Minimise E[CE(model(x + σ e), c)] + tv TV(x) + l2 mean (x - centre_c)² over x in [0, 1] for each class c.
 
-    A classifier's gradients show its classes where they are averaged over noise (Smilkov 2017), and adversarial
-    patterns where they are not. The quadratic prior makes this the most probable image under a Gaussian around
-    `centre` (Fredrikson 2015 and Zhang 2023 have black images there).
+    A classifier's gradients averaged over noise show its classes (Smilkov 2017); without noise they show adversarial
+    patterns. With the quadratic prior the result is the most probable image under a Gaussian around `centre`
+    (Fredrikson 2015 and Zhang 2023 use black images there).
 
     Args:
         model: images (n, c, h, w) to logits (n, C), differentiable.

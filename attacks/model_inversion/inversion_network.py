@@ -1,4 +1,4 @@
-"""Training-based model inversion: a network learns to undo the model on auxiliary images."""
+"""Training-based model inversion: train a network on auxiliary images to invert the model."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ class InversionNetworkConfig(DecoderConfig):
     """Settings of training-based model inversion."""
 
     queries: int = Field(20_000, ge=1)
-    """Images that one model is asked, budget allowing."""
+    """Number of images queried from one model, if the budget allows."""
     least_queries: int = Field(500, ge=1)
-    """With fewer images a model the attack is not tried."""
+    """The attack is not run with fewer images a model."""
     noise: float = Field(0.15, ge=0)
-    """Standard deviation of noise on the images that are asked."""
+    """Standard deviation of noise on the queried images."""
 
 
 class InversionNetwork:
-    """Learns a network from answers back to images, on auxiliary images, and has it draw an answer sure of each class.
+    """Learns a network from answers to images on auxiliary images, and applies it to an answer certain of each class.
 
-    Yang 2019 inverts recorded answers about private inputs. In federated distillation the answers on record are
-    about public samples, which an adversary holds anyway; what is private is what a model is sure of. So the
-    answer inverted is, for each class, one that is as sure of it as answers to the images typically are, and
-    all other classes alike in it: the image is what the model takes for the class. The model is asked for
-    images that join two auxiliary ones along a line, with noise, because it answers real ones with their own
-    classes only.
+    Yang 2019 inverts recorded answers about private inputs. In federated distillation the recorded answers are about
+    public samples, which an adversary holds anyway. The private part is what the model is certain of. For each class
+    the attack therefore inverts an answer that has the usual certainty of answers and is equal for all other classes.
+    The image shows the model's idea of the class. The model is queried with noisy images that join two auxiliary ones
+    along a line, because it assigns real ones only to their own classes.
     """
 
     name: ClassVar[str] = "inversion-network"
@@ -62,13 +61,13 @@ class InversionNetwork:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes with auxiliary images, where a model answers softly, as an oracle or in view, within the budget."""
+        """Check for auxiliary images, and a model with soft answers within the budget, as an oracle or in view."""
         return self._askable(view, knowledge, task)[1]
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
-        """One image of every class for each victim; no message is named, since it is classes that are shown."""
+        """Return one image of every class for each victim; guesses of classes name no message."""
         models, why = self._askable(view, knowledge, task)
         if not models:
             raise ValueError(f"inversion-network: run on a view to which it does not apply: {why.reason}.")

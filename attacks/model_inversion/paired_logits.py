@@ -1,4 +1,4 @@
-"""Paired-logits inversion: what a client answers surely, and the others do not, shows the client's own records."""
+"""Paired-logits inversion: where a client is certain and the others are not, its answer shows its own records."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class PairedLogitsConfig(DecoderConfig):
     """Settings of paired-logits inversion."""
 
     least_samples: int = Field(50, ge=2)
-    """Victims with fewer public samples answered by both sides are not tried."""
+    """Victims with fewer public samples answered by both sides are skipped."""
     most_samples: int = Field(50_000, ge=2)
-    """The latest answers to so many public samples are learnt from."""
+    """Largest number of public samples to learn from: those answered last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +45,14 @@ class _Pairs:
 
 
 class PairedLogits:
-    """Learns a network from pairs of answers (a client's, the ensemble's) to public samples; inverts the telling pair.
+    """Learns to map pairs of answers (a client's, the ensemble's) to public samples, and inverts a contrasting pair.
 
-    Takahashi 2023 attacks FedMD: a server that trains a network from (client's, server's) logits to public
-    images, then asks it for the pair in which the client is sure of a class and the server is not, since only
-    the client has learnt it. Here the other side is the ensemble the client was answered with, or the mean of
-    the other clients where no ensemble is in view; the client's own share stays in it. Their server's model
-    trained on labelled public data has no counterpart: public samples are unlabelled here. A victim's answers
-    are inverted as recorded, so no query is spent.
+    Takahashi 2023 attacks FedMD. A server trains a network from (client's, server's) logits to public images. It then
+    inverts the pair in which the client is certain of a class and the server is not, because only the client has learnt
+    the class. Here the other side is the ensemble that the client received, or the mean of the other clients if no
+    ensemble is in view. The ensemble includes the client's own share. The paper's server model, trained on labelled
+    public data, has no counterpart, because public samples are unlabelled here. Recorded answers are used, so no query
+    is spent.
     """
 
     name: ClassVar[str] = "paired-logits"
@@ -73,14 +73,14 @@ class PairedLogits:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes where a victim's soft answers to public samples are in view, and others' to the same samples."""
+        """Check that a victim's soft answers to public samples are in view, with others' answers to the same."""
         found, reason = self._pairs(view, knowledge, task)
         return Applicability(True) if found else Applicability(False, reason)
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
-        """One image of every class for each victim with pairs; no message is named: it is classes that are shown."""
+        """Return one image of every class for each victim with pairs; guesses of classes name no message."""
         found, reason = self._pairs(view, knowledge, task)
         if not found or knowledge.public is None:
             raise ValueError(f"paired-logits: run on a view to which it does not apply: {reason}.")
@@ -95,7 +95,7 @@ class PairedLogits:
     def _invert(
         self, pairs: _Pairs, images: Tensor, generator: torch.Generator, device: torch.device
     ) -> Tensor:
-        """The image (C, c, h, w) behind each class's telling pair: sure of it, against a server in doubt."""
+        """Return the image (C, c, h, w) of each class's pair: a client certain of it, and a server in doubt."""
         config = self.config
         client, server = evidence(pairs.client, config.floor), evidence(pairs.server, config.floor)
         invert = fit_decoder(torch.cat([client, server], 1), images, config, generator, device)
@@ -104,7 +104,7 @@ class PairedLogits:
         return invert(torch.cat([sure_of(client, config.quantile), doubt], 1))
 
     def _pairs(self, view: View, knowledge: Knowledge, task: AttackTask) -> tuple[dict[str, _Pairs], str]:
-        """By victim its pairs; and why there are none, where there are none."""
+        """Return the pairs by victim, and a reason if there are none."""
         if knowledge.public is None:
             return {}, "the public samples are not known"
         if not task.targets:
@@ -134,7 +134,7 @@ class PairedLogits:
     def _joined(
         self, view: View, knowledge: Knowledge, own: Iterable[Message], others: Iterable[Message]
     ) -> _Pairs:
-        """The last answers of both sides to the samples that both answered."""
+        """Return the last answers of both sides to the samples that both answered."""
         C, n = knowledge.classes, len(knowledge.public if knowledge.public is not None else ())
         sides = [_last(view, messages, n, C) for messages in (own, others)]
         both = (sides[0][1] & sides[1][1]).nonzero().squeeze(1)[: self.config.most_samples]
@@ -142,7 +142,7 @@ class PairedLogits:
 
 
 def _last(view: View, messages: Iterable[Message], n: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Each public sample's last answer (n, C), that round's senders averaged, and which were answered (n,)."""
+    """Return each public sample's last answer (n, C), averaged over its round's senders; and which have one (n,)."""
     answers, known = torch.zeros(n, classes), torch.zeros(n, dtype=torch.bool)
     rounds: dict[int, list[Message]] = {}
     for message in messages:
@@ -167,7 +167,7 @@ def _last(view: View, messages: Iterable[Message], n: int, classes: int) -> tupl
 
 
 def _scores(message: Message, values: Tensor) -> bool:
-    """Whether values are class scores; ensembles are whatever the clients sent, so their rows tell."""
+    """Return whether values are class scores. An ensemble has the form of the clients' answers, so its rows decide."""
     if message.kind == "logits":
         return True
     rows = values.float().sum(1)

@@ -1,4 +1,4 @@
-"""PLG-MI: a conditional GAN taught with a model's own labels of auxiliary images, and a search of its latent space."""
+"""PLG-MI: train a conditional GAN on auxiliary images with a model's own labels, and search its latent space."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class PLGMIConfig(Config):
     """Settings of pseudo label-guided model inversion."""
 
     composites: int = Field(10_000, ge=0)
-    """Images that join two auxiliary ones, to choose from beside these."""
+    """Images that join two auxiliary ones, added to those that are chosen from."""
     top: int = Field(100, ge=1)
-    """n: images chosen for each class, those of which the model is surest."""
+    """n: number of images chosen for each class, those of which the model is most certain."""
     gan_steps: int = Field(1000, ge=1)
     """Steps of the generator and of the discriminator."""
     latent: int = Field(64, ge=1, le=MOST_INNER)
     """Length of a latent vector."""
     width: int = Field(8, ge=1, le=MOST_INNER)
-    """Least number of channels of the generator; the discriminator has twice as many."""
+    """Smallest number of channels of the generator; the discriminator has twice as many."""
     batch: int = Field(64, ge=1)
     """Images in a step."""
     gan_lr: float = Field(2e-3, gt=0)
@@ -55,23 +55,23 @@ class PLGMIConfig(Config):
     copies: int = Field(2, ge=1)
     """m: augmented copies of an image in each step of the search."""
     judged: int = Field(16, ge=1)
-    """Augmented copies of each found image over which the model's confidence is averaged to choose the best."""
+    """Augmented copies of each found image; the model's mean confidence over them chooses the best image."""
     noise: float = Field(0.1, ge=0)
     """Standard deviation of Gaussian noise in an augmentation, and on chosen images."""
 
 
 class PLGMI:
-    """Teaches a conditional GAN which images a model in view takes for each class, then finds the surest image.
+    """Trains a conditional GAN on images that a model in view assigns to each class, then finds the most certain one.
 
     The model labels auxiliary images; for each class the `top` images of highest confidence train the GAN. Auxiliary
-    labels are not used, so a class that auxiliary images lack is learnt from images that the model takes for it. Images
-    that join two auxiliary ones are labelled too: they show shapes of such a class more often. A victim's own last
-    model is inverted where one is in view (its parameters, or its update added to the model that it started from),
-    else the shared one.
+    labels are not used. A class that auxiliary images lack is learnt from the images that the model assigns to it.
+    Images that join two auxiliary ones are labelled too, because they show shapes of such a class more often. A
+    victim's own last model is inverted if one is in view (its parameters, or its update added to the model that it
+    started from), else the shared one.
 
-    Four points are not the paper's. The networks are small. The generator is told the class beside the latent vector,
-    not through class-conditional BatchNorm. Margins are in units of the logits' standard deviation, so that α means
-    the same for every model. Augmentations are turns, zooms, shifts and noise, without flips: these change digits.
+    Four points differ from the paper. The networks are small. The generator gets the class next to the latent vector,
+    not through class-conditional BatchNorm. Margins are in units of the logits' standard deviation, so that α means the
+    same for every model. Augmentations are turns, zooms, shifts and noise, without flips, because flips change digits.
     """
 
     name: ClassVar[str] = "plg-mi"
@@ -107,13 +107,13 @@ class PLGMI:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes with a model in view, its architecture, and auxiliary images large enough for a GAN."""
+        """Check for a model in view, its architecture, and auxiliary images large enough for a GAN."""
         return invertible(view, knowledge, task)
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
-        """One image of every class for each victim; no message is named, since it is classes that are shown."""
+        """Return one image of every class for each victim; guesses of classes name no message."""
         applicable = self.applicable(view, knowledge, task)
         if not applicable or knowledge.auxiliary is None or knowledge.train is None:
             raise ValueError(f"plg-mi: run on a view to which it does not apply: {applicable.reason}.")
@@ -144,11 +144,11 @@ class _Attack:
         self.shown = shown.to(device)
 
     def invert(self, public: Tensor, draws: torch.Generator) -> dict[str, Tensor]:
-        """The best image (C, c, h, w) of each class as `images`, and `objective`, minus their mean log-confidence.
+        """Return the best image (C, c, h, w) of each class as `images`; `objective` is minus their mean log-confidence.
 
         Args:
             public: images (N, c, h, w) to label; none of the target's.
-            draws: for all chance.
+            draws: for all random draws.
         """
         chosen, spread = self.choose(public, draws)
         G = self.teach(chosen, spread, draws)
@@ -156,7 +156,7 @@ class _Attack:
 
     @torch.no_grad()
     def choose(self, public: Tensor, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Top-n selection: for each class the images of which T is surest, (C, n, c, h, w); and the logits' spread."""
+        """Return for each class the n images of which T is most certain, (C, n, c, h, w), and the logits' spread."""
         config = self.config
         x = torch.cat([public, composites(public, config.composites, 0.0, draws)])
         logits = torch.cat([self.T(part.to(self.device)) for part in x.split(1024)])
@@ -164,7 +164,7 @@ class _Attack:
         return x[top.T.cpu()].to(self.device), logits.std().clamp_min(1e-6)
 
     def teach(self, chosen: Tensor, spread: Tensor, draws: torch.Generator) -> Generator:
-        """A generator of images by class, under the hinge loss and α times the max-margin loss of T.
+        """Train a generator of images by class, under the hinge loss and α times the max-margin loss of T.
 
         L_D = E[max(0, 1 - D(x, y))] + E[max(0, 1 + D(G(z, y), y))]
         L_G = -E[D(G(z, y), y)] + α E[L_mm(T(A(G(z, y))), y)]
@@ -190,7 +190,7 @@ class _Attack:
         return G.eval().requires_grad_(False)
 
     def search(self, G: Generator, spread: Tensor, draws: torch.Generator) -> dict[str, Tensor]:
-        """argmin over z of Σ_i L_mm(T(A_i(G(z, y))), y); of each class the image of highest mean confidence."""
+        """Return argmin over z of Σ_i L_mm(T(A_i(G(z, y))), y); of each class the image of highest mean confidence."""
         config, C, R, m = self.config, self.C, self.config.restarts, self.config.copies
         y = torch.arange(C, device=self.device).repeat_interleave(R)
         z = torch.randn(len(y), config.latent, generator=draws).to(self.device).requires_grad_()
@@ -209,12 +209,12 @@ class _Attack:
 
 
 def max_margin(logits: Tensor, y: Tensor) -> Tensor:
-    """L_mm (n,): the largest logit of another class minus that of class y (n,) in logits (n, C)."""
+    """Return L_mm (n,): the largest logit of another class minus that of class y (n,) in logits (n, C)."""
     own = logits.gather(1, y[:, None])
     others = logits.scatter(1, y[:, None], -torch.inf)
     return others.amax(1) - own.squeeze(1)
 
 
 def _told(z: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Latent vectors with the class beside them, (n, latent + C)."""
+    """Return latent vectors joined with the class, (n, latent + C)."""
     return torch.cat([z, F.one_hot(y, classes).to(z)], 1)

@@ -1,4 +1,4 @@
-"""Images that inversions start from: class means, mixtures of auxiliary images, augmented copies."""
+"""Starting images of inversions: class means, mixtures of auxiliary images, augmented copies."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _TURN, _ZOOM, _SHIFT = 10.0, 0.1, 0.1
 
 
 def centres(auxiliary: tuple[Tensor, Tensor] | None, classes: int, shape: tuple[int, ...]) -> Tensor:
-    """The image that is expected of each class before the model is looked at, (C, c, h, w).
+    """Return the expected image of each class before the model is used, (C, c, h, w).
 
-    The mean auxiliary image of a class, the mean of all auxiliary images for a class that they lack, and black
-    where there are none.
+    It is the mean auxiliary image of the class. For a class without auxiliary images it is the mean of all auxiliary
+    images, and without any it is black.
     """
     if auxiliary is None or not len(auxiliary[1]):
         return torch.zeros(classes, *shape)
@@ -28,13 +28,13 @@ def centres(auxiliary: tuple[Tensor, Tensor] | None, classes: int, shape: tuple[
 
 
 def composites(x: Tensor, n: int, noise: float, generator: torch.Generator) -> Tensor:
-    """Images (n, c, h, w) in [0, 1] that join two of x (N, c, h, w) along a soft straight line, and Gaussian noise.
+    """Return images (n, c, h, w) in [0, 1] that join two of x (N, c, h, w) along a soft straight line, plus noise.
 
-    Joined strokes make shapes that no image of x has, so that a model answers with classes that x may lack.
+    Joined strokes form shapes that no image of x has. A model thus answers with classes that x may lack.
 
     Args:
         x: images to join.
-        n: how many.
+        n: number of images.
         noise: standard deviation.
         generator: draws pairs, lines and noise.
     """
@@ -49,7 +49,7 @@ def composites(x: Tensor, n: int, noise: float, generator: torch.Generator) -> T
 
 
 def augmented(x: Tensor, noise: float, generator: torch.Generator) -> Tensor:
-    """Copies of images (n, c, h, w), each turned, zoomed and shifted a little, with Gaussian noise; differentiable.
+    """Return copies of images (n, c, h, w), each slightly turned, zoomed and shifted, with noise; differentiable.
 
     Args:
         x: the images.
@@ -66,6 +66,6 @@ def augmented(x: Tensor, noise: float, generator: torch.Generator) -> Tensor:
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Mean squared difference of neighbouring pixels (n,) of images (n, c, h, w)."""
+    """Return the mean squared difference of neighbouring pixels (n,) of images (n, c, h, w)."""
     down, across = x.diff(dim=-2), x.diff(dim=-1)
     return down.square().flatten(1).mean(1) + across.square().flatten(1).mean(1)

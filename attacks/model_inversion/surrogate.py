@@ -1,4 +1,4 @@
-"""IDEAL's first part: a surrogate of a model, learnt from its answers to a generator's images, one query an image."""
+"""IDEAL's first part: a surrogate of a model, learnt from its answers to generated images, one query an image."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["SurrogateConfig", "fit_surrogate", "surrogate_of"]
 
 
 class SurrogateConfig(Config):
-    """Settings of the surrogate and of the generator whose images are asked."""
+    """Settings of the surrogate and of the generator of query images."""
 
     rounds: int = Field(20, ge=1)
-    """E: times that a fresh generator is fitted, its images asked, and the surrogate taught."""
+    """E: number of rounds; each fits a new generator, queries its images, and trains the surrogate."""
     generator_steps: int = Field(20, ge=0)
-    """N_G: steps of the generator in a round; it meets the surrogate only and costs no query."""
+    """N_G: steps of the generator in a round; it uses only the surrogate and costs no query."""
     surrogate_steps: int = Field(50, ge=1)
     """Steps of the surrogate in a round, on all answers so far."""
     balance: float = Field(5.0, ge=0)
-    """λ: weight of the entropy of the mean answer, which keeps a generator to no single class."""
+    """λ: weight of the entropy of the mean answer, which makes a generator cover all classes."""
     spread: float = Field(1.0, ge=0)
-    """Standard deviation of noise added to the generator's images before they are cut off at [0, 1] and asked."""
+    """Standard deviation of noise added to the generator's images before they are clipped to [0, 1] and queried."""
     width: int = Field(128, ge=1, le=MOST_INNER)
     """Hidden units of the surrogate, a multilayer perceptron."""
     batch: int = Field(128, ge=2)
@@ -47,7 +47,7 @@ def surrogate_of(
     config: SurrogateConfig,
     device: torch.device,
 ) -> nn.Module:
-    """The surrogate with the parameters that `fit_surrogate` returned; other arguments are as there."""
+    """Return the surrogate with the parameters from `fit_surrogate`; other arguments are as there."""
     surrogate = _network(shape, classes, config).build(torch.Generator()).to(device)
     surrogate.load_state_dict(dict(parameters))
     return surrogate.eval().requires_grad_(False)
@@ -66,16 +66,16 @@ def fit_surrogate(
     generator: torch.Generator,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Learns from at most `queries` answers (Zhang 2023, Algorithm 1): every image is asked once.
+    """Learn from at most `queries` answers (Zhang 2023, Algorithm 1): every image is queried once.
 
-    In each round a fresh generator descends the surrogate's own loss CE(S(G(z)), argmax S(G(z))) - λ H(mean
-    S(G(z))), its images are asked, and the surrogate descends the cross-entropy with what was
-    answered. Noise on the images is not the paper's: without it a surrogate learns the target on a thin
-    set of generated images, and inverting it shows nothing.
+    In each round a new generator minimises the surrogate's own loss CE(S(G(z)), argmax S(G(z))) - λ H(mean S(G(z))).
+    Its images are queried, and the surrogate minimises the cross-entropy with the answers. Noise on the images is added
+    to the paper's method. Without it a surrogate learns the target only on a thin set of generated images, and its
+    inversion shows nothing.
 
     Args:
         ask: images (n, c, h, w) in [0, 1] to rows of probabilities (n, C).
-        queries: how many images may be asked in all.
+        queries: total number of images that may be queried.
         shape: (c, h, w) of an image.
         classes: C.
         config: settings.
@@ -103,7 +103,7 @@ def fit_surrogate(
 
 
 _LATENT, _WIDTH = 32, 8
-"""Length of a latent vector and least channels of a generator: small, since it is thrown away each round."""
+"""Length of a latent vector and smallest number of a generator's channels: small, because each round has a new one."""
 
 
 def _generated(
@@ -114,7 +114,7 @@ def _generated(
     generator: torch.Generator,
     device: torch.device,
 ) -> Tensor:
-    """Images (n, c, h, w) of a fresh generator, with noise, on the CPU; noise alone where images are too small."""
+    """Return images (n, c, h, w) of a new generator, with noise, on the CPU; only noise if images are too small."""
     if min(shape[1:]) < SMALLEST_SIDE:
         return torch.rand(n, *shape, generator=generator)
     network = build_generator(generator, _LATENT, _WIDTH, shape).to(device)

@@ -1,4 +1,4 @@
-"""Which models are asked or inverted about which victims, and what becomes of the answers."""
+"""The models that are queried or inverted for each victim, and the guesses made from the answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Askable:
-    """One model that can be asked, whose records it may show, and how many samples it may be asked."""
+    """A model that can be queried, the victims that it stands for, and its query limit."""
 
     model: Asked
     targets: tuple[str, ...]
@@ -53,17 +53,16 @@ class Askable:
         generator: torch.Generator,
         invert: Callable[[torch.Generator], Mapping[str, Tensor]],
     ) -> Mapping[str, Tensor]:
-        """What an attack makes of the model: once for all who have the same parameters in view
-        (`fdaudit.storage.cache`).
+        """Return an attack's result on the model, cached for adversaries with the same parameters in view.
 
-        An oracle is asked by everybody who has one, since every answer is on record; chance then comes from
-        `generator`.
+        The cache is `fdaudit.storage.cache`. An oracle is always queried, because every answer is recorded. Random
+        draws then come from `generator`.
 
         Args:
             attack: its name.
             config: its settings.
             knowledge: with the network.
-            tensors: what else it works with.
+            tensors: its other inputs.
             generator: for an oracle.
             invert: the attack.
         """
@@ -75,7 +74,7 @@ class Askable:
 
 
 def card_of(attack: str, config: Config, knowledge: Knowledge) -> dict[str, Any]:
-    """What decides the outcome of an attack on parameters in view, these and other tensors apart."""
+    """Return what determines an attack's result on parameters in view, except these and other tensors."""
     return {
         "attack": attack,
         "settings": config.model_dump(mode="json"),
@@ -87,17 +86,17 @@ def card_of(attack: str, config: Config, knowledge: Knowledge) -> dict[str, Any]
 def askable(
     answers: str, view: View, knowledge: Knowledge, task: AttackTask, *, least: int, most: int
 ) -> tuple[list[Askable], Applicability]:
-    """The models behind the victims, the budget spread evenly; or none, and the reason.
+    """Return the models behind the victims, with the budget divided equally; or none, and the reason.
 
-    A released model is one model for all victims; where clients answer by themselves, each is asked on its own.
+    A released model is one model for all victims. If clients answer themselves, each one's model is queried.
 
     Args:
         answers: `soft` or `hard`.
         view: the adversary's view.
-        knowledge: what it knows besides.
-        task: with the victims, and an oracle handle where there is one.
+        knowledge: its other knowledge.
+        task: with the victims, and an oracle handle if there is one.
         least: fewer queries a model are refused.
-        most: no more are asked of a model, whatever the budget.
+        most: largest number of queries a model, even with a larger budget.
     """
     if knowledge.architecture is None or not knowledge.classes:
         return [], Applicability(False, "the images' shape or the number of classes is not known")
@@ -122,7 +121,7 @@ def askable(
 
 
 def wanted(knowledge: Knowledge, task: AttackTask) -> Tensor:
-    """The classes (k,) that an attack is to show: those that its task names, or all."""
+    """Return the classes (k,) that an attack reconstructs: those that its task names, or all."""
     return torch.tensor(task.classes or range(knowledge.classes))
 
 
@@ -151,7 +150,7 @@ def models_in_view(view: View, targets: Sequence[str]) -> list[tuple[Mapping[str
 
 
 def model_of(view: View, target: str) -> tuple[int, Mapping[str, Tensor]]:
-    """The number of the last message with a victim's own model, or with the shared one, and the model."""
+    """Return the number of the last message with a victim's own model, or with the shared one, and the model."""
     kinds = ("model_parameters", "model_update")
     sent = [m for kind in kinds for m in view.select(kind=kind, sender=target) if m.payload is not None]
     for message in sorted(sent, key=lambda m: -m.seq):
@@ -169,7 +168,7 @@ def model_of(view: View, target: str) -> tuple[int, Mapping[str, Tensor]]:
 
 
 def _received(view: View, upload: Message, target: str) -> Message | None:
-    """The model that a client started from before an upload."""
+    """Return the model that a client started from before an upload."""
     before = [
         m
         for m in view.select(kind="model_parameters")
@@ -179,12 +178,12 @@ def _received(view: View, upload: Message, target: str) -> Message | None:
 
 
 def as_probabilities(answer: Tensor, classes: int) -> Tensor:
-    """Answers (n, C) or classes (n,) as rows (n, C) that sum to 1, whatever a defence has made of them."""
+    """Return answers (n, C) or classes (n,) as rows (n, C) that sum to 1, even after a defence changed them."""
     if answer.ndim == 1:
         return F.one_hot(answer.long().clamp(0, classes - 1), classes).float()
     p = answer.float().nan_to_num(0.0).clamp_min(0)
     largest = p.amax(1, keepdim=True)
-    # By the largest first: a sum of what noise and a clip have left may be next to nothing, or overflow.
+    # Divide by the largest first: after noise and clipping a sum may be nearly zero, or overflow.
     p = torch.where(largest > 0, p / largest, torch.ones_like(p))
     return p / p.sum(1, keepdim=True)
 
@@ -197,7 +196,7 @@ def of_classes(
     objective: float | None = None,
     evaluations: int = 0,
 ) -> list[Reconstruction]:
-    """The same class-level guess about several victims of one model."""
+    """Return the same class-level guess for several victims of one model."""
     return [
         Reconstruction(
             target=target,

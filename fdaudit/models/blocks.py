@@ -1,4 +1,4 @@
-"""torchvision's residual blocks with their sum in memory of its own: per-sample gradients forbid sums in place."""
+"""torchvision's residual blocks without in-place sums, which per-sample gradients do not allow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["BLOCKS", "Basic", "Deep"]
 
 
 class Basic(BasicBlock):  # type: ignore[misc]  # torchvision has no types
-    """Two 3x3 convolutions beside a shortcut; the same numbers as torchvision's, bit for bit."""
+    """Two 3x3 convolutions with a shortcut; bit for bit the same results as torchvision's block."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (n, c, h, w) to (n, c', h', w')."""
@@ -23,7 +23,7 @@ class Basic(BasicBlock):  # type: ignore[misc]  # torchvision has no types
 
 
 class Deep(Bottleneck):  # type: ignore[misc]
-    """A 3x3 convolution between two of 1x1, beside a shortcut; the same numbers as torchvision's, bit for bit."""
+    """A 3x3 convolution between two of 1x1, with a shortcut; bit for bit the same results as torchvision's block."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (n, c, h, w) to (n, c', h', w')."""

@@ -1,7 +1,7 @@
-"""DaFKD's networks: a generator told the class, and a domain discriminator on a classifier's own extractor.
+"""DaFKD's networks: a class-conditional generator, and a domain discriminator on a classifier's own extractor.
 
-The generator has no BatchNorm, unlike the paper's: a generated sample would depend on its whole batch, so that it
-could not be drawn again by itself, and the batch's statistics would be one more thing that clients exchange.
+The paper's generator has BatchNorm; this one has none. With BatchNorm a generated sample would depend on its whole
+batch, so it could not be drawn again alone. Clients would also exchange the batch statistics.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ConditionalGenerator(nn.Module):
         )
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
-        """Images (n, c, h, w) of latent vectors (n, latent) and classes (n,)."""
+        """Return images (n, c, h, w) of latent vectors (n, latent) and classes (n,)."""
         told = F.one_hot(y, self.classes).to(z.dtype)
         embedded = torch.cat([self.of_noise(z), self.of_class(told)], 1)
         return cast(Tensor, self.paint(embedded).reshape(len(z), *self._shape))
@@ -60,12 +60,12 @@ class ConditionalGenerator(nn.Module):
 def build_conditional(
     generator: torch.Generator, latent: int, width: int, output_shape: _Shape, classes: int
 ) -> ConditionalGenerator:
-    """A fresh generator on the CPU; one draw from `generator` seeds its initial weights."""
+    """Return a new generator on the CPU; one draw from `generator` seeds its initial weights."""
     return seeded(seed_from(generator), lambda: ConditionalGenerator(latent, width, output_shape, classes))
 
 
 def build_domain_head(generator: torch.Generator, network: nn.Module, input_shape: _Shape) -> nn.Linear:
-    """A fresh last layer of a domain discriminator, over the features (n, d) of `network`'s extractor.
+    """Return a new last layer of a domain discriminator, over the features (n, d) of `network`'s extractor.
 
     Its logit (n, 1) is positive where an image looks like the client's own.
 
@@ -82,10 +82,10 @@ def build_domain_head(generator: torch.Generator, network: nn.Module, input_shap
 
 
 def shared_network(module: nn.Module) -> Network:
-    """The classifier as a `Network`, whose extractor can be shared.
+    """Return the classifier as a `Network`, whose extractor can be shared.
 
     Raises:
-        SpecError: it is another kind of module, which does not say where its features end.
+        SpecError: it is another kind of module, which does not mark where its features end.
     """
     if not isinstance(module, Network):
         found, problem = type(module).__name__, "has no extractor that a discriminator could share"

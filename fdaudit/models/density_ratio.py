@@ -30,9 +30,9 @@ from torch import Tensor
 __all__ = ["DensityRatio", "KuLSIF", "NystromKuLSIF", "default_bandwidth", "known_records", "threshold"]
 
 _MOST_COMPARED = 1000
-"""Records of which a bandwidth is taken: a median needs no more."""
+"""Largest number of records behind a bandwidth; a median needs no more."""
 _BLOCK = 1 << 22
-"""Entries of a kernel matrix that are held at a time: 16 MB in float32."""
+"""Entries of a kernel matrix held at a time: 16 MB in float32."""
 _NO_DIGIT = 1e-6
 """Share of a ratio that changes no digit of float32."""
 
@@ -54,7 +54,7 @@ class DensityRatio:
     bandwidth: float
 
     def ratio(self, x: Array) -> Array:
-        """w at samples (q, d): (q,) float64, an array for an array, a tensor for a tensor.
+        """Return w at samples (q, d): (q,) float64, an array for an array, a tensor for a tensor.
 
         The estimate is unconstrained: far from every centre it is zero, and it may be slightly below.
 
@@ -94,7 +94,7 @@ class KuLSIF:
         _positive("beta", self.beta)
 
     def fit(self, known: Array, auxiliary: Array) -> DensityRatio:
-        """The ratio of the density of `known` (n, d) to that of `auxiliary` (m, d).
+        """Return the ratio of the density of `known` (n, d) to that of `auxiliary` (m, d).
 
         Raises:
             ValueError: a set is empty, not (n, d) or not finite, or dimensions differ; the system is singular.
@@ -114,7 +114,7 @@ class KuLSIF:
         return DensityRatio(torch.cat([u, x]), coefficients, self.bandwidth)
 
     def influence(self, records: Tensor, auxiliary: Tensor, at: Tensor) -> Tensor:
-        """What each record adds to the ratio as one of the known samples: w(x) is the mean over those.
+        """Return each record's contribution to the ratio as a known sample: w(x) is the mean of the contributions.
 
         I(x, x_j) = 1/β [k(x, x_j) - k_xu (K_uu/n_u + β I)⁻¹ k_u(x_j) / n_u].
 
@@ -172,7 +172,7 @@ class NystromKuLSIF:
             raise ValueError(f"landmarks = {self.landmarks}. Give at least 1.")
 
     def fit(self, known: Array, auxiliary: Array) -> DensityRatio:
-        """The ratio of the density of `known` (n, d) to that of `auxiliary` (m, d).
+        """Return the ratio of the density of `known` (n, d) to that of `auxiliary` (m, d).
 
         Raises:
             ValueError: a set is empty, not (n, d) or not finite, or dimensions differ; the system is singular.
@@ -193,10 +193,10 @@ class NystromKuLSIF:
         return DensityRatio(z, c, self.bandwidth)
 
     def _factor(self, z: Tensor) -> Tensor:
-        """L with L Lᵀ = K_zz.
+        """Return L with L Lᵀ = K_zz.
 
-        Landmarks that lie close together make K_zz singular up to rounding; what is added to its diagonal of ones keeps
-        rounded kernels from being blown up by L⁻¹.
+        Landmarks that are close together make K_zz singular up to rounding. A small addition to its diagonal of ones
+        stops L⁻¹ from amplifying rounding errors.
         """
         gram = torch.cat([kernel for _, kernel in _kernel_blocks(z.double(), z.double(), self.bandwidth)])
         gram.diagonal().add_(1e-5 if z.dtype == torch.float32 else 1e-10)
@@ -217,12 +217,12 @@ class NystromKuLSIF:
 
 
 def default_bandwidth(points: Tensor) -> float:
-    """A sixth of the median distance between points (n, d); of points that all coincide, a millionth."""
+    """Return a sixth of the median distance between points (n, d), or a millionth if all points coincide."""
     return max(float(torch.pdist(points[:_MOST_COMPARED]).median()) / 6, 1e-6)
 
 
 def known_records(records: int, *, validation: float, most: int) -> int:
-    """How many of a class's records a density is estimated from; the others are its validation split.
+    """Return the number of a class's records that a density is estimated from; the rest is its validation split.
 
     Args:
         records: of the class, at least 2.
@@ -234,7 +234,7 @@ def known_records(records: int, *, validation: float, most: int) -> int:
 
 
 def threshold(scores: Tensor, tau: float) -> float:
-    """The τ quantile of validation scores (n,), never below the least positive number."""
+    """Return the τ quantile of validation scores (n,), but at least the smallest positive number."""
     quantile = float(torch.quantile(scores.double(), tau))
     return max(quantile, torch.finfo(torch.float64).tiny)
 
@@ -243,9 +243,10 @@ def threshold(scores: Tensor, tau: float) -> float:
 
 
 def _kernel_blocks(x: Tensor, y: Tensor, bandwidth: float) -> Iterator[tuple[slice, Tensor]]:
-    """Row blocks (rows, y) of the Gaussian kernel matrix of x (n, d) and y (m, d), in their precision.
+    """Yield row blocks (rows, y) of the Gaussian kernel matrix of x (n, d) and y (m, d), in their precision.
 
-    ‖x - y‖² = ‖x‖² + ‖y‖² - 2 x·y loses digits where the norms exceed the distances; both are taken about y's mean.
+    ‖x - y‖² = ‖x‖² + ‖y‖² - 2 x·y loses digits when the norms exceed the distances. Both sets are therefore centred on
+    y's mean.
     """
     centre = y.mean(0)
     y = y - centre
@@ -274,7 +275,7 @@ def _cholesky(matrix: Tensor, beta: float) -> Tensor:
 
 
 def _solve(matrix: Tensor, right: Tensor, beta: float) -> Tensor:
-    """The solution (p,) of a symmetric positive definite system by Cholesky."""
+    """Return the solution (p,) of a symmetric positive definite system by Cholesky."""
     return torch.cholesky_solve(right.unsqueeze(1), _cholesky(matrix, beta)).squeeze(1)
 
 
@@ -295,7 +296,7 @@ def _pair(known: Tensor | NDArray[Any], auxiliary: Tensor | NDArray[Any]) -> tup
 
 
 def _samples(name: str, given: Tensor | NDArray[Any]) -> Tensor:
-    """Samples as a tensor: float32 as it is, everything else in float64."""
+    """Return samples as a tensor: float32 stays float32, everything else becomes float64."""
     samples = given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.ascontiguousarray(given))
     if samples.dim() != 2:
         raise ValueError(f"{name}: has shape {tuple(samples.shape)}. Flatten each sample to make it (n, d).")

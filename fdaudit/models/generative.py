@@ -1,8 +1,8 @@
 """Networks of generative protocols and attacks: a DCGAN-style generator and two discriminators, scaled to the input.
 
-None has BatchNorm. With it a generated sample would depend on its whole batch, so that it could not be drawn
-again by itself; and a discriminator's statistics would be private records that act on the score of every other
-sample, which no clipping of one sample's gradient bounds.
+None has BatchNorm. With BatchNorm a generated sample would depend on its whole batch, so it could not be drawn again
+alone. A discriminator's batch statistics would let one private record change the score of every other sample, and
+clipping per-sample gradients does not bound that influence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 SMALLEST_SIDE = 8
-"""The smallest height or width that these networks make or judge."""
+"""The smallest height or width of images that these networks support."""
 
 _Shape = tuple[int, int, int]
 
@@ -62,7 +62,7 @@ class Generator(nn.Module):
         self.paint = nn.Sequential(*layers, nn.Conv2d(widths[-1], channels, 3, padding=1), nn.Sigmoid())
 
     def forward(self, w: Tensor) -> Tensor:
-        """Images (n, c, h, w) of latent vectors (n, latent)."""
+        """Return images (n, c, h, w) of latent vectors (n, latent)."""
         return cast(Tensor, self.paint(self.project(w).reshape(len(w), *self._first)))
 
 
@@ -87,7 +87,7 @@ class PatchDiscriminator(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, h // 4, w // 4) of images (n, c, h, w)."""
+        """Return logits (n, h // 4, w // 4) of images (n, c, h, w)."""
         return cast(Tensor, self.judge(x).squeeze(1))
 
 
@@ -116,13 +116,13 @@ class ProjectionDiscriminator(nn.Module):
         self.of_class = spectral_norm(nn.Linear(d, classes, bias=False))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Logits (n,) of images (n, c, h, w) as members of classes (n,)."""
+        """Return logits (n,) of images (n, c, h, w) as members of classes (n,)."""
         phi = self.features(x)
         return cast(Tensor, self.real(phi).squeeze(1) + self.of_class(phi).gather(1, y[:, None]).squeeze(1))
 
 
 def build_generator(generator: torch.Generator, latent: int, width: int, output_shape: _Shape) -> Generator:
-    """A fresh generator on the CPU; one draw from `generator` seeds its initial weights.
+    """Return a new generator on the CPU; one draw from `generator` seeds its initial weights.
 
     Raises:
         SpecError: the images are too small.
@@ -132,7 +132,7 @@ def build_generator(generator: torch.Generator, latent: int, width: int, output_
 
 
 def build_discriminator(generator: torch.Generator, width: int, input_shape: _Shape) -> PatchDiscriminator:
-    """A fresh discriminator on the CPU; one draw from `generator` seeds its initial weights.
+    """Return a new discriminator on the CPU; one draw from `generator` seeds its initial weights.
 
     Raises:
         SpecError: the images are too small.
@@ -144,7 +144,7 @@ def build_discriminator(generator: torch.Generator, width: int, input_shape: _Sh
 def build_projection_discriminator(
     generator: torch.Generator, width: int, input_shape: _Shape, classes: int
 ) -> ProjectionDiscriminator:
-    """A fresh class-conditional discriminator on the CPU; one draw from `generator` seeds its initial weights.
+    """Return a new class-conditional discriminator on the CPU; one draw from `generator` seeds its initial weights.
 
     Raises:
         SpecError: the images are too small.

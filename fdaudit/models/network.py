@@ -1,4 +1,4 @@
-"""The shape every network of the zoo has (an extractor, then a head), and what all networks are built with."""
+"""The structure of every network in the zoo (an extractor, then a head), and helpers to build networks."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Network(nn.Module):
         self.head = head
 
     def features(self, x: Tensor) -> Tensor:
-        """Features (n, d) of images (n, c, h, w)."""
+        """Return features (n, d) of images (n, c, h, w)."""
         return cast(Tensor, self.extractor(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, classes) of images (n, c, h, w)."""
+        """Return logits (n, classes) of images (n, c, h, w)."""
         return cast(Tensor, self.head(self.extractor(x)))
 
 
 def feature_width(extractor: nn.Module, input_shape: tuple[int, int, int]) -> int:
-    """How many features d `extractor` makes of one image of `input_shape`.
+    """Return the number d of features that `extractor` computes from one image of `input_shape`.
 
     Raises:
         RuntimeError: the image is too small for the layers.
@@ -59,15 +59,15 @@ def group_norm(channels: int) -> nn.GroupNorm:
 
 
 def seed_from(generator: torch.Generator) -> int:
-    """A seed for initial weights: one draw from `generator`."""
+    """Return a seed for initial weights: one draw from `generator`."""
     return int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
 
 
 def seeded(seed: int, make: Callable[[], M]) -> M:
-    """What `make` builds, initial weights drawn from `seed`.
+    """Return what `make` builds, with initial weights drawn from `seed`.
 
     Guarantees:
-      * equal weights for equal seeds, whatever the global random state is;
+      * equal seeds give equal weights, independent of the global random state;
       * the global random state stays as it was, on every device.
     """
     # Initialisers draw from the global CPU generator. It is forked and seeded here and nowhere else;

@@ -41,7 +41,7 @@ class ResnetParams(Config):
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions with a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, inner: int, outer: int, stride: int, norm: _Norm) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _Block(nn.Module):
 
 
 def resnet8(params: Resnet8Params, input_shape: _Shape, classes: int) -> Network:
-    """The CIFAR ResNet of 6n + 2 layers with n = 1 (He 2016, §4.2), with projection shortcuts."""
+    """Return the CIFAR ResNet of 6n + 2 layers with n = 1 (He 2016, §4.2), with projection shortcuts."""
     w = params.width
     extractor = nn.Sequential(
         nn.Conv2d(input_shape[0], w, 3, padding=1, bias=False),
@@ -83,10 +83,10 @@ def resnet8(params: Resnet8Params, input_shape: _Shape, classes: int) -> Network
 
 
 def resnet_small(name: str, params: ResnetParams, input_shape: _Shape, classes: int) -> Network:
-    """torchvision's `name` (resnet18, 34 or 50) with a 3x3 stride-1 stem and no max-pooling.
+    """Return torchvision's `name` (resnet18, 34 or 50) with a 3x3 stride-1 stem and no max-pooling.
 
-    The stem is the usual one for images of 32x32 (He 2016, §4.2); torchvision's own would leave such
-    images one pixel wide. Weights are fresh: Shao 2023 (Table 4) starts from ImageNet's.
+    The stem is the usual one for images of 32x32 (He 2016, §4.2). torchvision's own stem would reduce such images to
+    one pixel. Weights are random, whereas Shao 2023 (Table 4) starts from ImageNet's.
     """
     from torchvision.models.resnet import ResNet
 

@@ -37,7 +37,7 @@ MLPS: dict[str, tuple[int, ...]] = {"mlp-1024-512-256": (1024, 512, 256), "mlp-1
 
 
 class NoParams(Config):
-    """A network that leaves nothing to choose."""
+    """No parameters: the network has a fixed design."""
 
 
 class MlpParams(Config):
@@ -60,8 +60,8 @@ class StridedParams(Config):
 def pooled_cnn(name: str, input_shape: _Shape, classes: int) -> Network:
     """Conv(10)-MaxPool(2)-ReLU-Conv(20)-MaxPool(2)-ReLU-Linear-ReLU-Linear (Shao 2023, Tables 2 and 3).
 
-    The tables name ReLU before the pooling, the authors' public code has it after: both are the same function with the
-    same gradients, and after the pooling it has a quarter of the work.
+    The tables put ReLU before the pooling, the authors' public code after it. Both are the same function with the same
+    gradients; after the pooling ReLU needs a quarter of the work.
 
     `cnn-5-5` is Conv(10, 5, 0), Conv(20, 5, 0), Linear(50); `cnn-3-3` is Conv(10, 3, 1), Conv(20, 3, 1),
     Linear(128); `cnn-5-3` is Conv(10, 5, 0), Conv(20, 3, 1), Linear(64), where Conv(o, k, p) has o output
@@ -93,7 +93,7 @@ def mlp(widths: tuple[int, ...], input_shape: _Shape, classes: int) -> Network:
 
 
 def lenet_dlg(input_shape: _Shape, classes: int) -> Network:
-    """The LeNet of Deep Leakage from Gradients (Zhu 2019): sigmoids, strides in place of pooling.
+    """Return the LeNet of Deep Leakage from Gradients (Zhu 2019): sigmoids, strides in place of pooling.
 
     Three 5x5 convolutions of 12 channels with padding 2 and strides 2, 2, 1, then one fully connected layer.
     Weights and biases start uniform in [-0.5, 0.5] as in the authors' code: PyTorch's own, smaller
@@ -115,7 +115,7 @@ def lenet_dlg(input_shape: _Shape, classes: int) -> Network:
 def strided_cnn(params: StridedParams, input_shape: _Shape, classes: int) -> Network:
     """Convolutions with ReLU, downsampling by stride 2 in all but the first, then one fully connected layer.
 
-    Without pooling every pixel takes part in the gradient, which makes this the target on which gradient
+    Without pooling every pixel contributes to the gradient. This network is therefore the target on which gradient
     inversion has to succeed.
     """
     layers: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""Networks by name: what a spec may ask for, and what an architecture is once it is known to fit."""
+"""Networks by name: the models that a spec can request, and architectures checked against their input."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ _PAPER_HEADS = ((128, 64), (128, 64), (256,), (256,), (128, 64), (128, 64), (256
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network known to fit its input; every party that knows this can build it.
+    """A network that is known to fit its input. Any party with this description can build it.
 
     Guarantees:
-      * `build` gives equal weights for generators in equal states, whatever the global random state is;
+      * `build` gives equal weights for generators in equal states, independent of the global random state;
       * `build` leaves the global random state as it was, on every device.
 
-    An imported class keeps these only as far as it draws from PyTorch's CPU generator.
+    For an imported class this holds only if the class draws from PyTorch's CPU generator.
 
     Attributes:
         name: as in the spec.
@@ -106,7 +106,7 @@ class Architecture:
     classes: int
 
     def build(self, generator: torch.Generator) -> nn.Module:
-        """A fresh float32 module on the CPU, in training mode, mapping (n, c, h, w) to logits (n, C).
+        """Return a new float32 module on the CPU, in training mode, mapping (n, c, h, w) to logits (n, C).
 
         Args:
             generator: one draw from it seeds the initial weights.
@@ -115,13 +115,13 @@ class Architecture:
 
     @property
     def described(self) -> dict[str, Any]:
-        """All that decides the network, as JSON values."""
+        """Return everything that determines the network, as JSON values."""
         shape = list(self.input_shape)
         return {"name": self.name, "params": dict(self.params), "input_shape": shape, "classes": self.classes}
 
     @property
     def imported(self) -> bool:
-        """Return whether the class is somebody else's code."""
+        """Return whether the class is imported from outside fdaudit."""
         return self.name.startswith(_IMPORT)
 
     @property
@@ -135,24 +135,24 @@ class Architecture:
 
     @property
     def has_batchnorm(self) -> bool:
-        """Whether some layer is a BatchNorm, whose statistics are private data that travel unprotected."""
+        """Return whether some layer is a BatchNorm. Its statistics are private data that are sent unprotected."""
         kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
         return any(isinstance(module, kinds) for module in self._skeleton.modules())
 
     @property
     def has_convolutions(self) -> bool:
-        """Whether some layer is a convolution."""
+        """Return whether some layer is a convolution."""
         kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
         return any(isinstance(module, kinds) for module in self._skeleton.modules())
 
     @property
     def parameters(self) -> int:
-        """How many numbers are trained."""
+        """Return the number of trained parameters."""
         return sum(parameter.numel() for parameter in self._skeleton.parameters())
 
     @cached_property
     def work(self) -> int:
-        """Floating-point operations of convolutions and matrix products in a forward pass, for one image."""
+        """Return the floating-point operations of convolutions and matrix products in one image's forward pass."""
         from torch.utils.flop_counter import FlopCounterMode
 
         with FlopCounterMode(display=False) as counter:
@@ -160,7 +160,7 @@ class Architecture:
         return int(counter.get_total_flops())
 
     def tried(self, images: int) -> Any:
-        """What the network makes of so many images: from one without storage nothing but a shape."""
+        """Run the network on `images` blank images. On the meta device the output has a shape but no values."""
         device = torch.device("cpu" if self.name.startswith(_IMPORT) else "meta")
         # The trial run of an imported module may draw at random: inside the fork, like the building.
         with forked_randomness(), torch.no_grad():
@@ -175,7 +175,7 @@ class Architecture:
 
     @cached_property
     def _skeleton(self) -> nn.Module:
-        """The module without storage; an imported class may not bear that and is built in full."""
+        """Return the module on the meta device. An imported class may not support that and is built in full."""
         if self.name.startswith(_IMPORT):
             return self._seeded(0)
         with torch.device("meta"):
@@ -183,7 +183,7 @@ class Architecture:
 
 
 def architecture(spec: ModelSpec, input_shape: _Shape, classes: int) -> Architecture:
-    """The architecture that `spec` names, once it is shown to map such images to so many logits.
+    """Return the architecture that `spec` names, after checking that it maps images of this shape to logits.
 
     Raises:
         SpecError: the name or a parameter is unknown, an import fails, the images are too small for the
@@ -205,7 +205,7 @@ def architecture(spec: ModelSpec, input_shape: _Shape, classes: int) -> Architec
 
 
 def paper_model(task: str, client: int) -> ModelSpec:
-    """The model of `client` (from 1) in Shao 2023's table for `task`, heads included.
+    """Return the model of `client` (from 1) in Shao 2023's table for `task`, heads included.
 
     Raises:
         SpecError: the tables have no such task or client.
@@ -228,7 +228,7 @@ def _module(name: str, params: Mapping[str, Any], input_shape: _Shape, classes: 
 
 
 def _imported(name: str, params: Mapping[str, Any], input_shape: _Shape, classes: int) -> nn.Module:
-    """The module made by the class that `import:package.module:Class` names, as the current RNG has it."""
+    """Return the module built by the class that `import:package.module:Class` names, from the current random state."""
     path, colon, attribute = name.removeprefix(_IMPORT).partition(":")
     if not (colon and path and attribute):
         raise SpecError("model.name", name, "is no import path", "Write import:package.module:Class.")
@@ -237,7 +237,7 @@ def _imported(name: str, params: Mapping[str, Any], input_shape: _Shape, classes
         accepted = inspect.signature(constructor).parameters
         offered = {"classes": classes, "input_shape": input_shape}
         module = constructor(**{k: v for k, v in offered.items() if k in accepted}, **params)
-    # Whatever a stranger's module raises is one clear error here, `sys.exit` included.
+    # Any exception of a foreign module becomes one clear error here, including `sys.exit`.
     except (Exception, SystemExit) as error:
         raise SpecError(
             "model.name",
@@ -251,7 +251,7 @@ def _imported(name: str, params: Mapping[str, Any], input_shape: _Shape, classes
 
 
 def _misfit(made: Architecture) -> str | None:
-    """Why the network does not map images to logits, or None when it does."""
+    """Return why the network does not map images to logits, or None if it does."""
     n = 3 if made.classes == 2 else 2  # so that (n, classes) and (classes, n) differ
     try:
         output = made.tried(n)

@@ -1,1 +1,1 @@
-"""Threads, processes and memory; nothing of fdaudit but errors."""
+"""Threads, processes and memory. Imports nothing of fdaudit except errors."""

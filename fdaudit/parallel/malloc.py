@@ -1,9 +1,9 @@
-"""What the C library does with memory that tensors free.
+"""Control of the C library's allocator, so that freed tensor memory is reused.
 
-glibc maps every block of more than 32 MB anew and returns it when it is freed, and the free end of its heap with it:
-the next step of a training faults the same pages in again, one by one, which can take longer than the step's
-arithmetic. `keep` has the process hold what was freed until it ends or calls `give_back`. Highest memory stays what it
-was but for fragments. Where the C library is another one, or the user has set its options, nothing is changed.
+glibc maps every block of more than 32 MB separately and unmaps it when it is freed. It also trims the free end of its
+heap. The next training step then faults the same pages in again, which can take longer than the step's arithmetic.
+`keep` makes the process hold freed memory until it ends or calls `give_back`. Peak memory stays the same except for
+fragmentation. Nothing changes with another C library, or when the user has set allocator options.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEVER, _NONE = -1, 0
 
 
 def keep() -> bool:
-    """From now on, freed memory is kept for the next tensors; whether that could be arranged."""
+    """Keep freed memory for later tensors. Return whether the C library accepted this setting."""
     libc = _glibc()
     if libc is None or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False
@@ -30,7 +30,7 @@ def keep() -> bool:
 
 
 def give_back() -> None:
-    """Returns what is free now to the operating system: before a process waits while others work."""
+    """Return free memory to the operating system. Call this before the process waits for others."""
     libc = _glibc()
     if libc is not None:
         libc.malloc_trim(0)

@@ -1,12 +1,12 @@
-"""Processes that stand by for pieces of work: each is told one as a line of JSON and answers in lines of JSON.
+"""Worker processes: each receives a task as one line of JSON and answers in lines of JSON.
 
-They are started as `python -m`, not forked: threads of PyTorch do not survive a fork, and a script without a main guard
-can be imported by nobody.
+They are started with `python -m`, not forked. PyTorch's threads do not survive a fork, and a script without a main
+guard cannot be imported.
 
 Guarantees:
-  * a process that ends is noticed, what it had in hand is reported as lost, and another takes its place;
-  * no more of them are at work than the pool's size, however many ask at once: who came first is served first;
-  * no process outlives the one that started it: it ends as soon as its input does.
+  * a process that ends is noticed: its task is reported as lost, and a new process replaces it;
+  * at most `size` processes work at a time. Concurrent callers are served in the order of their calls;
+  * no process outlives its parent: it ends when its input is closed.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ _PATIENCE = 10.0
 """Seconds that a process has to end."""
 
 Answer = tuple[int, Mapping[str, Any] | None]
-"""The number of a piece of work, and one line about it; None: its process ended before it was done."""
+"""The number of a piece of work, and one line about it; None if its process ended before it was done."""
 
 _REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 
 class Workers(Protocol):
-    """Who runs pieces of work: a `Pool` of processes here, or workers of other machines."""
+    """An executor of tasks: a `Pool` of local processes, or workers on other machines."""
 
     @property
     def size(self) -> int:
-        """Pieces at a time."""
+        """Return the number of tasks that run at a time."""
         ...
 
     def work(self, pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
-        """Hands out the pieces, and yields every answer as it comes."""
+        """Run the pieces and yield every answer as it arrives."""
         ...
 
 
 class _Call:
-    """One call of `Pool.work`: its pieces, those that wait, who is at the others, and what these have said.
+    """One call of `Pool.work`: its pieces, the waiting ones, the busy processes and their answers.
 
-    Of the answers, None says that no more will come from one of those who hand out its pieces.
+    An answer of None means that one of the threads that hand out pieces has finished.
     """
 
     def __init__(self, pieces: Sequence[Mapping[str, Any]]) -> None:
@@ -67,8 +67,8 @@ class Pool:
 
     Args:
         module: what `python -m` runs.
-        size: how many.
-        variables: set for the processes, beside those of this process.
+        size: number of processes.
+        variables: environment variables of the processes, added to those of this process.
     """
 
     def __init__(self, module: str, size: int, variables: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -78,16 +78,16 @@ class Pool:
         self._unserved: list[_Call] = []
 
     def stand_by(self) -> None:
-        """Starts the processes already, so that they load their libraries while nothing is asked of them."""
+        """Start the processes in advance, so that they load their libraries before the first task."""
         with self._turn:
             for _ in range(self.size - self._at_work - len(self._idle)):
                 self._idle.append(self._start())
 
     def work(self, pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
-        """Yields every answer as it comes; a piece ends with `{"done": true}`.
+        """Run the pieces and yield every answer as it arrives; a piece ends with `{"done": true}`.
 
-        The pieces are handed out as by a `Queue`; one that has a kind names it in `like`. Closing the iterator early
-        ends the processes that are still at work.
+        A `Queue` sets the order. A piece can name its kind in `like`. Closing the iterator early ends the processes
+        that still work.
         """
         call = _Call(pieces)
         with self._turn:
@@ -113,12 +113,12 @@ class Pool:
                 thread.join()
 
     def close(self) -> None:
-        """Ends the processes that stand by."""
+        """End the idle processes."""
         while self._idle:
             _end(self._idle.pop())
 
     def _serve(self, call: _Call) -> None:
-        """Hands a call's pieces to one process after the other until none waits: the same one, as long as it lives."""
+        """Hand a call's pieces to processes until none waits. Reuse the same process for as long as it lives."""
         number, process = None, None
         while True:
             with self._turn:
@@ -130,7 +130,7 @@ class Pool:
                     self._served(call)
                 try:
                     process = self._ready(process)
-                except OSError:  # no process can be had: lost like what a process had that ended
+                except OSError:  # no process could start: the piece is lost, as if its process had ended
                     call.answers.put((number, None))
                     continue
                 call.busy.append(process)
@@ -139,7 +139,7 @@ class Pool:
             with self._turn:
                 call.busy.remove(process)
                 self._at_work -= 1
-                if whole and process.poll() is None:  # not ended meanwhile by whoever stopped listening
+                if whole and process.poll() is None:  # not ended meanwhile by the caller closing the iterator
                     self._idle.append(process)
                 self._turn.notify_all()
             if not whole:
@@ -148,16 +148,16 @@ class Pool:
         call.answers.put(None)
 
     def _is_due(self, call: _Call) -> bool:
-        """Whether a piece of the call may be handed out, or none waits."""
+        """Return whether a piece of the call may be handed out, or no piece is left."""
         return not call.waiting or (self._at_work < self.size and self._unserved[0] is call)
 
     def _served(self, call: _Call) -> None:
-        """The next call's turn, once nothing of this one waits; asked for with the turn in hand."""
+        """Let the next call begin, because this one has no waiting pieces. The caller holds `_turn`."""
         self._unserved = [other for other in self._unserved if other is not call]
         self._turn.notify_all()
 
     def _ready(self, last: subprocess.Popen[str] | None) -> subprocess.Popen[str]:
-        """The last one if it stands by, or another that does, if it has not ended meanwhile, or a new one."""
+        """Return a live process: the last one if it is idle, else another idle one, else a new one."""
         if last in self._idle:
             self._idle.append(self._idle.pop(self._idle.index(last)))
         while self._idle:
@@ -168,7 +168,7 @@ class Pool:
         return self._start()
 
     def _start(self) -> subprocess.Popen[str]:
-        # In a session of its own: what interrupts this process is for this process to pass on.
+        # In its own session: this process decides whether an interrupt reaches its workers.
         return subprocess.Popen(  # noqa: S603  # a module of ours, by name
             [sys.executable, "-m", self._module],
             start_new_session=True,
@@ -183,7 +183,7 @@ class Pool:
 def _ask(
     process: subprocess.Popen[str], piece: Mapping[str, Any], number: int, answers: SimpleQueue[Answer | None]
 ) -> bool:
-    """Hands a piece to a process and passes on what it says; whether it got to the end."""
+    """Send a piece to a process and forward its answers. Return whether the process finished the piece."""
     if process.stdin is None or process.stdout is None:
         return False
     try:
@@ -200,7 +200,7 @@ def _ask(
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Closes a process's input, upon which it tidies up and ends; after a while it is made to."""
+    """Close a process's input, so that it cleans up and ends. Kill it if it has not ended after a while."""
     with suppress(OSError):
         if process.stdin is not None:
             process.stdin.close()
@@ -218,7 +218,7 @@ _lock = Lock()
 
 
 def standing_pool(module: str, size: int, variables: Mapping[str, str] = MappingProxyType({})) -> Pool:
-    """A pool that stays until this process ends, so that several runs load their libraries once."""
+    """Return a pool that lives as long as this process, so that several runs load their libraries only once."""
     key = (module, size)
     with _lock:
         if key not in _standing:
@@ -228,12 +228,12 @@ def standing_pool(module: str, size: int, variables: Mapping[str, str] = Mapping
 
 
 def processors() -> int:
-    """How many threads or processes there are where nobody says how many: one for each processor, at most 8."""
+    """Return the default number of threads or processes: one for each processor, at most 8."""
     return min(os.cpu_count() or 1, 8)
 
 
 def leave(home: str | None) -> NoReturn:
-    """Ends this process at once, whatever its threads are at; nothing of the directory `home` stays."""
+    """End this process at once, even if its threads are working. Remove the directory `home`."""
     if home is not None:
         # A process that becomes another has no thread left that goes on writing where this one removes.
         os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", _REMOVE, home])  # noqa: S606  # a constant

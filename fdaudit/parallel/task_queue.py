@@ -1,8 +1,8 @@
-"""The order in which pieces of work are handed to processes, each of which remembers what it has computed.
+"""The order in which tasks are handed to processes, each of which remembers what it has computed.
 
 Guarantees:
-  * every piece is handed out once, and once more each time that it is given back;
-  * who handed out what decides nothing but time.
+  * every task is handed out once, and once more each time that it is put back;
+  * the order affects time only, never results.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ __all__ = ["Queue"]
 
 
 class Queue:
-    """Pieces that wait, by number.
+    """Waiting tasks, by number.
 
-    Whoever has ended a piece is handed another of its kind, which may find in memory what that has left there; else the
-    first of a kind that nobody has begun, so that no two compute the same at once; else the first of all.
+    A process that has finished a task gets another of the same kind, because results in its memory may be reused. If
+    there is none, it gets the first task of a kind not yet begun, so that two processes do not compute the same thing
+    at once. Otherwise it gets the first task that waits.
 
     Args:
-        kinds: of each piece; None is like nothing else.
+        kinds: the kind of each task; None matches no other kind.
     """
 
     def __init__(self, kinds: Sequence[Hashable | None]) -> None:
@@ -31,13 +32,13 @@ class Queue:
         return len(self._waiting)
 
     def take(self, ended: int | None = None) -> int:
-        """The next piece for a process.
+        """Remove the next task for a process and return its number.
 
         Args:
-            ended: the piece that it has ended last.
+            ended: the task that the process has just finished.
 
         Raises:
-            IndexError: none waits.
+            IndexError: no task waits.
         """
         kind = None if ended is None else self._kinds[ended]
         alike = (n for n in self._waiting if kind is not None and self._kinds[n] == kind)
@@ -51,9 +52,9 @@ class Queue:
         return number
 
     def put_back(self, number: int) -> None:
-        """Lets a piece be handed out again, before the others of its kind."""
+        """Put a task back in front, so that it is handed out again."""
         self._waiting.insert(0, number)
 
     def clear(self) -> None:
-        """Lets none wait."""
+        """Remove all waiting tasks."""
         self._waiting.clear()

@@ -1,12 +1,12 @@
-"""Independent pieces of work side by side on the threads of a CPU.
+"""Run independent tasks side by side on CPU threads.
 
-Threads inside an operation wait for each other at its end, and small networks end many operations a
-millisecond: next to another busy process that makes a training step up to a hundred times slower. Pieces of
-work that owe each other nothing have a thread each instead, and none ever waits.
+Threads inside one operation wait for each other at its end, and a small network runs many operations a millisecond.
+Next to another busy process this makes a training step up to a hundred times slower. Here each independent task has
+one thread, and no thread waits for another.
 
 Guarantees:
-  * results come in the order of the pieces, and each is what one thread alone would have computed;
-  * the calling thread's own number of threads is as before.
+  * results are in the order of the tasks, and each equals the result of one thread alone;
+  * the calling thread's own number of threads is unchanged.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _turn = RLock()
 
 @contextmanager
 def forked_randomness(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Puts PyTorch's global generators back at the end; one thread at a time, or draws would mix.
+    """Restore PyTorch's global generators when the block ends. Only one thread at a time, so that draws do not mix.
 
     Args:
-        devices: accelerators whose generators are put back as well.
+        devices: accelerators whose generators are restored as well.
     """
     with _turn, torch.random.fork_rng(devices=list(devices)):
         yield
@@ -44,15 +44,15 @@ def forked_randomness(devices: Sequence[torch.device] = ()) -> Iterator[None]:
 def side_by_side(
     work: Callable[[Means, Piece], Result], pieces: Sequence[Piece], means: Sequence[Means]
 ) -> list[Result]:
-    """`work(m, piece)` for every piece, as many at a time as there are means to do it with.
+    """Return `work(m, piece)` for every piece, with as many threads as there are `means`.
 
     Args:
-        work: must change nothing but what its first argument holds, and use no global randomness.
-        pieces: what to work on.
-        means: one for each thread; each is in one thread's hands at a time.
+        work: changes only what its first argument holds, and uses no global randomness.
+        pieces: the tasks.
+        means: one resource for each thread; only one thread uses it at a time.
 
     Raises:
-        Exception: what `work` raised for the first piece that failed; pieces not yet begun are dropped.
+        Exception: the error of the first piece that failed; pieces that have not begun are dropped.
     """
     free: SimpleQueue[Means] = SimpleQueue()
     for one in means:

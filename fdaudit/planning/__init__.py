@@ -1,1 +1,1 @@
-"""From a spec to a resolved plan and its run directory."""
+"""Resolve a spec to a plan and set up its run directory."""

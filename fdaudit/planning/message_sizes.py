@@ -1,4 +1,4 @@
-"""Message sizes: what of a run's messages public settings fix, whatever the private data are."""
+"""Message sizes: find the messages and privacy events that public settings determine, independent of private data."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["fixed_events", "fixed_sizes"]
 
 
 def fixed_sizes(plan: Plan) -> frozenset[tuple[str, str]]:
-    """Return the (kind, sender role) of the messages whose size tells nothing.
+    """Return the (kind, sender role) of the messages whose size reveals nothing.
 
-    The kind fixes the size, or the protocol's card declares the index, and so the number of rows, public. Every defence
-    that treats the message must keep its size fixed as well. Nothing is read off a record: that all messages
-    of one run have one size does not show that they would with other data. Where a defence makes clients' answers
-    messages of another kind, what others make of them may leave rows out.
+    The kind fixes the size, or the protocol's card declares the index public, which fixes the number of rows. Every
+    defence of the message must also keep its size fixed. This is not read from a record: equal sizes in one run do not
+    show that other data would give the same sizes. If a defence turns clients' answers into messages of another kind,
+    messages that are computed from them may omit rows.
     """
     found: dict[tuple[str, str], bool] = {("silence", role): True for role in plan.protocol.roles}
     recast = any(
@@ -40,11 +40,11 @@ def fixed_sizes(plan: Plan) -> frozenset[tuple[str, str]]:
 
 
 def fixed_events(plan: Plan) -> bool:
-    """Return whether the parameters of every privacy event follow from the spec, whatever messages say.
+    """Return whether the spec alone determines the parameters of every privacy event.
 
-    An event depends on the settings of its defence and on how many values a message has, which settings fix where the
-    kind or a public index does. A server or an aggregator that averages may say how large one client's share is: the
-    sensitivity of noise on its message then follows from what clients sent.
+    An event depends on its defence's settings and on the number of values in a message. Settings fix that number if the
+    kind or a public index does. A server or an aggregator that averages may report how large one client's share is. The
+    sensitivity of noise on its message then depends on what clients sent.
     """
     treated = {(kind, sender) for kind, sender in plan.defenses if plan.defenses[kind, sender]}
     averaged = any(sender != "client" and kind != "vote_counts" for kind, sender in treated)

@@ -46,10 +46,10 @@ class Plan:
 
     Attributes:
         spec: with device, threads, strategy and memory format filled in.
-        secrets: the user's seed and the vault's secret, from which the truth is drawn.
+        secrets: the user's seed and the vault's secret, which determine the truth.
         dataset: all images; only the auditor and the splits' owners see their parts.
-        splits: who holds which records.
-        networks: who trains which network.
+        splits: the records of each party.
+        networks: the network of each party.
         public: (n, c, h, w) unlabelled samples that every party holds.
         execution: how training runs.
         protocol: the protocol's class.
@@ -58,7 +58,7 @@ class Plan:
         defenses: of messages, by (kind, sender role).
         training: of training, by what is trained.
         attacks: every known attack, requested or not.
-        identity: digest of all that decides what the run computes; it stays when other attacks are asked for.
+        identity: digest of everything that determines the run's results; independent of the attacks.
     """
 
     spec: Spec
@@ -78,48 +78,48 @@ class Plan:
 
     @property
     def seed(self) -> int:
-        """The seed of training, attacks and intervals; it tells nothing of the truth."""
+        """Return the seed of training, attacks and intervals; it reveals nothing about the truth."""
         return self.secrets.working_seed
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """The clients' names."""
+        """Return the clients' names."""
         return tuple(f"client/{k}" for k in range(self.spec.clients))
 
     @property
     def parties(self) -> tuple[str, ...]:
-        """Every party, in the order roles are declared, and `world` last."""
+        """Return every party, in the order in which roles are declared, with `world` last."""
         return parties_of(self.protocol, self.protocol_config, self.spec.clients)
 
     @cached_property
     def declared_messages(self) -> list[Mapping[str, Any]]:
-        """The protocol's declarations of the messages that its settings have sent."""
+        """Return the protocol's declarations of the messages that are sent with its settings."""
         return [m for m in self.protocol.messages if applies(m.get("when", {}), self.protocol_config)]
 
     @cached_property
     def test(self) -> tuple[Tensor, Tensor]:
-        """Held-out records for accuracy."""
+        """Return held-out records for accuracy."""
         return test_xy(self.dataset, self.splits)
 
     def records(self, client: str) -> tuple[Tensor, Tensor]:
-        """The records (x, y) that a client trains on."""
+        """Return the records (x, y) that a client trains on."""
         index = self.splits.clients[int(client.partition("/")[2])].train
         return self.dataset.x[index], self.dataset.y[index]
 
     @cached_property
     def auxiliary(self) -> tuple[Tensor, Tensor]:
-        """The records that an adversary is assumed to hold."""
+        """Return the records that an adversary is assumed to hold."""
         index = self.splits.auxiliary
         return self.dataset.x[index], self.dataset.y[index]
 
     @property
     def architecture(self) -> Architecture:
-        """The server's network, and every client's that has none of its own."""
+        """Return the network of the server and of every client without its own."""
         return self.networks.shared
 
     @property
     def outages(self) -> tuple[Outage, ...]:
-        """Who goes silent when."""
+        """Return when clients go silent."""
         return tuple(
             Outage(
                 party=f"client/{o.client}",
@@ -132,7 +132,7 @@ class Plan:
 
     @cached_property
     def common(self) -> Common:
-        """What every party has before the first message."""
+        """Return what every party holds before the first message."""
         return Common(
             networks=self.networks,
             execution=self.execution,
@@ -143,7 +143,7 @@ class Plan:
 
     @cached_property
     def encoder(self) -> TaskEncoder:
-        """A public feature extractor, learnt from auxiliary records when it is first used."""
+        """Return a public feature extractor, trained on auxiliary records at first use."""
         return TaskEncoder(
             self.auxiliary,
             classes=self.dataset.classes,
@@ -153,7 +153,7 @@ class Plan:
 
     @cached_property
     def evaluator(self) -> Evaluator:
-        """The auditor's own classifier, for what reconstructions of classes show; of single-label records only."""
+        """Return the auditor's own classifier, which judges reconstructions of classes; single-label records only."""
         return Evaluator(
             self.test,
             classes=self.dataset.classes,
@@ -163,16 +163,16 @@ class Plan:
         )
 
     def trainer(self) -> Trainer:
-        """A fresh training core for the server's network: no weights of any party in it."""
+        """Return a fresh training core for the server's network, without any party's weights."""
         return Trainer(self.architecture, self.execution)
 
     def initial(self) -> Parameters:
-        """The public initial parameters of the server's network."""
+        """Return the public initial parameters of the server's network."""
         return self.networks.initial(["server"], self.seed)["server"]
 
 
 def make_plan(spec: Spec, secrets: Secrets) -> Plan:
-    """Resolves a spec; nothing is written.
+    """Resolve a spec to a plan; write nothing.
 
     Raises:
         UsageError: a name is unknown, a setting impossible, a dataset absent or damaged.
@@ -236,7 +236,7 @@ def make_plan(spec: Spec, secrets: Secrets) -> Plan:
 def _identity(
     spec: Spec, seed: int, dataset: Dataset, splits: Splits, networks: Networks, public: Tensor
 ) -> str:
-    """Digest every setting, record, share and imported network of a run: two runs that differ in one have two."""
+    """Return a digest of a run's settings, records, shares and imported networks; any change gives another digest."""
     code = [network.source for network in networks.distinct]
     card = {"spec": spec.digest(), "seed": seed, "data": dataset.sha256(), "code": code}
     return digest_of(card, splits.to_dict(), public)
@@ -257,14 +257,14 @@ def _execution(spec: Spec, networks: Networks) -> Execution:
 
 
 def _records(spec: Spec, secrets: Secrets) -> tuple[Dataset, Splits]:
-    """The dataset, and who holds which of its records."""
+    """Return the dataset and its splits."""
     dataset = load_dataset(spec.dataset, secrets.truth("dataset"))
     shares = spec.splits if spec.public_dataset is None else spec.splits.model_copy(update={"proxy": 0.0})
     return dataset, make_splits(dataset, spec.clients, spec.partition, shares, secrets.truth("splits"))
 
 
 def _refuse_other_tasks(spec: Spec, protocol: Any, dataset: Dataset) -> None:
-    """A protocol built on one class a record would compute nonsense on several, and the reverse."""
+    """Refuse a dataset whose task (single-label or multi-label) the protocol does not support."""
     if dataset.task not in getattr(protocol, "tasks", ONLY_SINGLE_LABEL):
         registry = protocols.REGISTRY
         able = [
@@ -295,7 +295,7 @@ def _networks(spec: Spec, protocol: Any, dataset: Dataset) -> Networks:
 
 
 def _public(spec: Spec, protocol: Any, dataset: Dataset, splits: Splits, secrets: Secrets) -> Tensor:
-    """The public samples: the proxy split, or the images of another dataset."""
+    """Return the public samples: the proxy split, or the images of another dataset."""
     if spec.public_dataset is None:
         samples, field, value = dataset.x[splits.proxy], "splits.proxy", spec.splits.proxy
     else:
@@ -346,7 +346,7 @@ def _attacks(spec: Spec) -> tuple[AttackPlan, ...]:
 def plan_attack(
     name: str, params: Mapping[str, Any], spec: Spec, where: str, adversaries: tuple[str, ...]
 ) -> AttackPlan:
-    """One attack under the spec's profile, with the user's own settings above the profile's.
+    """Plan one attack under the spec's profile; the user's own settings override the profile's.
 
     Raises:
         SpecError: the attack or one of its settings is unknown or out of range.
@@ -373,7 +373,7 @@ def _attack_plan(name: str, params: Mapping[str, Any] | None, adversaries: tuple
 
 
 def _refuse_strangers(spec: Spec, protocol: Any, config: Config) -> None:
-    """An adversary must be a party of this protocol with these settings, which only the protocol knows."""
+    """Refuse an adversary that is not a party of this protocol with these settings."""
     asked = [("adversaries", spec.adversaries)]
     for number, entry in enumerate(() if spec.attacks == "all" else spec.attacks):
         asked.append((f"attacks.{number}.adversaries", entry.adversaries or ()))
@@ -403,7 +403,7 @@ def _refuse_absent_device(device: str) -> None:
 
 
 def _refuse_attacks_without_controls(spec: Spec, plans: tuple[AttackPlan, ...], auxiliary: int) -> None:
-    """Controls are run on auxiliary records; an attack without them would show nothing."""
+    """Refuse attacks when too few auxiliary records are set aside for their controls."""
     for plan in plans:
         # A record of each client of a reconstruction control and one for the prior; one pair for membership.
         control = plan.card.get("control", {})
@@ -416,7 +416,7 @@ def _refuse_attacks_without_controls(spec: Spec, plans: tuple[AttackPlan, ...], 
 
 
 def _reference(name: str, config: Config, clients: int) -> tuple[Any, Config]:
-    """A reference protocol that trains as the run's does, with as many records a round in all."""
+    """Return a reference protocol that trains as the run does, with as many records a round in total."""
     cls = protocols.REGISTRY.load(name)
     shared = config.alone()  # type: ignore[attr-defined]
     if name == "centralized":

@@ -1,4 +1,4 @@
-"""Presets: a protocol as published, or with the defences that leave the server's view a finite ε, written out."""
+"""Presets: expand a protocol as published, or with defences that give the server's view a finite ε."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["written_out"]
 
 
 def written_out(spec: Spec, protocol: Any, records: int) -> Spec:
-    """The spec with its preset put into the fields that it stands for.
+    """Return the spec with its preset expanded into the fields that it stands for.
 
-    One noise multiplier is found for all that the private combination adds, such that the server's view costs at
-    most the preset's ε for one record added or removed: by the same accountants as the ledger's.
+    One noise multiplier is found for all noise of the private combination. With it the server's view costs at most the
+    preset's ε when one record is added or removed. The accountants are the ledger's own.
 
     Args:
         spec: what the user wrote.
         protocol: the protocol's class.
-        records: how many records all clients have; a public constant here.
+        records: number of records of all clients; a public constant here.
 
     Raises:
-        SpecError: the preset does not go with other fields, or ε cannot be met.
+        SpecError: the preset conflicts with other fields, or ε cannot be met.
     """
     preset = spec.preset
     if preset is None or preset.written_out:
@@ -68,7 +68,7 @@ def _entries(
     config: ProtocolConfig,
     records: float,
 ) -> list[DefenseEntry]:
-    """The defences of a combination, their noise still at a multiplier of 1."""
+    """Return the defences of a combination, with a noise multiplier of 1."""
     found = []
     for of in combination["training"]:
         batch = getattr(config, protocol.trains[of])
@@ -89,7 +89,7 @@ def _with_noise(entry: DefenseEntry, noise: float) -> DefenseEntry:
 
 
 def _noise(entries: list[DefenseEntry], config: ProtocolConfig, preset: PresetSpec, delta: float) -> float:
-    """The least multiplier that keeps to the preset's ε, to five digits, rounded up."""
+    """Return the smallest multiplier that keeps to the preset's ε, rounded up to five digits."""
 
     def charges(noise: float) -> dict[Charge, int]:
         return _charges([_with_noise(e, noise) for e in entries], config)
@@ -102,7 +102,7 @@ def _noise(entries: list[DefenseEntry], config: ProtocolConfig, preset: PresetSp
 
 
 def _charges(entries: list[DefenseEntry], config: ProtocolConfig) -> dict[Charge, int]:
-    """What one client is charged in a whole run, at most."""
+    """Return the most that one client is charged in a whole run."""
     found = dict[Charge, int]()
     for entry in entries:
         cls = defenses.REGISTRY.load(entry.name)

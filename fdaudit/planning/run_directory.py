@@ -1,4 +1,4 @@
-"""A run directory: its spec, secrets and plan; opened anew, resumed or refused."""
+"""A run directory with its spec, secrets and plan: create, reopen, resume or refuse it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["commitments", "open_directory", "refuse_begun_meanwhile", "reopen", 
 
 
 def reopen(run: Path) -> Plan:
-    """The plan of an existing run, from its spec and its vault.
+    """Return the plan of an existing run, from its spec and its vault.
 
     Raises:
-        RunError: there is no run, or its data cannot be had any more.
-        IntegrityError: its record was changed: figures from it would stand under a head that is not theirs.
+        RunError: there is no run, or its data are no longer available.
+        IntegrityError: its record was changed, so new figures would be attributed to the wrong record.
     """
     spec = the_spec(None, run, resume=True)
     plan = make_plan(spec, Vault(run / "vault").secrets)
@@ -37,7 +37,7 @@ def reopen(run: Path) -> Plan:
 
 
 def commitments(plan: Plan, secrets: Secrets) -> dict[str, str]:
-    """Salted commitments to the seed, the data and each split; unsalted ones would test membership."""
+    """Return salted commitments to the seed, the data and each split. Without a salt they would reveal membership."""
     tensors = plan.splits.to_dict()
     parts = {f"split {name}": tensors[name].numpy().tobytes() for name in sorted(tensors)}
     return {
@@ -48,10 +48,10 @@ def commitments(plan: Plan, secrets: Secrets) -> dict[str, str]:
 
 
 def the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resume: bool) -> Spec:
-    """The spec of a run: the one that is given, which a run that goes on must have begun with, or the run's own.
+    """Return the spec of a run: the given one, or the run's own. A resumed run must have begun with the given spec.
 
     Raises:
-        RunError: there is a run and it is not to go on, there is none to go on with, or it began with another spec.
+        RunError: a run exists and `resume` is false, no run exists to resume, or it began with another spec.
     """
     kept = out / "spec.yaml"
     if source is None:
@@ -71,7 +71,7 @@ def the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resum
         if expanded and earlier.preset is not None:
             theirs["preset"] = {**theirs["preset"], "written_out": False}
         for field in ours.keys() - expanded:
-            # The run's own spec holds what the rules chose, and no seed: that lies in the vault.
+            # The run's own spec contains the settings that rules chose, but no seed: the vault holds it.
             open_here = field == "seed" or (field in left_open and ours[field] == left_open[field])
             if not open_here and ours[field] != theirs[field]:
                 problem = f"differs from the run's own: {theirs[field]!r}"
@@ -81,7 +81,7 @@ def the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resum
 
 
 def the_secrets(spec: Spec, out: Path, resume: bool, seed_from: Path | None) -> Secrets:
-    """The secrets of a run: its own where it has begun, another run's where `seed_from` names one, or new ones.
+    """Return the secrets of a run: its own if it has begun, those of the run `seed_from`, or new ones.
 
     Raises:
         RunError: the directory is not a run's, or its secrets are not those of `seed_from`.
@@ -105,7 +105,7 @@ def the_secrets(spec: Spec, out: Path, resume: bool, seed_from: Path | None) -> 
 def refuse_begun_meanwhile(
     spec: Spec, out: Path, resume: bool, seed_from: Path | None, secrets: Secrets
 ) -> None:
-    """Looks again once nobody else can write: the plan was made while another process could still begin a run."""
+    """Check again, under the write lock, that no other process has begun a run while the plan was made."""
     begun = (out / "vault" / "secrets.json").is_file()
     if begun and the_secrets(spec, out, resume, seed_from) != secrets:
         raise RunError(
@@ -114,7 +114,7 @@ def refuse_begun_meanwhile(
 
 
 def open_directory(plan: Plan, run: Path, secrets: Secrets) -> None:
-    """Writes the spec, the secrets and the splits of a run that begins; of one that goes on, checks the data.
+    """Write the spec, the secrets and the splits of a new run; for a resumed run, check the data.
 
     Raises:
         RunError: the data are not those that the run began with.
@@ -131,7 +131,7 @@ def open_directory(plan: Plan, run: Path, secrets: Secrets) -> None:
 
 
 def _refuse_other_data(plan: Plan, vault: Vault, secrets: Secrets) -> None:
-    """A run goes on with the records it began with; the first opening notes what they commit to."""
+    """Refuse a resumed run whose records differ. The first opening stores commitments to the records."""
     path, found = vault.directory / "commitments.json", commitments(plan, secrets)
     if not path.is_file():
         save_json(path, found)

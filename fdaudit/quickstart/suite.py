@@ -1,8 +1,8 @@
-"""The quickstart: five protocols on the same records, each a run of its own, and a page that compares them.
+"""The quickstart: five protocols on the same records, each in its own run, and a page that compares them.
 
 Guarantees:
-  * every run has the first one's seed and secret, and so the same records in the same hands;
-  * interrupted at any instant, it goes on from the last whole round and ends as if nothing had happened;
+  * every run has the first one's seed and secret, so every client holds the same records in all runs;
+  * an interrupted quickstart resumes from the last complete round and gives the same results;
   * a directory that holds anything else is refused before anything is written.
 """
 
@@ -35,7 +35,7 @@ _SPECS = Path(__file__).parent
 
 
 def specs() -> dict[str, Spec]:
-    """The quickstart's specs by protocol."""
+    """Return the quickstart's specs by protocol."""
     return {name: load_spec(_SPECS / f"{name}.yaml") for name in PROTOCOLS}
 
 
@@ -47,23 +47,23 @@ def quickstart(
     one_by_one: bool = False,
     tick: Tick = lambda what, done, total: None,
 ) -> tuple[tuple[Run, ...], Path]:
-    """Runs every spec into a directory of its own below `out`, writes their reports and the comparison.
+    """Run every spec in its own directory below `out`; write the reports and the comparison.
 
-    While one run is attacked, by processes that this one waits for, the federation of the next goes on here; whoever
-    has nothing left to do for the one begins with the next.
+    Separate processes attack one run while this process trains the federation of the next. A process that has no work
+    left for the first run begins with the next.
 
     Args:
         out: where they go.
-        resume: go on where it was interrupted.
-        elsewhere: other machines' part in the runs; these are asked for one thing at a time.
-        one_by_one: nothing of a run begins before the one before it has its report.
-        tick: progress; told by several threads.
+        resume: continue an interrupted quickstart.
+        elsewhere: runs parts of the work on other machines, one part at a time.
+        one_by_one: start a run only after the previous run has its report.
+        tick: progress; called from several threads.
 
     Returns:
         The runs, and the path of the page that compares them.
 
     Raises:
-        UsageError: `out` holds something else, or a run and `resume` is not asked for; nothing was written.
+        UsageError: `out` holds something else, or holds a run while `resume` is false; nothing was written.
     """
     wanted = specs()
     first = out / next(iter(wanted))
@@ -83,10 +83,10 @@ def quickstart(
 
 
 class _Beside:
-    """Attacks runs, and writes their reports, while the caller goes on; of two runs under attack the first comes first.
+    """Attack runs and write their reports while the caller continues. Earlier runs have priority.
 
     Args:
-        wait: have each run attacked and reported before anything else goes on.
+        wait: finish each run's attacks and report before anything else continues.
     """
 
     def __init__(self, wait: bool) -> None:
@@ -98,13 +98,13 @@ class _Beside:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Waits for nothing but what cannot be stopped: an attack stage stops at its next outcome."""
+        """Cancel waiting work. An attack stage that has begun stops at its next outcome."""
         self._stop.set()
         self._attacks.shutdown(cancel_futures=True)
         self._reports.shutdown(cancel_futures=True)
 
     def stopped_by(self, tick: Tick) -> Tick:
-        """The same progress, which ends the work that tells of it once this is over."""
+        """Return the same progress callback, which raises once this block has ended."""
 
         def ticked(what: str, done: int, total: int) -> None:
             if self._stop.is_set():
@@ -114,17 +114,17 @@ class _Beside:
         return ticked
 
     def attack(self, attack: Callable[[], None], run: Run) -> None:
-        """Has a run attacked, then reported.
+        """Queue a run's attacks, then its report.
 
         Raises:
-            Exception: what an earlier run's attacks have raised meanwhile.
+            Exception: an error of an earlier run's attacks.
         """
 
         def work() -> Future[Path]:
             attack()
             return self._reports.submit(copy_context().run, api.report, run)
 
-        # In a copy of the caller's context, who holds the locks on the runs.
+        # In a copy of the caller's context, because the caller holds the locks on the runs.
         self._under_way.append(self._attacks.submit(copy_context().run, work))
         for earlier in self._under_way:
             if earlier.done():
@@ -133,13 +133,13 @@ class _Beside:
             self.finish()
 
     def finish(self) -> None:
-        """Returns once all runs have their reports."""
+        """Wait until all runs have their reports."""
         for work in self._under_way:
             work.result().result()
 
 
 def _step(tick: Tick, run: str) -> Tick:
-    """Progress of one run, under its number and name."""
+    """Return the progress callback of one run, which adds the run's number and name."""
     return lambda what, done, total: tick(f"{run}: {what}", done, total)
 
 
@@ -157,7 +157,7 @@ def _refuse_occupied(out: Path, first: Path, resume: bool) -> None:
 
 
 def table(page: Path) -> list[str]:
-    """The comparison beside a page as lines for a terminal: accuracy, bytes and outcomes, a line a run."""
+    """Return the comparison next to a page as lines for a terminal: accuracy, bytes and outcomes, one line a run."""
     value: dict[str, Any] = load_json(page.with_name("comparison.json"))
     goals = list(dict.fromkeys(o["goal"] for run in value["runs"] for o in run["outcomes"]))
     rows = [["run", "server", "clients", "worst", "bytes", *goals]]

@@ -1,10 +1,10 @@
-"""A local copy of a directory behind a URL, and what of it changed since: that, and nothing else, is sent.
+"""A local copy of a directory behind a URL. A push sends only what changed since the last one.
 
 Guarantees:
-  * a push that ends at any instant leaves, there, what a run killed at some instant leaves on a disk: it goes on from
-    the last whole checkpoint that was sent, because what a file relies on is sent before it;
-  * a file whose bytes lie there already is not sent again;
-  * nothing is removed there but what was fetched or sent, and is gone here.
+  * an interrupted push leaves a remote directory that a run can resume from, at the last complete checkpoint that was
+    sent: files are sent before the files that refer to them;
+  * a file whose bytes are already there is not sent again;
+  * a push removes only files that were fetched or sent earlier and no longer exist locally.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ _ORDER = tuple(
         r"^sweep\.json$",
     )
 )
-"""Files in the order in which they are sent; the first pattern from the most special ones on decides."""
+"""Files in the order of sending; the first matching pattern, from the most specific on, decides."""
 _REST = _ORDER.index(re.compile(""))
 
 
 def rank(name: str) -> int:
-    """When a file is sent: after all of a lower rank."""
+    """Return a file's place in the order of sending: lower ranks first."""
     special = (i for i, pattern in enumerate(_ORDER) if i != _REST and pattern.search(name))
     return next(special, _REST)
 
 
 class Mirror:
-    """A local copy of what lies in a store.
+    """A local copy of a remote directory.
 
     Args:
-        store: where it lies.
-        directory: the copy.
-        ready: of the local files, those that may be sent.
+        store: the remote directory.
+        directory: the local copy.
+        ready: selects the local files that may be sent.
     """
 
     def __init__(self, store: Store, directory: Path, ready: Choice = everything) -> None:
@@ -68,11 +68,11 @@ class Mirror:
         self._seen: dict[str, _Signature] = {}
 
     def fetch(self, need: Choice = everything, done: _Done = lambda n, of: None) -> int:
-        """Fetches what is needed; returns how many files lie there, needed or not.
+        """Fetch the selected files. Return the number of all remote files.
 
         Args:
             need: which files.
-            done: told how many have come, and of how many.
+            done: called with the number of files fetched so far, and their total.
 
         Raises:
             RunError: the store cannot be read.
@@ -90,10 +90,10 @@ class Mirror:
         return len(sizes)
 
     def push(self, done: _Done = lambda n, of: None) -> int:
-        """Sends what is new or changed in the order of `rank`, then removes what is gone; returns how much was sent.
+        """Send new and changed files in the order of `rank`, then remove deleted ones; return the number of files sent.
 
         Args:
-            done: told how many files have been sent, and of how many.
+            done: called with the number of files sent so far, and their total.
 
         Raises:
             RunError: the store cannot be written.
@@ -114,7 +114,7 @@ class Mirror:
         return sent
 
     def _here(self) -> list[str]:
-        """The local files, but for those that do not have their name yet."""
+        """Return the local files, without those that still have a temporary name."""
         found = []
         for root, folders, files in os.walk(self.directory):
             below = Path(root).relative_to(self.directory)
@@ -126,7 +126,7 @@ class Mirror:
         return found
 
     def _changed(self, names: Collection[str]) -> dict[str, tuple[str, _Signature]]:
-        """Files whose bytes do not lie there, with their digests; a file is read where it was touched."""
+        """Return files whose bytes are not in the store, with their digests. Only touched files are read."""
         found = {}
         for name in names:
             path = self.directory / name
@@ -135,7 +135,7 @@ class Mirror:
                 if self._seen.get(name) == signature:
                     continue
                 digest = _sha256(path)
-            except FileNotFoundError:  # another process took it away: it is not part of what is sent
+            except FileNotFoundError:  # another process removed it: do not send it
                 continue
             if self._there.get(name) == digest:
                 self._seen[name] = signature
@@ -145,7 +145,7 @@ class Mirror:
 
 
 def _signature(path: Path) -> _Signature:
-    """What differs once a file was written: its time, its length, its place on the disk."""
+    """Return a file's modification time, size and inode. Writing the file changes at least one of them."""
     found = path.stat()
     return found.st_mtime_ns, found.st_size, found.st_ino
 

@@ -1,4 +1,4 @@
-"""What of a directory a command needs: of the names of all files, those that are fetched, or may be sent."""
+"""Select the files of a directory that a command fetches or may send, by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
 ]
 
 Choice = Callable[[Collection[str]], Collection[str]]
-"""Of names, relative and with slashes, those that are wanted."""
+"""Selects some of the given names, which are relative and have slashes."""
 
 _BUNDLE = frozenset({"statement.dsse.json", "files.json"})
 _UNVERIFIED = ("vault/", "attacks/", "report/")
@@ -30,42 +30,42 @@ _HERE = re.compile(r"(locks|scratch)/|\.lock$")
 
 
 def everything(names: Collection[str]) -> Collection[str]:
-    """All files."""
+    """Return all files."""
     return names
 
 
 def but_reports(names: Collection[str]) -> Collection[str]:
-    """Of a run, all but reports, which are made from the rest."""
+    """Return all files of a run except reports, which are made from the rest."""
     return [name for name in names if not name.startswith("report/")]
 
 
 def for_verification(names: Collection[str]) -> Collection[str]:
-    """Of a run, what its manifest covers: neither its vault nor what came after; of evidence, all."""
+    """Return a run's files that its manifest covers, without vault, attacks and report; for evidence, all files."""
     if not _BUNDLE.isdisjoint(names):
         return names
     return [name for name in names if not name.startswith(_UNVERIFIED)]
 
 
 def for_comparison(names: Collection[str]) -> Collection[str]:
-    """Of a run, its result, what it took, and what the manifest covers besides the transcript.
+    """Return a run's result, its timings, and what the manifest covers except the transcript.
 
-    Its report is not linked: a copy of it would be gone.
+    The report is omitted: a link to its temporary copy would break.
     """
     return _COMPARED.intersection(names)
 
 
 def for_curves(names: Collection[str]) -> Collection[str]:
-    """Of a sweep, its index and the results of its cells, with their manifests and what these cover."""
+    """Return a sweep's index and the results of its cells, with their manifests and what these cover."""
     return [name for name in names if _DRAWN.fullmatch(name)]
 
 
 def seed_and_controls(names: Collection[str]) -> Collection[str]:
-    """Of a run, its seed and secret, whose candidates were handed out, and outcomes of controls to be taken over."""
+    """Return a run's secrets, its list of candidates handed out, and reusable outcomes of controls."""
     return [name for name in names if _SEED.fullmatch(name)]
 
 
 def whole_cells(names: Collection[str]) -> Collection[str]:
-    """Of a sweep, all but what belongs to cells that are not done, and to the machine that it runs on."""
+    """Return a sweep's files without unfinished cells and without files of this machine only."""
     done = {name.removesuffix("/cell.json") for name in names if name.endswith("/cell.json")}
 
     def wanted(name: str) -> bool:

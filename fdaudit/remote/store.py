@@ -1,10 +1,10 @@
-"""A directory behind a URL: what lies there, fetched and put file by file through fsspec.
+"""A directory behind a URL, read and written file by file through fsspec.
 
 Guarantees:
-  * no name of a stranger's leads out of the directory that it is fetched into, and links are refused;
-  * a file that comes shorter or longer than the listing says is refused;
-  * a file that is put appears whole under its name or not at all;
-  * whatever a store raises becomes one error that names the URL.
+  * an untrusted name cannot lead out of the directory that it is fetched into, and links are refused;
+  * a file with another size than listed is refused;
+  * a file is written completely under its name, or not at all;
+  * every error of a store becomes one error that names the URL.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/@]*@")
 _WHOLE = frozenset(
     {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "ocilake", "oss", "s3", "s3a"}
 )
-"""Stores in which a put replaces an object at once; elsewhere a file is put under another name, then renamed."""
+"""Stores in which a put replaces an object at once. In others a file is put under another name, then renamed."""
 _AT_ONCE = 16
-"""Files on their way at a time, in stores that can do several things at once."""
+"""Files transferred at a time, in stores that support several."""
 _CHECK = "Check the URL, the network and the credentials."
 
 
@@ -54,7 +54,7 @@ class Store:
         self._direct, self._local = bool(protocols & _WHOLE), "file" in protocols
 
     def _opened(self, url: str) -> tuple[Any, str]:
-        """The file system behind a URL, and the path in it."""
+        """Return the file system behind a URL, and the path in it."""
         import fsspec
 
         scheme = url.partition("://")[0]
@@ -81,7 +81,7 @@ class Store:
             raise RunError(self._field, self.url, f"cannot be {what} ({_said(error)})", _CHECK) from None
 
     def names(self) -> dict[str, int | None]:
-        """What lies there: the size in bytes of each file, where the store tells it, by its relative name.
+        """Return the remote files by relative name, with their size in bytes if the store reports it.
 
         Raises:
             RunError: it cannot be listed, or is a file.
@@ -107,7 +107,7 @@ class Store:
         return sizes
 
     def _relative(self, full: str, info: Any) -> str:
-        """The name of a file below the root, checked."""
+        """Return the name of a file below the root, checked."""
         name = full[len(self._root) + 1 :]
         try:
             inside(Path(), name)
@@ -120,7 +120,7 @@ class Store:
         return name
 
     def fetch(self, sizes: dict[str, int | None], target: Path, done: Callable[[int], None]) -> None:
-        """Fetches files into a directory, whatever their names.
+        """Fetch files into a directory. Names are untrusted.
 
         Args:
             sizes: their names, with the sizes that they must have.
@@ -145,7 +145,7 @@ class Store:
             done(number)
 
     def put(self, source: Path, names: Sequence[str]) -> Iterator[str]:
-        """Puts files of a directory there, each whole or not at all; yields the names of those that are there.
+        """Upload files of a directory, each completely or not at all; yield the names of uploaded files.
 
         Raises:
             RunError: one cannot be written.
@@ -172,7 +172,7 @@ class Store:
         self._fs.mv(f"{folder}/.{last}.tmp", full)
 
     def remove(self, name: str) -> None:
-        """Removes a file; one that is not there is as good.
+        """Remove a file, if it exists.
 
         Raises:
             RunError: it cannot be removed.
@@ -181,7 +181,7 @@ class Store:
             self._fs.rm_file(f"{self._root}/{name}")
 
     def _each(self, do: Callable[[str], _T], names: Sequence[str]) -> Iterator[_T]:
-        """Does something for each name, several at a time where the store can."""
+        """Apply a function to each name, several at a time if the store can."""
         if not self._fs.async_impl or len(names) < 2:
             yield from map(do, names)
             return
@@ -190,7 +190,7 @@ class Store:
 
 
 def _missing(scheme: str, error: ImportError) -> tuple[str, str]:
-    """What to say where the package behind a scheme is not installed: the problem, and the remedy."""
+    """Return the problem and the remedy when the package behind a scheme is not installed."""
     from fsspec.registry import known_implementations
 
     package = str(known_implementations.get(scheme, {}).get("class", "")).partition(".")[0]
@@ -200,6 +200,6 @@ def _missing(scheme: str, error: ImportError) -> tuple[str, str]:
 
 
 def _said(error: Exception) -> str:
-    """An error in one line of no great length."""
+    """Return an error as one short line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:160]}" if text else type(error).__name__

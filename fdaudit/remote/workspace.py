@@ -1,9 +1,9 @@
-"""Directories that a user names: a path of this machine, or a URL, of which a local copy is made while it is open.
+"""Directories that a user names: a local path, or a URL with a local copy while it is open.
 
 Guarantees:
-  * a path is used as it is: nothing is copied, and nothing of fsspec is loaded;
-  * the copy lies in a private directory, which goes when it is closed;
-  * results that could not be sent are not thrown away: the copy stays, and the error says where.
+  * a path is used directly: nothing is copied, and fsspec is not loaded;
+  * the copy is in a private directory, which is removed when it is closed;
+  * results that could not be sent are kept: the copy stays, and the error names its path.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ if TYPE_CHECKING:
 __all__ = ["Mode", "Place", "mirrored"]
 
 Mode = Literal["read", "change", "new", "resume", "over"]
-"""What is done with a directory: it is read; read and added to; made; gone on with; written into, unread."""
+"""The use of a directory: read it; read and change it; make it; resume it; or overwrite it unread."""
 _EVERY = 30.0
-"""Seconds between two pushes while work goes on, unless `FDAUDIT_PUSH_EVERY` says otherwise."""
+"""Seconds between two pushes during work, unless `FDAUDIT_PUSH_EVERY` is set."""
 
 
 def _quietly(what: str, done: int, total: int) -> None:
-    """Progress that is shown nowhere."""
+    """Ignore progress."""
 
 
 class Place:
     """A directory that a user named.
 
     Attributes:
-        path: where it, or its copy, lies on this machine.
+        path: the directory, or its local copy.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def push(self) -> None:
-        """Sends what was written; of a local directory there is nothing to send."""
+        """Send what was written; do nothing for a local directory."""
 
     def ticking(self, tick: Tick) -> Tick:
-        """Progress at which what is whole is sent, if it is time again."""
+        """Return a progress callback that also pushes complete files at intervals."""
         return tick
 
     def shown(self, path: Path) -> str:
-        """A path in the directory as the user would write it."""
+        """Return a path in the directory as the user would write it."""
         return str(path)
 
 
@@ -67,7 +67,7 @@ class _Copy(Place):
     """The copy of a directory behind a URL.
 
     Args:
-        mirror: what is fetched and sent.
+        mirror: fetches and sends the files.
         field: what errors call the directory.
         quiet: no bars are shown.
     """
@@ -79,7 +79,7 @@ class _Copy(Place):
         self.worth_keeping = False
 
     def begin(self, mode: Mode, need: Choice) -> None:
-        """Fetches what is needed, and refuses what is not as it must be."""
+        """Fetch the selected files; refuse a directory that does not fit the mode."""
         store = self._mirror.store
         if mode == "new" and store.names():
             remedy = "Choose another directory, or add --resume where the command has it."
@@ -92,7 +92,7 @@ class _Copy(Place):
             raise RunError(self._field, store.url, "holds nothing", "Give the URL of a directory with files.")
 
     def push(self) -> None:
-        """Sends what was written.
+        """Send what was written.
 
         Raises:
             RunError: it cannot be sent; it stays where the error says.
@@ -114,7 +114,7 @@ class _Copy(Place):
         self._next = time.monotonic() + self._every
 
     def ticking(self, tick: Tick) -> Tick:
-        """Sends what is whole when it is time; the first time fails with what is wrong, later ones are tried again."""
+        """Return a progress callback that pushes at intervals. The first failed push raises; later ones are retried."""
 
         def ticked(what: str, done: int, total: int) -> None:
             tick(what, done, total)
@@ -132,11 +132,11 @@ class _Copy(Place):
         return ticked
 
     def shown(self, path: Path) -> str:
-        """The URL of a path in the copy."""
+        """Return the URL of a path in the copy."""
         return self._of_url(str(path))
 
     def told(self, error: UsageError | IntegrityError) -> FdauditError:
-        """An error that speaks of the URL, not of its copy."""
+        """Return the error with the URL in place of the copy's path."""
         if isinstance(error, IntegrityError):
             return IntegrityError([self._of_url(finding) for finding in error.findings])
         value = self._of_url(str(error.value)) if isinstance(error.value, str | Path) else error.value
@@ -156,22 +156,22 @@ def mirrored(
     ready: Choice | None = None,
     quiet: bool = True,
 ) -> Iterator[Place]:
-    """Opens a directory, here or behind a URL, for as long as the block lasts.
+    """Open a directory, local or behind a URL, for the duration of the block.
 
-    Of a URL a copy is made, `path` of what this yields; what the block writes there is sent when it ends, also when it
-    fails, and meanwhile whenever `ticking` finds that it is time.
+    A URL is copied to the `path` of the result. What the block writes there is sent when it ends, even after a failure,
+    and at intervals through `ticking`.
 
     Args:
         where: a directory, or the URL of one.
         mode: `read`; `change` what is there; make a `new` one; `resume` one; or write `over` what is there, unread.
         field: what errors call it.
-        need: which of the files there are fetched; default: all.
-        ready: which of the files here may be sent; default: all.
+        need: selects the remote files to fetch; default: all.
+        ready: selects the local files that may be sent; default: all.
         quiet: show no bars.
 
     Raises:
-        UsageError: the URL cannot be opened, holds nothing, or must not hold anything and does.
-        RunError: what was written cannot be sent; it says where it lies.
+        UsageError: the URL cannot be opened, holds nothing, or must be empty and is not.
+        RunError: what was written cannot be sent; the error names the local copy.
     """
     if not is_url(where):
         yield Place(Path(where))
@@ -203,7 +203,7 @@ def mirrored(
 
 
 def _home(field: str) -> Path:
-    """A private directory for one copy, below `FDAUDIT_CACHE` where that is set."""
+    """Return a private directory for one copy, below `FDAUDIT_CACHE` if that is set."""
     cache = os.environ.get(DIRECTORY)
     if cache:
         os.close(private_directory(Path(cache), DIRECTORY))
@@ -216,13 +216,13 @@ def _home(field: str) -> Path:
 
 
 def _called(url: str) -> str:
-    """What a copy is called: like the directory itself, since comparisons call runs by that name."""
+    """Return the copy's name: the directory's own, because comparisons use it as the run's name."""
     name = re.sub(r"[^\w.-]", "-", url.partition("://")[2].rpartition("/")[2])
     return name if name.strip(".") else "run"
 
 
 def _interval() -> float:
-    """Seconds between pushes."""
+    """Return the seconds between pushes."""
     text = os.environ.get("FDAUDIT_PUSH_EVERY")
     try:
         seconds = _EVERY if text is None else float(text)

@@ -1,1 +1,1 @@
-"""What was true, and what guesses about it are worth."""
+"""Score attackers' guesses against the truth."""

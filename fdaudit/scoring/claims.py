@@ -1,14 +1,15 @@
-"""The check of a claimed ε from below: what the attacks achieved against what the ledger claims, view by view.
+"""Check a claimed ε from below: compare what attacks achieved with what the ledger claims, view by view.
 
 Guarantees:
-  * where every claim of a run holds, any of them is contradicted with a probability of at most 1 - `CONFIDENCE`: the
-    level is shared (Bonferroni) by all attacks on all designs in all views, as the spec had them before the run, and
-    by the two tests of each: of (ε, δ), and of Gaussian DP;
-  * the two tests claim different things: the first bounds ε at δ of the mechanism, the second the least μ of a
-    Gaussian mechanism that explains the guesses. A claim of ε falls by the first alone, a claim of μ by the second;
-  * only coins that were tossed count: each canary's own, one of each matched pair, or one of a client, which decides
-    what it holds; what pairs show of replaced records or clients is converted to the relation of the claim;
-  * a claim that a perfect attack could not have contradicted is `inconclusive`, never `consistent`.
+  * if every claim of a run holds, the probability that any of them is contradicted is at most 1 - `CONFIDENCE`. The
+    level is shared (Bonferroni) by all planned attacks on all designs in all views, and by the two tests of each:
+    of (ε, δ), and of Gaussian DP;
+  * the two tests claim different things. The first bounds the mechanism's ε at δ. The second bounds the least μ of a
+    Gaussian mechanism that explains the guesses. Only the first can contradict a claim of ε, only the second a
+    claim of μ;
+  * only tossed coins count: each canary's own, one of each matched pair, or one of a client, which decides what it
+    holds. Bounds from pairs of replaced records or clients are converted to the claim's neighbouring relation;
+  * a claim that even a perfect attack could not contradict is `inconclusive`, never `consistent`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["CONFIDENCE", "Check", "Evidence", "check_claims", "judge"]
 
 CONFIDENCE = 0.95
-"""That no claim of a run that holds is contradicted."""
+"""Probability that no true claim of a run is contradicted."""
 
 _TESTS = 2
 """Tests of each attack on each kind of coins: of (ε, δ), and of Gaussian DP."""
@@ -56,7 +57,7 @@ Part = Literal["candidates", "canaries"]
 
 
 class _Coins(TypedDict):
-    """What both tests are told of the coins."""
+    """The coins' design, as both tests take it."""
 
     design: Literal["matched-pairs", "coin-flips"]
     relation: Relation
@@ -66,19 +67,19 @@ class _Coins(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What one attack shows on one kind of coins.
+    """The result of one attack on one kind of coins.
 
     Attributes:
         attack: its name.
         on: `candidates` of the membership challenge, or `canaries`.
         design: how membership was decided.
         coins: fair coins that were tossed.
-        bound: what ε is at least, in the terms of the claim.
+        bound: lower bound on ε, in the terms of the claim.
         power: the bound that a perfect attack, which knows every coin, would have shown.
         mu: the view is not μ'-GDP for any μ' below this, in the terms of the claim.
         mu_power: the same, of a perfect attack.
-        gaussian: ε at the claim's δ of a mechanism that is `mu`-GDP and no more.
-        p: how likely a mechanism that keeps the claim lets either test show as much, at most; for one test.
+        gaussian: ε at the claim's δ of a mechanism that is exactly `mu`-GDP.
+        p: upper bound on the probability that either test shows as much if the claim holds; for one test.
     """
 
     attack: str
@@ -98,21 +99,22 @@ class Check:
     """The verdict on one view's claim.
 
     Attributes:
-        adversary: whose view.
-        claimed: ε of the ledger; None where it is infinite.
+        adversary: the view's owner.
+        claimed: ε of the ledger; None if it is infinite.
         delta: δ of both.
-        unit: what the claim is for.
+        unit: what the claim protects.
         relation: which records are neighbours.
         verdict: `contradicted`, `consistent`, `inconclusive`, or nothing to judge.
         confidence: of each bound, after the correction for the number of tests in the run.
-        bound: the largest of the attacks' bounds; None where none gave scores.
+        bound: the largest of the attacks' bounds; None if none gave scores.
         power: the largest bound that a perfect attack could have shown.
-        needed: how many guesses, all right, would contradict the claim; None where no number would, or none is claimed.
-        gdp: μ that the ledger claims; None where it states ε alone.
-        mu: the largest of the attacks' bounds of μ; None where none gave scores.
-        gaussian: ε at δ of a mechanism that is `mu`-GDP and no more.
-        p: how likely the attacks show as much in any test of the run, at most, where all its claims hold; None where
-            none gave scores.
+        needed: number of correct guesses, without errors, that would contradict the claim; None if no number would, or
+            nothing is claimed.
+        gdp: μ that the ledger claims; None if it states ε alone.
+        mu: the largest of the attacks' bounds of μ; None if none gave scores.
+        gaussian: ε at δ of a mechanism that is exactly `mu`-GDP.
+        p: upper bound on the probability that any test of the run shows as much if all its claims hold; None if none
+            gave scores.
         reason: the verdict in one sentence.
         evidence: by attack and kind of coins.
     """
@@ -135,12 +137,12 @@ class Check:
     evidence: tuple[Evidence, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {**asdict(self), "evidence": [asdict(e) for e in self.evidence]}
 
 
 def check_claims(plan: Plan, run: Path, ledgers: Sequence[Ledger]) -> tuple[Check, ...]:
-    """Checks every ledger's claim by the scores that the run's membership attacks left in the vault."""
+    """Check every ledger's claim with the scores that the run's membership attacks left in the vault."""
     truth = Truth(plan, Vault(run / "vault"))
     planned = {entry.view: list(_planned(plan, truth, entry)) for entry in ledgers}
     confidence = 1 - (1 - CONFIDENCE) / max(1, _TESTS * sum(map(len, planned.values())))
@@ -151,7 +153,7 @@ def check_claims(plan: Plan, run: Path, ledgers: Sequence[Ledger]) -> tuple[Chec
 
 
 def judge(entry: Ledger, evidence: Sequence[Evidence], confidence: float) -> Check:
-    """The verdict on one claim, from bounds of that confidence each."""
+    """Return the verdict on one claim, from bounds with confidence `confidence` each."""
     blank = Check(
         adversary=entry.view,
         claimed=float(entry.epsilon) if entry.finite else None,
@@ -184,7 +186,7 @@ def judge(entry: Ledger, evidence: Sequence[Evidence], confidence: float) -> Che
 
 
 def _verdict(check: Check) -> tuple[Verdict, str]:
-    """The verdict on a finite claim, and the sentence for it."""
+    """Return the verdict on a finite claim, and a sentence that explains it."""
     claimed, needed = check.claimed or 0.0, check.needed
     more = (
         f"some {needed:,} perfect guesses would be needed"
@@ -224,7 +226,7 @@ def _verdict(check: Check) -> tuple[Verdict, str]:
 
 
 def _planned(plan: Plan, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Part]]:
-    """The attacks that the spec asks for in this view, on each kind of coins that tests its claim."""
+    """Yield the attacks that the spec requests in this view, with each kind of coins that tests its claim."""
     if not entry.finite or not entry.victim:
         return
     members = entry.view.split("+")
@@ -242,10 +244,10 @@ def _planned(plan: Plan, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Par
 
 
 def _tests(asked: CanarySpec, entry: Ledger) -> bool:
-    """Whether the coins of canaries test a claim.
+    """Return whether the coins of canaries test a claim.
 
-    A record that is replaced is a change of what its client holds, so that pairs of either unit test a claim for whole
-    clients. A record that is added is no client that is added.
+    Replacing a record changes what its client holds, so pairs of either unit test a claim about whole clients. Adding a
+    record does not add a client.
     """
     if asked.design == "matched-pairs":
         return entry.unit == "client" or asked.unit == "record"
@@ -299,7 +301,7 @@ def _evidence(
 
 _Issued = Mapping[str, tuple[Challenge, torch.Tensor]]
 _Told = tuple[np.ndarray[Any, Any], torch.Tensor, torch.Tensor | None]
-"""Scores (n,), who is a member (n,), and the number of each pair (n,), where coins decide about pairs."""
+"""Scores (n,), membership (n,), and the number of each pair (n,), if coins decide about pairs."""
 
 
 def _of_clients(scores: Mapping[str, Tensor], issued: _Issued) -> _Told:
@@ -321,15 +323,15 @@ def _of_records(scores: Mapping[str, Tensor], issued: _Issued) -> _Told:
 
 
 def _p_value(entry: Ledger, scores: Any, member: Tensor, coin: _Coins) -> float:
-    """The smaller p-value of both tests of a finite claim."""
+    """Return the smaller p-value of both tests of a finite claim."""
     found = epsilon_p_value(scores, member, float(entry.epsilon), entry.delta, **coin)
     return found if entry.gdp is None else min(found, mu_p_value(scores, member, entry.gdp, **coin))
 
 
 def _told_apart(scores: Sequence[Tensor], design: str) -> np.ndarray[Any, Any]:
-    """Scores (n,) of all victims; of single coins as ranks, equal ones told apart by their place.
+    """Return the scores (n,) of all victims. For single coins return ranks, with ties broken by position.
 
-    Challenges are shuffled, so that a candidate's place says nothing of its coin.
+    Challenges are shuffled, so a candidate's position reveals nothing about its coin.
     """
     values = torch.cat(list(scores)).numpy()
     if design == "matched-pairs":

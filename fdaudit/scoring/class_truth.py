@@ -1,4 +1,4 @@
-"""Guesses of classes meet the truth: the records of those classes that each victim trains on."""
+"""Score guesses of classes against the records of those classes that each victim trains on."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["auxiliary_of", "class_priors", "evaluate_classes", "judge_of", "scor
 
 
 def withheld_of(assumed: Sequence[Assumption]) -> list[tuple[int, ...]]:
-    """Return the classes that each of the adversaries lacks, of those that lack any."""
+    """Return the withheld classes of each adversary that lacks some."""
     return [one.lacks for one in assumed if one.lacks]
 
 
 def class_priors(plan: Plan, assumed: Sequence[Assumption]) -> ClassPriors | None:
-    """Return what each class can be guessed from without a view; None where there is nothing."""
+    """Return the priors that can guess each class without a view, or None if there are none."""
     x, y = auxiliary_of(plan, assumed)
     return None if x is None else ClassPriors(x, y, withheld_of(assumed))
 
@@ -47,16 +47,16 @@ def score_classes(
 ) -> ReconstructionScore:
     """Score guesses of classes by their likeness to the nearest records.
 
-    Of a withheld class the adversary holds no image that could resemble anybody's, so there the prior is the whole
-    baseline; else the guesses' likeness to bystanders counts as well.
+    For a withheld class the adversary holds no image that could resemble a record. The prior is then the whole
+    baseline. For other classes the guesses' likeness to bystanders counts as well.
 
     Args:
         plan: the run's plan.
         guesses: one a victim.
         cell: names the draws.
-        assumed: the adversaries that guessed; by default one that holds what the spec says of others.
+        assumed: the adversaries that guessed; default: one that holds the auxiliary records of `others`.
         bystanders: records that no guess is about.
-        lpips: the network of LPIPS, where there is one.
+        lpips: the network of LPIPS, if available.
     """
     x, y = auxiliary_of(plan, assumed)
     withheld = withheld_of(assumed)
@@ -75,14 +75,14 @@ def score_classes(
 def evaluate_classes(
     plan: Plan, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption], together: bool
 ) -> tuple[Figure, ...]:
-    """Figures of guesses of classes by the auditor's evaluator; none of the multi-label task.
+    """Return figures of guesses of classes by the auditor's evaluator; none for the multi-label task.
 
     Args:
         plan: the run's plan.
         guesses: one a victim.
         cell: names the draws.
-        assumed: the adversaries that guessed; by default one that holds what the spec says of others.
-        together: whether these are all victims.
+        assumed: the adversaries that guessed; default: one that holds the auxiliary records of `others`.
+        together: whether the guesses cover all victims.
     """
     if plan.dataset.task != "single-label":
         return ()
@@ -98,14 +98,14 @@ def evaluate_classes(
 
 
 def judge_of(evaluator: Evaluator) -> Judge:
-    """Return an evaluator as metrics use it."""
+    """Return an evaluator in the form that metrics use."""
     return Judge(evaluator.name, evaluator.classify, evaluator.features)
 
 
 def auxiliary_of(
     plan: Plan, assumed: Sequence[Assumption]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return what all adversaries of one attack hold together: images, and labels where these are known."""
+    """Return the records that one attack's adversaries hold together: images, and labels if known."""
     made = assumed or (others(plan),)
     return made[0].prior if len(made) == 1 else plan.auxiliary
 
@@ -113,7 +113,7 @@ def auxiliary_of(
 def _beside(
     plan: Plan, guesses: Sequence[Reconstruction]
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """Guessed images and classes, and each victim's images and classes."""
+    """Return guessed images and classes, and each victim's images and classes."""
     truths = [plan.records(g.target) for g in guesses]
     return (
         [g.images for g in guesses],
@@ -124,7 +124,7 @@ def _beside(
 
 
 def _strangers(plan: Plan) -> Bystanders | None:
-    """The records that nobody trains on, which neither an adversary nor the evaluator has seen."""
+    """Return the records that no client trains on and that neither an adversary nor the evaluator has seen."""
     splits, dataset = plan.splits, plan.dataset
     used = [splits.auxiliary, splits.proxy, *(t for c in splits.clients for t in (c.train, c.canaries))]
     left = torch.ones(len(dataset.y), dtype=torch.bool)

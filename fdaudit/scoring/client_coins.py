@@ -1,7 +1,7 @@
 """Scores of whole clients: one coin decided which of two sets of records a client holds.
 
-An attack scores single records. A client's guess is the set whose records score higher on average, and its strength is
-the difference in units of the scores' own spread, so that clients can be ranked.
+An attack scores single records. The guess for a client is the set with the higher mean score. Its strength is the
+difference of the means in units of the scores' spread, so that clients can be ranked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["by_client"]
 
 
 def by_client(scores: Mapping[str, Tensor], member: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return one matched pair a client: the set that it holds, and the one that its coin decided against.
+    """Return one matched pair a client: the set that it holds, and the set that its coin rejected.
 
     Args:
         scores: (n,) by client, of the records of both sets.

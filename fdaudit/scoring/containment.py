@@ -1,8 +1,7 @@
-"""Find which views contain which others. A larger view can find out all that a smaller one can.
+"""Find which views contain which others. A larger view can learn everything that a smaller one can.
 
 Guarantee:
-  * a view contains another only if it has every message of the other, its records, and the means to ask
-    what it may ask.
+  * a view contains another only if it has every message of the other, its records, and access to the same oracles.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ __all__ = ["contained"]
 
 
 def contained(views: Iterable[View], oracles: Collection[Access], transport: str) -> list[dict[str, Any]]:
-    """Return for each adversary the others whose whole view it has, as JSON objects `adversary`, `contains`.
+    """Return for each adversary the other adversaries whose whole view it has, as JSON objects `adversary`, `contains`.
 
     Args:
         views: the adversaries' views of one run.
-        oracles: what may be asked in the run.
+        oracles: the oracles of the run.
         transport: `plain` or `encrypted`.
     """
     held = {view.name: view for view in views}
@@ -51,6 +50,6 @@ def _may_ask(view: View, oracle: Access, transport: str) -> bool:
 
 
 def _may_answer(view: View, oracle: Access, transport: str) -> bool:
-    """Return whether an adversary may ask, or holds the published model that would answer."""
+    """Return whether an adversary may query the oracle, or holds the published model behind it."""
     holds = oracle.kind is None and published(view.messages) is not None
     return holds or _may_ask(view, oracle, transport)

@@ -1,4 +1,4 @@
-"""Copies of models against the models: the auditor asks both about test records, and a model that saw no answer."""
+"""Score copies of models: compare answers on test records of the copy, the model and a baseline that saw no answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["RELEASED", "Copies", "auxiliary_model", "check_copy", "scored"]
 
 RELEASED = "server"
-"""Whose model a copy is of that is of no client: the released one."""
+"""Target of a copy of the released model, which is no client's own."""
 _STEPS = 200
 """Steps of the model that is fitted to auxiliary records."""
 
@@ -82,7 +82,7 @@ def scored(by_target: Mapping[str, Mapping[str, Figure]], plan: Plan, cell: str)
 
 
 def check_copy(guess: Extraction, network: Parameters) -> None:
-    """Refuse a copy that is no set of weights for the federation's network.
+    """Refuse a copy that is not a set of weights for the federation's network.
 
     Raises:
         ValueError: a name is missing or unknown, or a tensor has another shape or a number that is not finite.

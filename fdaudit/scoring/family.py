@@ -1,4 +1,4 @@
-"""Correct every p-value that a run's verdicts look at for all of them together.
+"""Correct the p-values behind a run's verdicts for multiple testing.
 
 Guarantee:
   * in a run that leaks nothing, the chance that any test of any cell, victim or goal is significant is at most `LEVEL`.
@@ -25,15 +25,15 @@ LEVEL = 0.05
 """Chance that any test is significant in a run that leaks nothing."""
 
 BY_COINS = 0.6
-"""Share of the level for membership tests by re-flipped coins, where a run has other tests beside them."""
+"""Share of the level for membership tests by re-flipped coins, if a run has other tests as well."""
 
 
 def family_of(plan: Plan, run: Path, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the adjusted p-values of a run's figures, and how they were found, as a JSON object.
 
-    Membership figures are tested by joint re-flips of the known coins. Figures of other goals that carry a p-value of
-    their own are corrected by Holm's method, and so are membership scores from outside, which the vault does not keep.
-    Where a run has both kinds, the first has `BY_COINS` of the level and the second has the rest.
+    Membership figures are tested jointly, by re-flipping the known coins. Other figures with a p-value of their own are
+    corrected by Holm's method. So are membership scores from outside, which the vault does not keep. If a run has both
+    kinds, the first gets the share `BY_COINS` of the level and the second gets the rest.
 
     Args:
         plan: the run's plan.
@@ -41,7 +41,7 @@ def family_of(plan: Plan, run: Path, cells: Sequence[Mapping[str, Any]]) -> dict
         cells: the run's cells, as JSON objects.
 
     Raises:
-        IntegrityError: a membership attack has run, and its scores are gone from the vault.
+        IntegrityError: a membership attack has run, and its scores are missing from the vault.
     """
     scores = candidate_scores(plan, run, cells)
     own = list(_own_tests(cells, scores))
@@ -73,10 +73,10 @@ def family_of(plan: Plan, run: Path, cells: Sequence[Mapping[str, Any]]) -> dict
 def candidate_scores(
     plan: Plan, run: Path, cells: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, Pairs]]:
-    """Return the scores behind the membership cells that a verdict may rest on, by cell and victim, pair by pair.
+    """Return the scores behind the membership cells that a verdict may use, by cell and victim, pair by pair.
 
     Raises:
-        IntegrityError: a membership attack has run, and its scores are gone from the vault.
+        IntegrityError: a membership attack has run, and its scores are missing from the vault.
     """
     truth, found = Truth(plan, Vault(run / "vault")), dict[str, dict[str, Pairs]]()
     for cell in filter(_is_judged, cells):
@@ -89,7 +89,7 @@ def candidate_scores(
 
 
 def _is_judged(cell: Mapping[str, Any]) -> bool:
-    """Return whether a cell ran and its negative control did not fail: a verdict rests on no other cell."""
+    """Return whether a cell ran and its negative control did not fail. Verdicts use no other cell."""
     negative = (cell["controls"] or {}).get("negative")
     return cell["status"] in ("run", "inconclusive") and (negative is None or bool(negative["passed"]))
 
@@ -105,7 +105,7 @@ def _paired(truth: Truth, client: str, scores: Any) -> Pairs:
 def _own_tests(
     cells: Sequence[Mapping[str, Any]], by_coins: Mapping[str, Any]
 ) -> Iterator[tuple[FigureKey, float]]:
-    """Yield figures with a p-value of cells that coins do not test. The worst victim's figure would count twice."""
+    """Yield figures with a p-value, from cells that coins do not test. Skip the worst victim's figure, a duplicate."""
     for cell in filter(_is_judged, cells):
         if cell["id"] in by_coins:
             continue
@@ -117,7 +117,7 @@ def _own_tests(
 
 
 def _floor(found: Reflipped, *, one_victim: bool) -> float | None:
-    """Return the AUC that would have been significant in every cell; None if in some cell not even 1 would be."""
+    """Return the AUC that would be significant in every cell, or None if no AUC would."""
     floors = [v for key, v in found.floors.items() if (key.target is not None) == one_victim]
     return _reachable(max(floors, default=None))
 

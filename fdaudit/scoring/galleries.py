@@ -1,8 +1,8 @@
 """Galleries of records for the identification test, drawn from a run's dataset.
 
 Guarantees:
-  * no auxiliary, public or own record of the adversary is in a gallery, and no canary;
-  * which records of a class are in it is drawn without a look at images or guesses.
+  * a gallery contains no canary and no auxiliary, public or own record of the adversary;
+  * records of a class are drawn without looking at images or guesses.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["Identified", "bystanders_of", "gallery_tests"]
 
 _MOST = 100
-"""Records of one class, besides the true ones, at most."""
+"""Largest number of records of one class in addition to the true ones."""
 
 _LEAST = 20
 _VALUES = 1 << 24
-"""Pixel values of all galleries together, at most, unless galleries then had fewer than `_LEAST` records of a class."""
+"""Largest number of pixel values of all galleries together, unless galleries then had fewer than `_LEAST` records of a
+class."""
 
 
 def bystanders_of(plan: Plan, targets: Sequence[str]) -> Bystanders | None:
-    """The records that no target trains on and that adversaries are not assumed to hold."""
+    """Return the records that no target trains on and that adversaries are not assumed to hold."""
     splits, data = plan.splits, plan.dataset
     own = [splits.clients[int(k.partition("/")[2])].train for k in targets]
     left = torch.ones(len(data.y), dtype=torch.bool)
@@ -62,7 +63,7 @@ class Identified:
 def gallery_tests(
     plan: Plan, guesses: Sequence[Reconstruction], records: Sequence[Tensor], cell: str
 ) -> Identified:
-    """Test whether records can be told from others of their class by an attack's guesses.
+    """Test whether an attack's guesses identify records among others of their class.
 
     Args:
         plan: the run's plan.
@@ -100,12 +101,12 @@ def gallery_tests(
 
 
 def _groups(y: Tensor) -> Tensor:
-    """A number (n,) for each record, the same for records of equal labels; of one class a record, its class."""
+    """Return a group number (n,) for each record, equal for equal labels; for single-label records, the class."""
     return y if y.ndim == 1 else torch.unique(y, dim=0, return_inverse=True)[1]
 
 
 def _chosen(free: Tensor, true: Tensor, group: Tensor, values: int, generator: np.random.Generator) -> Tensor:
-    """The records (N,) of galleries: true ones, and others of their classes up to a limit."""
+    """Return the records (N,) of galleries: true ones, and others of their classes up to a limit."""
     wanted = torch.unique(group[true])
     most = min(_MOST, max(_LEAST, _VALUES // max(1, values * len(wanted))))
     chosen = [true]
@@ -117,7 +118,7 @@ def _chosen(free: Tensor, true: Tensor, group: Tensor, values: int, generator: n
 
 
 def _gallery(plan: Plan, rows: Tensor, group: Tensor, held: Tensor) -> Gallery:
-    """The gallery of these records; where identities are known, beside what the adversary holds of the same classes."""
+    """Return the gallery of these records; with known identities, also the adversary's records of the same classes."""
     data = plan.dataset
     whose = data.identities
     if whose is None:
@@ -135,7 +136,7 @@ def _by_guess(
     group: Tensor,
     by_class: bool,
 ) -> dict[str, dict[int, Rank]]:
-    """Ranks by a record's number among its victim's, or by class."""
+    """Return ranks by a record's number among its victim's, or by class."""
     ranks: dict[str, dict[int, Rank]] = {}
     for guess, rows in zip(guesses, records, strict=True):
         own = found.ranks.get(guess.target, {})

@@ -1,4 +1,4 @@
-"""Where a guess meets the truth: looks up in the vault what an attack was after, and scores it."""
+"""Compare guesses with the truth: look up the attack's target in the vault and score the guess."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Truth", "check_guesses"]
 
 _SUM_TOLERANCE = 1e-4
-"""How far guessed shares may sum from 1: float32 rounding over thousands of classes."""
+"""Tolerance for guessed shares' sum of 1: float32 rounding over thousands of classes."""
 
 
 def check_guesses(
@@ -49,20 +49,21 @@ def check_guesses(
     view: View,
     classes: int,
 ) -> None:
-    """Refuses guesses that would be scored against something else than what they claim to be about.
+    """Refuse guesses that do not match their target or challenge.
+
+    Membership needs one finite score for every candidate of every challenged victim. Class shares must be a
+    distribution over the classes. A reconstruction is about messages or about classes. It must name a message of its
+    target that is in the view, and none of another client. A class may occur only once. A victim has at most one guess.
 
     Args:
         guesses: what the attack returned.
-        victims: who was attacked.
-        candidates: by challenged victim, how many candidates there were.
+        victims: the attacked parties.
+        candidates: number of candidates, by challenged victim.
         view: what the attack was given.
-        classes: how many classes there are.
+        classes: number of classes.
 
     Raises:
-        ValueError: a victim of a challenge is left out or answered twice, a score is missing or no number, class
-            shares are no distribution over the classes, or a reconstruction names no message of its target, or
-            one that another client sent or nobody saw, is neither of messages nor of classes, is one of two about the
-            same victim, or shows a class twice.
+        ValueError: a guess breaks one of these rules.
     """
     answered = sorted(g.target for g in guesses)
     if isinstance(guesses[0], LabelDistribution) and answered != sorted(victims):
@@ -121,7 +122,7 @@ def _check_shares(guess: LabelDistribution, classes: int) -> None:
 
 
 _MOST_IMAGES = 1000
-"""Images a victim at most, whatever stands behind its messages: they are matched with its records one to one."""
+"""Largest number of images a victim, because they are matched with its records one to one."""
 
 
 class Truth:
@@ -141,18 +142,18 @@ class Truth:
             self._lpips = None  # the metric then says itself what is missing
 
     def challenge(self, client: str) -> tuple[Challenge, Tensor]:
-        """A client's candidates in random order, and beside them, for the auditor, who is a member (n,)."""
+        """Return a client's candidates in random order and, for the auditor, which of them are members (n,)."""
         return self.challenge_on(client, self._plan.splits.clients[int(client.partition("/")[2])].train)
 
     def challenge_on(self, client: str, train: Tensor) -> tuple[Challenge, Tensor]:
-        """Return the same candidates, and which of them (n,) are among other training records than the client's."""
+        """Return the same candidates, and which of them (n,) are in another set of training records."""
         split = self._plan.splits.clients[int(client.partition("/")[2])]
         index = torch.cat([split.members, split.non_members])
         member = torch.isin(index, train)
         return self._shuffled(client, index, member, "matched-pairs", "challenge")
 
     def canaries(self, client: str) -> tuple[Challenge, Tensor]:
-        """A client's canaries in random order, none where it has none, and beside them who was trained on (m,)."""
+        """Return a client's canaries, if any, in random order, and which of them were trained on (m,)."""
         split, asked = self._plan.splits.clients[int(client.partition("/")[2])], self._plan.spec.canaries
         member = torch.isin(split.canaries, split.train)
         design = "coin-flips" if asked is None else asked.design
@@ -160,7 +161,7 @@ class Truth:
 
     @property
     def with_canaries(self) -> tuple[str, ...]:
-        """The clients that have canaries."""
+        """Return the clients that have canaries."""
         splits = self._plan.splits.clients
         return tuple(k for k, split in zip(self._plan.clients, splits, strict=True) if len(split.canaries))
 
@@ -172,9 +173,9 @@ class Truth:
         design: Literal["matched-pairs", "coin-flips"],
         purpose: str,
     ) -> tuple[Challenge, Tensor]:
-        """A challenge whose candidates are shuffled and whose coins are renumbered: order and number tell nothing.
+        """Return a challenge with shuffled candidates and renumbered coins, so that order and number reveal nothing.
 
-        Of matched pairs the second halves follow the first.
+        In a challenge of matched pairs the second halves follow the first.
         """
         halves = 2 if design == "matched-pairs" else 1
         coins = len(index) // halves
@@ -187,7 +188,7 @@ class Truth:
         ]
 
     def membership(self, guesses: Sequence[Membership], cell: str) -> MembershipScore:
-        """Scores membership guesses against the coins, the candidates of several victims pooled."""
+        """Score membership guesses against the coins, with the candidates of all victims pooled."""
         members, pairs, offset = [], [], 0
         for guess in guesses:
             challenge, member = self.challenge(guess.target)
@@ -202,7 +203,7 @@ class Truth:
         )
 
     def label_shares(self, client: str) -> Tensor:
-        """A client's class shares (C,), float64: of the records that it trains on, or, multi-label, of all occurrences.
+        """Return a client's class shares (C,), float64: of its training records or, multi-label, of all occurrences.
 
         Raises:
             FdauditError: no class occurs in its records.
@@ -210,9 +211,9 @@ class Truth:
         return _shares(self._plan.records(client)[1], self._plan.dataset.classes, client)
 
     def label_prior(self, clients: Sequence[str]) -> tuple[str, Tensor]:
-        """What an adversary without a view would say of these clients: equal shares, or its auxiliary records' shares.
+        """Return the better guess without a view, by mean KL divergence: equal shares or the auxiliary records' shares.
 
-        The better of the two by mean KL divergence, so that an attack is not praised for what auxiliary data tells.
+        The attack thus gets no credit for what auxiliary data reveals.
 
         Returns:
             Its name, and the shares (C,).
@@ -229,16 +230,16 @@ class Truth:
         return name, priors[name]
 
     def labels(self, guess: LabelDistribution, name: str, prior: Tensor) -> Mapping[str, Figure]:
-        """The distances of one guess from the client's class shares, each next to the prior's."""
+        """Return the distances of one guess from the client's class shares, each with the prior's distance."""
         figures = score_label_distribution(self.label_shares(guess.target), guess.distribution, prior)
         return {n: replace(f, note=f.note.replace("prior as given", name)) for n, f in figures.items()}
 
     def generated(
         self, guesses: Sequence[Membership], cell: str, encode: Callable[[Tensor], Tensor]
     ) -> tuple[Figure, ...]:
-        """How much nearer generated samples lie to members than to non-members, victims with any pooled.
+        """Measure how much nearer generated samples are to members than to non-members; pool victims that have samples.
 
-        Nothing where no guess rests on generated samples. Samples that several victims share count once.
+        The result is empty if no guess uses generated samples. Samples that several victims share count once.
         """
         with_samples = [g for g in guesses if g.generated is not None]
         if not with_samples:
@@ -265,7 +266,7 @@ class Truth:
         )
 
     def behind(self, client: str, messages: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The records (x, y) that went into some messages of one client, each once, in order of first use."""
+        """Return the records (x, y) behind some messages of one client, each once, in order of first use."""
         rows = self._behind(client, tuple(messages))
         return self._plan.dataset.x[rows], self._plan.dataset.y[rows]
 
@@ -275,16 +276,16 @@ class Truth:
         return self._known_behind[key]
 
     def _rows(self, guess: Reconstruction) -> Tensor:
-        """The numbers, in the dataset, of the records that a guess is about."""
+        """Return the dataset numbers of the records that a guess is about."""
         if not guess.by_class:
             return self._behind(guess.target, guess.messages)
         return self._plan.splits.clients[int(guess.target.partition("/")[2])].train
 
     def refuse_too_many(self, guesses: Sequence[Guess], view: View) -> None:
-        """Refuse more reconstructed images than records behind the messages that they are said to come from.
+        """Refuse more reconstructed images than records behind the messages that the guess names.
 
-        An adversary may not know how many these are, so it may always guess one batch. Where the records of a step are
-        drawn by secret coins it may guess as many as the victim has.
+        An adversary may not know this number, so it may always guess one batch. If secret coins draw the records of a
+        step, it may guess as many as the victim has.
 
         Raises:
             ValueError: a guess has more.
@@ -318,12 +319,12 @@ class Truth:
     def reconstruction(
         self, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption] = ()
     ) -> ReconstructionScore:
-        """Scores reconstructions, one batch a guess, next to the prior baseline from what the adversaries hold.
+        """Score reconstructions, one batch a guess, against the prior baseline from what the adversaries hold.
 
-        Of the multi-label task the baseline knows no labels.
+        In the multi-label task the baseline knows no labels.
 
         Raises:
-            FdauditError: no record stands behind a victim's messages, which Poisson sampling may bring about.
+            FdauditError: no record stands behind a victim's messages; Poisson sampling can draw empty batches.
         """
         if guesses[0].by_class:
             beside = bystanders_of(self._plan, [g.target for g in guesses])
@@ -353,16 +354,16 @@ class Truth:
     def evaluation(
         self, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption], together: bool
     ) -> tuple[Figure, ...]:
-        """Figures of guesses of classes by the auditor's evaluator, of all victims or of one alone."""
+        """Return figures of guesses of classes by the auditor's evaluator, for all victims or for one."""
         by_class = guesses[0].by_class
         return evaluate_classes(self._plan, guesses, cell, assumed, together) if by_class else ()
 
     def identification(self, guesses: Sequence[Reconstruction], cell: str) -> Identified:
-        """Whether records can be told from others of their class by the guesses of a cell."""
+        """Test whether a cell's guesses identify records among others of their class."""
         return gallery_tests(self._plan, guesses, [self._rows(g) for g in guesses], cell)
 
     def records(self, guess: Reconstruction) -> tuple[Tensor, Tensor]:
-        """The records (x, y) that a guess is about: behind its messages, or all of its target's."""
+        """Return the records (x, y) that a guess is about: behind its messages, or all of its target's."""
         rows = self._rows(guess)
         return self._plan.dataset.x[rows], self._plan.dataset.y[rows]
 
@@ -373,10 +374,10 @@ class Truth:
         cell: str,
         assumed: Sequence[Assumption] = (),
     ) -> Tensor | None:
-        """What the prior baseline shows for the true images of a score, (rows, c, h, w) in the order of `score.images`.
+        """Return the prior baseline's images for a score's true images, (rows, c, h, w) in the order of `score.images`.
 
-        One draw of the strategy that the score's baseline played for PSNR: matched to the truth as guesses are, or of
-        the class that a guess is of.
+        They are one draw of the baseline's best PSNR strategy. They are matched to the truth as guesses are, or belong
+        to the class of the guess.
         """
         played = score.strategies.get("psnr", ())
         if not played or played[0] == OWN_IMAGES:

@@ -1,4 +1,4 @@
-"""Scoring: guesses against the truth, as the figures, curves and pictures of a cell's result."""
+"""Turn guesses and truth into the figures, curves and pictures of a cell's result."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Scorer:
         run: the run directory, where pictures go.
         seed: the run's seed, for bootstrap draws.
         encode: the task encoder, for distances between sets of images.
-        copies: what scores copies of models.
+        copies: scores copies of models.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Scorer:
     def score(
         self, cell: str, guesses: Sequence[Guess], assumed: Sequence[Assumption] = ()
     ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
-        """The figures over all victims, and each victim's own with pictures or ROC.
+        """Return the figures over all victims, and each victim's own with pictures or ROC.
 
         Args:
             cell: the cell's id; names its random draws and its directory.
             guesses: of one kind, one a victim.
-            assumed: the adversaries that guessed, of reconstructions.
+            assumed: for reconstructions, the adversaries that guessed.
         """
         if isinstance(guesses[0], Membership):
             return self._score_membership(cell, [g for g in guesses if isinstance(g, Membership)])
@@ -160,7 +160,7 @@ class Scorer:
         return (*figures, *evaluated, *self._distances(guesses), *found.figures), tuple(targets)
 
     def _distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:
-        """How far all guesses lie from all true images as sets: FID, and the task encoder's distance beside it."""
+        """Measure the distance between all guesses and all true images as sets: FID, and the task encoder's."""
         guess = torch.cat([g.images for g in guesses])
         truth = torch.cat([self._truth.records(g)[0] for g in guesses])
         if min(len(guess), len(truth)) < 2:
@@ -179,13 +179,13 @@ class Scorer:
         assumed: Sequence[Assumption],
         ranks: Mapping[int, Rank],
     ) -> tuple[Mapping[str, Any], ...]:
-        """Writes true images and guesses as PNG; returns one entry an image, most alike first."""
+        """Write true images and guesses as PNG; return one entry an image, most similar first."""
         x, y = self._truth.records(guess)
         folder = cell_directory(self._run, cell)
         prior = self._truth.prior_images(guess, score, cell, assumed)
         entries = []
         for place, row in sorted(enumerate(score.images), key=lambda r: -r[1].psnr):
-            # Guesses of classes may have a nearest record in common, so theirs are told apart by the guess.
+            # Guesses of classes may share a nearest record, so the guess's number names their pictures.
             number = row.guess if guess.by_class else row.truth
             stem = f"{guess.target.replace('/', '-')}-{number:03d}"
             paths = {"truth": f"{stem}-truth.png", "guess": f"{stem}-guess.png"}
@@ -212,34 +212,34 @@ class Scorer:
 
 
 def _ranked(rank: Rank | None) -> dict[str, int]:
-    """A record's rank in its gallery, for its picture; nothing where it has no gallery."""
+    """Return a record's rank in its gallery, for its picture; empty if it has no gallery."""
     return {} if rank is None else {"rank": rank.rank, "gallery": rank.of}
 
 
 def _noted(figure: Figure, note: str, name: str = "auc") -> Figure:
-    """The figure of this name with what its attack had to say about its guess; every other figure as it is."""
+    """Add the attack's note about its guess to the figure `name`; return other figures unchanged."""
     if figure.name != name or not note:
         return figure
     return replace(figure, note="; ".join(filter(None, [figure.note, note])))
 
 
 def cell_directory(run: Path, cell: str) -> Path:
-    """Where a cell's own files lie."""
+    """Return the directory of a cell's own files."""
     path = run / "attacks" / _plain(cell)
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def outcome_path(run: Path, cell: str) -> Path:
-    """The file of a cell's outcome."""
+    """Return the file of a cell's outcome."""
     return run / "attacks" / f"{_plain(cell)}.json"
 
 
 def keep_scores(vault: Vault, cell: Cell, guesses: Sequence[Guess], canaries: Sequence[Guess]) -> None:
-    """Keeps membership scores in the vault: those of candidates, and those of canaries, by client.
+    """Keep membership scores in the vault, of candidates and of canaries, by client.
 
-    They are kept under the digest of the outcome that they belong to. What was kept for an earlier outcome of the cell
-    stays until `forget_other_scores` is told that the new one stands.
+    They are stored under the digest of their outcome. Scores of an earlier outcome of the cell stay until
+    `forget_other_scores` is called for the new one.
     """
     named = {
         f"{part}/{g.target}": g.scores
@@ -252,10 +252,10 @@ def keep_scores(vault: Vault, cell: Cell, guesses: Sequence[Guess], canaries: Se
 
 
 def kept_scores(run: Path, cell: str, part: Literal["candidates", "canaries"]) -> dict[str, Tensor]:
-    """Scores (n,) by client that an attack gave its candidates, or the canaries, in their challenge's order.
+    """Return an attack's scores (n,) of candidates or canaries, by client, in the order of their challenge.
 
     Raises:
-        IntegrityError: the attack has run, and its scores are gone: what it shows would be left out in silence.
+        IntegrityError: the attack has run, but its scores are missing; ignoring this would hide its result.
     """
     path, vault = outcome_path(run, cell), Vault(run / "vault")
     outcome = load_json(path) if path.is_file() else {}
@@ -269,30 +269,30 @@ def kept_scores(run: Path, cell: str, part: Literal["candidates", "canaries"]) -
 
 
 def forget_other_scores(vault: Vault, cell: Cell) -> None:
-    """Removes what is kept for other outcomes of a cell, once this one stands in its file."""
+    """Remove scores of a cell's other outcomes, once this outcome is in its file."""
     for name in vault.names(f"scores/{_plain(cell.id)}"):
         if name != _scores_of(cell.to_json()):
             vault.forget(name)
 
 
 SCORED = ("run", "inconclusive")
-"""Of a cell's outcomes those that have figures, and scores behind them."""
+"""Outcomes of a cell that have figures and scores."""
 
 _PARTS: tuple[Literal["candidates", "canaries"], ...] = ("candidates", "canaries")
 
 
 def _plain(cell: str) -> str:
-    """A cell's id as part of a file's name."""
+    """Return a cell's id as part of a file name."""
     return cell.replace("/", "-").replace("+", "_")
 
 
 def _scores_of(outcome: Mapping[str, Any]) -> str:
-    """The name under which the scores behind an outcome, as its file holds it, are kept."""
+    """Return the name under which the scores of a stored outcome are kept."""
     return f"scores/{_plain(str(outcome['id']))}/{hashlib.sha256(canonical(dict(outcome))).hexdigest()}"
 
 
 def _png(image: Tensor) -> bytes:
-    """An image (c, h, w) in [0, 1] as 8-bit PNG, grey or RGB."""
+    """Return an image (c, h, w) in [0, 1] as 8-bit PNG, grey or RGB."""
 
     pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
     array = pixels[:, :, 0] if pixels.shape[2] != 3 else pixels

@@ -1,1 +1,1 @@
-"""What the user writes."""
+"""The spec: what a user writes to describe a run."""

@@ -1,9 +1,10 @@
-"""YAML from anybody: plain data, read once, in time that grows with the document's length.
+"""Read untrusted YAML as plain data, once, in time that grows linearly with the document's length.
 
 Guarantees:
-  * a document that is long, deep, or stands for too many values through its aliases is refused before it is built;
-  * a key given twice is refused, which PyYAML takes without a word;
-  * nothing malformed ends in another error than `SpecError`.
+  * a document that is too long or too deep, or whose aliases expand to too many values, is refused before it is
+    built;
+  * a duplicate key is refused, although PyYAML accepts it;
+  * malformed input raises `SpecError` and no other error.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ __all__ = ["from_yaml", "read_yaml"]
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where PyYAML was built with it
 _Path = tuple[Any, ...]
-"""Where a value lies: the path of what holds it, and its name there. All written out could be longer than the file."""
+"""A value's position: the path of its parent, and its name there. Written out, all paths could be longer than the
+file."""
 
 
 def read_yaml(path: Path, field: str) -> Any:
-    """Plain data from a YAML file.
+    """Return plain data from a YAML file.
 
     Args:
         path: the file.
@@ -48,7 +50,7 @@ def read_yaml(path: Path, field: str) -> Any:
 
 
 def from_yaml(text: str, source: str) -> Any:
-    """Plain data from YAML, after a look at the document that PyYAML would read without a word.
+    """Return plain data from YAML, after checks that PyYAML does not make.
 
     Raises:
         SpecError: it is not YAML, gives a key twice, or is too deep or too large.
@@ -64,7 +66,7 @@ def from_yaml(text: str, source: str) -> Any:
             return loader.construct_document(document)
         finally:
             loader.dispose()
-    # Besides its own errors PyYAML lets through what Python raises on `!!int x`, `2020-13-45` and the like.
+    # PyYAML raises its own errors, and passes on Python's for `!!int x`, `2020-13-45` and similar input.
     except (
         yaml.YAMLError,
         ValueError,
@@ -79,7 +81,7 @@ def from_yaml(text: str, source: str) -> Any:
 
 
 def _refuse_large(text: str, source: str) -> None:
-    """Refuses a document by its parts, one at a time, before they are put together."""
+    """Refuse a large document while it is parsed, before it is built."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=_LOADER)):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -96,7 +98,7 @@ def _refuse_large(text: str, source: str) -> None:
 
 
 def _refuse_ambiguity(document: yaml.Node, source: str) -> None:
-    """Refuses a key given twice, and aliases that grow without bound."""
+    """Refuse duplicate keys, and aliases that expand without bound."""
     pending: list[tuple[_Path, yaml.Node]] = [((), document)]
     count = 0
     while pending:

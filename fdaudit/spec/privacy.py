@@ -1,4 +1,4 @@
-"""What a spec says of privacy: which combination of defences it wants, what ε is stated for and checked on."""
+"""The privacy part of a spec: presets, canaries, budgets, and the terms of ε."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Text = Annotated[str, Field(min_length=1, max_length=20_000)]
 
 
 class PresetSpec(Config):
-    """A protocol as its paper has it, or with the defences that give the server's view a finite ε."""
+    """A protocol as published, or with the defences that give the server's view a finite ε."""
 
     name: Literal["as-published", "private"]
-    """`private`: the protocol's combination of DP-SGD, message noise and withheld messages (`fdaudit explain NAME`)."""
+    """`private`: the protocol's DP-SGD, message noise and withheld messages (see `fdaudit explain NAME`)."""
     epsilon: float | None = Field(None, gt=0)
-    """ε of the server's view at `privacy.delta`, for one record; of `private` only."""
+    """ε of the server's view at `privacy.delta`, for one record; only for `private`."""
     clip: float = Field(1.0, gt=0)
     """C of DP-SGD."""
     sample_rate: float | None = Field(None, gt=0, le=1)
-    """q of DP-SGD; default: the batch size over the mean number of records a client, a public constant then."""
+    """q of DP-SGD. Default: batch size divided by the mean number of records a client, which is then public."""
     written_out: bool = False
-    """Set in a run's own `spec.yaml`: protocol, defenses and withhold hold what the preset stands for."""
+    """Set in a run's own `spec.yaml`: `protocol`, `defenses` and `withhold` already contain the preset's settings."""
 
     @model_validator(mode="after")
     def _epsilon_where_it_belongs(self) -> Self:
@@ -41,17 +41,17 @@ class CanarySpec(Config):
     """Records inserted into clients' training data, each by a secret fair coin, to check a claimed ε on."""
 
     count: int = Field(500, ge=1, le=1_000_000)
-    """Canaries in each of the clients, or pairs of them; as many coins, but for `unit: client`, which has one."""
+    """Canaries, or pairs of them, in each of the clients. Each has one coin; with `unit: client` all share one."""
     clients: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
     """The clients that get canaries, by number."""
     kind: Literal["mislabelled", "noise"] = "mislabelled"
-    """`mislabelled`: records of the client's own, set aside, under labels not theirs; `noise`: random pixels."""
+    """`mislabelled`: the client's own records, set aside, with wrong labels; `noise`: random pixels."""
     design: Literal["coin-flips", "matched-pairs"] = "coin-flips"
-    """`coin-flips` checks an ε for records added or removed; `matched-pairs`, one of two each, for records replaced."""
+    """`coin-flips` checks ε for added or removed records; `matched-pairs`, for replaced records."""
     unit: Unit = "record"
-    """`record`: each canary, or pair, has a coin. `client`: one coin a client decides about all of its pairs."""
+    """`record`: each canary or pair has its own coin. `client`: one coin decides all pairs of a client."""
     guesses: int | None = Field(None, ge=1)
-    """How many coins an attack guesses, of all; default: several numbers are tried, and that is corrected for."""
+    """Number of coins that an attack guesses. Default: try several numbers and correct for multiple testing."""
 
     @model_validator(mode="after")
     def _enough_coins(self) -> Self:
@@ -70,34 +70,34 @@ class CanarySpec(Config):
 
 
 class BudgetSpec(Config):
-    """What a view may cost; the run ends before a round that would pass it."""
+    """A limit on a view's ε. The run ends before a round that would exceed it."""
 
     epsilon: float = Field(gt=0)
-    """ε at `privacy.delta`, of the client that is worst off."""
+    """ε at `privacy.delta`, of the worst-affected client."""
     adversary: Text = "server"
-    """Whose view."""
+    """The adversary whose view is limited."""
 
 
 class PrivacySpec(Config):
-    """What ε is stated for, and what the ledger is told about choices that no message shows."""
+    """The terms in which ε is stated, and choices on private data that no message shows."""
 
     unit: Unit = "record"
-    """What changes between neighbouring datasets: one record of a client, or everything that it holds."""
+    """The difference between neighbouring datasets: one record of a client, or all its records."""
     relation: Relation | None = None
-    """How it changes: `add-or-remove` or `replace-one`; default: what the run's privacy events are stated for."""
+    """The neighbouring relation: `add-or-remove` or `replace-one`. Default: that of the run's privacy events."""
     delta: float = Field(1e-5, gt=0, lt=1)
-    """δ: well below one over a client's number of records, or it permits to publish one of them."""
+    """δ: well below 1 / (records of a client); otherwise publishing one record would be allowed."""
     tuned_on: Literal["nothing", "public", "private"] = "nothing"
-    """What hyper-parameters, and the protocol itself, were chosen on; a choice on private data leaves no ε to claim."""
+    """The data on which the protocol and hyper-parameters were chosen. With `private`, no ε is claimed."""
     stopped_on: Literal["schedule", "private"] = "schedule"
-    """Whether the number of rounds was fixed beforehand, or followed from private data."""
+    """How the number of rounds was set: in advance, or from private data."""
     published: Literal["last", "chosen-on-private"] = "last"
-    """Which round's model is published: the last, or one chosen by its results on private data."""
+    """The published model: the last round's, or one chosen by results on private data."""
     budget: BudgetSpec | None = None
-    """What the view of one adversary may cost at most."""
+    """A limit on the ε of one adversary's view."""
 
     def unaccounted(self) -> str:
-        """A choice on private data that no event charges, or nothing."""
+        """Return a choice on private data that no event charges, or an empty string."""
         if self.tuned_on == "private":
             return "hyper-parameters were tuned on private data (tuned_on), and the tuning is not charged"
         if self.stopped_on == "private":

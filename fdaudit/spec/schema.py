@@ -1,4 +1,4 @@
-"""The spec: everything a run depends on, as a frozen, validated document."""
+"""The spec: a frozen, validated document of everything a run depends on."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ Text = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 
 
 class DatasetSpec(Config):
-    """Which images."""
+    """The dataset of the run."""
 
     name: Text = "digits"
     """A known dataset, `npz:FILE` or `folder:DIR`."""
     root: str | None = None
-    """Where datasets lie; default: the environment variable FDAUDIT_DATA, then a cache of the user's."""
+    """The folder of datasets. Default: the environment variable FDAUDIT_DATA, then the user's cache."""
     download: bool = False
     """Whether an absent dataset may be downloaded."""
     image_size: int | None = Field(None, ge=4, le=512)
-    """Side of the square that images are padded or resized to; default: as they are."""
+    """Side of the square that images are padded or resized to. Default: keep their size."""
     limit: int | None = Field(None, ge=10)
     """At most this many training records, drawn class by class (multi-label: at random)."""
 
 
 class PartitionSpec(Config):
-    """How records are spread over clients."""
+    """The distribution of records over clients."""
 
     name: Literal["iid", "by-class", "dirichlet"] = "iid"
     """`iid`, `by-class` (a fixed number of classes a client; not multi-label) or `dirichlet` (class shares drawn)."""
@@ -74,16 +74,16 @@ class PartitionSpec(Config):
 
 
 class SplitSpec(Config):
-    """What is set aside before the clients share the rest; fractions are of all training records."""
+    """Records set aside before the clients share the rest. Fractions are of all training records."""
 
     test: float = Field(0.2, ge=0, lt=1)
     """Held out to measure accuracy or mAUC; ignored when the dataset has a test split of its own."""
     proxy: float = Field(0.1, ge=0, lt=1)
     """The public, unlabelled set that clients distil on."""
     auxiliary: float = Field(0.1, ge=0, lt=1)
-    """What the adversary is assumed to hold from the same distribution."""
+    """Records from the same distribution that the adversary is assumed to hold."""
     candidates: int = Field(40, ge=0, le=MOST_CANDIDATES)
-    """Matched pairs in each client, at most: one of each pair is trained on, decided by a fair coin."""
+    """Largest number of matched pairs in each client. A fair coin decides which half of a pair is trained on."""
 
     @model_validator(mode="after")
     def _something_left(self) -> Self:
@@ -96,17 +96,17 @@ class SplitSpec(Config):
 
 
 class AuxiliarySpec(Config):
-    """Which records adversaries are assumed to hold, of those that `splits.auxiliary` sets aside."""
+    """Records that adversaries are assumed to hold, taken from those that `splits.auxiliary` sets aside."""
 
     inversion: Literal["class-disjoint", "same", "shifted", "none"] = "class-disjoint"
-    """For attacks that show what classes look like. `class-disjoint`: an adversary lacks half of the classes, and only
-    what it shows of these counts; each half is withheld in turn."""
+    """For attacks that reconstruct classes. `class-disjoint`: an adversary lacks half of the classes, and only its
+    guesses of these count. Each half is withheld in turn."""
     others: Literal["same", "shifted", "none"] = "same"
     """For all other attacks. `same`: as they are; `shifted`: turned, blurred and paler; `none`: no records."""
 
 
 class ModelSpec(Config):
-    """Which network the clients train."""
+    """The network that the clients train."""
 
     name: Text = "cnn-strided"
     """A model of the zoo, or `import:package.module:Class`."""
@@ -115,7 +115,7 @@ class ModelSpec(Config):
 
 
 class ProtocolSpec(Config):
-    """Which protocol, with its own settings under `params`."""
+    """The protocol, with its settings under `params`."""
 
     name: Text = "fedavg"
     """A known protocol; `fdaudit list` names them."""
@@ -124,16 +124,16 @@ class ProtocolSpec(Config):
 
 
 class OutageSpec(Config):
-    """A client that fails or goes silent: its messages do not arrive, and the run goes on without it."""
+    """A client that fails or goes silent. Its messages do not arrive, and the run continues without it."""
 
     client: int = Field(ge=0)
     """The client's number."""
     round: int = Field(ge=0)
     """The first round in which it is silent, counted from 0."""
     last: int | None = Field(None, ge=0)
-    """The last such round; default: the same round."""
+    """The last round in which it is silent. Default: the same round."""
     after: int = Field(0, ge=0)
-    """How many messages it still sends in each of these rounds."""
+    """Number of messages that it still sends in each of these rounds."""
 
     @model_validator(mode="after")
     def _ends_after_it_begins(self) -> Self:
@@ -149,7 +149,7 @@ class AttackSpec(Config):
     name: Text
     """A known attack; `fdaudit list` names them."""
     params: Params = Field(default_factory=dict)
-    """The attack's own settings, above those of the profile."""
+    """The attack's own settings; they override the profile's."""
     adversaries: tuple[Text, ...] | None = None
     """Default: the spec's `adversaries`."""
 
@@ -158,13 +158,13 @@ class DefenseEntry(Config):
     """A defence attached to the messages of one kind from one role, or to what clients train on their records."""
 
     at: Literal["message", "training"] = "message"
-    """Where it acts: where a message leaves its sender, or in the training of a client's own model."""
+    """Where it acts: on messages as they leave the sender, or in the training of a client's own model."""
     kind: Text | None = None
-    """Which messages: a kind that the sender sends under the protocol's settings. Of `at: message` only."""
+    """The kind of messages; the sender must send it under the protocol's settings. Only for `at: message`."""
     sender: Literal["client", "server", "aggregator"] = "client"
     """The role on whose side the defence acts; at training it is the client."""
     of: Literal["model", "discriminator"] | None = None
-    """What is trained; default: the model. Of `at: training` only."""
+    """The network whose training is defended. Default: the model. Only for `at: training`."""
     name: Text
     """A known defence; `fdaudit list` names them."""
     params: Params = Field(default_factory=dict)
@@ -192,25 +192,25 @@ class DefenseEntry(Config):
 
 
 class RecordRounds(Config):
-    """Keep payloads of these rounds, digests of the others."""
+    """Keep the payloads of these rounds, and only digests of the others."""
 
     rounds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     """Rounds, counted from 0, whose payloads are kept."""
 
 
 class GateSpec(Config):
-    """Thresholds fixed beforehand; a run that exceeds one, or cannot measure it, exits with 1."""
+    """Thresholds fixed in advance. A run that exceeds one, or cannot measure it, exits with code 1."""
 
     reconstruction_gain_db: float | None = None
-    """Largest mean PSNR gain over the prior baseline that is tolerated, in dB, for any cell and victim."""
+    """Largest mean PSNR gain over the prior baseline, in dB, for any cell and victim."""
     membership_auc: float | None = Field(None, ge=0, le=1)
-    """Largest membership AUC tolerated, for any cell and victim."""
+    """Largest membership AUC, for any cell and victim."""
     membership_tpr_at_1fpr: float | None = Field(None, ge=0, le=1)
-    """Largest true-positive rate at 1 % false positives tolerated, for any cell and victim."""
+    """Largest true-positive rate at 1 % false positives, for any cell and victim."""
     label_tv: float | None = Field(None, ge=0, le=1)
-    """Smallest total variation distance tolerated between guessed and true class shares, for any cell and victim."""
+    """Smallest total variation distance between guessed and true class shares, for any cell and victim."""
     epsilon: float | None = Field(None, gt=0)
-    """Largest ε tolerated for the view of any adversary in the ledger, at `privacy.delta`; an infinite one fails."""
+    """Largest ε of any adversary's view in the ledger, at `privacy.delta`; an infinite ε fails."""
 
 
 class Spec(Config):
@@ -221,52 +221,52 @@ class Spec(Config):
     name: Text = "audit"
     """A name for people; free text."""
     seed: int | None = Field(None, ge=0, lt=2**63)
-    """The run's seed; drawn afresh when left out. Kept in the vault; the run shows a salted commitment. Only under the
-    same secret does it give the same records again (`--seed-from`)."""
+    """The run's seed; drawn at random if omitted. The vault keeps it; the run shows a salted commitment. The same
+    records need the same seed and the same secret (`--seed-from`)."""
     profile: Literal["quick", "standard", "full"] = "standard"
-    """How much attacks may spend."""
+    """Size of the attacks' budgets."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     """Where models are trained and attacks optimise; `auto` is CUDA where there is one."""
     threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads; default: the processor count, at most 8. Part of the result: it changes bits."""
     strategy: Literal["auto", "loop", "stacked"] = "auto"
-    """How several models are trained: one after the other, or stacked and advanced together; default by rule."""
+    """How several models are trained: one after another, or stacked and trained together. Default: by rule."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
-    """Memory layout of images; default by rule: `channels_last` for convolutions trained one after the other."""
+    """Memory layout of images. Default, by rule: `channels_last` for convolutions trained one after another."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of what a network computes in training; `bfloat16` is mixed precision: weights and losses stay float32."""
+    """Precision of training. `bfloat16` is mixed precision: weights and losses stay float32."""
     compile: bool = False
     """Train through `torch.compile`, one model at a time; the first step of each network takes long."""
     record: Literal["full", "digest"] | RecordRounds = "full"
-    """What the transcript keeps of payloads."""
+    """The payloads that the transcript keeps."""
     transport: Literal["plain", "encrypted"] = "plain"
     """With `encrypted`, an eavesdropper sees sizes and order only."""
     clients: int = Field(5, ge=1, le=MOST_CLIENTS)
-    """How many clients take part."""
+    """Number of clients."""
     dataset: DatasetSpec = DatasetSpec()
-    """Which images."""
+    """The images."""
     partition: PartitionSpec = PartitionSpec()
-    """How records are spread over clients."""
+    """The distribution of records over clients."""
     splits: SplitSpec = SplitSpec()
-    """What is set aside before the clients share the rest."""
+    """Records set aside before the clients share the rest."""
     auxiliary: AuxiliarySpec = AuxiliarySpec()
-    """Which records adversaries are assumed to hold."""
+    """Records that adversaries are assumed to hold."""
     canaries: CanarySpec | None = None
-    """Records inserted by secret coins, on which a claimed ε is checked."""
+    """Records inserted by secret coins, to check a claimed ε."""
     model: ModelSpec = ModelSpec()
-    """Which network the server and the clients train."""
+    """The network of the server and the clients."""
     client_models: tuple[ModelSpec, ...] = ()
-    """One network a client, in their order, where the protocol allows unlike ones; `model` is then the server's."""
+    """One network for each client, in order, if the protocol allows different ones; `model` is then the server's."""
     public_dataset: DatasetSpec | None = None
-    """Another dataset whose images are the public, unlabelled samples; default: `splits.proxy` of the clients' own."""
+    """Another dataset whose images are the public, unlabelled samples. Default: `splits.proxy` of the clients' own."""
     protocol: ProtocolSpec = ProtocolSpec()
-    """Which protocol is run."""
+    """The protocol."""
     preset: PresetSpec | None = None
     """A ready combination of defences."""
     defenses: tuple[DefenseEntry, ...] = ()
     """Defences, in the order in which they act."""
     withhold: tuple[Text, ...] = ()
-    """Message kinds that are not sent, where the protocol can live without them."""
+    """Message kinds that are not sent. The protocol must be able to run without them."""
     outages: tuple[OutageSpec, ...] = ()
     """Clients that fail or go silent, and when."""
     references: tuple[Literal["standalone", "centralized"], ...] = ("standalone", "centralized")
@@ -274,28 +274,28 @@ class Spec(Config):
     evaluate_every: int = Field(1, ge=1)
     """Rounds between two points of the utility curve."""
     adversaries: tuple[Text, ...] = ("server", "client/0", "eavesdropper", "world")
-    """Whose views are attacked; `server+client/0` is a coalition."""
+    """The adversaries whose views are attacked; `server+client/0` means both colluding."""
     victims: int = Field(2, ge=1)
-    """How many clients are attacked; the first ones, fixed before the run."""
+    """Number of attacked clients: the first ones, fixed before the run."""
     queries: int | None = Field(None, ge=1, le=MOST_QUERIES)
-    """Oracle queries each attack may spend; the ledger charges them all.
+    """Number of oracle queries that each attack may spend; the ledger charges them all.
 
     Default by profile: 20,000, 500,000 or 10,000,000."""
     oracles: bool = True
-    """Whether adversaries may ask the models that the protocol's card lets them ask. False: they only listen."""
+    """Whether adversaries may query the models that the protocol's card allows. False: they only listen."""
     attacks: Literal["all"] | tuple[AttackSpec, ...] = "all"
     """`all`, or a list; every attack not listed is shown as not requested."""
     power: bool | None = None
-    """Whether each membership attack is also run on a rehearsal of the run with coins tossed anew, which says what it
-    should reach here.
+    """Whether each membership attack is also run on a rehearsal of the run with new coins, to measure the attack's
+    expected strength.
 
-    Default by profile: not in `quick`, since it costs the protocol and the attacks once more."""
+    Default by profile: not in `quick`, because it repeats the protocol and the attacks."""
     gates: GateSpec = GateSpec()
     """Thresholds that make a run fail."""
     release: Literal["internal", "api", "public-weights"] | None = None
-    """Where the trained model goes: it stays with the parties, answers others through an API, or is published."""
+    """Where the trained model goes: it stays with the parties, answers queries through an API, or is published."""
     privacy: PrivacySpec = PrivacySpec()
-    """What ε is stated for."""
+    """The terms in which ε is stated."""
 
     @model_validator(mode="after")
     def _parties(self) -> Self:
@@ -325,20 +325,20 @@ class Spec(Config):
 
     @property
     def rehearses(self) -> bool:
-        """Whether membership attacks are also run on a rehearsal with known coins."""
+        """Return whether membership attacks are also run on a rehearsal with known coins."""
         return self.profile != "quick" if self.power is None else self.power
 
     @property
     def query_budget(self) -> int:
-        """Oracle queries each attack may spend."""
+        """Return the number of oracle queries that each attack may spend."""
         return self.queries or {"quick": 20_000, "standard": 500_000, "full": 10_000_000}[self.profile]
 
     def public(self, seed_commitment: str) -> dict[str, Any]:
-        """The resolved spec as it is written beside the run: the seed replaced by its salted commitment."""
+        """Return the resolved spec for the run directory, with a salted commitment in place of the seed."""
         return {**self.model_dump(mode="json"), "seed": {"commitment": seed_commitment}}
 
     def digest(self) -> str:
-        """SHA-256 of the spec's canonical bytes, seed left out."""
+        """Return the SHA-256 of the spec's canonical bytes, without the seed."""
         return hashlib.sha256(canonical(self.model_dump(mode="json", exclude={"seed"}))).hexdigest()
 
 
@@ -359,7 +359,7 @@ def _check_adversary(field: str, name: str, clients: int) -> None:
 
 
 def load_spec(source: Spec | Path | str | dict[str, Any]) -> Spec:
-    """A spec from itself, a mapping, or a YAML file.
+    """Return a spec from a spec, a mapping, or a YAML file.
 
     Raises:
         SpecError: the file is missing or not YAML, or a field is wrong.
@@ -370,5 +370,5 @@ def load_spec(source: Spec | Path | str | dict[str, Any]) -> Spec:
         return validate(Spec, source)
     value = read_yaml(Path(source), "spec")
     if isinstance(value, dict) and isinstance(value.get("seed"), dict):
-        value = {**value, "seed": None}  # a run's own spec.yaml: its seed lies in the vault
+        value = {**value, "seed": None}  # a run's own spec.yaml: the vault holds its seed
     return validate(Spec, value if value is not None else {})

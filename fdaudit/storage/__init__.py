@@ -1,1 +1,1 @@
-"""Files, tensors, digests, vault, cache and locks: durable and checked."""
+"""Durable, checked storage: files, tensors, digests, vault, cache and locks."""

@@ -1,18 +1,18 @@
-"""What was computed once and may be needed again: tensors under a digest of all that decides them.
+"""A cache of computed tensors, keyed by a digest of everything that determines them.
 
-Kept are the works of an adversary or of a control (shadow models, priors, inversions of a model in view), never a
-protocol's. They lie in the directory that `FDAUDIT_CACHE` names, or else in this process's memory, the least
-recently used forgotten.
+It holds results of adversaries and controls (shadow models, priors, inversions of a visible model), never a
+protocol's. Results are in the directory that `FDAUDIT_CACHE` names, or else in this process's memory, where the least
+recently used are dropped.
 
 Guarantees:
-  * the digest decides the result: whoever computes it draws all chance from the digest or from what it covers, so that
-    results do not depend on whether, where or by whom they were kept;
-  * what is found was computed by the same version of fdaudit and of PyTorch;
-  * processes that need the same thing at once compute it once;
-  * the directory is this user's alone, and nothing in it is followed anywhere else: a link or a pipe is never opened;
-  * a file counts only if this user's key vouches for it: one that is damaged, planted, moved to another name or gone is
-    as good as none;
-  * a directory that `FDAUDIT_CACHE_BYTES` bounds holds no more tensors than that: the oldest go.
+  * the digest determines the result. All randomness is drawn from the digest or from what it covers, so results do not
+    depend on whether or where they were cached;
+  * a cached result was computed by the same version of fdaudit and of PyTorch;
+  * processes that need the same result at once compute it once;
+  * the directory is private to this user. Links and pipes in it are never opened;
+  * a file counts only if this user's key authenticates it. A damaged, planted, renamed or deleted file is treated as
+    missing;
+  * a directory limited by `FDAUDIT_CACHE_BYTES` holds no more tensors than that: the oldest are removed.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ __all__ = [
 ]
 
 DIRECTORY = "FDAUDIT_CACHE"
-"""The variable that names a directory to keep things in."""
+"""The environment variable that names the cache directory."""
 BYTES = "FDAUDIT_CACHE_BYTES"
-"""The variable that says how many bytes the directory may hold; not set, it may hold any number."""
+"""The environment variable that limits the directory's size in bytes; unlimited if not set."""
 KEY = "FDAUDIT_CACHE_KEY"
-"""The variable that holds the key which vouches for files, 64 hexadecimal digits; not set, it is the user's own."""
+"""The environment variable with the key that authenticates files, 64 hexadecimal digits. Default: the user's own."""
 VARIABLES = (DIRECTORY, BYTES, KEY)
-"""What a process must not be handed if it is to share nothing: without these it keeps what it computes to itself."""
+"""The environment variables to remove from a process that must share nothing; it then caches only for itself."""
 
 _MOST_KEPT = 256 << 20
 """Bytes that one process remembers."""
@@ -73,7 +73,7 @@ _KEPT = ".kept"
 _KEY_FILE = "cache.key"
 _IS_KEY = re.compile("[0-9a-f]{64}")
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""A link is refused, and a pipe does not make anybody wait."""
+"""Refuses links, and does not block on pipes."""
 _OTHER_DIRECTORY = "Name a directory of your own, or unset it."
 _OTHER_KEY = f"Name a directory that can be, or put a key into {KEY}."
 
@@ -82,11 +82,11 @@ _turn = RLock()
 
 
 def digest_of(card: Mapping[str, Any], *tensors: Tensor | Mapping[str, Tensor]) -> str:
-    """SHA-256 of what decides a result: a card of JSON values and tensors, with the versions of fdaudit and PyTorch.
+    """Return the SHA-256 of a card of JSON values, tensors, and the versions of fdaudit and PyTorch.
 
     Args:
-        card: what is computed and every setting that it depends on.
-        tensors: every tensor that it depends on, in order; of a mapping, names count.
+        card: the computation and every setting that it depends on.
+        tensors: every tensor that it depends on, in order; in a mapping the names count as well.
     """
     import torch
 
@@ -106,14 +106,14 @@ def computed_once(
     tensors: Sequence[Tensor | Mapping[str, Tensor]],
     make: Callable[[torch.Generator], Mapping[str, Tensor]],
 ) -> dict[str, Tensor]:
-    """What `make` computes from a card and tensors, its chance drawn from a generator that their digest seeds.
+    """Return what `make` computes from a card and tensors, cached. The digest seeds the generator of `make`.
 
-    Two adversaries with the same thing in view thus find out the same about it, and pay for it once.
+    Two adversaries with the same input therefore get the same result and compute it once.
 
     Args:
-        card: what is computed and every setting that it depends on.
+        card: the computation and every setting that it depends on.
         tensors: every tensor that it depends on.
-        make: computes named tensors and draws from the generator alone; calls nothing of this module itself.
+        make: computes named tensors, draws only from the generator, and does not call this module.
 
     Raises:
         UsageError: the directory that `FDAUDIT_CACHE` names cannot be used.
@@ -125,7 +125,7 @@ def computed_once(
 
 
 def remembered(digest: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """What `make` returns, or what it returned before for the same digest; on the CPU.
+    """Return what `make` returns, or the cached result for the same digest; on the CPU.
 
     Args:
         digest: as `digest_of` gives it.
@@ -138,9 +138,9 @@ def remembered(digest: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[st
 
 
 def remembered_parts(works: Mapping[str, Callable[[], Mapping[str, Tensor]]]) -> list[dict[str, Tensor]]:
-    """What several pieces of work return, as `remembered` for each.
+    """Return the results of several computations, each cached as by `remembered`.
 
-    Processes that need the same pieces at once share them out: a piece that another works on is left for last.
+    Processes that need the same results at once share the work. A piece that another process computes is left for last.
 
     Args:
         works: by digest, in the order of the results.
@@ -189,10 +189,10 @@ def _kept_or_made(
 
 
 def private_directory(folder: Path, field: str) -> int:
-    """Open a directory that is this user's alone, made when missing; whoever asks closes the descriptor.
+    """Open a directory that is private to this user; create it if missing. The caller closes the descriptor.
 
     Raises:
-        UsageError: it cannot be made, is a link, belongs to somebody else, or lets others in.
+        UsageError: it cannot be made, is a link, belongs to another user, or others may enter it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -221,7 +221,10 @@ def _bytes(tensors: Mapping[str, Tensor]) -> int:
 
 @contextmanager
 def _alone(folder: Path, directory: int, digest: str, wait: bool) -> Iterator[bool]:
-    """Holds the lock of a digest; the file stays, since another may wait for it. Without `wait` it may not get it."""
+    """Hold the lock of a digest, and yield whether this succeeded; without `wait`, do not block.
+
+    The lock file stays, because another process may wait for it.
+    """
     import fcntl
 
     try:
@@ -238,7 +241,7 @@ def _alone(folder: Path, directory: int, digest: str, wait: bool) -> Iterator[bo
 
 
 def _read(directory: int, digest: str) -> dict[str, Tensor] | None:
-    """What a file holds that this user's key vouches for."""
+    """Return the tensors of a file that this user's key authenticates, or None."""
     data = _content(f"{digest}{_KEPT}", directory)
     if data is None or not hmac.compare_digest(data[:_SEAL_BYTES], _seal(digest, data[_SEAL_BYTES:])):
         return None
@@ -249,7 +252,7 @@ def _read(directory: int, digest: str) -> dict[str, Tensor] | None:
 
 
 def _content(name: str, directory: int) -> bytes | None:
-    """The bytes of a regular file; None where there is none."""
+    """Return the bytes of a regular file, or None if there is none."""
     try:
         descriptor = os.open(name, os.O_RDONLY | _SAFELY, dir_fd=directory)
     except OSError:
@@ -278,7 +281,7 @@ def _write(folder: Path, directory: int, digest: str, tensors: Mapping[str, Tens
 
 
 def _replace(directory: int, name: str, data: bytes) -> None:
-    """Writes a file whole or not at all; called with the lock of what it holds, so that one process at a time does."""
+    """Write a file completely or not at all. The caller holds the lock, so one process at a time writes."""
     temporary = f".{name}.tmp"
     with suppress(FileNotFoundError):  # left by a process that was killed, or planted
         os.unlink(temporary, dir_fd=directory)
@@ -289,7 +292,7 @@ def _replace(directory: int, name: str, data: bytes) -> None:
 
 
 def _make_room(directory: int, size: int) -> bool:
-    """Removes the oldest files until so many bytes more may be kept; whether they may at all."""
+    """Remove the oldest files until `size` bytes fit. Return whether they can fit at all."""
     text = os.environ.get(BYTES)
     if text is None:
         return True
@@ -322,13 +325,13 @@ def _unusable(folder: Path, error: OSError) -> UsageError:
 
 
 def handed_on() -> dict[str, str]:
-    """The variables with which a process of ours keeps things where this one does; none where nothing is kept."""
+    """Return the environment variables with which a child process uses this cache; empty if nothing is kept."""
     given = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
     return {**given, KEY: _key().hex()} if DIRECTORY in given else {}
 
 
 def _key() -> bytes:
-    """The key that this process was handed, or the user's own, made when it is first needed."""
+    """Return the key that this process was given, or the user's own, created at first use."""
     given = os.environ.get(KEY)
     if given is None:
         return _own_key(_state())
@@ -340,7 +343,7 @@ def _key() -> bytes:
 
 
 def _state() -> Path:
-    """Where programs of this user keep what outlives them."""
+    """Return the directory where this user's programs keep persistent state."""
     named = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return Path(named) / "fdaudit"
 

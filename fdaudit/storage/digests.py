@@ -1,4 +1,4 @@
-"""The one byte string of a JSON value, of which digests are taken."""
+"""The canonical byte string of a JSON value, for digests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["canonical"]
 
 
 def canonical(value: Any) -> bytes:
-    """The one byte string a JSON value has here: ASCII, sorted keys, no spaces, no NaN, no newline."""
+    """Return the canonical bytes of a JSON value: ASCII, sorted keys, no spaces, no NaN, no newline."""
     return _CANONICAL.encode(value).encode()
 
 

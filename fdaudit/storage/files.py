@@ -1,4 +1,4 @@
-"""Files written whole or not at all, tensors as bytes without pickle, digests with salts."""
+"""Atomic file writes, tensors as bytes without pickle, and salted digests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SYNCS_AT_ONCE = 8
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
-    """Writes `data` under a temporary name in the same directory, then renames it to `path`."""
+    """Write `data` under a temporary name in the same directory, then rename it to `path`."""
     temporary = write_aside(path, data, mode=mode, sync=sync)
     temporary.replace(path)
     if sync:
@@ -54,7 +54,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool =
 
 
 def write_aside(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> Path:
-    """Writes what `path` is to hold beside it, under the temporary name that is returned."""
+    """Write the future content of `path` next to it, and return the temporary name."""
     temporary = path.with_name(f".{path.name}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "wb") as file:
@@ -67,7 +67,7 @@ def write_aside(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True
 
 @contextmanager
 def written_whole(target: Path) -> Iterator[Path]:
-    """A directory to fill that takes the name `target` when the block ends, and is gone if it fails.
+    """Yield a directory to fill. It is renamed to `target` when the block ends, and removed if the block fails.
 
     Raises:
         RunError: it cannot be made.
@@ -87,7 +87,7 @@ def written_whole(target: Path) -> Iterator[Path]:
 
 
 def sync_path(path: Path) -> None:
-    """Makes a file's content durable, or the renames inside a directory."""
+    """Make a file's content durable, or the renames inside a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -96,27 +96,27 @@ def sync_path(path: Path) -> None:
 
 
 class Syncs:
-    """Makes files and directories durable, all that it is given at once: a file system commits many together."""
+    """Makes many files and directories durable at once, because file systems commit them together."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="fdaudit-sync")
 
     def __call__(self, paths: Iterable[Path]) -> None:
-        """Returns once all are durable."""
+        """Make all paths durable; return when done."""
         list(self._threads.map(sync_path, paths))
 
     def close(self) -> None:
-        """Ends its threads."""
+        """End its threads."""
         self._threads.shutdown()
 
 
 def save_json(path: Path, value: Any, *, indent: int | None = None, sync: bool = True) -> None:
-    """Writes JSON atomically: canonical bytes and a newline, or indented for people."""
+    """Write JSON atomically: canonical bytes and a newline, or indented for people."""
     write_atomically(path, _text(value, indent), sync=sync)
 
 
 def save_json_together(values: Mapping[Path, Any], *, indent: int | None = None) -> None:
-    """Writes each as `save_json` does, and makes them durable all at once."""
+    """Write each value as `save_json` does, and make all of them durable at once."""
     with closing(Syncs()) as sync:
         aside = {write_aside(path, _text(v, indent), sync=False): path for path, v in values.items()}
         sync(aside)
@@ -134,7 +134,7 @@ def _pretty(value: Any, indent: int) -> bytes:
 
 
 def load_json(path: Path) -> Any:
-    """Read JSON as `parse_json` does, from a regular file that is no link.
+    """Read JSON as `parse_json` does, from a regular file that is not a link.
 
     Raises:
         IntegrityError: the file cannot be read, is a link or too large, or is not JSON.
@@ -149,10 +149,10 @@ def load_json(path: Path) -> Any:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Parse JSON that has one meaning: no name stands twice in an object, and every number is finite.
+    """Parse unambiguous JSON: no name occurs twice in an object, and every number is finite.
 
     Raises:
-        ValueError: it is no JSON, nested too deeply, or not of one meaning.
+        ValueError: it is not JSON, nested too deeply, or ambiguous.
     """
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
@@ -184,7 +184,7 @@ def _not_finite(name: str) -> float:
 
 
 def encode(tensors: Mapping[str, Tensor]) -> bytes:
-    """The safetensors bytes of named tensors; equal tensors always give equal bytes."""
+    """Return the safetensors bytes of named tensors; equal tensors always give equal bytes."""
     from safetensors.torch import save
 
     plain: dict[str, Tensor] = {}
@@ -199,7 +199,7 @@ def encode(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def decode(payload: bytes) -> dict[str, Tensor]:
-    """The named tensors of safetensors bytes, as fresh CPU tensors, in the order of their names.
+    """Return the named tensors of safetensors bytes, as fresh CPU tensors, sorted by name.
 
     The library's own order differs from call to call, and sums over tensors would differ with it.
 
@@ -216,7 +216,7 @@ def decode(payload: bytes) -> dict[str, Tensor]:
 
 
 def header(payload: bytes) -> dict[str, TensorInfo]:
-    """What a safetensors byte string says it holds, read without decoding a tensor.
+    """Return dtype and shape of the tensors in safetensors bytes, without decoding them.
 
     Raises:
         IntegrityError: the header is malformed.
@@ -233,7 +233,7 @@ def header(payload: bytes) -> dict[str, TensorInfo]:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Writes named tensors atomically as safetensors; returns the file's SHA-256."""
+    """Write named tensors atomically as safetensors; return the file's SHA-256."""
     payload = encode(tensors)
     write_atomically(path, payload)
     return hashlib.sha256(payload).hexdigest()
@@ -242,12 +242,12 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 def load_tensors(
     path: Path, sha256: str | None = None, *, limit: Limit | None = TENSOR_BYTES
 ) -> dict[str, Tensor]:
-    """Reads named tensors written by `save_tensors`.
+    """Read named tensors written by `save_tensors`.
 
     Args:
         path: the file.
-        sha256: its digest, where it is known.
-        limit: what it may hold; None for a file that nobody else could have written.
+        sha256: its expected digest, if known.
+        limit: size limits; None for a file that only this user could have written.
 
     Raises:
         IntegrityError: the file is missing, too large or damaged, or has another digest than `sha256`.
@@ -263,7 +263,7 @@ def load_tensors(
 
 
 def commitment(salt: bytes, *parts: bytes) -> str:
-    """SHA-256 of the salt followed by the parts: hides what it commits to as long as the salt is secret."""
+    """Return the SHA-256 of the salt followed by the parts. It hides the parts while the salt is secret."""
     digest = hashlib.sha256(salt)
     for part in parts:
         digest.update(part)

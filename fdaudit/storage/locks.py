@@ -1,11 +1,11 @@
-"""One writer at a time: directories that are private to their owner, and the lock on one that is being written.
+"""One writer at a time: private directories, and a lock on the directory being written.
 
 Guarantees:
-  * of several processes, or threads, one writes to a directory; every other one is refused at once, and told so;
-  * the lock is on the directory itself: no file becomes stale or has to be listed, and the lock ends with the process
-    that holds it, however that ends;
-  * what the holder of a lock calls may write, in its own thread or in one that runs in its context;
-  * a directory that is made here is its owner's alone before anything lies in it, whatever the umask.
+  * only one process or thread writes to a directory; others are refused at once with an error that says so;
+  * the lock is on the directory itself. No lock file can become stale, and the lock ends with the process that holds
+    it;
+  * functions called by the lock's holder may write, in its own thread or in one that runs in its context;
+  * a directory made here is private to its owner before anything is put in it, independent of the umask.
 
 A network file system may know of the lock on one machine only.
 """
@@ -30,7 +30,7 @@ _Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Locks:
-    """What the current context holds, and where it leaves a lock that is to be kept beyond its block."""
+    """The locks of the current context, and the stack that holds locks to be kept beyond their block."""
 
     keys: set[_Key]
     kept: ExitStack | None = None
@@ -41,14 +41,14 @@ _locks: ContextVar[_Locks] = ContextVar("_locks", default=_Locks(set()))  # noqa
 
 @contextmanager
 def writing(directory: Path, *, wait: bool = False) -> Iterator[None]:
-    """Holds the lock on a directory while the block lasts, unless the current context holds it already.
+    """Hold the lock on a directory for the duration of the block, unless the current context already holds it.
 
     Args:
         directory: the directory.
-        wait: until another writer has ended, in place of being refused.
+        wait: wait for another writer to end, instead of raising.
 
     Raises:
-        RunError: somebody else is writing to the directory, or there is none.
+        RunError: another process is writing to the directory, or it does not exist.
     """
     held = _locks.get()
     descriptor = _opened(directory)
@@ -77,7 +77,7 @@ def writing(directory: Path, *, wait: bool = False) -> Iterator[None]:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Keeps every lock that is taken in the block until the block ends, so that nobody writes in between."""
+    """Keep every lock taken in the block until the block ends, so that no other process writes in between."""
     with ExitStack() as kept:
         token = _locks.set(_Locks(set(_locks.get().keys), kept))
         try:
@@ -87,10 +87,10 @@ def together() -> Iterator[None]:
 
 
 def make_private(directory: Path) -> None:
-    """Makes a directory that only its owner may enter; one that is there already is left to its owner alone.
+    """Make a directory that only its owner may enter; restrict an existing one in the same way.
 
     Raises:
-        RunError: it cannot be made, or belongs to somebody else.
+        RunError: it cannot be made, or belongs to another user.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def make_private(directory: Path) -> None:
 
 
 def keep_private(directory: Path) -> None:
-    """Takes from everybody but its owner the right to enter a directory."""
+    """Remove all other users' right to enter a directory."""
     if directory.stat().st_mode & 0o077:
         directory.chmod(0o700)
 

@@ -1,4 +1,4 @@
-"""Paths from users and strangers: a directory of this machine, and a name that stays inside one."""
+"""Paths from users and untrusted sources: a local directory, and a name that stays inside it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["inside", "is_url", "local_path"]
 
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z0-9+.-]+)*://")
-"""Two letters at least: what stands before the colon of `C:/runs` is a drive."""
+"""At least two letters, because one letter before a colon is a drive, as in `C:/runs`."""
 
 
 def is_url(where: object) -> bool:
-    """Whether something names a directory by a URL; a drive letter is no scheme."""
+    """Return whether a value names a directory by a URL; a drive letter is not a scheme."""
     return isinstance(where, str) and _URL.match(where) is not None
 
 
 def local_path(where: Path | str, field: str) -> Path:
-    """A directory of this machine, as a path.
+    """Return a local directory as a path.
 
     Raises:
         UsageError: it is a URL.
@@ -32,14 +32,14 @@ def local_path(where: Path | str, field: str) -> Path:
 
 
 def inside(directory: Path, name: object) -> Path:
-    """Where a file of a stranger's naming lies below a directory.
+    """Return the path of a file with an untrusted name below a directory.
 
     Args:
-        directory: what the file is to lie in.
-        name: its name, relative, with slashes.
+        directory: the directory that must contain the file.
+        name: the file's name, relative, with slashes.
 
     Raises:
-        IntegrityError: the name leads elsewhere, or is none.
+        IntegrityError: the name leads out of the directory, or is not a name.
     """
     parts = PurePosixPath(name).parts if isinstance(name, str) else ()
     if not parts or "\0" in str(name) or PurePosixPath(str(name)).is_absolute() or ".." in parts:

@@ -1,8 +1,8 @@
-"""Scratch directories: below one directory a process, which goes when the process does, killed or not.
+"""Scratch directories: one for each process, removed after the process ends, even if it is killed.
 
 Guarantees:
-  * nobody but the user can read them;
-  * what a killed process left is removed by the next one that needs scratch in the same place.
+  * only the user can read them;
+  * files of a killed process are removed by the next process that needs scratch space in the same place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _held: dict[Path, IO[str]] = {}
 
 @contextmanager
 def scratch(purpose: str) -> Iterator[Path]:
-    """A directory that is gone when the block ends; `purpose` begins its name."""
+    """Yield a directory that is removed when the block ends; `purpose` begins its name."""
     folder = new_folder(purpose)
     try:
         yield folder
@@ -36,12 +36,12 @@ def scratch(purpose: str) -> Iterator[Path]:
 
 
 def new_folder(purpose: str) -> Path:
-    """A directory that lasts as long as this process, if nobody removes it before."""
+    """Return a directory that lasts as long as this process, unless it is removed earlier."""
     return Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=_root(tempfile.gettempdir(), os.getpid())))
 
 
 def remove_all() -> None:
-    """Removes every scratch directory of this process."""
+    """Remove every scratch directory of this process."""
     for root, lock in list(_held.items()):
         shutil.rmtree(root, ignore_errors=True)
         lock.close()
@@ -51,7 +51,7 @@ def remove_all() -> None:
 
 @cache
 def _root(above: str, process: int) -> Path:
-    """This process's own directory, locked as long as the process lives."""
+    """Return this process's own directory, locked while the process lives."""
     _remove_left_over(Path(above))
     made = Path(tempfile.mkdtemp(prefix=".new-" + _PREFIX, dir=above))
     lock = (made / _LOCK).open("w")
@@ -70,7 +70,7 @@ def _remove_own(process: int) -> None:
 
 
 def _remove_left_over(above: Path) -> None:
-    """Removes directories whose process has ended: nobody holds their lock."""
+    """Remove directories of ended processes: those whose lock is free."""
     for root in above.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if root.is_symlink() or root.lstat().st_uid != os.getuid():

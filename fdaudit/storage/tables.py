@@ -1,7 +1,7 @@
-"""Tables as CSV, written in one way.
+"""Tables as CSV, in one format.
 
 Guarantee:
-  * a cell or a heading is a number or text to a spreadsheet, never a formula.
+  * a spreadsheet reads every cell and heading as a number or text, never as a formula.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 __all__ = ["csv_text"]
 
 _FORMULA = re.compile(r"[\s\x00]*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\n]")
-"""How a cell begins that a spreadsheet may compute, full-width signs included."""
+"""Start of a cell that a spreadsheet may compute, full-width signs included."""
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|inf|nan)")
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows as CSV with `\\n` at their ends; text that could be a formula gets an apostrophe before it."""
+    r"""Return rows as CSV with `\n` line ends. Text that could be a formula gets a leading apostrophe."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([_plain(cell) for cell in row] for row in rows)
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""The times of a run: seconds by stage or cell, which no digest covers."""
+"""Timings of a run: seconds by stage or cell. No digest covers them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMINGS = "timings.json"
 
 
 def read_timings(run: Path) -> dict[str, float]:
-    """Return the seconds in `timings.json` by stage or cell; none where there is no such file.
+    """Return the seconds in `timings.json` by stage or cell; empty if the file does not exist.
 
     Raises:
         RunError: the file holds something else.

@@ -1,4 +1,4 @@
-"""The vault: what only the auditor holds. Metrics and oracles read it; attacks never do.
+"""The vault: data that only the auditor holds. Metrics and oracles read it; attacks never do.
 
 Guarantees:
   * the directory has mode 0700 and carries a `.gitignore` that excludes all of it;
@@ -39,10 +39,10 @@ _HANDED_OUT = "handed-out"
 
 @dataclass(frozen=True)
 class Secrets:
-    """The seed that the user gave, and the secret behind all that must not be guessed; independent of each other.
+    """The user's seed, and the secret that determines everything unguessable. They are independent.
 
-    Several runs may share both. Noise, training coins and salts therefore come from `for_run`. What decides the truth
-    comes from `truth`: runs that share both have the same members.
+    Several runs may share both. Noise, training coins and salts therefore come from `for_run`. The truth comes from
+    `truth`: runs that share both have the same members.
     """
 
     seed: int
@@ -50,7 +50,7 @@ class Secrets:
 
     @classmethod
     def draw(cls, seed: int | None = None) -> Secrets:
-        """Fresh secrets; the seed too, unless the spec gives one."""
+        """Draw fresh secrets; the seed too, unless the spec gives one."""
         drawn = int.from_bytes(os.urandom(8), "big") >> 1
         return cls(drawn if seed is None else seed, os.urandom(32))
 
@@ -60,24 +60,24 @@ class Secrets:
 
     @property
     def working_seed(self) -> int:
-        """The seed (63 bits) of everything else: initial weights, batches, dropout, attacks, intervals.
+        """Return the seed (63 bits) of everything else: initial weights, batches, dropout, attacks, intervals.
 
-        Who guesses the user's seed does not have it, and who guesses it learns nothing of the truth.
+        Guessing the user's seed does not give this seed. Guessing this seed reveals nothing about the truth.
         """
         return int.from_bytes(SecretStream(self.secret, "working-seed", self.seed).bytes(8), "big") >> 1
 
     def for_run(self, identity: str) -> bytes:
         """Return the key (32 bytes) of one run's noise, training coins and salts.
 
-        Runs that share this secret have keys of their own, so no noise of one run tells anything of another's.
+        Runs that share this secret have different keys, so one run's noise reveals nothing about another's.
 
         Args:
-            identity: digest of all that decides what the run computes (`Plan.identity`).
+            identity: digest of everything that determines the run's results (`Plan.identity`).
         """
         return SecretStream(self.secret, "run", identity).bytes(32)
 
     def commit(self, name: str, *parts: bytes) -> str:
-        """A salted commitment whose salt is drawn from the secret under `name`."""
+        """Return a salted commitment; the salt is drawn from the secret under `name`."""
         return commitment(SecretStream(self.secret, "commitment", name).bytes(32), *parts)
 
 
@@ -92,7 +92,7 @@ class Vault:
         self.directory = directory
 
     def create(self, secrets: Secrets) -> None:
-        """Makes the directory and keeps the secrets in it."""
+        """Make the directory and store the secrets in it."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.directory.chmod(0o700)
         for folder in ("state", "truth", "models"):
@@ -103,7 +103,7 @@ class Vault:
 
     @property
     def secrets(self) -> Secrets:
-        """The run's seed and secret.
+        """Return the run's seed and secret.
 
         Raises:
             RunError: there is no vault here (a view or a bundle has none).
@@ -118,22 +118,22 @@ class Vault:
             raise IntegrityError([f"vault/secrets.json is malformed: {error}"]) from None
 
     def save(self, name: str, tensors: Mapping[str, Tensor]) -> str:
-        """Keeps tensors under a name such as `models/server`; returns the file's SHA-256."""
+        """Store tensors under a name such as `models/server`; return the file's SHA-256."""
         return self.save_encoded(name, encode(tensors))
 
     def save_encoded(self, name: str, payload: bytes, *, sync: bool = True) -> str:
-        """As `save`, for tensors that are encoded already; without `sync` the file is not durable yet."""
+        """Store encoded tensors, otherwise as `save`; without `sync` the file is not durable yet."""
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, payload, sync=sync)
         return hashlib.sha256(payload).hexdigest()
 
     def path(self, name: str) -> Path:
-        """The file of what is kept under a name."""
+        """Return the file of the tensors stored under a name."""
         return self.directory / f"{name}.safetensors"
 
     def load(self, name: str, sha256: str | None = None) -> dict[str, Tensor]:
-        """Tensors kept under a name.
+        """Return the tensors stored under a name.
 
         Raises:
             IntegrityError: the file is damaged, or is not the one whose digest `save` returned.
@@ -141,22 +141,22 @@ class Vault:
         return load_tensors(self.path(name), sha256, limit=None)
 
     def has(self, name: str) -> bool:
-        """Whether tensors are kept under a name."""
+        """Return whether tensors are stored under a name."""
         return self.path(name).is_file()
 
     def names(self, folder: str) -> list[str]:
-        """The names kept in a folder, sorted."""
+        """Return the names in a folder, sorted."""
         return sorted(f"{folder}/{p.stem}" for p in (self.directory / folder).glob("*.safetensors"))
 
     def forget(self, name: str) -> None:
-        """Removes what is kept under a name, if anything is."""
+        """Remove what is stored under a name, if anything is."""
         self.path(name).unlink(missing_ok=True)
 
     def note_handed_out(self, clients: Iterable[str]) -> None:
-        """Note for good that the candidates of these clients were handed out; each has a file of its own.
+        """Record permanently that these clients' candidates were handed out; each client has a file of its own.
 
         Raises:
-            RunError: it cannot be noted.
+            RunError: it cannot be recorded.
         """
         folder = self.directory / _HANDED_OUT
         try:
@@ -170,21 +170,21 @@ class Vault:
 
     @property
     def handed_out(self) -> frozenset[str]:
-        """The clients whose candidates were handed out to anybody."""
+        """Return the clients whose candidates were handed out."""
         paths = (self.directory / _HANDED_OUT).glob("client-*.json")
         return frozenset(path.stem.replace("client-", "client/") for path in paths)
 
     def stage_round(self, checkpoint: Mapping[str, Any]) -> Path:
-        """Writes the point from which a run is to resume beside `round.json`, for `replace_round`; not durable yet."""
+        """Write a resume point next to `round.json`, for `replace_round`; it is not durable yet."""
         return write_aside(self.directory / _ROUND, canonical(dict(checkpoint)) + b"\n", sync=False)
 
     def replace_round(self, staged: Path) -> None:
-        """Makes what `stage_round` wrote, durable by now, the point from which a run resumes."""
+        """Make a durable file from `stage_round` the run's resume point."""
         staged.replace(self.directory / _ROUND)
         sync_path(self.directory)
 
     def load_round(self) -> dict[str, Any] | None:
-        """The last checkpoint, or None before the first."""
+        """Return the last checkpoint, or None before the first."""
         path = self.directory / _ROUND
         if not path.is_file():
             return None

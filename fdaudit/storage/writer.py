@@ -1,9 +1,9 @@
-"""Writing beside computing: one thread does what it is handed, in order, and whoever hands it too much waits.
+"""Write in the background: one thread does queued work in order, and a caller that queues too much waits.
 
 Guarantees:
   * work is done in the order in which it was put, one piece at a time;
-  * no more than `most` bytes wait, one piece excepted that alone is larger: memory does not grow with a slow disk;
-  * once a piece of work has failed none after it is done, and its error is raised where the next is put, or drained;
+  * at most `most` bytes wait, except for a single larger piece, so a slow disk does not increase memory use;
+  * after a piece of work has failed, none after it is done. The next `put` or `drain` raises its error;
   * work that puts work has it done at once.
 """
 
@@ -17,43 +17,43 @@ from typing import Protocol
 __all__ = ["BackgroundWriter", "InlineWriter", "Writer"]
 
 _MOST = 64 << 20
-"""Bytes that may wait where nothing else is said."""
+"""Default number of bytes that may wait."""
 
 Work = Callable[[], object]
 
 
 class Writer(Protocol):
-    """Does work in order, here and now or a little later."""
+    """Does work in order, immediately or later."""
 
     def put(self, work: Work, size: int = 0) -> None:
-        """Hands over work that keeps `size` bytes until it is done."""
+        """Queue work that holds `size` bytes until it is done."""
         ...
 
     def drain(self) -> None:
-        """Returns once everything that was put is done."""
+        """Wait until all queued work is done."""
         ...
 
     def close(self) -> None:
-        """Does what was put and ends; raises nothing."""
+        """Do the queued work and end; raise nothing."""
         ...
 
 
 class InlineWriter:
-    """Does everything at once."""
+    """Does all work immediately."""
 
     def put(self, work: Work, size: int = 0) -> None:
-        """Does it."""
+        """Do the work."""
         work()
 
     def drain(self) -> None:
-        """There is nothing to wait for."""
+        """Do nothing: no work waits."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is no thread to end."""
 
 
 class BackgroundWriter:
-    """Does everything in a thread of its own.
+    """Does all work in its own thread.
 
     Args:
         most: bytes that may wait.
@@ -69,10 +69,10 @@ class BackgroundWriter:
         self._thread.start()
 
     def put(self, work: Work, size: int = 0) -> None:
-        """Hands over work, once there is room for it.
+        """Queue work once there is room for it.
 
         Raises:
-            BaseException: what an earlier piece of work raised.
+            BaseException: the error of an earlier piece of work.
         """
         if current_thread() is self._thread:
             work()
@@ -87,10 +87,10 @@ class BackgroundWriter:
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """Waits until all that was put is done.
+        """Wait until all queued work is done.
 
         Raises:
-            BaseException: what a piece of work raised.
+            BaseException: the error of a piece of work.
         """
         if current_thread() is self._thread:
             return
@@ -99,7 +99,7 @@ class BackgroundWriter:
             self._refuse_after_error()
 
     def close(self) -> None:
-        """Does what was put, unless a piece of it failed, and ends the thread; raises nothing."""
+        """Do the queued work, unless a piece failed, and end the thread; raise nothing."""
         with self._changed:
             self._ends = True
             self._changed.notify_all()

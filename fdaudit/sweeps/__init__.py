@@ -1,1 +1,1 @@
-"""Grids of runs."""
+"""Sweeps: grids of runs."""

@@ -1,4 +1,4 @@
-"""From a sweep on disk to its curves: reads `sweep.json` and the cells' results, and nothing else."""
+"""Draw a sweep's curves from `sweep.json` and the cells' results; read nothing else."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ __all__ = ["curve"]
 def curve(
     sweep: Path | str, out: Path | str, *, width: str = "text", adversary: str | None = None
 ) -> list[Path]:
-    """Draws a sweep: CSV files, figures as SVG, PDF and PNG, and `index.html`.
+    """Draw a sweep: CSV files, figures as SVG, PDF and PNG, and `index.html`.
 
     Args:
         sweep: its directory.
         out: where the files go; files of these names are replaced.
         width: of the figures: `column` (3.5 inches) or `text` (7 inches).
-        adversary: whose view's ε, by the ledger, is on the axis; default: the grid's, else the server.
+        adversary: the axis shows the ledger's ε of this adversary's view; default: the grid's, else the server.
 
     Returns:
-        What was written, the page last.
+        The written files, the page last.
 
     Raises:
-        UsageError: the directory holds no sweep, the width is not known, or no ledger has the adversary; nothing was
+        UsageError: the directory holds no sweep, the width is unknown, or no ledger has the adversary; nothing was
             written.
     """
     if width not in WIDTHS:
@@ -55,7 +55,7 @@ def curve(
 
 
 def _cell(directory: Path, entry: Entry) -> SweepCell:
-    """A cell with its result; one whose result cannot be read is shown as failed."""
+    """Return a cell with its result; a cell whose result cannot be read is shown as failed."""
     result, status, reason = None, entry.status, entry.reason
     if status == "done":
         try:

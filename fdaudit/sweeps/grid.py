@@ -1,9 +1,9 @@
-"""The grid of a sweep: axes of spec fragments over one base, and the runs that they stand for.
+"""The grid of a sweep: axes of spec fragments over one base, and the runs that they describe.
 
 Guarantees:
-  * a cell's key depends on its spec alone, every default written out, and not on what the grid or an axis is called;
-  * the run without a defence is one cell a protocol and seed, whatever the number of defences;
-  * a combination that does not exist is a cell with its reason, never a gap.
+  * a cell's key depends on its complete spec alone, not on the names of the grid or an axis;
+  * the run without a defence is one cell for each protocol and seed, independent of the number of defences;
+  * an impossible combination is a cell with a reason, never a gap.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Fragment = dict[str, Any]
 
 
 class ProtocolAxis(Config):
-    """A protocol and what its runs change of the base."""
+    """A protocol, and its changes to the base spec."""
 
     name: Text
     """A known protocol; `fdaudit list` names them."""
     label: Text | None = None
-    """What it is called in tables and figures; default: its name."""
+    """Its name in tables and figures; default: `name`."""
     params: Fragment = Field(default_factory=dict)
     """The protocol's own settings."""
     spec: Fragment = Field(default_factory=dict)
@@ -48,12 +48,12 @@ class ProtocolAxis(Config):
 
     @property
     def called(self) -> str:
-        """Its name on the axis."""
+        """Return its name on the axis."""
         return self.label or self.name
 
 
 class DefenceAxis(Config):
-    """A defence and how it keeps each protocol to an ε."""
+    """A defence, with its settings for each protocol and ε."""
 
     name: Text
     """What it is called."""
@@ -79,15 +79,15 @@ class Grid(Config):
     defences: tuple[DefenceAxis, ...] = ()
     """The defences."""
     epsilon: tuple[Annotated[float, Field(gt=0)] | Literal["inf"], ...] = Field(("inf",), min_length=1)
-    """What ε the defences are asked for; `inf` is the run without a defence."""
+    """Target values of ε for the defences; `inf` is the run without a defence."""
     adversary: Text | None = None
-    """Whose view's ε, by the ledger, the curves are drawn against; default: the server's where there is one."""
+    """The adversary whose ε, by the ledger, is the curves' axis; default: the server, if there is one."""
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] = Field(min_length=1)
     """Seeds: one gives all protocols and defences the same records in the same hands."""
     undefended: Fragment = Field(default_factory=dict)
     """Fields of the spec that are set where there is no defence, such as `references`."""
     keep: Literal["results", "runs"] = "results"
-    """What stays of a finished run: its results, or everything, transcript and vault included."""
+    """Files that stay of a finished run: its results, or everything, transcript and vault included."""
 
     @model_validator(mode="after")
     def _axes(self) -> Self:
@@ -136,12 +136,12 @@ class Grid(Config):
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """The values of ε as numbers, in the grid's order."""
+        """Return the values of ε as numbers, in the grid's order."""
         return tuple(math.inf if e == "inf" else float(e) for e in self.epsilon)
 
     @property
     def size(self) -> int:
-        """How many cells the grid has, those that do not apply included."""
+        """Return the number of cells, including those that do not apply."""
         finite = sum(not math.isinf(e) for e in self.levels)
         each = len(self.defences) * finite + (len(self.levels) - finite)
         return len(self.protocols) * len(self.seeds) * each
@@ -153,13 +153,13 @@ class GridCell:
 
     Attributes:
         protocol: its name on the axis.
-        defence: its name, `none` where ε is infinite.
-        epsilon: the level: what the defence is asked for.
+        defence: its name, `none` if ε is infinite.
+        epsilon: the level that the defence is asked for.
         seed: the run's seed.
-        spec: what is run; None where `reason` says that there is no such run.
-        reason: why the combination does not exist.
-        explicit: whether the grid has the defence's spec for this protocol by name.
-        asked: whether the level is an ε that the defence is asked to keep to, and not another setting.
+        spec: the run's spec; None if the combination is impossible, with a `reason`.
+        reason: why the combination is impossible.
+        explicit: whether the grid gives a spec of the defence for this protocol by name.
+        asked: whether the level is a target ε, and not another setting.
     """
 
     protocol: str
@@ -173,12 +173,12 @@ class GridCell:
 
     @property
     def called(self) -> str:
-        """The cell in words."""
+        """Return the cell in words."""
         return in_words(self.protocol, self.defence, self.epsilon, self.seed, asked=self.asked)
 
     @property
     def key(self) -> str:
-        """16 hexadecimal digits of the SHA-256 of the spec, its name left out; of the axes where there is none."""
+        """Return 16 hexadecimal digits of the SHA-256 of the spec without its name, or of the axes without a spec."""
         if self.spec is None:
             axes: Any = [self.protocol, self.defence, repr(self.epsilon), self.seed, "not-applicable"]
         else:
@@ -190,7 +190,7 @@ class GridCell:
 
 
 def load_grid(source: Path | str | Mapping[str, Any]) -> Grid:
-    """A grid from a YAML file, or from a mapping whose `base` is one.
+    """Return a grid from a YAML file, or from a mapping whose `base` is one.
 
     Raises:
         SpecError: the file or the base is missing or not YAML, or a field is wrong.
@@ -207,7 +207,7 @@ def load_grid(source: Path | str | Mapping[str, Any]) -> Grid:
 
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    """`.inf` as the word, which JSON has a form for; what else is no ε is refused here, in plain words."""
+    """Write infinity as `inf`, because JSON has no infinity; refuse values that are not an ε."""
     levels = value.get("epsilon")
     if not isinstance(levels, list | tuple):
         return value
@@ -235,7 +235,7 @@ def _base(folder: Path, name: str) -> Any:
 
 
 def expand(grid: Grid) -> tuple[GridCell, ...]:
-    """Every cell of a grid, those without a defence first, seeds innermost.
+    """Return every cell of a grid, those without a defence first, seeds innermost.
 
     Raises:
         SpecError: a cell's spec is wrong, two cells are the same run, or no run has the axis's adversary.
@@ -253,7 +253,7 @@ def expand(grid: Grid) -> tuple[GridCell, ...]:
 
 
 def _check_adversary(grid: Grid, cells: Sequence[GridCell]) -> None:
-    """Refuse an adversary whose ledger no run has; a ledger always has those of parties that are no clients."""
+    """Refuse an adversary whose ledger no run has. Parties other than clients always have a ledger."""
     known = {"server", "aggregator", *(a for c in cells if c.spec is not None for a in c.spec.adversaries)}
     if grid.adversary is not None and grid.adversary not in known:
         problem = "is an adversary of no run of this grid"
@@ -312,7 +312,7 @@ def _refuse_axes_in(where: str, fragment: Mapping[str, Any], axes: tuple[str, ..
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings merged key by key; everything else is replaced."""
+    """Merge mappings key by key; other values are replaced."""
     merged = dict(under)
     for key, value in over.items():
         below = merged.get(key)

@@ -1,8 +1,8 @@
-"""The index of a sweep, `sweep.json`: its grid, and what became of every cell.
+"""The index of a sweep, `sweep.json`: its grid, and the status of every cell.
 
 Guarantees:
-  * it is written whole or not at all, after every cell;
-  * what is read back is checked like any other input: a key can lead nowhere but into the sweep.
+  * it is written completely or not at all, after every cell;
+  * it is checked like any other input when it is read: a key cannot lead out of the sweep.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Key = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
 
 class Entry(Config):
-    """A cell: its place on the axes and what became of it."""
+    """A cell: its place on the axes and its status."""
 
     key: Key
-    """Digest of its spec; its run lies in `cells/KEY`."""
+    """Digest of its spec; its run is in `cells/KEY`."""
     protocol: str
     """Its protocol on the axis."""
     defence: str
@@ -39,31 +39,31 @@ class Entry(Config):
     epsilon: Annotated[float, Field(gt=0)] | Literal["inf"]
     """Its level on the axis; whether that is an ε, `asked` says."""
     asked: bool = False
-    """Whether the level is an ε that the defence was asked to keep to, and not another setting."""
+    """Whether the level is a target ε of the defence, and not another setting."""
     seed: int = Field(ge=0, lt=2**63)
     """The run's seed."""
     status: Status = "pending"
-    """What became of it."""
+    """Its status."""
     reason: str = ""
     """Why it failed or does not apply; of a finished one, which of its attacks failed."""
     seconds: float | None = None
-    """What it took, all attempts together."""
+    """Seconds that it took, summed over all attempts."""
     in_grid: bool = True
     """Whether the grid still has it."""
 
     @property
     def level(self) -> float:
-        """The level as a number; infinite where there is no defence."""
+        """Return the level as a number; infinite without a defence."""
         return math.inf if self.epsilon == "inf" else float(self.epsilon)
 
     @property
     def called(self) -> str:
-        """The cell in words."""
+        """Return the cell in words."""
         return in_words(self.protocol, self.defence, self.level, self.seed, asked=self.asked)
 
 
 class Index(Config):
-    """What `sweep.json` holds."""
+    """The content of `sweep.json`."""
 
     schema_: Literal["fdaudit-sweep/1"] = Field(SCHEMA, alias="schema")
     """Version of this format."""
@@ -75,17 +75,17 @@ class Index(Config):
     """Every cell, in the order of the grid; those that it no longer has come last."""
 
     def count(self, status: Status) -> int:
-        """How many cells of the grid have a status."""
+        """Return the number of cells with a status."""
         return sum(e.status == status for e in self.cells if e.in_grid)
 
 
 def read_index(directory: Path) -> Index:
-    """The index of a sweep.
+    """Return the index of a sweep.
 
     Raises:
         RunError: the directory holds no sweep.
         IntegrityError: the file is not JSON.
-        SpecError: it is no index.
+        SpecError: it is not an index.
     """
     path = directory / INDEX
     if not path.is_file():
@@ -96,5 +96,5 @@ def read_index(directory: Path) -> Index:
 
 
 def write_index(directory: Path, index: Index) -> None:
-    """Replaces the index."""
+    """Replace the index."""
     save_json(directory / INDEX, index.model_dump(mode="json", by_alias=True), indent=1)

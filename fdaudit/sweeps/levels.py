@@ -1,9 +1,9 @@
 """The levels of a sweep's ε axis: how a level fills a defence's settings, and whether it is an ε there.
 
 Guarantees:
-  * a level counts as an ε that was asked only where calibration, a preset or a budget takes it for one;
-  * a level that stands for any other setting, such as σ, is never called ε;
-  * a level that several mechanisms take in full is no ε of the run.
+  * a level counts as a target ε only if calibration, a preset or a budget uses it as one;
+  * a level that stands for another setting, such as σ, is never called ε;
+  * a level that several mechanisms each use in full is not the ε of the run.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from fdaudit.errors import SpecError, nearest
 __all__ = ["PLACEHOLDER", "UNDEFENDED", "asks_for_epsilon", "filled", "in_words"]
 
 UNDEFENDED = "none"
-"""What the defence axis is called where there is no defence."""
+"""The name of no defence on the defence axis."""
 PLACEHOLDER = "{epsilon}"
-"""What stands for the level in a defence's settings."""
+"""The placeholder of the level in a defence's settings."""
 _CALIBRATE = "calibrate"
 _SHARES: Mapping[tuple[str, ...], float] = {
     ("preset", "epsilon"): 1.0,
     ("privacy", "budget", "epsilon"): 0.0,
 }
-"""Settings that are an ε, each with how much of the run's ε it spends; a budget only limits what others spend."""
+"""Settings that are an ε, each with the share of the run's ε that it spends; a budget only limits others."""
 _NEUTRAL = (("gates", "epsilon"),)
 """Settings that are an ε and bound nothing."""
 _ROUNDING = 1e-9
 
 
 def in_words(protocol: str, defence: str, level: float, seed: int, *, asked: bool) -> str:
-    """Return a cell's name for people; it says ε only of a level that is one."""
+    """Return a cell's name for people; it mentions ε only if the level is one."""
     strength = f"{'ε asked' if asked else 'level'} {level:g}"
     kept = "no defence" if defence == UNDEFENDED else f"{defence}, {strength}"
     return f"{protocol}, {kept}, seed {seed}"
 
 
 def asks_for_epsilon(fragment: Mapping[str, Any]) -> bool:
-    """Return whether a defence's settings take the level for the ε of the run.
+    """Return whether a defence's settings use the level as the ε of the run.
 
     Args:
         fragment: fields of a spec, with placeholders.
@@ -52,7 +52,7 @@ def asks_for_epsilon(fragment: Mapping[str, Any]) -> bool:
 
 
 def _uses(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield where a level is used and how much of the run's ε is spent there; infinitely much where it is no ε."""
+    """Yield each use of a level and the share of the run's ε spent there; infinite if it is not an ε."""
     if value == PLACEHOLDER:
         yield path, _SHARES.get(path, math.inf)
     elif isinstance(value, Mapping) and _CALIBRATE in value:
@@ -67,10 +67,10 @@ def _uses(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
 
 
 def filled(value: Any, epsilon: float, delta: float, where: str) -> Any:
-    """Return a fragment with the level in the place of `{epsilon}`, and noise in that of `{calibrate: DEFENCE, …}`.
+    """Return a fragment with `{epsilon}` replaced by the level, and `{calibrate: DEFENCE, …}` by noise.
 
     Raises:
-        SpecError: the defence cannot be calibrated, or its share is no share.
+        SpecError: the defence cannot be calibrated, or its share is not a valid share.
     """
     if value == PLACEHOLDER:
         return epsilon

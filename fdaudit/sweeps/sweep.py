@@ -1,10 +1,11 @@
-"""A sweep: the cells of a grid, each a run of its own, side by side in processes.
+"""A sweep: run the cells of a grid, each as a run of its own, side by side in processes.
 
 Guarantees:
-  * a cell's result is, bit for bit, what `fdaudit run` makes of its spec with the seed and secret that the sweep keeps;
-  * killed at any instant, it goes on: finished cells are not run again, a half-done one from its last whole round;
-  * a cell that fails is on record with its error, and no other fails with it;
-  * no process outlives the one that started it.
+  * a cell's result equals, bit for bit, that of `fdaudit run` on its spec with the sweep's seed and secret;
+  * a killed sweep can resume: finished cells are not run again, an unfinished one continues from its last complete
+    round;
+  * a failed cell is recorded with its error, and other cells continue;
+  * no process outlives its parent.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from fdaudit.transcript.manifest import MANIFEST
 __all__ = ["KEPT", "Executor", "cell_directory", "local", "shared_directory", "sweep"]
 
 KEPT = ("spec.yaml", MANIFEST, "result.json", "utility.csv", "timings.json", "cell.json")
-"""What stays of a finished cell with `keep: results`."""
+"""Files of a finished cell that stay with `keep: results`."""
 _WORKER = "fdaudit.sweeps.worker"
 _DONE = "cell.json"
 _ALIKE = (
@@ -59,14 +60,14 @@ _ALIKE = (
     "precision",
     "compile",
 )
-"""Fields of a spec in which cells that share a secret, and outcomes of controls, are alike."""
+"""Fields of a spec that are equal in cells that share a secret and outcomes of controls."""
 
 Executor = Callable[[Sequence[Mapping[str, Any]]], Generator[Answer, None, None]]
-"""Where cells are run: maps pieces of work to lines about them, as `Pool.work` does."""
+"""Runs cells: maps tasks to lines about them, as `Pool.work` does."""
 
 
 def local(workers: int | None = None) -> Executor:
-    """Processes on this machine, each on one thread: by default as many as it has processors."""
+    """Return an executor on this machine: one process with one thread for each processor by default."""
     size = workers or (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -82,12 +83,12 @@ def local(workers: int | None = None) -> Executor:
 
 
 def cell_directory(out: Path, key: str) -> Path:
-    """Where a cell's run lies."""
+    """Return the directory of a cell's run."""
     return out / "cells" / key
 
 
 def shared_directory(out: Path, spec: Any) -> Path:
-    """Where seed, secret and outcomes of controls lie that cells on the same records share."""
+    """Return the directory of the seed, secret and control outcomes that cells on the same records share."""
     fields = spec.model_dump(mode="json", include=set(_ALIKE))
     return out / "shared" / hashlib.sha256(canonical(fields)).hexdigest()[:16]
 
@@ -100,18 +101,18 @@ def sweep(
     executor: Executor | None = None,
     tick: Tick = lambda what, done, total: None,
 ) -> Index:
-    """Runs every cell of a grid that has no result yet.
+    """Run every cell of a grid that has no result yet.
 
     Args:
         source: the grid: a YAML file, or a mapping.
         out: the sweep's directory; must be empty or absent, unless `resume`.
-        resume: go on where it was interrupted. Failed cells are tried again. The grid may have changed: new cells are
+        resume: continue an interrupted sweep. Failed cells are tried again. The grid may have changed: new cells are
             added, cells that it no longer has are kept and marked.
         executor: where cells are run; default: `local()`.
-        tick: called with what is under way, how many cells are done, and of how many.
+        tick: called with the current activity, the number of finished cells, and their total.
 
     Returns:
-        The index, as it stands in `sweep.json`.
+        The index, as written to `sweep.json`.
 
     Raises:
         UsageError: the grid is wrong, or the directory is occupied; nothing was written.
@@ -137,14 +138,14 @@ def sweep(
 
 
 def _point(cell: GridCell) -> str:
-    """What cells that differ in their seeds alone have in common: what keeps to an ε, and what that costs."""
+    """Return the settings that cells share when they differ only in their seeds."""
     return f"{cell.protocol}, {cell.defence}, {cell.epsilon}"
 
 
 def _staggered(cells: Iterable[GridCell]) -> list[GridCell]:
-    """The cells point by point, each point begun with a later seed than the one before.
+    """Return the cells point by point; each point begins with a later seed than the one before.
 
-    Two workers that begin with two points do not begin with the same controls, which depend on the seed.
+    Controls depend on the seed. Two workers that begin with two points then begin with different controls.
     """
     points: dict[str, list[GridCell]] = {}
     for cell in cells:
@@ -154,7 +155,7 @@ def _staggered(cells: Iterable[GridCell]) -> list[GridCell]:
 
 
 def _listen(book: _Book, due: Sequence[GridCell], answers: Generator[Answer, None, None], tick: Tick) -> None:
-    """Notes what becomes of each cell as it is told."""
+    """Record each cell's outcome as it arrives."""
     done = 0
     for number, line in answers:
         cell = due[number]
@@ -187,7 +188,7 @@ def _refuse_occupied(out: Path, resume: bool) -> None:
 
 
 def _piece(out: Path, cell: GridCell) -> dict[str, Any]:
-    """A cell as a process is told of it; seed and secret are drawn when the first cell needs them."""
+    """Return a cell as a task for a process. Seed and secret are drawn when the first cell needs them."""
     if cell.spec is None:
         raise ValueError("a cell without a spec is not run")
     shared = shared_directory(out, cell.spec)
@@ -210,7 +211,7 @@ def _piece(out: Path, cell: GridCell) -> dict[str, Any]:
 
 
 def _known_not_to_apply(cells: Sequence[GridCell], before: Index | None) -> tuple[GridCell, ...]:
-    """The cells, without a spec where the index says already that there is no such run."""
+    """Return the cells; those that the index already marks as impossible have no spec."""
     known = {e.key: e.reason for e in (before.cells if before else ()) if e.status == "not-applicable"}
     bare = [replace(c, spec=None) for c in cells]
     return tuple(
@@ -220,11 +221,13 @@ def _known_not_to_apply(cells: Sequence[GridCell], before: Index | None) -> tupl
 
 
 def _checked(cells: Sequence[GridCell], tick: Tick) -> tuple[GridCell, ...]:
-    """The cells, without a spec where a defence does not fit a protocol; planned are the first seed's and largest ε's.
+    """Return the cells; where a defence does not fit a protocol they have no spec.
+
+    Only cells with the first seed and the largest ε are planned for this check.
 
     Raises:
-        UsageError: a run without a defence is impossible, or a defence fits no protocol, or not one that it is written
-            for by name.
+        UsageError: a run without a defence is impossible, or a defence fits no protocol, or does not fit one that the
+            grid names for it.
     """
     planned: dict[tuple[str, str], SpecError | None] = {}
     firsts: dict[tuple[str, str], GridCell] = {}
@@ -252,7 +255,7 @@ def _checked(cells: Sequence[GridCell], tick: Tick) -> tuple[GridCell, ...]:
 
 
 def _refusal(cell: GridCell) -> SpecError | None:
-    """Why there is no such run, of a defence that the grid does not have for this protocol by name."""
+    """Return why a run is impossible, for a defence that the grid does not name for this protocol."""
     from fdaudit.planning.plan import make_plan
 
     try:
@@ -271,7 +274,7 @@ def _refusal(cell: GridCell) -> SpecError | None:
 
 @dataclass
 class _Book:
-    """The index while the sweep is at work, and what is done when a cell ends."""
+    """The index during a sweep, with the actions at the end of each cell."""
 
     out: Path
     grid: Grid
@@ -309,7 +312,7 @@ class _Book:
 
     @property
     def index(self) -> Index:
-        """As it stands."""
+        """Return the current index."""
         return Index(
             schema=SCHEMA,
             version=version("fdaudit"),
@@ -318,11 +321,11 @@ class _Book:
         )
 
     def write(self) -> None:
-        """Replaces `sweep.json`."""
+        """Replace `sweep.json`."""
         write_index(self.out, self.index)
 
     def note(self, cell: GridCell, status: str, reason: str) -> None:
-        """Puts on record what became of a cell; of a finished one first in its own directory."""
+        """Record a cell's outcome; for a finished cell, in its own directory first."""
         seconds = None
         if status == "done":
             try:
@@ -349,7 +352,7 @@ class _Book:
         return reason, seconds
 
     def _prune(self, key: str) -> None:
-        """Removes what need not stay of a finished cell; does so again where it was interrupted."""
+        """Remove files that a finished cell no longer needs. Repeat this if it was interrupted."""
         if self.grid.keep == "runs":
             return
         place = cell_directory(self.out, key)

@@ -1,10 +1,10 @@
-"""A process that runs cells of a sweep: it reads them from its input, one a line, and prints what became of each.
+"""A process that runs cells of a sweep: it reads them from its input, one a line, and prints each outcome.
 
-`fdaudit.sweeps.sweep` starts it. Nothing else may print where outcomes go: all other output goes to standard error.
+`fdaudit.sweeps.sweep` starts it. Only outcomes go to standard output; everything else goes to standard error.
 
 Guarantees:
-  * when its input ends it ends at once, in the middle of a cell too, and leaves no view of anybody behind;
-  * no two processes ever work on one cell: one that was orphaned is waited for.
+  * it ends at once when its input ends, even in the middle of a cell, and leaves no adversary's view behind;
+  * two processes never work on one cell: a new process waits for an orphaned one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fdaudit.storage.locks import writing
 __all__ = ["alone", "main"]
 
 _home: str | None = None
-"""What this process leaves nothing of when its input ends."""
+"""The directory to remove when this process's input ends."""
 
 
 def main() -> None:
-    """Serves until its input ends."""
+    """Run cells until the input ends."""
     pieces = SimpleQueue[dict[str, Any]]()
     outcomes = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _outcome(piece: dict[str, Any], tick: Any) -> dict[str, Any]:
-    """Runs a cell: `status`, and `reason` where it is not done."""
+    """Run a cell; return its `status`, and a `reason` unless it is done."""
     from fdaudit.audit.pipeline import perform
     from fdaudit.errors import SpecError
 
@@ -57,7 +57,7 @@ def _outcome(piece: dict[str, Any], tick: Any) -> dict[str, Any]:
         # An orphan lets go of the cell's lock and of its directory when it ends, not of both at once.
         with alone(Path(piece["lock"])), writing(place, wait=True) if place.is_dir() else nullcontext():
             perform(piece["spec"], place, resume=True, seed_from=Path(piece["shared"]), tick=tick)
-    except Exception as error:  # whatever it is, it is this cell's, and the others go on
+    except Exception as error:  # any error fails only this cell
         unfit = piece["defended"] and isinstance(error, SpecError) and not place.exists()
         return {
             "status": "not-applicable" if unfit else "failed",
@@ -68,16 +68,16 @@ def _outcome(piece: dict[str, Any], tick: Any) -> dict[str, Any]:
 
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """Waits until no other process works on the cell; the lock ends with the process."""
+    """Wait until no other process works on the cell. The lock ends with the process."""
     with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _work_in(piece: dict[str, Any]) -> None:
-    """Temporary files go below the sweep's own directory, where it finds them if this process is killed.
+    """Put temporary files below the sweep's own directory, where it finds them if this process is killed.
 
-    Where it has a `home` on this machine for nothing but this cell, all of that goes when this process does.
+    If the task names a `home`, a directory on this machine for this cell alone, it is removed when this process ends.
     """
     global _home
     own = Path(piece["scratch"]) / str(os.getpid())
@@ -87,7 +87,7 @@ def _work_in(piece: dict[str, Any]) -> None:
 
 
 def _read(pieces: SimpleQueue[dict[str, Any]]) -> None:
-    """Passes on what is to be done; when the input ends, whoever started this has, and so does this, at once."""
+    """Queue incoming tasks. End this process at once when the input ends, because its parent has ended."""
     for line in sys.stdin:
         pieces.put(json.loads(line))
     leave(_home)

@@ -1,1 +1,1 @@
-"""The one place where models are fitted."""
+"""Model fitting: the only package that trains models."""

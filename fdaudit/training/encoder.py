@@ -25,8 +25,8 @@ _STEPS, _BATCH, _RATE = 150, 64, 0.001
 class TaskEncoder:
     """Maps images (n, c, h, w) to features (n, d): all but the head of a small classifier.
 
-    The classifier (`cnn-strided`) is fitted to the auxiliary records by 150 steps of Adam when features are first
-    asked for. Its features say something about this task; distances between them are no FID and never called so.
+    The classifier (`cnn-strided`) is fitted to the auxiliary records by 150 steps of Adam at first use. Its features
+    are specific to this task, so distances between them are not FID and are not called FID.
 
     Args:
         auxiliary: records (x, y), y (n,) or (n, C).
@@ -44,7 +44,7 @@ class TaskEncoder:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        """Features (n, d) on the CPU."""
+        """Return features (n, d) on the CPU."""
         return self._network.features(x.cpu())
 
     @cached_property
@@ -62,7 +62,7 @@ def fitted(
     execution: Execution,
     seed: int,
 ) -> Network:
-    """Fit a network to records by Adam, on the CPU and ready for use; once, however often it is asked for.
+    """Fit a network to records by Adam, on the CPU and ready for use; repeated calls fit once.
 
     Args:
         what: names it, and its draws.

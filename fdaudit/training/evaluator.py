@@ -1,9 +1,9 @@
-"""An evaluator: a network of the auditor's that says what a reconstructed image shows.
+"""An evaluator: the auditor's own network, which classifies reconstructed images.
 
 Guarantees:
-  * it is trained on test records alone, which no party trains on and no adversary is given;
-  * its architecture is none that the federation trains;
-  * no attack is handed it.
+  * it is trained only on test records, which no party trains on and no adversary receives;
+  * its architecture differs from all that the federation trains;
+  * no attack receives it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _CANDIDATES = (
     ModelSpec(name="mlp", params={"widths": [256]}),
     ModelSpec(name="mlp-1024-1024"),
 )
-"""The first that fits the images, and that the federation does not train, is taken."""
+"""Candidate networks. The first that fits the images and that the federation does not train is used."""
 _STEPS = 400
 _MOST = 5000
-"""Test records that it is trained on, at most."""
+"""Largest number of test records that it is trained on."""
 _NOISE = (0.0, 0.1, 0.2)
-"""It learns each record under Gaussian noise of these standard deviations: reconstructions are no clean images."""
+"""Standard deviations of Gaussian noise on training records, because reconstructions are not clean images."""
 _PART = 1024
 
 
 class Evaluator:
-    """Says which class an image (c, h, w) shows, and gives its features: those before the last linear layers.
+    """Classifies images (c, h, w) and computes their features: those before the last linear layers.
 
     Args:
         records: test records (x, y), y (n,).
@@ -64,7 +64,7 @@ class Evaluator:
 
     @cached_property
     def architecture(self) -> Architecture:
-        """Its network."""
+        """Return its network's architecture."""
         x, _ = self.records
         shape = (int(x.shape[1]), int(x.shape[2]), int(x.shape[3]))
         *first, last = (c for c in _CANDIDATES if c.name not in self._taken)
@@ -77,12 +77,12 @@ class Evaluator:
 
     @property
     def name(self) -> str:
-        """The network, and what it was trained on."""
+        """Return the network's name and its training data, in words."""
         return f"a {self.architecture.name} trained on {len(self.records[1])} test records"
 
     @torch.no_grad()
     def classify(self, x: Tensor) -> Tensor:
-        """Return the class (n,) that each image (n, c, h, w) is taken for."""
+        """Return the predicted class (n,) of each image (n, c, h, w)."""
         return torch.cat([self._network(part).argmax(1) for part in x.float().cpu().split(_PART)])
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""How training runs on this machine, chosen by rule: device, threads, strategy, memory format."""
+"""Execution settings of training on this machine, chosen by rule: device, threads, strategy, memory format."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _WORTH_THREADS = 8e5
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How training runs; part of the resolved spec because it changes bits.
+    """Execution settings of training. They are part of the resolved spec because they change bits.
 
-    Several jobs of a `loop` on a CPU get one of the `threads` each; a single job has as many as are `inside`
-    its operations.
+    Several jobs of a `loop` on a CPU get one of the `threads` each. A single job uses `inside` threads within its
+    operations.
     """
 
     device: str
@@ -36,16 +36,16 @@ class Execution:
 
     @property
     def described(self) -> dict[str, str | int | bool]:
-        """All that may change bits, as JSON values."""
+        """Return everything that may change bits, as JSON values."""
         return dict(vars(self))
 
     @property
     def settings(self) -> dict[str, str | int | bool]:
-        """What a spec says of it: all but what follows from the networks."""
+        """Return the settings that belong in a spec: those that do not follow from the networks."""
         return {name: value for name, value in self.described.items() if name != "inside"}
 
     def begin(self) -> None:
-        """Makes this process ready to train so: threads, deterministic operations, freed memory kept."""
+        """Set up this process for training: threads, deterministic operations, freed memory kept."""
         torch.set_num_threads(self.inside)
         torch.use_deterministic_algorithms(True, warn_only=True)
         malloc.keep()
@@ -64,15 +64,15 @@ class Execution:
         batchnorm: bool,
         work: float = math.inf,
     ) -> Execution:
-        """Fills in what is left to fdaudit, by rule.
+        """Choose the settings that the spec leaves open, by rule.
 
-        Device: CUDA where there is one. Threads: the processor count, at most 8. Strategy: `stacked` on CUDA,
-        `loop` on a CPU (grouped convolutions make stacked CNN clients about twice as slow there) and wherever
-        BatchNorm keeps running statistics. Memory format: `channels_last` for convolutions under `loop`, which
-        takes a third off small CNNs' time. Inside operations: all threads where `work`, the floating-point operations
-        of a forward pass for one image of the largest network, is 800,000 or more; below it threads wait for each
-        other longer than they work. `benchmarks/training_strategy.py` measures all three again. Precision: float32,
-        since nobody has measured what bfloat16 costs in accuracy. What cannot be compiled here is not, with a warning.
+        Device: CUDA if available. Threads: the processor count, at most 8. Strategy: `stacked` on CUDA; `loop` on a
+        CPU, where grouped convolutions make stacked CNN clients about twice as slow, and for BatchNorm with running
+        statistics. Memory format: `channels_last` for convolutions under `loop`, which makes small CNNs a third faster.
+        Inside operations: all threads if `work`, the floating-point operations of a forward pass for one image of the
+        largest network, is at least 800,000. Below that threads wait for each other longer than they work.
+        `benchmarks/training_strategy.py` measures all three again. Precision: float32, because the accuracy cost of
+        bfloat16 has not been measured. If compiling fails here, it is skipped with a warning.
         """
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         if strategy == "auto":
@@ -92,7 +92,7 @@ class Execution:
 
 
 def _can_compile(device: str) -> bool:
-    """Whether `torch.compile` works here; where it does not, a warning says why."""
+    """Return whether `torch.compile` works here; warn with the reason if it does not."""
     why = _why_not(device)
     if why:
         warnings.warn(f"compile: goes on without, since torch.compile fails here ({why}).", stacklevel=3)
@@ -101,7 +101,7 @@ def _can_compile(device: str) -> bool:
 
 @cache
 def _why_not(device: str) -> str:
-    """What goes wrong when something small is compiled; empty where nothing does."""
+    """Return the error of compiling a small function, or an empty string."""
     try:
         torch.compile(lambda x: (x * 2).relu())(torch.ones(8, device=device))
     except Exception as error:  # of the compiler, of its own compiler, or of the operating system

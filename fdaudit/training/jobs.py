@@ -1,4 +1,4 @@
-"""What the training core is asked for, and what it gives back."""
+"""Jobs for the training core, and their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Parameters = dict[str, Tensor]
 
 
 class Fit(Config):
-    """How one model is fitted."""
+    """The settings of one model's training."""
 
     lr: float
     final_lr: float | None = None
@@ -38,18 +38,18 @@ class Job:
     """One model to fit.
 
     Attributes:
-        party: whose model it is, for error messages.
-        parameters: where it starts; never changed.
+        party: the model's owner, for error messages.
+        parameters: its initial parameters; never changed.
         x: (n, c, h, w) inputs.
-        targets: (n,) classes, or (n, C): weights of the classes (objective `cross-entropy`), of 1, 0 and -1 for
-            unknown (`binary-cross-entropy`), probabilities (`kl`: rows sum to 1; `binary-kl`: each by itself)
+        targets: (n,) classes, or (n, C): weights of the classes (objective `cross-entropy`), labels of 1, 0 and -1 for
+            unknown (`binary-cross-entropy`), probabilities (`kl`: rows sum to 1; `binary-kl`: each class separately)
             or logits (`l1`, `l2`).
         batches: index tensors into `x`, one for each step.
-        anchor: FedProx's reference parameters, where `mu` is positive.
+        anchor: FedProx's reference parameters, if `mu` is positive.
         seed: for dropout.
-        moments: what the optimiser remembers of earlier steps, as `Fitted.moments` has it, or nothing yet. Left
-            out, it starts afresh and what it remembers is not kept.
-        guard: the training defence under which the records are used; it draws the batches itself, in place of
+        moments: the optimiser's state from earlier steps, as in `Fitted.moments`, or an empty mapping. If omitted, the
+            optimiser starts from zero and its state is not returned.
+        guard: the training defence under which the records are used; it draws the batches itself and ignores
             `batches`.
     """
 
@@ -70,10 +70,10 @@ class Fitted:
 
     Attributes:
         parameters: its parameters and buffers, or its gradient.
-        losses: its mean loss before each step (steps,). Under a guard the sum over the records drawn by the public
-            number that their gradients are divided by. The auditor's: nothing that a guard promises covers it.
-        moments: the optimiser's, where they were asked for.
-        batches: the numbers of the records that each step used; the auditor's as well.
+        losses: its mean loss before each step (steps,). Under a guard: the sum over the drawn records, divided by the
+            guard's public batch size. For the auditor only; the guard's guarantee does not cover it.
+        moments: the optimiser's state, if requested.
+        batches: the numbers of the records that each step used; for the auditor only.
     """
 
     parameters: Parameters
@@ -83,7 +83,7 @@ class Fitted:
 
 
 def parameters_of(module: nn.Module) -> Parameters:
-    """Copies of a module's floating-point parameters and buffers, contiguous, by name."""
+    """Return copies of a module's floating-point parameters and buffers, contiguous, by name."""
     named = module.state_dict()
     return {
         name: t.detach().clone(memory_format=torch.contiguous_format)
@@ -100,10 +100,10 @@ def draw_batches(
     epochs: int | None = None,
     generator: torch.Generator,
 ) -> tuple[Tensor, ...]:
-    """Index batches of local SGD over `n` records, reshuffled every pass.
+    """Return index batches of local SGD over `n` records, reshuffled every pass.
 
     With `epochs`, each pass ends with the smaller last batch. With `steps`, every batch is full
-    (`min(batch_size, n)`) and passes follow each other until there are enough.
+    (`min(batch_size, n)`) and passes are repeated until there are enough.
     """
     if (steps is None) == (epochs is None):
         raise ValueError(f"draw_batches: steps = {steps} and epochs = {epochs}. Give exactly one.")
@@ -119,9 +119,10 @@ def draw_batches(
 
 
 def finite(jobs: Sequence[Job], fitted: list[Fitted]) -> list[Fitted]:
-    """What was fitted, unless a loss became NaN or infinite.
+    """Return the fitted models, or raise if a loss became NaN or infinite.
 
-    Under a guard losses must not decide whether a run stops, being the records' own: its noisy result does.
+    Under a guard, losses are derived from private records, so they must not decide whether a run stops. The noisy
+    result decides.
 
     Raises:
         TrainingDivergedError: one did.

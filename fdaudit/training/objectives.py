@@ -1,4 +1,4 @@
-"""What local training and distillation minimise: mean losses of logits (n, C) against targets, in nats."""
+"""Losses of local training and distillation: batch means over logits (n, C) and targets, in nats."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Objective = Literal["cross-entropy", "binary-cross-entropy", "kl", "binary-kl", 
 
 
 def objective_of(task: Task) -> Literal["cross-entropy", "binary-cross-entropy"]:
-    """The objective that fits models to labels of a task."""
+    """Return the objective that fits models to labels of a task."""
     return "binary-cross-entropy" if task == "multi-label" else "cross-entropy"
 
 
 def loss_function(objective: Objective, temperature: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """Mean over the batch of (binary) cross-entropy, (binary) KL at τ (scaled by τ²), or a distance of logits.
+    """Return the batch mean of (binary) cross-entropy, (binary) KL at τ (scaled by τ²), or a distance of logits.
 
     The distances are the squared ℓ2 norm and the mean absolute error.
     """
@@ -41,16 +41,16 @@ def loss_function(objective: Objective, temperature: float) -> Callable[[Tensor,
 
 
 def _binary_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
-    """Mean over all entries (n, C) of the batch; an unknown label, -1, adds nothing.
+    """Return the mean over all entries (n, C) of the batch. An unknown label, -1, adds nothing.
 
-    Every record weighs the same, however much of it is known, so the gradient of a batch is the mean of its
-    records' own.
+    Every record has the same weight, however many of its labels are known. The gradient of a batch is therefore the
+    mean of its records' gradients.
     """
     known = (y >= 0).to(z.dtype)
     return F.binary_cross_entropy_with_logits(z, y.clamp_min(0).to(z.dtype), weight=known)
 
 
 def _binary_kl(z: Tensor, p: Tensor) -> Tensor:
-    """Mean over the batch of Σ_c KL(Bernoulli(p_c) || Bernoulli(σ(z_c)))."""
+    """Return the mean over the batch of Σ_c KL(Bernoulli(p_c) || Bernoulli(σ(z_c)))."""
     entropy = -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p))
     return (F.binary_cross_entropy_with_logits(z, p, reduction="none") - entropy).sum(1).mean()

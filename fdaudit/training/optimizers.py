@@ -1,4 +1,4 @@
-"""Adam in one operation, what an optimiser needs to go on where it stopped, and the learning rate along the way."""
+"""Fused Adam, saved and restored optimiser state, and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def adam(
     weight_decay: float = 0.0,
     decoupled: bool = False,
 ) -> torch.optim.Adam:
-    """Adam (Kingma & Ba 2015), in one operation for all parameters on a CPU, where a dozen for each took longer.
+    """Return Adam (Kingma & Ba 2015), fused into one operation for all parameters on a CPU, which is faster there.
 
     Args:
         parameters: all on one device.
-        lr: the step.
-        betas: decay of the moments.
+        lr: the learning rate.
+        betas: decay rates of the moments.
         weight_decay: of the parameters.
-        decoupled: decay them apart from the gradient (AdamW, Loshchilov & Hutter 2019).
+        decoupled: decouple weight decay from the gradient (AdamW, Loshchilov & Hutter 2019).
     """
     tensors = list(parameters)
     fused = bool(tensors) and tensors[0].device.type == "cpu"
@@ -39,7 +39,7 @@ def adam(
 
 
 def _laid_as_parameters(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Lays gradients out in memory as their parameters are: the one operation does not look how they lie."""
+    """Give gradients the memory layout of their parameters, because fused Adam ignores layouts."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             gradient = parameter.grad
@@ -48,9 +48,9 @@ def _laid_as_parameters(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def annealed(lr: float, final: float | None, step: int, steps: int) -> float:
-    """The rate of step `step` of `steps`, from `lr` to `final` along half a cosine (Loshchilov & Hutter 2017, Eq. 5).
+    """Return the rate of step `step` of `steps` on a half cosine (Loshchilov & Hutter 2017, Eq. 5), `lr` to `final`.
 
-    None for `final` keeps the rate as it is.
+    If `final` is None, the rate is constant.
     """
     if final is None:
         return lr
@@ -58,7 +58,7 @@ def annealed(lr: float, final: float | None, step: int, steps: int) -> float:
 
 
 def moments_of(optimizer: torch.optim.Optimizer, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of what an optimiser remembers of each parameter, as `moment/parameter`, on the CPU."""
+    """Return copies of an optimiser's state of each parameter, as `moment/parameter`, on the CPU."""
     return {
         f"{moment}/{name}": torch.as_tensor(value).detach().cpu().clone()
         for name, parameter in named.items()
@@ -70,10 +70,10 @@ def moments_of(optimizer: torch.optim.Optimizer, named: Mapping[str, Tensor]) ->
 def restore_moments(
     optimizer: torch.optim.Optimizer, named: Mapping[str, Tensor], moments: Mapping[str, Tensor]
 ) -> None:
-    """Lets a fresh optimiser go on from what `moments_of` gave."""
+    """Load the state from `moments_of` into a fresh optimiser."""
     for key, value in moments.items():
         moment, _, name = key.partition("/")
-        # Adam's step count stays on the CPU, wherever the parameters are. A moment laid out in memory otherwise
+        # Adam's step count stays on the CPU, for parameters on any device. A moment laid out in memory otherwise
         # than its parameter would take another path through the optimiser.
         kept = value.clone() if moment == "step" else torch.empty_like(named[name]).copy_(value)
         optimizer.state[named[name]][moment] = kept.detach()

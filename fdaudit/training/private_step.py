@@ -1,9 +1,9 @@
-"""Training under a gradient rule: what a step learns of private records is one clipped and noisy sum.
+"""Training under a gradient rule: a step uses private records only through one clipped and noisy sum.
 
 Guarantees:
-  * records enter a step through `GradientRule.clipped` alone, each by its own gradient;
-  * which records a step uses and the noise on their sum come from a secret, never from the run's seed;
-  * a record whose gradient is NaN or infinite adds nothing, and does not stop the run.
+  * records enter a step only through `GradientRule.clipped`, each by its own gradient;
+  * the records of a step and the noise on their sum come from a secret, never from the run's seed;
+  * a record with a NaN or infinite gradient adds nothing, and does not stop the run.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fdaudit.types import GradientRule
 __all__ = ["Guard", "Step", "per_sample_gradients", "unfit"]
 
 _ENTRIES = {"cpu": 2**21, "cuda": 2**27}
-"""Gradient entries held at once by kind of device: fixed, so that parts do not depend on free memory. On a CPU few
-enough to be allocated again without new pages, which take longer than all the arithmetic."""
+"""Gradient entries held at once by kind of device: fixed, so that parts do not depend on free memory. On a CPU, few
+enough that memory is reused; new pages take longer than all the arithmetic."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +33,9 @@ class Step:
     """One step under a guard.
 
     Attributes:
-        gradient: by parameter name: the noisy sum over the public batch size.
-        batch: the numbers (b,) of the records drawn; the auditor's.
-        loss: the sum of their losses over the public batch size (); the auditor's.
+        gradient: by parameter name: the noisy sum divided by the public batch size.
+        batch: the numbers (b,) of the records drawn; for the auditor only.
+        loss: the sum of their losses divided by the public batch size (); for the auditor only.
     """
 
     gradient: dict[str, Tensor]
@@ -45,18 +45,18 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Guard:
-    """A gradient rule with the secret coins of one training, and how many steps that takes."""
+    """A gradient rule with the secret coins of one training and its number of steps."""
 
     rule: GradientRule
     noise: SecretStream
     steps: int = 1
 
     def step(self, module: nn.Module, records: int, losses: Callable[[Tensor], Tensor]) -> Step:
-        """The gradient of one step; call inside `per_sample_gradients(module)`.
+        """Return the gradient of one step. Call this inside `per_sample_gradients(module)`.
 
         Args:
             module: the network, in training mode.
-            records: how many records there are.
+            records: number of records.
             losses: the sum () of the losses of the records with these numbers (b,); each record's loss may
                 depend on no other record.
         """
@@ -79,15 +79,15 @@ class Guard:
 
 @contextmanager
 def per_sample_gradients(module: nn.Module) -> Iterator[None]:
-    """Lets backward passes through `module` leave each record's gradient with its parameters, by Opacus' hooks.
+    """Make backward passes through `module` store each record's gradient with its parameters, by Opacus' hooks.
 
-    The first layer's input must carry gradients itself (`requires_grad_`), or PyTorch warns of hooks without a
-    gradient to hand on. Losses must be sums over records.
+    The first layer's input must itself require gradients (`requires_grad_`); otherwise PyTorch warns about hooks
+    without a gradient. Losses must be sums over records.
 
     Raises:
         NotImplementedError: a trainable layer has buffers (BatchNorm): its outputs mix records.
     """
-    from opacus.grad_sample import GradSampleModule  # two seconds, which only whoever trains so waits for
+    from opacus.grad_sample import GradSampleModule  # takes two seconds, so import it only when needed
 
     hooked = GradSampleModule(module, loss_reduction="sum")
     try:
@@ -97,18 +97,18 @@ def per_sample_gradients(module: nn.Module) -> Iterator[None]:
 
 
 def unfit(module: nn.Module, input_shape: tuple[int, ...], *, tried: bool = False) -> str | None:
-    """Return why a network cannot be trained by per-sample gradients, or None when it can.
+    """Return why a network cannot be trained by per-sample gradients, or None if it can.
 
-    The network is tried out as `fdaudit.training.separation` says. One whose extractor others share is tried by its
-    parts too.
+    The network is tested as described in `fdaudit.training.separation`. If others share its extractor, its parts are
+    tested too.
 
     Args:
         module: a network of the caller's own.
         input_shape: (c, h, w) of an image.
-        tried: whether the trials are known to pass: tests hold every network of the zoo to them.
+        tried: whether the trials are known to pass; tests check this for every network of the zoo.
 
     Returns:
-        A layer with its name, or what went wrong in passes over random images.
+        A layer with its name, or the failure in passes over random images.
     """
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
@@ -128,13 +128,13 @@ def unfit(module: nn.Module, input_shape: tuple[int, ...], *, tried: bool = Fals
 
 
 def _coupled(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
-    """Return how a network mixes or remembers records, or None. Try a shared extractor with its head as well."""
+    """Return how a network mixes or remembers records, or None. Test a shared extractor with its head as well."""
     ways = [module]
     if isinstance(module, Network) and type(module).forward is not Network.forward:
         ways.append(nn.Sequential(module.extractor, module.head))
     try:
         return next((found for way in ways if (found := coupling(way, input_shape, _gradients))), None)
-    except Exception as error:  # a network may be anybody's code, and raise anything
+    except Exception as error:  # a network may be foreign code and raise any error
         reason = str(error).partition(chr(10))[0].rstrip(". ")
         return f"a pass over a batch of 1 to 5 images fails ({type(error).__name__}: {reason})"
 
@@ -142,7 +142,7 @@ def _coupled(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
 def _gradients(
     module: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Outputs for images x (n, c, h, w), and by parameter the per-sample gradients (n, *shape) of a loss."""
+    """Return outputs for images x (n, c, h, w), and by parameter the per-sample gradients (n, *shape) of a loss."""
     with per_sample_gradients(module):
         output = module(x)
         loss(output).backward()
@@ -150,7 +150,7 @@ def _gradients(
 
 
 def _taken(free: dict[str, nn.Parameter], records: int) -> dict[str, Tensor]:
-    """Takes the records' gradients (b, *shape) from the parameters; one that no record reached has zeros."""
+    """Take the records' gradients (b, *shape) from the parameters; a parameter without gradients has zeros."""
     found = {}
     for name, parameter in free.items():
         own = parameter.grad_sample  # type: ignore[attr-defined]

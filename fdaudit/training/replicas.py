@@ -1,4 +1,4 @@
-"""What the training core holds of a network: a copy for each that trains at a time, and what decides how it may."""
+"""The training core's copies of a network, and the properties that decide how each may be trained."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fdaudit.training.jobs import Parameters
 __all__ = ["Copy", "Traits"]
 
 _PIXELS = 100_000
-"""Of as many images as a processor is quickest with where it convolves in `channels_last`: what lies between the layers
-stays in its caches. `benchmarks/training_strategy.py` measures it again."""
+"""Pixels of the images that a CPU with `channels_last` convolutions processes fastest at once: values between layers
+stay in its caches. `benchmarks/training_strategy.py` measures it again."""
 
 
 class Copy:
-    """A network of its own for whoever trains with it, and its floating-point parameters and buffers by name.
+    """A copy of a network for one thread, with its floating-point parameters and buffers by name.
 
     Args:
         module: the network.
-        compiled: whether its forward pass is.
+        compiled: whether its forward pass is compiled.
     """
 
     def __init__(self, module: nn.Module, compiled: bool = False) -> None:
@@ -35,27 +35,27 @@ class Copy:
         self.named = {n: t for n, t in module.state_dict(keep_vars=True).items() if t.is_floating_point()}
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
-        """Takes over parameters and buffers."""
+        """Load parameters and buffers."""
         with torch.no_grad():
             for name, tensor in self.named.items():
                 tensor.copy_(parameters[name])
 
     def unload(self) -> Parameters:
-        """Copies of them, contiguous."""
+        """Return contiguous copies of parameters and buffers."""
         return {n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in self.named.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What of a network, under an execution, decides how it may be advanced.
+    """Properties of a network that decide which training strategies can run it.
 
     Attributes:
-        random: dropout draws from the one global generator.
-        compiled: its forward pass is, for one shape at a time.
-        stackable: many may advance as one under `vmap`, which can neither lend each model a seed of its own nor
+        random: it has dropout, which draws from the one global generator.
+        compiled: its forward pass is compiled, for one shape at a time.
+        stackable: many models may be trained as one under `vmap`, which can neither give each model its own seed nor
             update statistics in place.
-        coupled: what a batch's loss is, is not the mean of its parts' losses.
-        cached: it is quicker with some images at a time than with many.
+        coupled: a batch's loss is not the mean of its parts' losses.
+        cached: small parts of a batch run faster than the whole batch.
     """
 
     random: bool
@@ -66,7 +66,7 @@ class Traits:
 
     @classmethod
     def of(cls, module: nn.Module, execution: Execution) -> Traits:
-        """Those of a network."""
+        """Return the properties of a network."""
         modules = list(module.modules())
         random = any(isinstance(m, _DropoutNd) for m in modules)
         norms = [m for m in modules if isinstance(m, _BatchNorm)]
@@ -82,9 +82,9 @@ class Traits:
         )
 
     def parts(self, records: int, x: Tensor) -> int:
-        """In how many parts a step takes a batch of so many of the images `x` (n, c, h, w)."""
+        """Return the number of parts into which a step splits a batch of `records` images like `x` (n, c, h, w)."""
         return 1 if self.coupled or self.compiled else max(1, round(records / self.at_once(x)))
 
     def at_once(self, x: Tensor) -> float:
-        """How many of the images `x` (n, c, h, w) a processor is quickest with; infinity where it is with all."""
+        """Return the number of images like `x` (n, c, h, w) that run fastest together; infinity for whole batches."""
         return max(1.0, _PIXELS // math.prod(x.shape[2:])) if self.cached else math.inf

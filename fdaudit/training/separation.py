@@ -1,16 +1,16 @@
 """Tests that a network does not mix the records of a batch, which DP-SGD relies on.
 
-A clipped sum bounds what one record adds only if no other record's gradient moves with it, and only if nothing else
-of a record stays in the network. Both are tried out on random images, in training mode.
+A clipped sum bounds the effect of one record only under two conditions: the record does not change another record's
+gradient, and the network stores nothing of it. Both are tested on random images, in training mode.
 
-What is tried:
-  * one image of a batch of 2, 3 or 5 is replaced: outputs and gradients of all other images stay as they are;
-  * an image alone has the output and the gradient that it has in company;
+Tests:
+  * one image of a batch of 2, 3 or 5 is replaced: outputs and gradients of all other images stay the same;
+  * an image alone has the same output and gradient as in a batch;
   * a pass changes no buffer and no parameter;
   * the same images have the same outputs after other images, in training and in evaluation mode.
 
-What cannot be tried: a coupling that random images do not set off (of certain values, of batches above 5, after many
-steps, below a relative size of 1e-8), and anything that code does outside of PyTorch. Draws have to come from
+The tests cannot find a coupling that random images do not trigger: at certain values, in batches above 5, after many
+steps, or below a relative size of 1e-8. They also cannot find effects outside PyTorch. Random draws must come from
 PyTorch's global generator.
 """
 
@@ -29,12 +29,13 @@ from fdaudit.parallel.threads import forked_randomness
 __all__ = ["Gradients", "coupling"]
 
 Gradients = Callable[[nn.Module, Tensor, Callable[[Tensor], Tensor]], tuple[Tensor, dict[str, Tensor]]]
-"""Of a network, images (n, c, h, w) and a loss of outputs: the outputs, and by parameter gradients (n, *shape)."""
+"""Maps a network, images (n, c, h, w) and a loss of outputs to the outputs, and by parameter gradients (n, *shape)."""
 
 _TRIED = ((2, 1.0), (3, 0.1), (5, 10.0))
 """Batches with the scale of their images."""
 _ENTRIES = 1 << 22
-"""Gradient entries of a batch of more than 2 images: of larger networks only the outputs of such a batch are tried."""
+"""Largest number of gradient entries of a batch of more than 2 images. For larger networks only the outputs of such a
+batch are tested."""
 _CLOSE = {torch.float64: 1e-8, torch.float32: 1e-3}
 """Relative differences that rounding may explain."""
 
@@ -42,10 +43,10 @@ _Seen = dict[str, Tensor]
 
 
 def coupling(module: nn.Module, input_shape: tuple[int, ...], gradients: Gradients) -> str | None:
-    """Return how a network mixes the records of a batch or remembers them, or None when no trial shows it.
+    """Return how a network mixes or remembers the records of a batch, or None if no test shows it.
 
     Args:
-        module: a network of the caller's own; its weights become float64 where it bears that.
+        module: a network of the caller's own; its weights become float64 if it supports that.
         input_shape: (c, h, w) of an image.
         gradients: how per-sample gradients are taken in training.
 
@@ -62,7 +63,7 @@ def coupling(module: nn.Module, input_shape: tuple[int, ...], gradients: Gradien
 
 
 class _Trial:
-    """All that is tried on one batch."""
+    """The tests on one batch."""
 
     def __init__(self, module: nn.Module, gradients: Gradients, close: float, size: int) -> None:
         self._module, self._gradients, self._close = module, gradients, close
@@ -71,7 +72,7 @@ class _Trial:
         self._free = free if fits else {}
 
     def problem(self, x: Tensor, other: Tensor) -> str | None:
-        """Return what goes wrong when one of `other` replaces an image of x (n, c, h, w), or None."""
+        """Return the failure when one of `other` replaces an image of x (n, c, h, w), or None."""
         before, quiet = _kept(self._module), self._evaluated(x)
         base = self._seen(x)
         if len(base["output"]) != len(x):
@@ -93,7 +94,7 @@ class _Trial:
         return self._in_company(x)
 
     def _in_company(self, x: Tensor) -> str | None:
-        """Compare each image with itself alone. Draws are constant: batches of other sizes draw others."""
+        """Compare each image alone with itself in the batch. Draws are constant, because they depend on batch size."""
         with _Constant():  # type: ignore[no-untyped-call]
             together = self._plain(x)
             for i in range(len(x)):
@@ -103,7 +104,7 @@ class _Trial:
         return None
 
     def _seen(self, x: Tensor) -> _Seen:
-        """Outputs and per-sample gradients, from the same draws each time."""
+        """Return outputs and per-sample gradients, from the same draws each time."""
         self._module.train()
         with _fixed_draws():
             if not self._free:
@@ -114,7 +115,7 @@ class _Trial:
         }
 
     def _plain(self, x: Tensor) -> _Seen:
-        """Outputs and gradients, one record after the other by plain differentiation."""
+        """Return outputs and gradients, one record at a time by plain differentiation."""
         with _fixed_draws():
             output = self._module.train()(x)
         found, wanted = {"output": output.detach()}, list(self._free.values())
@@ -134,9 +135,10 @@ class _Trial:
     def _differs(
         self, one: Mapping[str, Tensor], two: Mapping[str, Tensor], rows: Sequence[int]
     ) -> str | None:
-        """The first of what was seen that differs in these rows by more than rounding.
+        """Return the name of the first output or gradient that differs in these rows by more than rounding.
 
-        Rounding is relative to the rows, and to all gradients: a bias before a norm has nothing but rounding.
+        The tolerance is relative to the rows and to all gradients, because a bias before a norm has only rounding
+        errors.
         """
         largest = max((_size(t) for name, t in one.items() if name != "output"), default=0.0)
         index = list(rows)
@@ -154,7 +156,7 @@ class _Trial:
 
 
 def _sketch(gradients: Tensor) -> Tensor:
-    """Some entries, one weighted sum and the norm of each record's gradient (n, *shape), or all of a small one."""
+    """Return some entries, one weighted sum and the norm of each record's gradient (n, *shape); small ones in full."""
     flat = gradients.flatten(1)
     size = flat.shape[1]
     if size <= 1024:
@@ -168,15 +170,15 @@ def _finite(t: Tensor) -> Tensor:
 
 
 def _size(t: Tensor) -> float:
-    """The largest finite value."""
+    """Return the largest finite value."""
     return float(_finite(t).abs().max()) if t.numel() else 0.0
 
 
 class _Constant(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
-    """Random operations give one constant, so that a record meets the same in a batch of any size."""
+    """Makes random operations return one constant, so that a record meets the same draws in a batch of any size."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation, and fills what it drew."""
+        """Run an operation, and replace its random values."""
         made = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return made
@@ -189,14 +191,14 @@ class _Constant(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
 
 
 def _loss(output: Tensor) -> Tensor:
-    """A sum over records in which every output counts, each otherwise."""
+    """Return a sum over records in which every output has its own weight."""
     flat = output.flatten(1)
     weights = torch.linspace(0.5, 1.5, flat.shape[1], dtype=flat.dtype)
     return (flat * weights + flat.square() / 2).sum()
 
 
 def _precise(module: nn.Module, input_shape: tuple[int, ...]) -> torch.dtype:
-    """Float64 where the network bears it; otherwise float32."""
+    """Return float64 if the network supports it, otherwise float32."""
     try:
         with _fixed_draws(), torch.no_grad():
             kept = {n: t.clone() for n, t in module.state_dict().items()}
@@ -211,18 +213,18 @@ def _precise(module: nn.Module, input_shape: tuple[int, ...]) -> torch.dtype:
 
 
 def _images(n: int, input_shape: tuple[int, ...], seed: int) -> Tensor:
-    """Random images (n, c, h, w), float64."""
+    """Return random images (n, c, h, w), float64."""
     return torch.rand(n, *input_shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def _kept(module: nn.Module) -> _Seen:
-    """Copies of all buffers and parameters."""
+    """Return copies of all buffers and parameters."""
     found = {f"buffer {n}": b.detach().clone() for n, b in module.named_buffers()}
     return found | {f"parameter {n}": p.detach().clone() for n, p in module.named_parameters()}
 
 
 def _changed(before: Mapping[str, Tensor], module: nn.Module) -> str | None:
-    """The first buffer or parameter that is not as it was."""
+    """Return the name of the first buffer or parameter that has changed, or None."""
     after = _kept(module)
     for name in sorted({*before, *after}):
         if name not in before or name not in after or not _same(before[name], after[name]):
@@ -238,7 +240,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 @contextmanager
 def _fixed_draws() -> Iterator[None]:
-    """Put PyTorch's generator at one point. A network that draws from another one is refused: it seems to remember."""
+    """Fix PyTorch's generator. A network that draws from another generator is refused as one with memory."""
     with forked_randomness():
         torch.default_generator.manual_seed(0)
         yield

@@ -1,12 +1,12 @@
-"""A network that one party advances step by step, where a protocol's losses are its own.
+"""A network that one party trains step by step, for protocols with losses of their own.
 
-Classifiers are fitted by the `Trainer`; generators and discriminators learn from losses that other parties have a
-part in, one step at a time. A learner keeps such a network together with its optimiser, and both outlive a round.
+The `Trainer` fits classifiers. Generators and discriminators learn one step at a time, from losses that involve other
+parties. A learner keeps such a network together with its optimiser across rounds.
 
 Guarantees:
-  * a learner restored from `state()` continues bit for bit as the one that gave it;
-  * a loss that is NaN or infinite stops the run and names the party, the step and the value; so does a gradient
-    that was had otherwise.
+  * a learner restored from `state()` continues bit for bit like the original;
+  * a NaN or infinite loss stops the run and names the party, the step and the value. A gradient that is passed in
+    directly is checked in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Learner", "Optimizer"]
 
 
 class Optimizer(Config):
-    """How a learner's network is optimised."""
+    """The optimiser settings of a learner's network."""
 
     lr: float
     name: Literal["sgd", "adam"] = "adam"
@@ -37,7 +37,7 @@ class Optimizer(Config):
     weight_decay: float = 0.0
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimiser over `parameters`."""
+        """Return the optimiser over `parameters`."""
         if self.name == "adam":
             return adam(parameters, self.lr, betas=self.betas, weight_decay=self.weight_decay)
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
@@ -47,14 +47,14 @@ class Learner:
     """One party's network and its optimiser.
 
     Args:
-        party: whose it is, for error messages.
+        party: its owner, for error messages.
         module: the network; the learner's own from now on.
         optimizer: how it is optimised.
-        device: where it lives.
+        device: its device.
 
     Attributes:
         module: call it to get outputs that carry gradients.
-        steps: how many steps it has taken.
+        steps: number of steps taken.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Learner:
         self._optimizer = optimizer.build(list(self._trainable.values()))
 
     def step(self, loss: Tensor, lr: float | None = None) -> float:
-        """One step down `loss` (); returns its value.
+        """Take one step that reduces `loss` (); return the loss.
 
         Args:
-            loss: what to descend; other leaves of its graph get no gradient from this.
-            lr: this step's learning rate, where a schedule sets it; default: the optimiser's own.
+            loss: the loss to minimise; other leaves of its graph get no gradient from this.
+            lr: this step's learning rate, if a schedule sets it; default: the optimiser's own.
 
         Raises:
             TrainingDivergedError: the loss is NaN or infinite.
@@ -79,17 +79,17 @@ class Learner:
         if not torch.isfinite(loss.detach()):
             raise TrainingDivergedError(self.party, self.steps, value)
         self._optimizer.zero_grad(set_to_none=True)
-        # Without `inputs` the samples that a loss was taken at would collect gradients nobody asked for.
+        # Without `inputs` the loss's samples would accumulate gradients that are not needed.
         loss.backward(inputs=list(self._trainable.values()))
         self._advance(lr)
         return value
 
     def descend(self, gradient: Mapping[str, Tensor], lr: float | None = None) -> None:
-        """One step along a gradient that was had otherwise, by parameter name.
+        """Take one step along a given gradient, by parameter name.
 
         Args:
             gradient: of every trainable parameter.
-            lr: this step's learning rate, where a schedule sets it; default: the optimiser's own.
+            lr: this step's learning rate, if a schedule sets it; default: the optimiser's own.
 
         Raises:
             TrainingDivergedError: the gradient is NaN or infinite.
@@ -110,12 +110,12 @@ class Learner:
     # -- what outlives a round ------------------------------------------------------------------------------
 
     def parameters(self) -> Parameters:
-        """Copies of the floating-point parameters and buffers by name, on the CPU."""
+        """Return copies of the floating-point parameters and buffers by name, on the CPU."""
         named = self.module.state_dict()
         return {n: t.detach().cpu().clone() for n, t in named.items() if t.is_floating_point()}
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
-        """Takes over weights; the optimiser's moments stay as they are.
+        """Load weights; keep the optimiser's moments.
 
         Raises:
             KeyError: a parameter or buffer is absent.
@@ -126,13 +126,13 @@ class Learner:
                     tensor.copy_(parameters[name])
 
     def state(self) -> dict[str, Tensor]:
-        """Weights (`w/…`), the optimiser's moments (`m/…`) and the step count, by name, on the CPU."""
+        """Return weights (`w/…`), the optimiser's moments (`m/…`) and the step count, by name, on the CPU."""
         held = {f"w/{n}": t for n, t in self.parameters().items()}
         held |= {f"m/{n}": t for n, t in moments_of(self._optimizer, self._trainable).items()}
         return held | {"steps": torch.tensor(self.steps)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `state` gave."""
+        """Load a result of `state`."""
         self.load({n.removeprefix("w/"): t for n, t in state.items() if n.startswith("w/")})
         self.steps = int(state["steps"])
         self._optimizer.state.clear()

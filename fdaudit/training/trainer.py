@@ -1,18 +1,17 @@
 """The training core: the one place where models are fitted, distilled and asked for predictions.
 
-Every protocol and every shadow model goes through a `Trainer`. How many models advance together is its
-affair: `loop` fits each by itself, on a CPU as many side by side as there are threads; `stacked` advances all
-models of one architecture at once under `torch.func.vmap`, unless dropout, BatchNorm's statistics or unlike
-shapes forbid it. The choice follows fixed rules (see `Execution.resolve`), never timing or free memory, so that
-a run's bytes do not depend on the machine's mood.
+Every protocol and every shadow model uses a `Trainer`. The strategy decides how many models advance together. `loop`
+fits each separately, on a CPU in as many threads as allowed. `stacked` advances all models of one architecture at once
+under `torch.func.vmap`, unless dropout, BatchNorm's statistics or different shapes prevent it. The choice follows
+fixed rules (see `Execution.resolve`), never timing or free memory, so a run's bytes do not depend on machine load.
 
 Guarantees:
-  * both strategies compute the same steps, whole batches or their parts one after another; they agree to float
+  * both strategies compute the same steps, on whole batches or on their parts in turn; they agree to float
     tolerance;
-  * jobs fitted side by side end bit for bit as one after the other on one thread;
+  * jobs fitted side by side give the same bits as jobs in turn on one thread;
   * no global random state is read or left changed; dropout draws from the job's own seed;
-  * a loss that is NaN or infinite stops the run and names the party, the step and the value;
-  * a job with a guard uses its records through that guard alone.
+  * a NaN or infinite loss stops the run and names the party, the step and the value;
+  * a job with a guard uses its records only through that guard.
 """
 
 from __future__ import annotations
@@ -55,15 +54,15 @@ _Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Buildable(Protocol):
-    """Something that builds a network: an `Architecture`, or a stand-in in a test."""
+    """A factory of networks: an `Architecture`, or a stand-in in a test."""
 
     def build(self, generator: torch.Generator) -> nn.Module:
-        """A network with initial weights drawn from `generator`."""
+        """Return a network with initial weights drawn from `generator`."""
         ...
 
 
 class Trainer:
-    """Fits and asks models of one architecture.
+    """Trains and evaluates models of one architecture.
 
     Args:
         architecture: builds the network.
@@ -87,13 +86,13 @@ class Trainer:
 
     @property
     def trainable(self) -> frozenset[str]:
-        """Names of the parameters that training changes; buffers are not among them."""
+        """Return the names of the parameters that training changes; buffers are not among them."""
         return self._trainable
 
     # -- fitting --------------------------------------------------------------------------------------------
 
     def fit(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
-        """Fits every job's model by the same rule; the jobs' own parameters are left as they are.
+        """Fit every job's model by the same rule; the jobs' own parameters are unchanged.
 
         Raises:
             TrainingDivergedError: a loss became NaN or infinite.
@@ -131,7 +130,7 @@ class Trainer:
     def _backward(
         self, copy: Copy, x: Tensor, targets: Tensor, batch: Tensor, loss_of: _Loss, near: Tensor | None
     ) -> Tensor:
-        """Adds the gradient of a batch's mean loss, and of `near`, to the parameters' own; gives the mean loss."""
+        """Add the gradient of a batch's mean loss, and of `near`, to the parameters' gradients. Return the loss."""
         parts, told = batch.chunk(self._traits.parts(len(batch), x)), list[Tensor]()
         for part in parts:
             loss = loss_of(self._logits(copy.forward, self._images(_rows(x, part))), _rows(targets, part))
@@ -143,7 +142,7 @@ class Trainer:
         return torch.stack(told).sum() if len(parts) > 1 else told[0]
 
     def _fit_guarded(self, copy: Copy, job: Job, guard: Guard, fit: Fit) -> Fitted:
-        """The same steps along noisy gradients; FedProx's term, decay and momentum know nothing of the records."""
+        """Fit along noisy gradients. FedProx's term, weight decay and momentum do not depend on the records."""
         copy.load(job.parameters)
         free = self._free(copy)
         optimizer = _optimizer(list(free.values()), fit)
@@ -161,7 +160,7 @@ class Trainer:
         return Fitted(copy.unload(), _table([s.loss for s in steps]), kept, [s.batch for s in steps])
 
     def _guarded_steps(self, copy: Copy, job: Job, guard: Guard, fit: Fit) -> Iterator[Step]:
-        """The guard's steps, each from the parameters as they stand when it is asked for."""
+        """Yield the guard's steps, each computed at the current parameters."""
         copy.module.train()
         mean_of = loss_function(fit.objective, fit.temperature)
         x, targets = job.x.to(self.device), job.targets.to(self.device)
@@ -214,9 +213,9 @@ class Trainer:
         ]
 
     def gradients(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
-        """For each job, the gradient of its first batch's mean loss with respect to the trainable parameters.
+        """Return for each job the gradient of its first batch's mean loss with respect to the trainable parameters.
 
-        Under a guard it is the gradient of the guard's one step.
+        Under a guard, return the gradient of the guard's single step.
 
         Raises:
             TrainingDivergedError: a loss is NaN or infinite.
@@ -239,7 +238,7 @@ class Trainer:
         return Fitted(gradient, loss.detach().reshape(1).cpu(), batches=[batch])
 
     def _by_themselves(self, work: Callable[[Copy, Job], Fitted], jobs: Sequence[Job]) -> list[Fitted]:
-        """Every job on its own; on a CPU as many at a time as there are threads."""
+        """Run every job separately; on a CPU in as many threads as allowed."""
         workers = self._workers(len(jobs))
         if workers <= 1:
             return [work(self._copies[0], job) for job in jobs]
@@ -250,7 +249,7 @@ class Trainer:
 
     @torch.no_grad()
     def predict(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Logits (n, C) of one model for samples (n, c, h, w), on the CPU."""
+        """Return logits (n, C) of one model for samples (n, c, h, w), on the CPU."""
         self._copies[0].load(parameters)
         self._module.eval()
         size = int(min(_PREDICT_BATCH, self._traits.at_once(x)))
@@ -259,20 +258,21 @@ class Trainer:
     # -- lending --------------------------------------------------------------------------------------------
 
     def network(self, parameters: Mapping[str, Tensor]) -> nn.Module:
-        """A network of the caller's own with these parameters, on the device, in training mode.
+        """Return a new network with these parameters for the caller, on the device, in training mode.
 
-        For what the core does not do: gradients with respect to inputs, losses that other parties have a part in.
+        It serves purposes that the core does not: gradients with respect to inputs, and losses that involve other
+        parties.
         """
         copy = self._build()
         copy.load(parameters)
         return copy.module
 
     def apart(self, work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list[Result]:
-        """The caller's own work on each piece; on a CPU on as many at a time as there are threads.
+        """Apply the caller's function to each piece; on a CPU in as many threads as allowed.
 
         Args:
-            work: must change nothing that another piece's work reads.
-            pieces: what to work on.
+            work: changes nothing that the work on another piece reads.
+            pieces: the inputs.
         """
         workers = self._workers(len(pieces))
         if workers <= 1:
@@ -281,10 +281,10 @@ class Trainer:
 
     @contextmanager
     def randomness(self, source: int | SecretStream) -> Iterator[None]:
-        """Lend the global generator, which is all that dropout draws from, a seed or a secret state. Then put it back.
+        """Give the global generator, the only source of dropout, a seed or a secret state. Restore it afterwards.
 
-        Under a guard the state must be secret: a record's mask follows from its place in the batch, so whoever knows
-        the masks tells a record left out by the masks of all records after it.
+        Under a guard the state must be secret. A record's mask follows from its place in the batch. An adversary that
+        knows the masks could detect an omitted record by the masks of all records after it.
         """
         if not self._traits.random:
             yield
@@ -315,7 +315,7 @@ class Trainer:
         return Copy(built.to(self.device).to(memory_format=self._format))
 
     def _logits(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """What a network says of images on the device, (n, c, h, w), while it is trained; float32."""
+        """Return a network's logits for images (n, c, h, w) on the device during training; float32."""
         if not self._mixed:
             return forward(x)
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
@@ -347,12 +347,12 @@ def _set_rate(optimizer: torch.optim.Optimizer, fit: Fit, step: int, steps: int)
 
 
 def _rows(tensor: Tensor, index: Tensor) -> Tensor:
-    """`tensor[index]`; three times as quick on a CPU."""
+    """Return `tensor[index]`, three times as fast on a CPU."""
     return tensor.index_select(0, index.to(tensor.device))
 
 
 def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Squared ℓ2 distance between two sets of named tensors."""
+    """Return the squared ℓ2 distance between two sets of named tensors."""
     return torch.stack([(a[n] - b[n]).square().sum() for n in a]).sum()
 
 

@@ -1,1 +1,1 @@
-"""What is sent and recorded."""
+"""Messages between parties, and the transcript that records them."""

@@ -1,14 +1,14 @@
-"""Quantised values as they cross the wire: packed whole numbers and the grid that they stand for.
+"""Wire format of quantised values: packed integers and their grid.
 
-A defence that rounds the tensor `values` to a grid sends three tensors in its place: `values:codes`, the numbers of the
-grid points with just the bits that they need; `values:grid`, the lowest point and the distance between two; and
-`values:layout`, the bits of a code and the tensor's shape. `readable` gives everybody who holds the record the
-same floats back: a receiver, an adversary's view, an attack.
+A defence that rounds the tensor `values` to a grid sends three tensors instead. `values:codes` holds the numbers of the
+grid points with the fewest bits possible. `values:grid` holds the lowest point and the step. `values:layout` holds the
+bits of a code and the tensor's shape. `readable` returns the same floats to every reader of the record: a receiver, an
+adversary's view, an attack.
 
 Guarantees:
   * n values on a grid of p points take n·ceil(log2 p) bits, rounded up to whole bytes;
-  * `readable(packed(...))` gives the grid's own floats, bit for bit, whoever reads;
-  * damaged codes are found, never read as something else's shape.
+  * `readable(packed(...))` returns the grid's own floats, bit for bit, for every reader;
+  * damaged codes are detected, never read as a tensor of another shape.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_BITS = 16
 """The most bits that a code may have."""
 
 _AT_ONCE = 1 << 20
-"""Codes that are unpacked at once, which takes many times the memory of their values; a multiple of 8."""
+"""Codes unpacked at once, which takes many times the memory of their values; a multiple of 8."""
 _PARTS = ("codes", "grid", "layout")
 
 
@@ -47,21 +47,21 @@ class Grid:
 
     @property
     def bits(self) -> int:
-        """Bits of one code: ceil(log2 points), at least 1."""
+        """Return the bits of one code: ceil(log2 points), at least 1."""
         return max((self.points - 1).bit_length(), 1)
 
     def values(self, codes: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """The values that codes stand for, in float32 unless told otherwise; worked out in double precision."""
+        """Return the values of codes, computed in double precision; float32 unless `dtype` is given."""
         import torch
 
         return (self.lowest + codes.double() * self.step).to(dtype or torch.float32)
 
 
 def packed(name: str, codes: Tensor, grid: Grid) -> dict[str, Tensor]:
-    """The tensors that take the place of the tensor `name`, of which every value has become a code.
+    """Return the tensors that replace the tensor `name`, with every value as a code.
 
     Raises:
-        ValueError: the grid has more points than `MOST_BITS` bits can tell apart.
+        ValueError: the grid has more points than `MOST_BITS` bits can number.
     """
     import torch
 
@@ -79,10 +79,10 @@ def packed(name: str, codes: Tensor, grid: Grid) -> dict[str, Tensor]:
 
 
 def readable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a message with every quantised one as float32 under its own name.
+    """Return the tensors of a message with every quantised one as float32 under its own name.
 
     Raises:
-        IntegrityError: codes, grid and layout of a quantised tensor do not belong together.
+        IntegrityError: codes, grid and layout of a quantised tensor do not match.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

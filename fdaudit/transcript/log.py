@@ -1,8 +1,8 @@
-"""The log of a transcript that is written no more: parsed once, and sorted by party for all who ask for a view.
+"""The log of a finished transcript: parsed once, and sorted by party for all views.
 
 Guarantees:
-  * a log is parsed once as long as its file stays as it is, however many views, ledgers and tables are made of it;
-  * what one party saw takes time that grows with its own messages, so that all parties' take as long as the deliveries.
+  * a log is parsed once while its file is unchanged, however many views, ledgers and tables use it;
+  * one party's view takes time proportional to its own messages, so all views take time proportional to the deliveries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Log", "read_log"]
 
 _Stamp = tuple[int, int, int, int, int]
 _last: dict[Path, tuple[_Stamp, Log]] = {}
-"""The log that was read last; a process is seldom busy with two."""
+"""The log that was read last; a process rarely uses two at once."""
 
 
 class Log:
@@ -32,7 +32,7 @@ class Log:
         self.messages = tuple(messages)
 
     def of(self, parties: Sequence[str]) -> tuple[Message, ...]:
-        """The messages that one of the parties sent or received, in order."""
+        """Return the messages that one of the parties sent or received, in order."""
         if len(parties) == 1:
             return tuple(self.messages[n] for n in self._places.get(parties[0], ()))
         places = set[int]().union(*(self._places.get(party, ()) for party in parties))
@@ -40,7 +40,7 @@ class Log:
 
     @cached_property
     def _places(self) -> dict[str, list[int]]:
-        """By party, where its messages stand."""
+        """Return by party the positions of its messages."""
         found: dict[str, list[int]] = {}
         for number, message in enumerate(self.messages):
             for party in {*message.parties()}:
@@ -49,7 +49,7 @@ class Log:
 
 
 def read_log(directory: Path) -> Log:
-    """The log of a transcript; the same object as before if the file has not changed since.
+    """Return the log of a transcript; the same object as before if the file has not changed since.
 
     Raises:
         IntegrityError: a line is not a message.
@@ -66,7 +66,7 @@ def read_log(directory: Path) -> Log:
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    """What changes with a file's content; nobody sets the last of it."""
+    """Return values that change with a file's content. Programs cannot set the last one, the change time."""
     try:
         found = path.stat()
     except OSError:

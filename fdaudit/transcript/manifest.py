@@ -1,4 +1,4 @@
-"""The manifest: written last, it states what a finished run consists of and makes changes to it visible."""
+"""The manifest of a finished run: written last, it lists the run's files and reveals later changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EARLIER = ("fdaudit-manifest/1",)
 
 
 def write_manifest(run: Path, values: Mapping[str, Any]) -> None:
-    """Writes the manifest of a run whose other files are in place.
+    """Write the manifest of a run whose other files are in place.
 
     Args:
         run: the run directory.
@@ -40,11 +40,11 @@ def write_manifest(run: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_manifest(run: Path) -> dict[str, Any]:
-    """The manifest of a run, checked against its own digest.
+    """Return the manifest of a run, checked against its own digest.
 
     Raises:
-        RunError: there is none: the run is unfinished, or this is no run directory; or another version wrote it.
-        IntegrityError: it was changed, or taken away from a concluded run.
+        RunError: there is none: the run is unfinished, or this is not a run directory; or another version wrote it.
+        IntegrityError: it was changed, or removed from a finished run.
     """
     path = run / MANIFEST
     if path.is_symlink() or (path.exists() and not path.is_file()):
@@ -80,13 +80,13 @@ def read_manifest(run: Path) -> dict[str, Any]:
 
 
 def verify(run: Path) -> list[str]:
-    """Checks a finished run: manifest, covered files, every line and payload of the transcript.
+    """Check a finished run: manifest, covered files, every line and payload of the transcript.
 
-    It finds damage, and edits by someone who cannot also rewrite the head. Unsigned, it proves no authorship;
-    signed or not, it proves no honest run.
+    It finds damage, and edits by someone who cannot also rewrite the head. An unsigned manifest does not prove
+    authorship. No manifest proves an honest run.
 
     Returns:
-        One sentence for each defect; empty when there is none.
+        One sentence for each defect; empty if there is none.
 
     Raises:
         RunError: there is no manifest, or another version wrote it.
@@ -102,7 +102,7 @@ def verify(run: Path) -> list[str]:
 
 
 def _changed(run: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Defects of the files beside the transcript that the manifest covers."""
+    """Return defects of the covered files outside the transcript."""
     findings = []
     for name in COVERED:
         path = run / name
@@ -120,14 +120,14 @@ def _changed(run: Path, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_changed(run: Path, *, results: bool = False) -> None:
-    """Verifies a run: what any command does before it reads the record.
+    """Refuse a run that was changed. Every command calls this before it reads the record.
 
     Args:
         run: the run directory.
-        results: nothing but results is read: what of a run was kept, or fetched, without its transcript will do.
+        results: only results are read, so the transcript may be missing.
 
     Raises:
-        IntegrityError: it was changed; figures from it would stand under a head that is not theirs.
+        IntegrityError: it was changed, so its figures would be attributed to the wrong record.
         RunError: there is no manifest, or another version wrote it.
     """
     pruned = results and not (run / "transcript").exists()

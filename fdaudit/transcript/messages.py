@@ -1,4 +1,4 @@
-"""The message: one thing sent, as the transcript records it, and the closed vocabulary of kinds."""
+"""The message, as the transcript records it, and the closed vocabulary of message kinds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Inputs = tuple[str | int, ...] | Literal["all"]
 
 
 def role(party: str) -> str:
-    """The role of a party: `client/3` has the role `client`."""
+    """Return the role of a party: `client/3` has the role `client`."""
     return party.partition("/")[0]
 
 
@@ -40,11 +40,11 @@ def role(party: str) -> str:
 class Message:
     """One line of `messages.jsonl`.
 
-    `sha256` is of the salt's bytes followed by the payload's; `previous` is the SHA-256 of the line before,
-    without its newline. `payload` names the payload's file and length, or is `None` when only the digest was kept.
-    `offset` says where in that file it begins. It is no part of the line, which would tell how long the payloads of
-    others in the file are: readers add up the lengths, see `fdaudit.transcript.payloads.placed`. `bytes_on_wire` counts
-    the tensors' encoded bytes to one receiver.
+    `sha256` is of the salt's bytes followed by the payload's. `previous` is the SHA-256 of the line before, without its
+    newline. `payload` names the payload's file and length, or is `None` if only the digest was kept. `offset` is the
+    payload's start in that file. It is not part of the line, because it would reveal the lengths of other payloads in
+    the file. Readers add up the lengths, see `fdaudit.transcript.payloads.placed`. `bytes_on_wire` counts the tensors'
+    encoded bytes to one receiver.
     """
 
     seq: int
@@ -66,11 +66,11 @@ class Message:
     offset: int = field(default=0, compare=False)
 
     def parties(self) -> tuple[str, ...]:
-        """The sender and every receiver."""
+        """Return the sender and every receiver."""
         return (self.sender, *self.receivers)
 
     def to_line(self) -> bytes:
-        """The message's line in the log, newline included."""
+        """Return the message's line in the log, with its newline."""
         value = {name: getattr(self, name) for name in _IN_LINE}
         value["tensors"] = {k: {"dtype": t.dtype, "shape": list(t.shape)} for k, t in self.tensors.items()}
         value["event"] = None if self.event is None else event_to_json(self.event)
@@ -78,7 +78,7 @@ class Message:
 
     @classmethod
     def from_line(cls, line: bytes) -> Message:
-        """The message of a line without its newline.
+        """Return the message of a line without its newline.
 
         Raises:
             IntegrityError: the line is not the canonical form of a message.
@@ -87,7 +87,7 @@ class Message:
 
 
 _SHORT = 4096
-"""Bytes of a line that is worth keeping parsed."""
+"""Longest line, in bytes, that is cached after parsing."""
 
 
 _IN_LINE = tuple(f.name for f in fields(Message) if f.name != "offset")
@@ -95,7 +95,7 @@ _IN_LINE = tuple(f.name for f in fields(Message) if f.name != "offset")
 
 @lru_cache(maxsize=1 << 13)
 def _parsed(line: bytes) -> Message:
-    """The message of a line: each view of a transcript has the same ones parsed."""
+    """Return the message of a line, cached, because each view of a transcript parses the same lines."""
     try:
         value = json.loads(line)
         same = canonical(value) == line
@@ -130,7 +130,7 @@ _MOST = 1 << 63
 
 
 def _refuse_mistyped(value: Any) -> None:
-    """Raises unless every field is there, with its type, and no other: a line may come from anybody."""
+    """Raise unless exactly the expected fields are there, with their types: a line is untrusted."""
     if value.keys() != frozenset(_IN_LINE):
         raise TypeError(f"its fields are not {', '.join(_IN_LINE)}")
     for name, wanted in _TYPES.items():

@@ -1,10 +1,11 @@
-"""Where payloads lie below a transcript: small ones of a round in one file, larger ones in files of their own.
+"""Files of payloads: small payloads of a round share one file, larger ones have their own.
 
 Guarantees:
-  * a payload is whole in its file before `write` returns, so a line that names it may follow;
-  * every byte of every file belongs to one payload: those of a round's file lie end to end, in the messages' order;
-  * a message says how long its own payload is, and nothing from which the length of another's could be told;
-  * a file of one payload is never written again once it has its name.
+  * a payload is complete in its file before `write` returns, so a line that names it may follow;
+  * every byte of every file belongs to one payload: a round's file holds its payloads without gaps, in the messages'
+    order;
+  * a message gives the length of its own payload, and nothing that reveals the length of another's;
+  * a file of one payload is never rewritten once it has its name.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _SHARED = re.compile(r"payloads/round-(\d{6})\.shard")
 
 
 _SMALL = 1 << 20
-"""Bytes up to which a payload lies in its round's file: to make, flush, send and remove a file costs more."""
+"""Largest payload, in bytes, that is stored in its round's file. A separate file costs time to make, flush, send and
+remove."""
 
 
 class Payloads:
@@ -49,12 +51,12 @@ class Payloads:
         self._open: tuple[Path, BinaryIO] | None = None
 
     def rewind(self, seq: int, round: int, end: int) -> None:
-        """Removes what was written for messages from `seq` on.
+        """Remove the payloads of messages from `seq` on.
 
         Args:
             seq: number of the next message.
-            round: the round of the message before it; -1 where there is none.
-            end: where in that round's file the payloads before `seq` end; 0 where it has none of them.
+            round: the round of the message before it; -1 if there is none.
+            end: end of the payloads before `seq` in that round's file; 0 if it has none of them.
         """
         for path in (self._directory / PAYLOADS).iterdir():
             name = f"{PAYLOADS}/{path.name}"
@@ -69,7 +71,7 @@ class Payloads:
             path.unlink()
 
     def write(self, seq: int, round: int, payload: bytes) -> dict[str, Any]:
-        """Writes one payload and says where it lies: `file`, `length`."""
+        """Write one payload and return its `file` and `length`."""
         if len(payload) > _SMALL:
             name = _own_name(seq)
             write_atomically(self._directory / name, payload, sync=False)
@@ -81,19 +83,19 @@ class Payloads:
         return {"file": name, "length": len(payload)}
 
     def written(self) -> list[Path]:
-        """What has to be made durable since this was last asked: the files, and their directory."""
+        """Return the files, and their directory, to be made durable since the last call."""
         paths = [*self._unsynced, self._directory / PAYLOADS]
         self._unsynced.clear()
         return paths
 
     def close(self) -> None:
-        """Closes what is open."""
+        """Close open files."""
         if self._open is not None:
             self._open[1].close()
             self._open = None
 
     def _file(self, path: Path) -> BinaryIO:
-        """The file of a round, at its end."""
+        """Return the file of a round, at its end."""
         if self._open is None or self._open[0] != path:
             self.close()
             self._open = (path, path.open("ab", buffering=0))
@@ -104,17 +106,17 @@ class Payloads:
 
 
 def shared_name(round: int) -> str:
-    """The file in which the small payloads of a round lie, below its transcript."""
+    """Return the name, below the transcript, of the file of a round's small payloads."""
     return f"{PAYLOADS}/round-{round:06d}.shard"
 
 
 def _own_name(seq: int) -> str:
-    """The file of a large payload, below its transcript."""
+    """Return the name, below the transcript, of the file of a large payload."""
     return f"{PAYLOADS}/{seq:08d}.safetensors"
 
 
 def placed(messages: Iterable[Message]) -> Iterator[Message]:
-    """The messages of a log, or of an exported one, in order, each with the place where its payload begins."""
+    """Yield the messages of a log, or of an exported one, in order, each with its payload's offset."""
     round, end = -1, 0
     for message in messages:
         if message.round != round:
@@ -127,7 +129,7 @@ def placed(messages: Iterable[Message]) -> Iterator[Message]:
 
 
 def payload_name(message: Message) -> str:
-    """The file in which the payload of a message lies, below its transcript; never outside of it.
+    """Return the name, below the transcript, of the file of a message's payload; it never leads out of it.
 
     Raises:
         IntegrityError: the payload was not kept, or its name is not one that a transcript writes.
@@ -141,7 +143,7 @@ def payload_name(message: Message) -> str:
 
 
 def read_payload(directory: Path, message: Message) -> bytes:
-    """The payload of a message that `placed` has placed, checked against its digest.
+    """Return the payload of a message from `placed`, checked against its digest.
 
     Raises:
         IntegrityError: the payload was not kept, its name is not one a transcript writes, or it differs.

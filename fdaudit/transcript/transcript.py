@@ -1,13 +1,13 @@
-"""The transcript: append-only, on disk, readable and checkable without trust in who wrote it.
+"""The transcript: append-only, on disk, readable and checkable without trusting its writer.
 
 Guarantees:
-  * every byte of every payload, safetensors headers included, is covered by a digest in the log;
-  * every line is chained to the line before it, so dropping, swapping, adding or editing one is found;
-  * memory does not grow with what was sent: writing holds one message (or as much as its writer lets wait) and the
-    names of those since the last `sync`; verifying holds one message and the payloads' names;
+  * a digest in the log covers every byte of every payload, safetensors headers included;
+  * every line is chained to the line before it, so a dropped, swapped, added or edited line is detected;
+  * memory does not grow with the messages sent: writing holds one message (or as much as its writer lets wait) and
+    the names of those since the last `sync`; verifying holds one message and the payloads' names;
   * a payload is on disk under its final name before the line that names it is appended.
 
-It proves neither authorship nor an honest run: whoever can rewrite the head can rewrite the rest.
+It proves neither authorship nor an honest run: a party that can rewrite the head can rewrite the rest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SALT_BYTES = 16
 
 @dataclass(frozen=True)
 class Position:
-    """Where a transcript stands: next `seq`, the log's length in bytes, and the SHA-256 of its last line."""
+    """The end of a transcript: next `seq`, the log's length in bytes, and the SHA-256 of its last line."""
 
     seq: int = 0
     offset: int = 0
@@ -60,13 +60,13 @@ class Transcript:
     """Writes one transcript.
 
     Args:
-        directory: where the log and `payloads/` lie; created when missing.
+        directory: contains the log and `payloads/`; created if missing.
         secret: the run's key (`Secrets.for_run`), from which the messages' salts are drawn.
-        start: where to go on; whatever lies beyond is removed first.
-        keep: says of a round whether payloads are kept or their digests only.
+        start: where to continue; everything after it is removed first.
+        keep: returns for a round whether payloads are kept, or only their digests.
         log: the log's file name.
         salt_path: names the stream of salts, so that two transcripts of one run never share one.
-        writer: digests and writes what is appended; at once when left out. Closed with the transcript.
+        writer: digests and writes appended messages; by default at once. Closed with the transcript.
 
     Attributes:
         directory: the same.
@@ -97,12 +97,12 @@ class Transcript:
 
     @property
     def position(self) -> Position:
-        """Where it stands once everything that was appended is written."""
+        """Return the transcript's end after everything appended has been written."""
         self.writer.drain()
         return self._position
 
     def _rewind(self) -> None:
-        """Cuts the log back to where it is to go on, and removes later payloads."""
+        """Cut the log back to the start position, and remove later payloads."""
         self._log_path.touch()
         # A continued chain (an oracle's log) starts with a foreign head at offset 0.
         if self._log_path.stat().st_size < self._position.offset:
@@ -119,7 +119,7 @@ class Transcript:
         self._payloads.rewind(self._position.seq, round, _end_of_shared(round, chain([last], lines)))
 
     def append(self, draft: Message, tensors: Mapping[str, Tensor]) -> tuple[int, dict[str, Tensor]]:
-        """Records a message and returns its `seq` with the decoded payload, which is what a receiver is handed.
+        """Record a message and return its `seq` with the decoded payload, which is what a receiver gets.
 
         The draft's `seq`, `tensors`, `payload`, `bytes_on_wire`, `salt`, `sha256`, `previous` are filled in.
         """
@@ -132,7 +132,7 @@ class Transcript:
         return seq, decode(payload)
 
     def _write(self, draft: Message, payload: bytes) -> None:
-        """Puts a message on disk: its payload, then its line."""
+        """Write a message to disk: its payload, then its line."""
         salt = SecretStream(self._secret, "salt", *self._salt_path, draft.seq).bytes(_SALT_BYTES)
         kept = self._keep(draft.round)
         message = replace(
@@ -152,12 +152,12 @@ class Transcript:
         self._position = Position(draft.seq + 1, end, head)
 
     def record(self, sender: str, receiver: str, kind: str, tensors: Mapping[str, Tensor]) -> int:
-        """Records a message that no protocol sent, an oracle's question or answer, and returns its `seq`."""
+        """Record a message outside the protocol, an oracle's question or answer, and return its `seq`."""
         draft = Message(seq=0, round=0, step=self.seq, sender=sender, receivers=(receiver,), kind=kind)
         return self.append(draft, tensors)[0]
 
     def sync(self, others: Sequence[Path] = ()) -> Position:
-        """Makes everything so far durable, the payloads, the log and their directories, and `others` with them."""
+        """Make everything so far durable: the payloads, the log, their directories, and `others`."""
         self.writer.put(lambda: self._sync(others))
         return self.position
 
@@ -165,7 +165,7 @@ class Transcript:
         self._syncs([*self._payloads.written(), self._log_path, self.directory, *others])
 
     def close(self) -> None:
-        """Writes what was appended, unless writing failed, and closes the log."""
+        """Write what was appended, unless writing failed, and close the log."""
         self.writer.close()
         self._payloads.close()
         self._syncs.close()
@@ -185,7 +185,7 @@ class Transcript:
 
 
 def _refuse_unreadable(draft: Message, sizes: Mapping[Limit, int]) -> None:
-    """Refuses to write what nobody would read again."""
+    """Refuse to write a message that exceeds the readers' limits."""
     for limit, size in sizes.items():
         if size > limit.most:
             problem = f"would have {limit.refusal(size)}"
@@ -193,7 +193,7 @@ def _refuse_unreadable(draft: Message, sizes: Mapping[Limit, int]) -> None:
 
 
 def _lines_back(path: Path) -> Iterator[bytes]:
-    """A log's lines without their newlines, the last one first."""
+    """Yield a log's lines without their newlines, the last one first."""
     with path.open("rb") as file:
         begun, start = b"", path.stat().st_size - 1
         while start > 0:
@@ -207,7 +207,7 @@ def _lines_back(path: Path) -> Iterator[bytes]:
 
 
 def _end_of_shared(round: int, lines: Iterable[bytes]) -> int:
-    """Where the payloads in a round's file end, from the lines of a log that ends in that round, the last one first."""
+    """Return the end of the payloads in a round's file, given the log's lines from the last line back."""
     end = 0
     for line in lines:
         message = Message.from_line(line)
@@ -219,7 +219,7 @@ def _end_of_shared(round: int, lines: Iterable[bytes]) -> int:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """A log's lines without their newlines, split on the newline byte only; line k is message k's.
+    """Yield a log's lines without their newlines, split only at the newline byte; line k is message k's.
 
     Raises:
         IntegrityError: the log cannot be read, it or a line is too long, or the final newline is missing.
@@ -238,7 +238,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def read_messages(directory: Path, log: str = LOG) -> Iterator[Message]:
-    """The messages of a transcript in order, one at a time, each with the place of its payload.
+    """Yield the messages of a transcript in order, one at a time, each with its payload's offset.
 
     Raises:
         IntegrityError: a line is not a message.
@@ -257,7 +257,7 @@ def _unplaced(directory: Path, log: str) -> Iterator[Message]:
 def verify_transcript(
     directory: Path, *, head: str, count: int, start: str = GENESIS, log: str = LOG
 ) -> list[str]:
-    """Checks a transcript against the head and count that its manifest states.
+    """Check a transcript against the head and count in its manifest.
 
     Args:
         directory: the transcript's directory.
@@ -302,7 +302,7 @@ def verify_transcript(
 
 
 def _irregular(directory: Path) -> list[str]:
-    """What lies in a transcript and is neither a folder nor a regular file, a sentence each; none of it is opened."""
+    """Return one sentence for each entry that is neither a folder nor a regular file; none is opened."""
     found = [
         path
         for root, folders, files in os.walk(directory)
@@ -326,7 +326,7 @@ def _check(message: Message, seq: int, previous: str, order: tuple[int, int]) ->
 
 
 def _check_payload(directory: Path, message: Message, covered: dict[str, int]) -> list[str]:
-    """Checks one payload; `covered` says how far each file is covered by the payloads before it."""
+    """Check one payload; `covered` is by file the length covered by the payloads before it."""
     if message.payload is None:
         return []
     try:
@@ -345,7 +345,7 @@ def _check_payload(directory: Path, message: Message, covered: dict[str, int]) -
 
 
 def _strays(directory: Path, listed: set[str]) -> list[str]:
-    """Anything under the directory that no line names; symbolic links are never followed."""
+    """Return files under the directory that no line names; symbolic links are never followed."""
     found = []
     for root, folders, files in os.walk(directory):
         below = Path(root).relative_to(directory)

@@ -1,10 +1,10 @@
-"""The wire: the only way anything reaches a party, and the place where it is recorded.
+"""The wire: the only way in which a message reaches a party, and the place where it is recorded.
 
 Guarantees:
-  * a receiver is handed the decoded record, so nothing it uses is missing from the transcript;
+  * a receiver gets the decoded record, so everything it uses is in the transcript;
   * defences act on the sender's side, before the message is recorded, in the order of the spec;
-  * a party the protocol did not declare, or a kind it did not list, cannot be sent or received;
-  * a message that a silent party owes is on record as a `silence`, once a round.
+  * a party or a kind that the protocol did not declare cannot be used;
+  * a missing message of a silent party is recorded as a `silence`, once a round.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Defense", "Delivery", "Meter", "Outage", "Released", "Wire"]
 
 
 class Delivery(dict[str, "Tensor"]):
-    """What a receiver is handed: the recorded tensors by name, and the `seq` to declare them by."""
+    """A delivered message: the recorded tensors by name, and the `seq` to declare them by."""
 
     def __init__(self, tensors: Mapping[str, Tensor], seq: int) -> None:
         super().__init__(tensors)
@@ -41,7 +41,7 @@ class Delivery(dict[str, "Tensor"]):
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """What a defence hands to the wire: the tensors to send, under which kind, and the event; None: no defence."""
+    """A defence's output: the tensors to send, their kind, and the event; an event of None means no defence."""
 
     kind: str
     tensors: Mapping[str, Tensor]
@@ -50,30 +50,30 @@ class Released:
 
 
 class Meter(Protocol):
-    """What stands between a message and the record: a budget, for example."""
+    """A check between a message and the record, such as a budget."""
 
     def admit(self, message: Message) -> None:
-        """Counts a message, or raises."""
+        """Count a message, or raise."""
         ...
 
 
 class Defense(Protocol):
-    """A message defence: maps tensors to tensors on the sender's side and says what it did."""
+    """A message defence: maps tensors to tensors on the sender's side and reports the event."""
 
     name: str
 
     def describe(self) -> Mapping[str, Any]:
-        """Name and parameters, as recorded beside the message; an adaptive attacker reads them."""
+        """Return name and parameters, as recorded with the message; an adaptive attacker reads them."""
         ...
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """The tensors to send; `noise` is drawn from the run's key in the vault, never from the run's seed."""
+        """Return the tensors to send; `noise` is drawn from the run's key in the vault, never from the run's seed."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outage:
-    """A party that goes silent: from round `first` to `last`, after `after` messages of each round."""
+    """A party's silence: from round `first` to `last`, after `after` messages of each round."""
 
     party: str
     first: int
@@ -81,7 +81,7 @@ class Outage:
     after: int = 0
 
     def holds(self, round: int, sent: int) -> bool:
-        """Whether the party is silent in `round`, once it has sent so many messages of it."""
+        """Return whether the party is silent in `round` after it has sent `sent` messages in it."""
         return self.first <= round <= self.last and sent >= self.after
 
 
@@ -96,10 +96,10 @@ class Wire:
         secret: the run's key (`Secrets.for_run`), for defence noise and training coins; no other run has it.
         defenses: by (kind, sender role), in the order in which they act.
         withheld: kinds that the spec withholds; sending one returns None and records nothing.
-        withholdable: the kinds that the protocol can live without.
-        outages: who goes silent when.
-        meter: looks at every message before it is recorded, and may refuse it.
-        training: the training defences of clients, by what is trained.
+        withholdable: the kinds that the protocol can run without.
+        outages: when parties go silent.
+        meter: checks every message before it is recorded, and may refuse it.
+        training: the training defences of clients, by the network that is trained.
 
     Attributes:
         training: the same.
@@ -135,7 +135,7 @@ class Wire:
         self._sent, self._silent = Counter[str](), set[str]()
 
     def begin(self, round: int, step: int = 0) -> None:
-        """Sets the round and step of the messages that follow; neither ever goes back."""
+        """Set the round and step of the messages that follow; neither ever decreases."""
         if (round, step) < (self._round, self._step):
             raise ProtocolError(f"wire: round {round} step {step} lies before {self._round}, {self._step}")
         if round != self._round:
@@ -152,24 +152,23 @@ class Wire:
         inputs: Inputs | Sequence[str | int] = ALL,
         fields: Mapping[str, Any] | None = None,
     ) -> Delivery | None:
-        """Sends one message and returns what its receivers get.
+        """Send one message and return what its receivers get.
 
         Args:
             sender: the sending party.
             receivers: the receiving parties.
             kind: one of the kinds that the protocol declares.
-            tensors: what is sent, by name.
-            inputs: what it was computed from: `"data"` for the sender's raw private data and the `seq` of
-                messages that it holds. Left out, everything the sender holds, which is always sound.
+            tensors: the tensors to send, by name.
+            inputs: the inputs of the computation: `"data"` for the sender's raw private data and the `seq` of
+                messages that it holds. Default: everything the sender holds, which is always sound.
             fields: further public scalars.
 
         Returns:
-            The recorded tensors on the run's device, or None when the message does not arrive: the spec
-            withholds its kind, or the sender has gone silent. A protocol does without it.
+            The recorded tensors on the run's device, or None if the message does not arrive: the spec
+            withholds its kind, or the sender has gone silent. The protocol must then continue without it.
 
         Raises:
-            ProtocolError: the kind or a party is not declared, or the protocol cannot live without a kind
-                that is withheld.
+            ProtocolError: the kind or a party is not declared, or the protocol needs a kind that is withheld.
         """
         self._check(sender, receivers, kind, inputs)
         if kind in self._withheld:
@@ -205,15 +204,16 @@ class Wire:
         inputs: Inputs | Sequence[str | int] = ALL,
         described: Mapping[str, Any] | None = None,
     ) -> int:
-        """Puts on record what happened inside a party: a model trained under a privacy guarantee, for example.
+        """Record an event inside a party, such as a model trained under a privacy guarantee.
 
-        The message has no receiver and no tensors: what it stands for never leaves the party as it is. Messages that
-        were computed from it name it among their inputs, and so the record shows what stands between them and data.
+        The record has no receiver and no tensors, because the event's result never leaves the party directly. Messages
+        computed from it name it among their inputs. The record thus shows which guarantee protects the data behind
+        them.
 
         Args:
-            party: whose it is.
-            event: what the training or selection guarantees.
-            inputs: what went into it, `"data"` and earlier messages.
+            party: where it happened.
+            event: the guarantee of the training or selection.
+            inputs: its inputs: `"data"` and earlier messages.
             described: name and parameters of the defence.
 
         Returns:
@@ -234,21 +234,21 @@ class Wire:
         return self._record(draft, {})[0]
 
     def coins(self, of: str, party: str) -> SecretStream:
-        """Secret randomness inside a party, for what is named, new after each message or release on record.
+        """Return secret randomness inside a party for the purpose `of`, new after each recorded message or release.
 
-        A chance that a guarantee counts on must come from here: whoever knows the run's seed knows all else.
+        Randomness that a guarantee relies on must come from here. The run's seed determines all other randomness.
         """
         return SecretStream(self._secret, "training", of, self._transcript.seq, party)
 
     def _defend(
         self, sender: str, kind: str, tensors: Mapping[str, Tensor]
     ) -> tuple[Released, tuple[Mapping[str, Any], ...]]:
-        """What the sender's defences release, with the event that speaks for it, and how each describes itself.
+        """Return the output of the sender's defences, with its event, and each defence's description.
 
-        The event is the first guarantee in the order in which defences act: what came before it happened to its input,
-        what comes after works on its output alone. Where none gives a guarantee, the last one's reason stands.
+        The event is the first guarantee in the order in which defences act. Earlier defences only change its input, and
+        later ones only process its output. If none gives a guarantee, the last one's reason is used.
         """
-        # Defences draw noise tensor by tensor: in the order of names, whatever order a sender holds them in.
+        # Defences draw noise tensor by tensor: sort by name, independent of the sender's order.
         released = Released(kind=kind, tensors=dict(sorted(tensors.items())), event=None)
         attached = self._defenses.get((kind, role(sender)), ())
         guarantee: Event | None = None
@@ -264,7 +264,7 @@ class Wire:
         return released, tuple(defense.describe() for defense in attached)
 
     def _note_silence(self, sender: str, receivers: Sequence[str]) -> None:
-        """On record once a round: who did not answer whom. When a party goes silent is no secret of its data."""
+        """Record once a round which sender was silent towards whom. The time of silence does not depend on its data."""
         if sender not in self._silent:
             self._silent.add(sender)
             draft = Message(
@@ -279,7 +279,7 @@ class Wire:
             self._record(draft, {})
 
     def _record(self, draft: Message, tensors: Mapping[str, Tensor]) -> tuple[int, Mapping[str, Tensor]]:
-        """Puts a message on record, unless it would pass the budget."""
+        """Record a message, unless it would exceed the budget."""
         if self._meter is not None:
             self._meter.admit(draft)
         return self._transcript.append(draft, tensors)

@@ -13,7 +13,7 @@ __all__ = ["adversarial_loss", "ensemble", "generator_loss", "importance", "join
 
 
 def adversarial_loss(on_real: Tensor, on_pseudo: Tensor) -> Tensor:
-    """L_adv of a domain discriminator, Eq. 2, with the minus sign that the printed equation lacks.
+    """Return L_adv of a domain discriminator, Eq. 2, with the minus sign that the printed equation lacks.
 
     Args:
         on_real: its logits on private records (n,), labelled positive.
@@ -23,34 +23,34 @@ def adversarial_loss(on_real: Tensor, on_pseudo: Tensor) -> Tensor:
 
 
 def joint_loss(logits: Tensor, y: Tensor, on_real: Tensor, on_pseudo: Tensor, weight: float = 1.0) -> Tensor:
-    """L_J = weight · L_adv + L, Eq. 9, of a classifier and a discriminator that share their extractor.
+    """Return L_J = weight · L_adv + L, Eq. 9, of a classifier and a discriminator that share their extractor.
 
     Args:
-        logits: the classifier's on private records (n, C).
+        logits: the classifier's logits on private records (n, C).
         y: their classes (n,).
         on_real: the discriminator's logits on the same records (n,).
-        on_pseudo: and on pseudo-samples (m,).
+        on_pseudo: the discriminator's logits on pseudo-samples (m,).
         weight: of L_adv; 1 in the paper.
     """
     return F.cross_entropy(logits, y) + weight * adversarial_loss(on_real, on_pseudo)
 
 
 def generator_loss(on_pseudo: Tensor) -> Tensor:
-    """What the generator descends: -log f, which has its minimum where Eq. 3's log(1 - f) has and does not saturate."""
+    """Return the generator's loss, -log f. It has the same minimum as Eq. 3's log(1 - f) and does not saturate."""
     return F.softplus(-on_pseudo).mean()
 
 
 def sameness(one: Tensor, other: Tensor) -> Tensor:
-    """-log of the mean absolute difference of two sets of images (n, c, h, w), at most -log of 0.001.
+    """Return -log of the mean absolute difference of two sets of images (n, c, h, w), at most -log of 0.001.
 
-    What a generator descends to heed its noise (mode seeking: Mao et al. 2019, with a logarithm, so that the slope is
-    steepest where the images are all alike).
+    A generator that minimises this uses its noise (mode seeking: Mao et al. 2019). The logarithm makes the slope
+    steepest when all images are the same.
     """
     return -((one - other).abs().mean() + 1e-3).log()
 
 
 def importance(scores: Tensor) -> Tensor:
-    """α̂ (K, n) of Eq. 7 from scores f (K, n): each client's share; all alike where no client has any.
+    """Return α̂ (K, n) of Eq. 7 from scores f (K, n): each client's share; equal shares if all scores are zero.
 
     Guarantees:
       * non-negative, and sums to one over the clients for each sample.
@@ -61,5 +61,5 @@ def importance(scores: Tensor) -> Tensor:
 
 
 def ensemble(weights: Tensor, predictions: Tensor) -> Tensor:
-    """Σ_k α̂_k,i s(w_k; x_i) (n, C), the target of Eq. 8, of weights (K, n) and soft predictions (K, n, C)."""
+    """Return Σ_k α̂_k,i s(w_k; x_i) (n, C), the target of Eq. 8, of weights (K, n) and soft predictions (K, n, C)."""
     return torch.einsum("kn,knc->nc", weights, predictions)

@@ -1,4 +1,4 @@
-"""DaFKD's parties: each holds only what is its own and sees the others only through what it is handed."""
+"""DaFKD's parties: each holds only its own data and sees the others only through received messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _Tensors = Mapping[str, Tensor]
 
 
 def initial_generator(config: DaFKDConfig, setting: Setting) -> nn.Module:
-    """The generator that everybody starts from: its initial weights are public."""
+    """Return the generator that every client starts from: its initial weights are public."""
     drawn = child(setting.seed, "dafkd", "generator")
     shape, classes = setting.input_shape, setting.classes
     return build_conditional(drawn, config.latent, config.generator_width, shape, classes)
@@ -40,13 +40,13 @@ def initial_generator(config: DaFKDConfig, setting: Setting) -> nn.Module:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What a client has made of a round.
+    """The result of one client's round.
 
     Attributes:
         w: its classifier.
-        d: its discriminator's own layer; the rest of it is w's extractor.
+        d: its discriminator's own layer; the rest of the discriminator is w's extractor.
         g: its generator.
-        batch: numbers of the records it trained on, in order of use.
+        batch: numbers of the records it trained on, in training order.
         loss: mean joint loss.
     """
 
@@ -58,7 +58,7 @@ class Update:
 
 
 class Client:
-    """Client k: its records, and the layer of its discriminator, which never comes from anybody else."""
+    """Client k: its records, and its discriminator's layer, which never comes from another party."""
 
     def __init__(self, name: str, data: PartyData, config: DaFKDConfig, setting: Setting) -> None:
         self.name, self._data, self._config, self._seed = name, data, config, setting.seed
@@ -71,14 +71,13 @@ class Client:
         self._x, self._y = data.x, data.y
 
     def update(self, t: int, w: _Tensors, g: _Tensors, guard: Guard | None = None) -> Update:
-        """Local training of round `t` from the global classifier `w` and generator `g`.
+        """Train locally in round `t` from the global classifier `w` and generator `g`.
 
         Args:
             t: the round.
             w: the global classifier.
             g: the global generator.
-            guard: the training defence under which classifier and discriminator learn of the records. The generator
-                then learns from these two and from nothing else.
+            guard: the training defence of classifier and discriminator. The generator then learns only from these two.
         """
         cfg = self._config
         _load(self._net, w)
@@ -112,29 +111,29 @@ class Client:
         )
 
     def answer(self, sent: Tensor) -> tuple[Tensor, Tensor]:
-        """Appendix B: scores f (n,) of pseudo-samples (n, c, h, w) and soft predictions times them (n, C)."""
+        """Return Appendix B's scores f (n,) of pseudo-samples (n, c, h, w), and predictions times scores (n, C)."""
         logits, scores = _judge(self._net, self._head, sent)
         soft = (logits / self._config.temperature).softmax(1)
         return scores, scores[:, None] * soft
 
     def _joint_loss(self, batch: Tensor, noise: torch.Generator) -> Tensor:
-        """Eq. 9 on a batch of records, with as many pseudo-samples."""
+        """Return Eq. 9 on a batch of records, with as many pseudo-samples."""
         device, n = self._trainer.device, len(batch)
         x = self._x.index_select(0, batch).to(device)
         with torch.no_grad():
-            # Of all classes alike: were they the client's own, its discriminator would never learn to tell others.
+            # All classes equally often: with the client's own alone, its discriminator would not learn the others.
             pseudo = self._G(*self._asked(torch.randint(self._classes, (n,), generator=noise), noise))
-        # Both halves together, so that whatever statistics the extractor keeps are of what it will meet.
+        # Both halves together, so that the extractor's statistics match its later inputs.
         features = self._net.train().extractor(torch.cat([x, pseudo]))
         on_real, on_pseudo = self._head(features)[:, 0].split(n)
         y = self._y.index_select(0, batch).to(device)
         return joint_loss(self._net.head(features[:n]), y, on_real, on_pseudo, self._config.adversarial)
 
     def _guarded_step(self, joint: Learner, guard: Guard, noise: torch.Generator) -> tuple[Tensor, float]:
-        """Eq. 9 by a clipped and noisy sum over records; returns who was drawn, and the joint loss.
+        """Take a step on Eq. 9 by a clipped and noisy sum over records; return the drawn records and the joint loss.
 
-        Each record's part is its cross-entropy and half its term of L_adv; the other half of L_adv is of as many
-        pseudo-samples as a batch is expected to have, and of no record.
+        Each record contributes its cross-entropy and half its term of L_adv. The other half of L_adv depends on no
+        record: it uses as many pseudo-samples as a batch is expected to have.
         """
         cfg, device, n = self._config, self._trainer.device, guard.rule.expected_batch
         with torch.no_grad():
@@ -157,8 +156,10 @@ class Client:
         return step.batch, float(step.loss) + float(on_pseudo.detach())
 
     def _generator_loss(self, n: int, noise: torch.Generator, own_classes: bool = True) -> Tensor:
-        """Eq. 3 on pseudo-samples in pairs of one class, of the client's own or of all alike, and whether its
-        classifier knows them."""
+        """Return Eq. 3 on pseudo-samples in pairs of one class, plus terms for recognised classes and diversity.
+
+        The classes are drawn like the client's own records, or with all classes equally likely.
+        """
         cfg, half = self._config, -(-n // 2)
         if own_classes:
             own = torch.randint(len(self._data), (half,), generator=noise)
@@ -176,24 +177,24 @@ class Client:
         return loss
 
     def _asked(self, y: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
-        """What the generator makes samples of classes y (n,) from: noise (n, latent) and the classes."""
+        """Return the generator's inputs for samples of classes y (n,): noise (n, latent) and the classes."""
         device = self._trainer.device
         return torch.randn(len(y), self._config.latent, generator=noise).to(device), y.to(device)
 
     # -- what outlives a round ------------------------------------------------------------------------------
 
     def state(self) -> Parameters:
-        """The discriminator's own layer."""
+        """Return the discriminator's own layer."""
         return {n: t.cpu() for n, t in parameters_of(self._head).items()}
 
     def restore(self, state: _Tensors) -> None:
-        """Takes over what `state` gave."""
+        """Load a result of `state`."""
         _load(self._head, state)
 
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """What arrived of a client; w always did."""
+    """A client's messages that arrived; w always did."""
 
     w: Delivery
     d: Delivery | None
@@ -201,7 +202,7 @@ class Upload:
 
 
 class Server:
-    """The server's arithmetic; what it holds between rounds is the protocol's `state`."""
+    """The server's arithmetic; the protocol's `state` holds its data between rounds."""
 
     def __init__(self, config: DaFKDConfig, setting: Setting) -> None:
         self._config, self._seed, self._classes = config, setting.seed, setting.classes
@@ -212,7 +213,7 @@ class Server:
         self._G = initial_generator(config, setting).to(device)
 
     def draw(self, t: int, g: _Tensors) -> Tensor:
-        """D̂_g: pseudo-samples (n, c, h, w) of the global generator, classes drawn evenly."""
+        """Draw D̂_g: pseudo-samples (n, c, h, w) of the global generator, with all classes equally likely."""
         n, device = self._config.pseudo_samples, self._trainer.device
         drawn = child(self._seed, "dafkd", "pseudo", t)
         y = torch.randint(self._classes, (n,), generator=drawn)
@@ -223,7 +224,7 @@ class Server:
         return made
 
     def target(self, uploads: Sequence[Upload], x: Tensor) -> Tensor:
-        """Eq. 7 and the ensemble of Eq. 8 (n, C) from what clients uploaded."""
+        """Return Eq. 7 and the ensemble of Eq. 8 (n, C) from the clients' uploads."""
         soft, scores = [], list[Tensor | None]()
         for upload in uploads:
             _load(self._net, upload.w)
@@ -235,9 +236,9 @@ class Server:
         return ensemble(self._weights(scores, len(x)).to(x.device), torch.stack(soft))
 
     def target_of_answers(self, answers: Sequence[tuple[Tensor | None, Tensor]]) -> Tensor:
-        """Appendix B: Σ_k f_k s_k / Σ_k f_k (n, C) from scores (n,) and weighted soft predictions (n, C).
+        """Return Appendix B's Σ_k f_k s_k / Σ_k f_k (n, C) from scores (n,) and weighted soft predictions (n, C).
 
-        Where the scores did not arrive, what they were multiplied into tells them.
+        If a client's scores did not arrive, they are recovered from its weighted predictions.
         """
         scores = torch.stack([weighted.sum(1) if f is None else f for f, weighted in answers])
         weighted = torch.stack([w for _, w in answers])
@@ -246,7 +247,7 @@ class Server:
         return weighted.sum(0) / scores.sum(0)[:, None].clamp_min(1e-12)
 
     def distil(self, t: int, average: Parameters, x: Tensor, target: Tensor) -> tuple[Parameters, float]:
-        """Eq. 8: w_{t+1} from ŵ_{t+1}, and the mean KL."""
+        """Return w_{t+1} of Eq. 8 from ŵ_{t+1}, and the mean KL."""
         cfg = self._config
         if not cfg.distill_steps:
             return average, 0.0
@@ -259,7 +260,7 @@ class Server:
         return {n: p.cpu() for n, p in fitted.parameters.items()}, float(fitted.losses.mean())
 
     def _weights(self, scores: Sequence[Tensor | None], n: int) -> Tensor:
-        """α̂ (K, n); who told no discriminator counts as the mean of the others."""
+        """Return α̂ (K, n); a client without a discriminator gets the mean of the others."""
         known = [s for s in scores if s is not None]
         if self._config.weights == "uniform" or not known:
             return torch.full((len(scores), n), 1 / len(scores))
@@ -269,7 +270,7 @@ class Server:
 
 @torch.no_grad()
 def _judge(network: nn.Module, head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (n, C) and scores f (n,) of samples (n, c, h, w), from one pass through the extractor."""
+    """Return logits (n, C) and scores f (n,) of samples (n, c, h, w), from one pass through the extractor."""
     net, logits, scores = shared_network(network).eval(), [], []
     for part in x.split(1024):
         features = net.extractor(part)
@@ -279,7 +280,7 @@ def _judge(network: nn.Module, head: nn.Module, x: Tensor) -> tuple[Tensor, Tens
 
 
 def _load(module: nn.Module, parameters: _Tensors) -> None:
-    """Takes over floating-point parameters and buffers."""
+    """Load floating-point parameters and buffers."""
     with torch.no_grad():
         for name, tensor in module.state_dict(keep_vars=True).items():
             if tensor.is_floating_point():

@@ -1,4 +1,4 @@
-"""DaFKD (Wang et al. 2023): distillation that weighs each client by how much a sample looks like its own data."""
+"""DaFKD (Wang et al. 2023): distillation that weights each client by how much a sample resembles its own data."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ __all__ = ["DaFKD"]
 
 
 class DaFKD:
-    """Domain-aware federated distillation: an ensemble of the clients' models, weighed sample by sample.
+    """Domain-aware federated distillation: an ensemble of the clients' models, weighted for each sample.
 
-    Each round the server sends its classifier and its generator; a client trains classifier and domain discriminator
-    on a shared extractor, then the generator against the discriminator, and sends all three back. The server averages
-    classifiers and generators, draws pseudo-samples, weighs each client by how real its discriminator finds
-    a sample, and distils that ensemble into the average. Everything FedAvg shows of the clients' data is shown here
-    too, and two more models learnt from it: one that draws such data and one that recognises them.
+    Each round the server sends its classifier and its generator. A client trains its classifier and its domain
+    discriminator on a shared extractor, then the generator against the discriminator. It sends all three back. The
+    server averages classifiers and generators, and draws pseudo-samples. It weights each client by how real its
+    discriminator finds a sample, and distils this ensemble into the average. DaFKD reveals everything that FedAvg
+    reveals about the clients' data. It also reveals two more models learnt from the data: one that generates such data
+    and one that recognises it.
     """
 
     name: ClassVar[str] = "dafkd"
@@ -147,7 +148,7 @@ class DaFKD:
                 keep_basis(self.state, k, ())
 
     def rounds(self, start: int) -> Iterator[Round]:
-        """Algorithm 1."""
+        """Run Algorithm 1."""
         for k, client in self._clients.items():
             client.restore(take(self.state, f"{k}/d/"))
         for t in range(start, self.config.rounds):
@@ -168,7 +169,7 @@ class DaFKD:
             yield Round(index=t, models=models, batches=batches, losses=losses)
 
     def released(self) -> Parameters:
-        """The server's classifier."""
+        """Return the server's classifier."""
         return take(self.state, "server/w/")
 
     # -- the server -----------------------------------------------------------------------------------------
@@ -185,14 +186,14 @@ class DaFKD:
         return self._arrived(self._wire.send("server", receivers, kind, tensors, inputs=inputs), kind)
 
     def _average_generators(self, uploads: Mapping[str, Upload]) -> None:
-        """Eq. 4, over those that arrived; without any the generator stays as it is."""
+        """Apply Eq. 4 to the generators that arrived; without any the generator stays the same."""
         sent = {k: u.g for k, u in uploads.items() if u.g is not None}
         if sent:
             put(self.state, "server/g/", self._average(sent))
             self._set_basis("g", [*(g.seq for g in sent.values()), *self._count_seqs(sent)])
 
     def _aggregate(self, t: int, uploads: Mapping[str, Upload]) -> float:
-        """ŵ_{t+1} and its distillation; without uploads the classifier stays as it is. Returns the mean KL."""
+        """Compute ŵ_{t+1} and distil it; without uploads the classifier stays the same. Return the mean KL."""
         if not uploads:
             return 0.0
         average = self._average({k: u.w for k, u in uploads.items()})
@@ -214,7 +215,7 @@ class DaFKD:
         return loss
 
     def _ask(self, clients: Sequence[str], x: Tensor, basis: list[int]) -> Tensor | None:
-        """Appendix B: the clients score the samples and predict; None when nobody answered. Adds to `basis`."""
+        """Collect the clients' scores and predictions (Appendix B), None without answers. Add inputs to `basis`."""
         inputs = [int(i) for i in self.state["server/basis/g"]]
         sent = self._wire.send("server", clients, "generated_samples", {"samples": x}, inputs=inputs)
         told = self._arrived(sent, "generated_samples")
@@ -231,9 +232,9 @@ class DaFKD:
         return self._server.target_of_answers(answers) if answers else None
 
     def _average(self, models: Mapping[str, Mapping[str, Tensor]]) -> Parameters:
-        """The mean of models by client, plain or by the records that they told.
+        """Return the mean of models by client, equally weighted or by the reported numbers of records.
 
-        A count that a defence has noised may come out as nothing or less; it counts as one record then.
+        A count with a defence's noise may be zero or negative; it then counts as one record.
         """
         n = [max(int(self.state.get(f"server/n/{k}", torch.tensor(1))), 1) for k in models]
         parts = [[m / sum(n) * t.cpu() for m, t in zip(n, same, strict=True)] for same in _by_name(models)]
@@ -257,7 +258,7 @@ class DaFKD:
                 self.state[f"server/n_seq/{k}"] = torch.tensor(n_k.seq)
 
     def _train(self, t: int, selected: Sequence[str], w_t: Delivery, g_t: Delivery) -> dict[str, Update]:
-        """What the selected clients do by themselves; on a CPU as many at a time as there are threads."""
+        """Run the selected clients' local work; on a CPU in as many threads as allowed."""
         guards = {k: self._local.guard(k, self.config.steps) for k in selected}
         done = self._trainer.apart(lambda k: self._clients[k].update(t, w_t, g_t, guards[k]), selected)
         updates = dict(zip(selected, done, strict=True))
@@ -270,10 +271,10 @@ class DaFKD:
     def _upload(
         self, updates: Mapping[str, Update], g_t: Delivery
     ) -> tuple[dict[str, Upload], dict[int, Tensor]]:
-        """Sends the clients' models; returns what arrived, and the records behind each message.
+        """Send the clients' models; return what arrived, and the records behind each message.
 
-        A client's layer of the discriminator goes back to all it ever held: `inputs` are left at everything, unless
-        a training defence has put on record what it was made from.
+        The default `inputs` say that a client's discriminator layer depends on all it ever held. A recorded training
+        defence replaces them by the layer's actual inputs.
         """
         uploads, batches = dict[str, Upload](), dict[int, Tensor]()
         for k, update in updates.items():
@@ -291,12 +292,12 @@ class DaFKD:
 
     @staticmethod
     def _arrived(sent: Delivery | None, kind: str) -> Delivery:
-        """A message of the server's, which the wire either delivers or refuses to withhold."""
+        """Return a delivered message of the server's; the wire refuses to withhold its kind."""
         if sent is None:
             raise ProtocolError(f"dafkd: the server's {kind} did not arrive. Only clients may go silent.")
         return sent
 
 
 def _by_name(models: Mapping[str, Mapping[str, Tensor]]) -> list[list[Tensor]]:
-    """For each parameter its values by client."""
+    """Return for each parameter its values by client."""
     return [[m[name] for m in models.values()] for name in next(iter(models.values()))]

@@ -30,11 +30,11 @@ class FedIODConfig(LocalSteps):
     lr: float = Field(0.05, gt=0)
     """Learning rate of stage 1's SGD."""
     steps_per_round: int = Field(40, ge=1)
-    """Distillation steps a round: each is five kinds of messages."""
+    """Distillation steps a round; each sends five kinds of messages."""
     samples: int = Field(32, ge=1)
-    """Generated samples a step, and real records that each discriminator sees beside them."""
+    """Generated samples a step, and the real records that each discriminator sees with them."""
     adam_lr: float = Field(0.001, gt=0)
-    """Adam's learning rate for G, D_k and S, annealed to 0 along a cosine."""
+    """Adam's learning rate for G, D_k and S, annealed to 0 on a cosine."""
     latent: int = Field(64, ge=1, le=MOST_INNER)
     """Length of the noise w."""
     generator_width: int = Field(16, ge=1, le=MOST_INNER)
@@ -42,28 +42,28 @@ class FedIODConfig(LocalSteps):
     discriminator_width: int = Field(16, ge=1, le=MOST_INNER)
     """Channels of the discriminator's first convolution; the second has twice as many."""
     gan: float = Field(1.0, ge=0)
-    """Weight of L_gan in what the generator descends; 0 leaves it out. The paper adds all terms up unweighted."""
+    """Weight of L_gan, which the generator minimises; 0 leaves it out. The paper adds all terms unweighted."""
     conf: float = Field(0.1, ge=0)
     """Weight of L_conf; 0 leaves it out."""
     unique: float = Field(0.1, ge=0)
     """Weight of L_unique; 0 leaves it out."""
     mimic: float = Field(0.01, ge=0)
-    """Weight of L_mimic in what the generator climbs; 0 leaves it out. The student always descends it."""
+    """Weight of L_mimic, which the generator maximises; 0 leaves it out. The student always minimises it."""
     temperature: float | None = Field(None, gt=0)
-    """τ of L_mimic: KL at this temperature; none is τ → ∞, squared distance of logits."""
+    """τ of L_mimic: KL at this temperature. None is τ → ∞, the squared distance of logits."""
     weights: Literal["eq8", "samples", "uniform"] = "eq8"
-    """How clients are weighed in the ensemble: by class and sample (Eq. 8), by their records, or all alike."""
+    """The ensemble's weights for clients: by class and sample (Eq. 8), by their records, or equal."""
     shares: Literal["samples", "uniform"] = "samples"
-    """π_k of Eq. 2-4: by the clients' numbers of records, or all alike."""
+    """π_k of Eq. 2-4: by the clients' numbers of records, or equal."""
     outputs: Literal["logits", "votes"] = "logits"
-    """What clients say of samples: logits to the server, or the predicted class to an aggregator that counts votes.
-    Votes need uniform weights and shares; `conf`, `unique` and `temperature` say nothing then."""
+    """The clients' answers: logits to the server, or predicted classes to an aggregator that counts votes. Votes need
+    uniform weights and shares; `conf`, `unique` and `temperature` then have no effect."""
     gradients_from: Literal["all", "one"] = "all"
-    """Whom the server asks for the gradient at its samples each step: everybody, or one client drawn at random."""
+    """The clients that the server asks for the gradient at its samples in each step: all, or one drawn at random."""
     student_steps: int = Field(5, ge=1)
-    """Steps of the student for each of the generator's; those after the first are on replayed samples."""
+    """Steps of the student for each step of the generator; all but the first use replayed samples."""
     replay: int = Field(100, ge=0)
-    """Batches kept for that; 0: further steps are on the current batch again."""
+    """Number of batches kept for replay. With 0, further steps use the current batch again."""
 
     @model_validator(mode="after")
     def _generator_learns(self) -> Self:
@@ -90,29 +90,29 @@ class FedIODConfig(LocalSteps):
 
     @property
     def asks(self) -> bool:
-        """Whether clients are asked for gradients: with votes, only where those of L_gan count."""
+        """Return whether clients are asked for gradients; with votes, only if L_gan has a weight."""
         return self.outputs == "logits" or self.gan > 0
 
     def drawn_from(self, clients: int) -> int:
-        """All of them, where one is asked for gradients a step."""
+        """Return the number of clients from which one is drawn for gradients in a step; 1 if none is drawn."""
         return clients if self.gradients_from == "one" and self.asks else 1
 
     @property
     def steps(self) -> dict[str, int | None]:
-        """`steps` and `epochs` as the training core takes them."""
+        """Return `steps` and `epochs` for the training core."""
         return {"steps": self.local_steps, "epochs": self.local_epochs or (None if self.local_steps else 50)}
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """Stage 1; and one step of each discriminator for each of the generator's."""
+        """Return stage 1's training, and one discriminator step for each generator step."""
         if of == "discriminator":
             return ({"steps": 1},) * ((self.rounds - 1) * self.steps_per_round)
         return (self.steps,)
 
     def rate(self, t: int) -> float:
-        """Adam's learning rate at step t, annealed from `adam_lr` to 0 along a cosine."""
+        """Return Adam's learning rate at step t, annealed from `adam_lr` to 0 on a cosine."""
         return annealed(self.adam_lr, 0.0, t, (self.rounds - 1) * self.steps_per_round)
 
     def alone(self) -> dict[str, Any]:
-        """Stage 1 by itself."""
+        """Return the settings of stage 1 alone."""
         length = {"local_steps": self.steps["steps"], "local_epochs": self.steps["epochs"]}
         return {**super().alone(), **length}

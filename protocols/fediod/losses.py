@@ -1,7 +1,7 @@
-"""FedIOD's losses as pure functions of what the server was sent (Gong 2023, Eq. 1-10).
+"""FedIOD's losses as pure functions of the messages to the server (Gong 2023, Eq. 1-10).
 
 K clients, n generated samples, C classes; z (K, n, C) the clients' logits, π (K,) their shares of all records.
-Entropies and divergences are in nats. Nothing here draws at random or holds anything.
+Entropies and divergences are in nats. The functions draw no randomness and keep no state.
 """
 
 from __future__ import annotations
@@ -23,36 +23,35 @@ __all__ = [
 
 
 def entropy(log_q: Tensor) -> Tensor:
-    """Shannon entropy H(q) (...,) of distributions given by their logarithms (..., C)."""
+    """Return the Shannon entropy H(q) (...,) of distributions given by their logarithms (..., C)."""
     return -(log_q.exp() * log_q).sum(-1)
 
 
 def confidence_loss(z: Tensor, shares: Tensor, temperature: float = 1.0) -> Tensor:
-    """L_conf (): how undecided the clients are about a sample, each by its share (Eq. 3)."""
+    """Return L_conf (): the clients' uncertainty about a sample, weighted by their shares (Eq. 3)."""
     return (shares @ entropy(F.log_softmax(z / temperature, -1))).mean()
 
 
 def divergence(z: Tensor, shares: Tensor, temperature: float = 1.0) -> Tensor:
-    """Jensen-Shannon divergence (n,) of the clients' predictions: H(Σ π_k q_k) - Σ π_k H(q_k) (Eq. 4)."""
+    """Return the Jensen-Shannon divergence (n,) of the clients' predictions: H(Σ π_k q_k) - Σ π_k H(q_k) (Eq. 4)."""
     log_q = F.log_softmax(z / temperature, -1)
     mixed = torch.logsumexp(log_q + shares.log()[:, None, None], 0)
     return entropy(mixed) - shares @ entropy(log_q)
 
 
 def unique_loss(z: Tensor, shares: Tensor, temperature: float = 1.0) -> Tensor:
-    """L_unique (): small where the clients contradict each other (Eq. 5)."""
+    """Return L_unique (): small where the clients contradict each other (Eq. 5)."""
     return -divergence(z, shares, temperature).mean()
 
 
 def importance(counts: Tensor, ratios: Tensor) -> Tensor:
-    """Weight π_k^c(x) of each client for each sample and class (Eq. 8), summing to one over the clients.
+    """Return the weight π_k^c(x) of each client for each sample and class (Eq. 8), summing to one over the clients.
 
-    A class that nobody trained on, like a sample that no discriminator finds anything real in, tells the clients
-    apart no longer: they weigh the same there.
+    Clients weigh the same for a class that no client trained on, and for a sample that every discriminator scores zero.
 
     Args:
-        counts: (K, C) records of each class that a client trained on; ones where they are not known.
-        ratios: (K, n) D_k(x) over the mean of D_k on real records; ones where they are not known.
+        counts: (K, C) records of each class that a client trained on; ones if unknown.
+        ratios: (K, n) D_k(x) over the mean of D_k on real records; ones if unknown.
 
     Returns:
         (K, n, C) weights.
@@ -63,12 +62,12 @@ def importance(counts: Tensor, ratios: Tensor) -> Tensor:
 
 
 def aggregate(z: Tensor, weights: Tensor) -> Tensor:
-    """A(z_1, …, z_K, x) (n, C): the clients' logits by `weights` (K, n, C) (Eq. 9)."""
+    """Return A(z_1, …, z_K, x) (n, C): the clients' logits weighted by `weights` (K, n, C) (Eq. 9)."""
     return (weights * z).sum(0)
 
 
 def mimic_loss(student: Tensor, target: Tensor, temperature: float | None = None) -> Tensor:
-    """L_mimic (): how far the student's logits (n, C) are from the aggregated ones (n, C).
+    """Return L_mimic (): the distance of the student's logits (n, C) from the aggregated ones (n, C).
 
     Args:
         student: ẑ = S(x).
@@ -82,5 +81,5 @@ def mimic_loss(student: Tensor, target: Tensor, temperature: float | None = None
 
 
 def label_loss(student: Tensor, target: Tensor) -> Tensor:
-    """L_mimic () where labels stand in for logits: cross-entropy of the student's logits (n, C) with shares (n, C)."""
+    """Return L_mimic () for labels in place of logits: cross-entropy of the student's logits (n, C), shares (n, C)."""
     return -(target * F.log_softmax(student, 1)).sum(1).mean()

@@ -1,4 +1,4 @@
-"""FedIOD's client: it holds only what is its own and sees the others only through what it is handed."""
+"""FedIOD's client: it holds only its own data and sees the others only through received messages."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ GAN = (0.5, 0.999)
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a client made of generated samples.
+    """A client's answer to generated samples.
 
     Attributes:
         logits: z_k (n, C).
-        scores: D_k(x) over the mean of D_k on real records (n,), where the server is to have them.
+        scores: D_k(x) over the mean of D_k on real records (n,), if the server gets them.
         batch: numbers of those records.
         loss: L_gan of the discriminator.
     """
@@ -53,8 +53,8 @@ class Client:
 
     Attributes:
         T: T_k's parameters.
-        T_basis: what T_k was made from.
-        D_basis: what D_k was made from.
+        T_basis: the inputs of T_k.
+        D_basis: the inputs of D_k.
     """
 
     def __init__(self, name: str, data: PartyData, config: FedIODConfig, setting: Setting) -> None:
@@ -73,7 +73,7 @@ class Client:
     # -- stage 1 --------------------------------------------------------------------------------------------
 
     def job(self) -> Job:
-        """Line 104: local training, to be fitted by the training core."""
+        """Return the local training of line 104, for the training core."""
         generator = child(self._seed, "fediod", "batches", self.name)
         cfg, n = self._config, len(self._data)
         batches = draw_batches(n, cfg.batch_size, generator=generator, **cfg.steps)
@@ -82,30 +82,30 @@ class Client:
         return Job(party=self.name, parameters=self.T, x=x, targets=y, batches=batches, seed=seed)
 
     def adopt(self, parameters: Parameters, basis: Basis) -> None:
-        """Takes over the trained T_k, and what it was made from."""
+        """Store the trained T_k and its inputs."""
         self.T, self.T_basis = parameters, basis
         self._freeze()
 
     def class_counts(self, classes: int) -> Tensor:
-        """Records of each class (C,)."""
+        """Return the records of each class (C,)."""
         return torch.bincount(self._data.y, minlength=classes)
 
     # -- stage 2 --------------------------------------------------------------------------------------------
 
     def made_from(self) -> Basis:
-        """What `pull_back` draws on besides the messages that it was sent: T_k and D_k, each where it counts."""
+        """Return the inputs of `pull_back` other than received messages: T_k and D_k, if they are used."""
         through_T = self.T_basis if self._config.outputs == "logits" else ()
         return joined(through_T, self.D_basis if self._config.gan else ())
 
     def answer(self, t: int, sent: Tensor, guard: Guard | None = None) -> Answer:
-        """Lines 111-114: predicts, scores, and takes a step of D_k on real records against the samples.
+        """Run lines 111-114: predict, score, and take a step of D_k on real records against the samples.
 
-        The graphs that lead back to the samples are kept for `pull_back`.
+        The graphs back to the samples are kept for `pull_back`.
 
         Args:
             t: the step.
             sent: x (n, c, h, w).
-            guard: the training defence under which D_k takes its step.
+            guard: the training defence of D_k's step.
         """
         x = sent.clone().requires_grad_()
         z_k = self._task(x)
@@ -125,9 +125,9 @@ class Client:
     def _guarded_answer(
         self, t: int, x: Tensor, z_k: Tensor, batch: Tensor, real: Tensor, guard: Guard
     ) -> Answer:
-        """The same, but that D_k's step learns of the records by a clipped and noisy sum alone.
+        """Answer as `answer` does, but D_k's step uses the records only through a clipped and noisy sum.
 
-        What scores are taken over is a look at records of its own, which happens only where scores are sent.
+        The mean score on real records is a separate use of records. It is computed only if scores are sent.
         """
         D_k = self._D.module
         on_x = D_k(x)
@@ -152,11 +152,11 @@ class Client:
         return Answer(z_k.detach(), scores, batch, float(step.loss) + float(L_x.detach()))
 
     def pull_back(self, values: Tensor | None = None, gan_weight: Tensor | None = None) -> Tensor:
-        """The gradient of the generator's loss at the samples (n, c, h, w), as far as it runs through here.
+        """Return the part of the generator's loss gradient at the samples (n, c, h, w) that passes through this client.
 
         Args:
-            values: ∂L/∂z_k (n, C); left out where the server was sent no logits, and then L_gan's gradient is all.
-            gan_weight: what L_gan's gradient counts for (); left out, it counts for nothing.
+            values: ∂L/∂z_k (n, C). Omitted if the server got no logits; then only L_gan's gradient is returned.
+            gan_weight: weight of L_gan's gradient (); if omitted, zero.
         """
         if self._held is None:
             raise ProtocolError(f"{self.name} was sent cotangents of samples that it never answered to.")
@@ -171,14 +171,14 @@ class Client:
     # -- what outlives a round ------------------------------------------------------------------------------
 
     def save(self, state: dict[str, Tensor]) -> None:
-        """Puts T_k and D_k into `state`."""
+        """Put T_k and D_k into `state`."""
         put(state, f"{self.name}/T/", self.T)
         put(state, f"{self.name}/D/", self._D.state())
         keep_basis(state, self.name, self.T_basis)
         keep_basis(state, f"{self.name}/discriminator", self.D_basis)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Takes them out of it."""
+        """Load T_k and D_k from `state`."""
         self.adopt(take(state, f"{self.name}/T/"), basis_of(state, self.name))
         self.D_basis = basis_of(state, f"{self.name}/discriminator")
         self._D.restore(take(state, f"{self.name}/D/"))
@@ -188,6 +188,6 @@ class Client:
 
 
 def laid_out(module: nn.Module, trainer: Trainer) -> nn.Module:
-    """The module in the memory format in which the run trains."""
+    """Return the module in the memory format of the run's training."""
     last = trainer.execution.memory_format == "channels_last"
     return module.to(memory_format=torch.channels_last if last else torch.contiguous_format)

@@ -31,16 +31,16 @@ Result = TypeVar("Result")
 class FedIOD:
     """Input-output collaborative distillation: no parameters of clients, no auxiliary data.
 
-    Clients train task models to completion. Then the server draws samples from its generator, clients answer
-    with logits and discriminator scores, the server says how it wants the logits changed, and clients answer
-    with the gradient at the samples, from which the generator learns; a student learns the weighted ensemble
-    of the logits. Parameters stay where they are, but what crosses is a dialogue: the server chooses every sample
-    that the private models and discriminators answer to, and receives their gradients at it.
+    Clients train task models to completion. The server then draws samples from its generator. Clients answer with
+    logits and discriminator scores. The server sends its gradient at the logits. Clients answer with the gradient at
+    the samples, from which the generator learns. A student learns the weighted ensemble of the logits. Parameters are
+    never sent. But the server chooses every sample that the private models and discriminators answer, and receives
+    their gradients there.
 
-    With `outputs: votes` no logits are sent. Each client names the class that it predicts to an aggregator, which
-    counts one vote a client and hands the counts to the server, or what a PATE defence makes of them; the student
-    learns these labels. Of the generator's terms the server works out the student's by itself, and clients add L_gan's
-    gradient alone.
+    With `outputs: votes` no logits are sent. Each client sends its predicted class to an aggregator. The aggregator
+    counts one vote a client and sends the server the counts, or a PATE defence's result from them. The student learns
+    these labels. The server computes the student's term of the generator's loss itself, and clients add only L_gan's
+    gradient.
     """
 
     name: ClassVar[str] = "fediod"
@@ -199,7 +199,7 @@ class FedIOD:
         self._save()
 
     def rounds(self, start: int) -> Iterator[Round]:
-        """Algorithm 1."""
+        """Run Algorithm 1."""
         self._restore()
         for r in range(start, self.config.rounds):
             self._wire.begin(r)
@@ -211,11 +211,11 @@ class FedIOD:
             yield done
 
     def released(self) -> Parameters:
-        """The student's parameters."""
+        """Return the student's parameters."""
         return take(self.state, "server/S/w/")
 
     def _stage_1(self) -> Round:
-        """Lines 103-105: local training to completion; then the class counts, where they are needed."""
+        """Run lines 103-105: local training to completion; then send the class counts, if they are needed."""
         jobs = [client.job() for client in self._clients.values()]
         fit, nothing = self.config.fit(), dict.fromkeys(self._clients, ())
         fitted, basis = self._local.fit(jobs, fit, length=self.config.steps, inputs=nothing)
@@ -232,7 +232,7 @@ class FedIOD:
         return Round(index=0, models={"server": self._server.student(), **models}, losses=losses)
 
     def _stage_2(self, r: int) -> Round:
-        """Lines 106-123, as many steps as a round has."""
+        """Run lines 106-123, for the steps of one round."""
         N = self.config.steps_per_round
         batches: dict[int, Tensor] = {}
         losses: dict[str, list[float]] = {}
@@ -247,7 +247,7 @@ class FedIOD:
         return Round(index=r, models=models, batches=batches, losses=means)
 
     def _step(self, t: int, batches: dict[int, Tensor]) -> dict[str, float]:
-        """One distillation step; returns the losses by party and adds the truth behind its messages."""
+        """Run one distillation step; return the losses by party and add the truth behind its messages to `batches`."""
         x = self._sent(
             "server", list(self._clients), "generated_samples", {"samples": self._server.generate(t)}
         )
@@ -258,14 +258,14 @@ class FedIOD:
             wanted = self._hear_votes(t, x, answers)
         else:
             wanted = self._hear_logits(t, x, answers, batches)
-        if wanted is None:  # nobody answered: everything stays as it is
+        if wanted is None:  # no client answered: nothing changes
             return losses
         gradients = self._gradients(x, wanted, behind)
         loss = self._server.update(t, gradients)
         return losses if loss is None else losses | {"server": loss}
 
     def _answers(self, t: int, x: Delivery) -> dict[str, Answer]:
-        """Each client's answer to the samples; what a defence made of D_k's step is put on record."""
+        """Return each client's answer to the samples; record the defence of D_k's step."""
         guards = {k: self._local.guard(k, {"steps": 1}, "discriminator") for k in self._clients}
         answers = self._each(self._clients, lambda k: self._clients[k].answer(t, x["samples"], guards[k]))
         for k, guard in guards.items():
@@ -278,7 +278,7 @@ class FedIOD:
     def _hear_logits(
         self, t: int, x: Delivery, answers: Mapping[str, Answer], batches: dict[int, Tensor]
     ) -> dict[str, dict[str, Tensor]] | None:
-        """Sends the clients' logits and scores; returns what the server wants of each client that it heard."""
+        """Send the clients' logits and scores; return the server's request to each client that it heard."""
         logits, scores = {}, {}
         for k, answer in answers.items():
             tensors = {"index": torch.arange(len(answer.logits)), "values": answer.logits}
@@ -296,7 +296,7 @@ class FedIOD:
     def _hear_votes(
         self, t: int, x: Delivery, answers: Mapping[str, Answer]
     ) -> dict[str, dict[str, Tensor]] | None:
-        """Sends each client's predicted classes, then the aggregator's counts; returns what the server wants."""
+        """Send each client's predicted classes, then the aggregator's counts; return the server's requests."""
         index = torch.arange(len(x["samples"]))
         ballots = []
         for k, answer in answers.items():
@@ -319,7 +319,7 @@ class FedIOD:
     def _gradients(
         self, x: Delivery, wanted: Mapping[str, dict[str, Tensor]], behind: Mapping[str, Basis]
     ) -> dict[str, Tensor]:
-        """Tells clients what is wanted of them; returns the gradients that came back."""
+        """Send clients the server's requests; return the gradients that came back."""
         if self.config.gradients_from == "one":
             asked = self._drawn(self._wire.coins("asked", "server"))
             wanted = {k: tensors for k, tensors in wanted.items() if k == asked}
@@ -334,18 +334,18 @@ class FedIOD:
         return gradients
 
     def _drawn(self, coins: SecretStream) -> str:
-        """The client that is asked for its gradients in a step: each as likely as any other, whatever went before."""
+        """Draw the client that is asked for gradients in a step: all equally likely, independent of earlier draws."""
         return list(self._clients)[int(float(coins.uniform(1)[0]) * len(self._clients))]
 
     def _sent(self, sender: str, receivers: list[str], kind: str, tensors: Mapping[str, Tensor]) -> Delivery:
-        """A message of the server's, which the wire either delivers or refuses to withhold."""
+        """Send a message of the server's; the wire refuses to withhold its kind."""
         sent = self._wire.send(sender, receivers, kind, tensors)
         if sent is None:
             raise ProtocolError(f"fediod cannot do without {kind}. Do not withhold it.")
         return sent
 
     def _each(self, names: Iterable[str], do: Callable[[str], Result]) -> dict[str, Result]:
-        """What each client does by itself; on a CPU as many at a time as there are threads."""
+        """Apply a function to each client; on a CPU in as many threads as allowed."""
         execution, clients = self._trainers["server"].execution, list(names)
         workers = execution.threads if execution.device == "cpu" else 1
         if workers == 1:

@@ -1,4 +1,4 @@
-"""FedIOD's server: what it draws, what it makes of the clients' answers, and what it keeps of them."""
+"""FedIOD's server: it draws samples, aggregates the clients' answers, and stores them to distil again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Replay", "Server"]
 
 
 class Server:
-    """The server: generator G, student S, the class counts it was told, and what it keeps to distil again."""
+    """The server: generator G, student S, the clients' class counts, and stored samples to distil again."""
 
     def __init__(self, config: FedIODConfig, setting: Setting) -> None:
         self._config, self._seed = config, setting.seed
@@ -44,13 +44,13 @@ class Server:
         self._replay = Replay(config.replay, config.samples, setting.input_shape, setting.classes, device)
 
     def hear_counts(self, client: str, counts: Tensor) -> None:
-        """Takes note of a client's class counts (C,)."""
+        """Store a client's class counts (C,)."""
         self._counts[client] = counts.cpu()
 
     # -- one step -------------------------------------------------------------------------------------------
 
     def generate(self, t: int) -> Tensor:
-        """Lines 108-109: x = G(w) (n, c, h, w); the graph is kept for `update`."""
+        """Return lines 108-109's x = G(w) (n, c, h, w); the graph is kept for `update`."""
         drawn = child(self._seed, "fediod", "latent", t)
         w = torch.randn(self._config.samples, self._config.latent, generator=drawn)
         x: Tensor = self._G.module(w.to(self._trainer.device))
@@ -60,13 +60,13 @@ class Server:
     def judge(
         self, t: int, sent: Tensor, logits: Mapping[str, Tensor], scores: Mapping[str, Tensor]
     ) -> dict[str, dict[str, Tensor]]:
-        """Lines 116-119: forms the losses; returns what each client that answered is sent.
+        """Run lines 116-119: compute the losses; return the message to each client that answered.
 
         Args:
             t: the step.
             sent: the samples (n, c, h, w) as the clients have them.
             logits: z_k (n, C) by client, at least one.
-            scores: D_k's ratios (n,), of those of whom they arrived.
+            scores: D_k's ratios (n,), of the clients whose scores arrived.
         """
         cfg, names = self._config, list(logits)
         z = torch.stack([logits[k] for k in names]).requires_grad_()
@@ -85,15 +85,15 @@ class Server:
         return {k: {"values": cotangents[i], "gan_weight": cfg.gan * shares[i]} for i, k in enumerate(names)}
 
     def hear_labels(self, t: int, sent: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The same where the server is told labels in place of logits; returns what each client is sent.
+        """Compute the losses from labels in place of logits; return the message to each client.
 
-        L_mimic is then the student's cross-entropy with the labels. L_conf and L_unique would take each client's
-        logits, and are left out.
+        L_mimic is then the student's cross-entropy with the labels. L_conf and L_unique need each client's logits, so
+        they are left out.
 
         Args:
             t: the step.
             sent: the samples (n, c, h, w) as the clients have them.
-            target: the labels as shares of classes (n, C); a sample that has none is a row of noughts.
+            target: the labels as shares of classes (n, C); a sample without a label has a row of zeros.
         """
         answered = target.sum(1) > 0
         self._mimic, self._own = None, torch.zeros_like(sent)
@@ -108,12 +108,12 @@ class Server:
         return {"gan_weight": torch.tensor(self._config.gan / self._clients)}
 
     def update(self, t: int, gradients: Mapping[str, Tensor]) -> float | None:
-        """Lines 121-122: a step of G and the steps of S; returns L_mimic, or None where no sample has a label.
+        """Run lines 121-122: a step of G and the steps of S; return L_mimic, or None if no sample has a label.
 
         Args:
             t: the step.
-            gradients: what came back (n, c, h, w), by client. Where clients were asked and nothing did, G stays as
-                it is. Of one client drawn from K it counts K times: then its mean over the draws is the sum of all.
+            gradients: received gradients (n, c, h, w), by client. If clients were asked and none answered, G stays
+                the same. The gradient of one client drawn from K counts K times: its mean is then the full sum.
         """
         rate = self._config.rate(t)
         if gradients or not self._config.asks:
@@ -130,20 +130,20 @@ class Server:
         return loss
 
     def _imitation(self, student: Tensor, target: Tensor) -> Tensor:
-        """L_mimic () on samples of which all have a target (n, C)."""
+        """Return L_mimic () on samples that all have a target (n, C)."""
         if self._config.outputs == "votes":
             return label_loss(student, target)
         return mimic_loss(student, target, self._config.temperature)
 
     def _shares(self, names: list[str]) -> Tensor:
-        """π_k (K,) of the clients that answered, by the number of their records or all alike."""
+        """Return π_k (K,) of the clients that answered, by their numbers of records, or equal shares."""
         if self._config.shares == "uniform":
             return torch.full((len(names),), 1 / len(names))
         n = self._known(names).sum(1)
         return n / n.sum()
 
     def _weights(self, names: list[str], scores: Mapping[str, Tensor], n: int) -> Tensor:
-        """π_k^c(x) (K, n, C) of the clients that answered."""
+        """Return π_k^c(x) (K, n, C) of the clients that answered."""
         if self._config.weights == "eq8":
             return importance(self._known(names), _filled(names, scores, torch.ones(n)))
         even = torch.ones(len(names), 1) if self._config.weights == "uniform" else self._shares(names)
@@ -156,18 +156,18 @@ class Server:
     # -- what outlives a round ------------------------------------------------------------------------------
 
     def student(self) -> Parameters:
-        """S's parameters."""
+        """Return S's parameters."""
         return self._S.parameters()
 
     def save(self, state: dict[str, Tensor]) -> None:
-        """Puts all of it into `state`."""
+        """Put the server's state into `state`."""
         put(state, "server/G/", self._G.state())
         put(state, "server/S/", self._S.state())
         put(state, "server/counts/", self._counts)
         put(state, "server/replay/", self._replay.state())
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Takes it out of it."""
+        """Load the server's state from `state`."""
         self._G.restore(take(state, "server/G/"))
         self._S.restore(take(state, "server/S/"))
         self._counts = take(state, "server/counts/")
@@ -175,10 +175,10 @@ class Server:
 
 
 class Replay:
-    """The last samples with what the clients together said of them.
+    """Stores the last samples with the clients' aggregated answers.
 
     Args:
-        batches: how many batches are kept; 0 keeps one.
+        batches: number of batches kept; 0 keeps one.
         n: samples of a batch.
         shape: (c, h, w) of a sample.
         classes: C.
@@ -197,30 +197,30 @@ class Replay:
         return self._seen > 0
 
     def keep(self, x: Tensor, target: Tensor) -> None:
-        """Puts samples (m, c, h, w) and targets (m, C), m up to n, in place of the oldest."""
+        """Store samples (m, c, h, w) and targets (m, C), m up to n, in place of the oldest."""
         places = torch.arange(self._seen, self._seen + len(x), device=self._x.device) % len(self._x)
         self._x[places], self._target[places] = x, target
         self._seen += len(x)
 
     def draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """n samples with replacement, of all that are kept."""
+        """Draw n of the stored samples, with replacement."""
         rows = torch.randint(min(self._seen, len(self._x)), (self._n,), generator=generator)
         rows = rows.to(self._x.device)
         return self._x.index_select(0, rows), self._target.index_select(0, rows)
 
     def state(self) -> dict[str, Tensor]:
-        """All of it, by name, on the CPU."""
+        """Return the stored tensors by name, on the CPU."""
         return {"x": self._x.cpu(), "target": self._target.cpu(), "seen": torch.tensor(self._seen)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `state` gave."""
+        """Load a result of `state`."""
         self._x.copy_(state["x"])
         self._target.copy_(state["target"])
         self._seen = int(state["seen"])
 
 
 def _filled(names: list[str], known: Mapping[str, Tensor], otherwise: Tensor) -> Tensor:
-    """Rows of `known` by client; who is unknown counts as the mean of the others, all unknown as `otherwise`."""
+    """Return rows of `known` by client; others get the mean of the known ones, or `otherwise` if none is known."""
     rows = [known[k].float().cpu() for k in names if k in known]
     missing = torch.stack(rows).mean(0) if rows else otherwise
     return torch.stack([known[k].float().cpu() if k in known else missing for k in names])

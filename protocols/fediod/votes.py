@@ -1,4 +1,4 @@
-"""Votes in place of logits: how FedIOD's aggregator counts them, and what the server reads from what it is sent."""
+"""Votes in place of logits: the count by FedIOD's aggregator, and the server's reading of the result."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["count_votes", "shares_of"]
 
 
 def count_votes(ballots: Iterable[Mapping[str, Tensor]], samples: int, classes: int) -> Tensor:
-    """The votes (n, C) for each class of each sample, as whole numbers.
+    """Return the votes (n, C) for each class of each sample, as whole numbers.
 
     Guarantees:
-      * a client casts at most one vote a sample, whatever it sent: the last of several counts;
+      * a client casts at most one vote a sample: the last of several counts;
       * a sample or class that does not exist gets no vote.
 
     Args:
@@ -35,11 +35,11 @@ def count_votes(ballots: Iterable[Mapping[str, Tensor]], samples: int, classes: 
 
 
 def shares_of(told: Mapping[str, Tensor], samples: int, classes: int) -> Tensor:
-    """What the server is told of each sample as shares of classes (n, C); noughts where it is told nothing.
+    """Return the server's labels of each sample as shares of classes (n, C); zeros for a sample without a label.
 
     Args:
         told: `index` (m,) with `counts` (m, C) of votes, or with the classes `values` (m,) that a defence made of
-            them. What a defence has moved outside the range is no answer.
+            them. Values that a defence has moved out of range are ignored.
         samples: n.
         classes: C.
     """

@@ -1,4 +1,4 @@
-"""FedKD's settings: what Gong et al. 2022 leave open, and how the ensemble is made."""
+"""FedKD's settings: choices that Gong et al. 2022 leave open, and the kind of ensemble."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ _BALLOTS: dict[str, Any] = {
     "gamma": None,
     "clip": None,
 }
-"""What the settings of averaged logits are where votes are counted."""
+"""Values of the settings of averaged logits if votes are counted."""
 
 
 class FedKDConfig(LocalSteps):
     """FedKD's settings; symbols follow Gong et al. 2022."""
 
     local_epochs: int | None = Field(50, ge=1)
-    """Passes over a client's data, in one go, before anything is sent; `local_steps` may be given in its place."""
+    """Passes over a client's data before anything is sent; or give `local_steps`."""
     ensemble: Literal["logits", "votes"] = "logits"
-    """What clients answer: their logits, which are averaged (Eq. 2), or their predicted classes, of which the
-    aggregator counts one vote a client, as PATE does. With votes, `weights` is uniform, and `levels`, `z_max`, `gamma`
-    and `clip` are null."""
+    """The clients' answers: logits, which are averaged (Eq. 2), or predicted classes. The aggregator counts one vote a
+    client, as in PATE. With votes, `weights` is uniform, and `levels`, `z_max`, `gamma` and `clip` are null."""
     weights: Literal["class-counts", "uniform"] = "class-counts"
-    """ω: each client's share of a class's records (Eq. 1), or 1/K; then no counts are sent."""
+    """ω: each client's share of a class's records (Eq. 1), or 1/K, which needs no counts."""
     levels: int | None = Field(200, ge=2, le=2**16 - 1)
-    """S: quantisation levels of the logits; null sends them as they are."""
+    """S: quantisation levels of the logits; null sends them unquantised."""
     grid: Literal["eq3", "eq4"] = "eq4"
-    """The quantiser's grid: that of Eq. 4, or the other one that Eq. 3 describes."""
+    """The quantiser's grid: that of Eq. 4, or the different one that Eq. 3 describes."""
     z_max: float | None = Field(None, gt=0)
-    """A public bound to which logits are clipped. None: the largest absolute logit of all clients (Eq. 3), on which
-    they have to agree through the aggregator."""
+    """A public bound to which logits are clipped. None: the largest absolute logit of all clients (Eq. 3), which they
+    agree on through the aggregator."""
     noise_at: Literal["aggregator", "client", "none"] = "aggregator"
-    """Who adds the Laplace noise: the aggregator, once, to the ensemble (Eq. 2), or each client to its own logits."""
+    """The party that adds the Laplace noise: the aggregator, once, to the ensemble (Eq. 2), or each client to its own
+    logits."""
     gamma: float | None = Field(1.0, gt=0)
     """γ: the noise has scale 1/γ, in logits; null adds none."""
     clip: float | None = Field(None, gt=0)
-    """B: a public bound to which what is noised is clipped first. The paper has none, and so nothing to claim. Before
-    a plain average the aggregator clips each client's logits: one client then moves it by its share at most."""
+    """B: a public bound to which values are clipped before noise is added. The paper has none, and so claims no ε.
+    Before a plain average the aggregator clips each client's logits, so one client moves it by at most its share."""
     temperature: float | None = Field(None, gt=0)
-    """τ of the distillation (Eq. 5 and 6); null is the paper's τ = ∞: squared error on logits (Eq. 7). The shares of
-    votes are probabilities already: null is cross-entropy, and a finite τ softens the central model's answers alone."""
+    """τ of the distillation (Eq. 5 and 6); null is the paper's τ = ∞: squared error on logits (Eq. 7). Shares of votes
+    are already probabilities: null is then cross-entropy, and a finite τ softens only the central model's answers."""
     distill_rounds: int = Field(5, ge=1, le=MOST_ROUNDS)
-    """Into how many rounds the distillation is split, after each of which it is evaluated and can be resumed."""
+    """Number of rounds of the distillation; the model is evaluated and can be resumed after each."""
     distill_steps: int = Field(200, ge=1)
-    """Distillation steps a round; T in all is `distill_rounds` times as many."""
+    """Distillation steps a round; the total T is `distill_rounds` times as many."""
     distill_batch_size: int = Field(512, ge=1)
     """B: public samples a distillation step."""
     distill_lr: float = Field(1e-3, gt=0)
@@ -89,25 +89,28 @@ class FedKDConfig(LocalSteps):
 
     @property
     def rounds(self) -> int:
-        """The phases: local training, the ensemble, and the parts of the distillation."""
+        """Return the number of phases: local training, the ensemble, and the parts of the distillation."""
         return 2 + self.distill_rounds
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """One, before anything is sent."""
+        """Return one training, before anything is sent."""
         return (self.steps,) if of == "model" else ()
 
     @property
     def ranged(self) -> bool:
-        """Whether clients have to agree on z_max."""
+        """Return whether clients have to agree on z_max."""
         return self.levels is not None and self.z_max is None
 
     @property
     def bounded(self) -> float | None:
-        """B, where the aggregator clips each client's logits to it: then one client moves the ensemble by its share."""
+        """Return B, to which the aggregator clips each client's logits, or None.
+
+        With B, one client moves the ensemble by at most its share.
+        """
         return self.clip if self.noise_at == "aggregator" else None
 
     def defenses(self) -> tuple[DefenseSpec, ...]:
-        """Q(z; S) on each client's logits and Lap(1/γ) where it is asked for: Eq. 2."""
+        """Return Eq. 2's defences: Q(z; S) on each client's logits, and Lap(1/γ) if requested."""
         found = []
         if self.levels is not None:
             params: dict[str, Any] = {"levels": self.levels, "grid": self.grid, "z_max": self.z_max}
@@ -115,13 +118,13 @@ class FedKDConfig(LocalSteps):
             found.append(DefenseSpec(kind="logits", sender="client", name=name, params=params))
         if self.gamma is not None and self.noise_at != "none":
             kind = "logits" if self.noise_at == "client" else "ensemble_labels"
-            # Every public sample is answered, whatever the data.
+            # Every public sample is answered, for any data.
             params = {"gamma": self.gamma, "clip": self.clip, "public_index": True}
             found.append(DefenseSpec(kind=kind, sender=self.noise_at, name="laplace-noise", params=params))
         return tuple(found)
 
     def distillation(self, task: Task = "single-label") -> Fit:
-        """The training core's settings for the central model."""
+        """Return the training core's settings for the central model."""
         tau = self.temperature
         divergence: Objective = "binary-kl" if task == "multi-label" else "kl"
         at_once: Objective = "cross-entropy" if self.ensemble == "votes" else "l2"

@@ -25,10 +25,10 @@ __all__ = ["FedKD", "FedKDConfig", "class_weights", "ensemble"]
 
 
 def class_weights(counts: Tensor) -> Tensor:
-    """ω (K, C), each client's share of each class, from the counts N (K, C): Eq. 1.
+    """Return ω (K, C), each client's share of each class, from the counts N (K, C): Eq. 1.
 
-    For a class that nobody has Eq. 1 divides nought by nought; its weights are 1/K, since no client has a better
-    claim to it than another. Counts below nought, which only noise can make, count as none.
+    For a class without records Eq. 1 is 0/0. Its weights are then 1/K, the same for every client. Negative counts,
+    which only noise can produce, count as zero.
     """
     N = counts.double().clamp_min(0)
     total = N.sum(0)
@@ -36,7 +36,7 @@ def class_weights(counts: Tensor) -> Tensor:
 
 
 def ensemble(logits: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """ẑ (n, C), the weighted sum over clients of Q(z) (n, C), in float32: Eq. 2 before its noise; weights (K, C)."""
+    """Return ẑ (n, C), the sum over clients of Q(z) (n, C) by weights (K, C), in float32: Eq. 2 before its noise."""
     z = torch.zeros(logits[0].shape, dtype=torch.float64, device=logits[0].device)
     for w_k, z_k in zip(weights.to(z.device), logits, strict=True):
         z += w_k * z_k
@@ -46,18 +46,18 @@ def ensemble(logits: Sequence[Tensor], weights: Tensor) -> Tensor:
 class FedKD:
     """One-shot, one-way distillation: clients answer once on public samples, a central model learns from the ensemble.
 
-    Each client trains a model of its own to completion, with a network of its own if it likes. Once, it sends its
-    logits for every public sample, quantised to S levels; an aggregator weighs them, class by class, by how many
-    records of the class each client has, adds Laplace noise and hands the ensemble to the server, which distils
-    its central model from it. No model and no gradient leaves a client. The aggregator, by contrast, sees class
-    counts and the clean quantised logits of every client.
+    Each client trains its own model to completion; its network may differ from the others'. It then sends its logits
+    for every public sample once, quantised to S levels. An aggregator weights them, for each class, by each client's
+    number of records of the class. It adds Laplace noise and sends the ensemble to the server, which distils its
+    central model from it. No model and no gradient leaves a client. The aggregator, however, sees the class counts and
+    the clean quantised logits of every client.
 
-    With `ensemble: votes` clients answer with their predicted classes instead, and the aggregator counts one vote a
-    client. A PATE aggregator attached to the counts then publishes noisy labels in their place, and the server
-    distils from whichever reaches it.
+    With `ensemble: votes` clients answer with their predicted classes, and the aggregator counts one vote a client. A
+    PATE aggregator attached to the counts then publishes noisy labels in their place. The server distils from the
+    message that it receives.
 
-    Of the multi-label task, local models are fitted by binary cross-entropy on the labels that are known, and a
-    client's count of a class is of the records in which it occurs.
+    In the multi-label task, local models are fitted by binary cross-entropy on the known labels. A client's count of a
+    class is the number of records in which it occurs.
     """
 
     name: ClassVar[str] = "fedkd"
@@ -108,7 +108,7 @@ class FedKD:
             "from": "client",
             "to": "aggregator",
             "what": "index (n,), values (n,): one vote for every public sample, once",
-            # Not logits in another form: whoever averages logits cannot read votes.
+            # Not logits in another form: an average of logits cannot use votes.
             "when": {"ensemble": "votes", "weights": "uniform"},
             "index": "public",
         },
@@ -203,7 +203,7 @@ class FedKD:
             put(self.state, f"{party}/w/", {n: t.clone() for n, t in setting.initial[party].items()})
 
     def rounds(self, start: int) -> Iterator[Round]:
-        """Algorithm 1, phase by phase."""
+        """Run Algorithm 1, phase by phase."""
         for t in range(start, self.config.rounds):
             self._wire.begin(t)
             if t == 0:  # Local Training: train each local model θ^k with D^k
@@ -222,16 +222,16 @@ class FedKD:
                 yield Round(index=t, models=models, losses=losses)
 
     def released(self) -> Parameters:
-        """The central model θ^s."""
+        """Return the central model θ^s."""
         return take(self.state, "server/w/")
 
     def _average(self) -> tuple[dict[str, Delivery], Delivery | None]:
-        """What clients answered, and their ensemble where anybody did."""
+        """Return the clients' answers, and their ensemble if any client answered."""
         logits, counts = self._answer()
         return logits, self._aggregate(logits, counts)
 
     def _vote(self) -> tuple[dict[str, Delivery], Delivery | None]:
-        """What clients voted, and what the aggregator says of it where anybody did."""
+        """Return the clients' votes, and the aggregator's message if any client voted."""
         ballots = self._cast()
         return ballots, self._count(ballots)
 
@@ -258,7 +258,7 @@ class FedKD:
         return {job.party: float(result.losses.mean()) for job, result in zip(jobs, fitted, strict=True)}
 
     def _answer(self) -> tuple[dict[str, Delivery], dict[str, Delivery]]:
-        """Each client's logits for every public sample, z_i^k <- f(x_i^0, θ^k), and its class counts.
+        """Send each client's logits for every public sample, z_i^k <- f(x_i^0, θ^k), and its class counts.
 
         A message that does not arrive is left out.
         """
@@ -280,7 +280,7 @@ class FedKD:
         return logits, counts
 
     def _cast(self) -> dict[str, Delivery]:
-        """Each client's predicted class of every public sample."""
+        """Send each client's predicted class of every public sample."""
         sent = {}
         for k, z_k in self._trainers.predict(self._models(), self._public).items():
             tensors = {"index": torch.arange(len(z_k), dtype=torch.int32), "values": ballot(z_k)}
@@ -296,7 +296,7 @@ class FedKD:
         return {k: delivery for k, delivery in sent.items() if delivery is not None}
 
     def _agree_on_range(self, z: Mapping[str, Tensor]) -> Delivery | None:
-        """z_max = max |z_i^ck| over samples, classes and clients; none when no client's range arrived."""
+        """Return z_max = max |z_i^ck| over samples, classes and clients; None if no client's range arrived."""
         ranges = {}
         for k, z_k in z.items():
             tensors = {"max_abs": z_k.abs().max()}
@@ -318,7 +318,7 @@ class FedKD:
         return found
 
     def _aggregate(self, logits: Mapping[str, Delivery], counts: Mapping[str, Delivery]) -> Delivery | None:
-        """Eq. 2 over the clients that answered, by Eq. 1 where all of these sent their counts, else plainly."""
+        """Compute Eq. 2 over the clients that answered; with Eq. 1's weights if all sent counts, else equal weights."""
         if not logits:
             return None
         used = [counts[k] for k in logits if k in counts]
@@ -337,7 +337,10 @@ class FedKD:
         return self._wire.send("aggregator", ["server"], "ensemble_labels", sent, inputs=inputs)
 
     def _count(self, ballots: Mapping[str, Delivery]) -> Delivery | None:
-        """The votes on every public sample, those on which nobody voted included: which they are follows from data."""
+        """Send the votes on every public sample, including samples without votes.
+
+        Leaving these out would reveal which they are, and that depends on private data.
+        """
         if not ballots:
             return None
         index = torch.arange(len(self._public), dtype=torch.int32)
@@ -359,9 +362,9 @@ class FedKD:
         self.state["server/basis"] = torch.tensor([z.seq])
 
     def _distill(self, t: int) -> dict[str, float]:
-        """Steps of ∇L on θ^s, Eq. 7 or Eq. 5; the optimiser goes on where the round before left it.
+        """Take steps of ∇L on θ^s, Eq. 7 or Eq. 5; the optimiser's state continues from the round before.
 
-        Shares of votes are probabilities as they are. Without an ensemble the central model stays as it is.
+        Shares of votes are used directly as probabilities. Without an ensemble the central model stays the same.
         """
         known = take(self.state, "server/z/")
         if not known:
@@ -390,7 +393,7 @@ class FedKD:
         return {"server": float(fitted.losses.mean())}
 
     def _activated(self, z: Tensor) -> Tensor:
-        """Probabilities (n, C): softmax (Eq. 6), or of the multi-label task a sigmoid for each class."""
+        """Return probabilities (n, C): softmax (Eq. 6), or in the multi-label task a sigmoid for each class."""
         return z.sigmoid() if self._task == "multi-label" else z.softmax(1)
 
     def _publish(self) -> None:

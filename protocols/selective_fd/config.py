@@ -1,4 +1,4 @@
-"""Selective-FD's settings; those of the selectors are beside these."""
+"""Selective-FD's settings, with those of its selectors."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ __all__ = ["SelectiveFDConfig"]
 
 
 class SelectiveFDConfig(Selection):
-    """Selective-FD's settings; defaults are the paper's for MNIST where it says, non-IID."""
+    """Selective-FD's settings; the defaults are the paper's for non-IID MNIST, if stated."""
 
     rounds: int = Field(150, ge=1, le=MOST_ROUNDS)
     """T: communication rounds."""
     warm_up_steps: int = Field(200, ge=0)
-    """SGD steps on its own records that a client takes before the first round."""
+    """SGD steps of a client on its own records before the first round."""
     local_steps: int = Field(1, ge=0)
-    """SGD steps on its own records a round (the paper: 1, and 5 when IID)."""
+    """SGD steps on its own records a round (the paper: 1, and 5 if IID)."""
     distill_steps: int = Field(10, ge=1)
-    """SGD steps on the round's ensemble predictions (the paper: 10, and 6 when IID)."""
+    """SGD steps on the round's ensemble predictions (the paper: 10, and 6 if IID)."""
     batch_size: int = Field(64, ge=1)
     """Records a local step."""
     public_batch: int = Field(512, ge=1)
-    """Proxy samples that the server asks about in a round; every distillation step takes all that came back."""
+    """Proxy samples that the server asks about in a round; every distillation step uses all that came back."""
     lr: float = Field(0.1, gt=0)
     """Learning rate of SGD."""
     order: Literal["local-first", "predict-first"] = "predict-first"
-    """Whether a round's local steps come after its predictions (Algorithm 1) or before (the authors' code)."""
+    """Order of a round: predictions before local steps (Algorithm 1), or after them (the authors' code)."""
     labels: Literal["hard", "soft"] = "hard"
-    """What a client answers: its predicted class, or its class probabilities."""
+    """A client's answer: its predicted class, or its class probabilities."""
     ensemble: Literal["mean", "votes"] = "mean"
-    """What is made of the answers: their mean, or a count of hard labels, one vote a client. With votes a client
-    answers for every sample that it is asked about, with -1 where it declines, so that its index says nothing."""
+    """The ensemble: the mean of the answers, or a count of hard labels, one vote a client. With votes a client answers
+    for every requested sample, with -1 if it declines, so its index reveals nothing."""
     aggregator: Literal["server", "secure"] = "server"
-    """Who counts votes: the server, which then sees every ballot, or a secure aggregation, of which everybody sees the
-    result alone."""
+    """The party that counts votes: the server, which then sees every ballot, or a secure aggregation, of which all
+    parties see only the result."""
     tau_server: float = Field(2.0, gt=0, le=2)
     """τ_server: the largest ℓ1 distance of an ensemble prediction from its one-hot prediction; 2 keeps them all."""
 
@@ -66,20 +66,20 @@ class SelectiveFDConfig(Selection):
 
     @property
     def counter(self) -> str:
-        """Who receives the clients' answers."""
+        """Return the party that receives the clients' answers."""
         return "aggregator" if self.aggregator == "secure" else "server"
 
     @property
     def form(self) -> Literal["hard", "soft", "votes"]:
-        """What an answer is: classes or probabilities of what is accepted, or a ballot on all that was asked."""
+        """Return the form of an answer: classes or probabilities of accepted samples, or a ballot on all requests."""
         return "votes" if self.ensemble == "votes" else self.labels
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """The warm-up and each round's local steps."""
+        """Return the warm-up and each round's local steps."""
         lengths = (self.warm_up_steps, *(self.local_steps,) * self.rounds)
         return tuple({"steps": n} for n in lengths if n and of == "model")
 
     def alone(self) -> dict[str, Any]:
-        """As many SGD steps as a client takes here, spread evenly over the rounds."""
+        """Return settings with a client's total number of SGD steps, spread evenly over the rounds."""
         steps = math.ceil(self.warm_up_steps / self.rounds) + self.local_steps + self.distill_steps
         return {"rounds": self.rounds, "local_steps": steps, "batch_size": self.batch_size, "lr": self.lr}

@@ -1,7 +1,7 @@
-"""Selective-FD's parties: what a client and the server each hold, and what each does with what it receives.
+"""Selective-FD's parties: the data and the steps of a client and of the server.
 
-Neither knows the other: everything between them is a delivery of the wire, and a receiver leaves out what it cannot
-use, because a defence may have changed indices as well as values.
+They exchange data only through deliveries of the wire. A receiver ignores values that it cannot use, because a defence
+may have changed indices as well as values.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .selectors import Box, Selection, confidence, energy, fit_density, threshol
 __all__ = ["Client", "Server"]
 
 _MOST_VALIDATED = 1000
-"""Validation records, at most, from which the threshold of a selector by outputs is taken."""
+"""Largest number of validation records behind the threshold of a selector by outputs."""
 
 Predict = Callable[[Tensor], Tensor]
 """Images (n, c, h, w) to a client's own logits (n, C)."""
 
 
 class Client:
-    """One client: its records, its model, and what its selector lets it answer.
+    """One client: its records, its model, and the samples that its selector lets it answer.
 
     Args:
         name: `client/3`.
@@ -44,9 +44,9 @@ class Client:
         seed: of the run.
 
     Attributes:
-        model: its parameters as they stand.
-        basis: what the model was made from.
-        accepts: (m,) bool, the proxy samples within its density; None until it is prepared, and for other selectors.
+        model: its current parameters.
+        basis: the inputs of its model.
+        accepts: (m,) bool, the proxy samples within its density; None before `prepare`, and for other selectors.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Client:
         self._settings, self._seed = settings, seed
 
     def prepare(self, represent: Callable[[Tensor], Tensor], box: Box) -> None:
-        """Line 2: fits the selector, where it does not depend on the model, and applies it to every proxy sample."""
+        """Run line 2: fit the selector, if it does not depend on the model, and apply it to every proxy sample."""
         if self._settings.selector == "density-ratio":
             selector = fit_density(
                 self._data,
@@ -80,17 +80,17 @@ class Client:
             self.accepts = selector.accepts(represent(self._public))
 
     def local_job(self, stage: str, t: int, batch_size: int, steps: int) -> Job:
-        """Line 6: SGD steps on its own records."""
+        """Return line 6's SGD steps on the client's own records."""
         generator = child(self._seed, "selective-fd", stage, t, self.name)
         batches = draw_batches(len(self._data), batch_size, steps=steps, generator=generator)
         return self._job(stage, t, self._data.x, self._data.y, batches)
 
     def answer(self, index: Tensor, predict: Predict, form: str) -> dict[str, Tensor]:
-        """Line 12: predictions of the proxy samples asked for that the selector accepts.
+        """Return line 12's predictions of the requested proxy samples that the selector accepts.
 
         Returns:
-            `index` (n,) int32 and `values` (n, C) probabilities or (n,) classes; n may be 0. Of votes `index` is all
-            that was asked for, and the class -1 where the selector declines.
+            `index` (n,) int32 and `values` (n, C) probabilities or (n,) classes; n may be 0. For votes, `index` has all
+            requested samples, and the class is -1 if the selector declines.
         """
         index = _known(index, len(self._public))
         logits = predict(self._public[index])
@@ -103,7 +103,7 @@ class Client:
         return {"index": index[accepted].int(), "values": values.contiguous()}
 
     def distil_job(self, t: int, ensemble: Mapping[str, Tensor], steps: int) -> Job | None:
-        """Line 7: SGD steps on the proxy samples with ensemble predictions; None when there are none."""
+        """Return line 7's SGD steps on the proxy samples with ensemble predictions; None if there are none."""
         index = ensemble["index"].cpu().long()
         within = (index >= 0) & (index < len(self._public))
         # What noise has driven out of the simplex counts as nothing; the rest is a distribution again.
@@ -120,7 +120,7 @@ class Client:
         return Job(party=self.name, parameters=self.model, x=x, targets=targets, batches=batches, seed=seed)
 
     def _accepted(self, index: Tensor, logits: Tensor, predict: Predict) -> Tensor:
-        """Which rows the selector accepts: (n,) bool."""
+        """Return which rows the selector accepts: (n,) bool."""
         if self._settings.selector == "none":
             return torch.ones(len(index), dtype=torch.bool)
         if self.accepts is not None:
@@ -136,7 +136,7 @@ class Client:
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """The server: it knows how many proxy samples there are and what it receives.
+    """The server: it knows the number of proxy samples and its received messages.
 
     Args:
         samples: number of proxy samples.
@@ -151,12 +151,12 @@ class Server:
     seed: int
 
     def choose(self, t: int, n: int) -> Tensor:
-        """Line 10: indices (min(n, samples),) of proxy samples drawn at random, int32."""
+        """Draw line 10's indices (min(n, samples),) of proxy samples at random, int32."""
         generator = child(self.seed, "selective-fd", "proxy", t)
         return torch.randperm(self.samples, generator=generator)[:n].int()
 
     def count(self, asked: Tensor, ballots: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """In place of line 14: how many clients voted for each class of each sample that was asked about.
+        """Count the clients' votes for each class of each requested sample, in place of line 14.
 
         Returns:
             `index` (n,) int32, in the order asked, and `counts` (n, C) int64.
@@ -165,9 +165,9 @@ class Server:
         return {"index": asked.int(), "counts": count(ballots, asked, self.classes)}
 
     def aggregate(self, asked: Tensor, answers: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Line 14: the mean over the clients that answered, without what nobody answered or is ambiguous.
+        """Return line 14's mean over the clients that answered, without ambiguous and unanswered samples.
 
-        ‖h - ĥ‖₁ = 2 (1 - max_c h_c) for a distribution h and its one-hot prediction ĥ, so a sample is kept where its
+        ‖h - ĥ‖₁ = 2 (1 - max_c h_c) for a distribution h and its one-hot prediction ĥ, so a sample is kept if its
         confidence is at least 1 - τ_server / 2.
 
         Returns:
@@ -191,7 +191,7 @@ class Server:
 
 
 def _distributions(values: Tensor, classes: int) -> Tensor:
-    """Rows (n, C) in float64 of soft labels, or of hard labels one-hot; a label that is no class becomes NaN."""
+    """Return rows (n, C) in float64 of soft labels, or of hard labels one-hot; an invalid label becomes NaN."""
     if values.dim() == 2:
         return values.double()
     labels = values.long()
@@ -201,7 +201,7 @@ def _distributions(values: Tensor, classes: int) -> Tensor:
 
 
 def _known(index: Tensor, samples: int) -> Tensor:
-    """The indices (n,) that name a proxy sample, each once, in their order, int64."""
+    """Return the indices (n,) that name a proxy sample, each once, in their order, int64."""
     index = index.cpu().long()
     index = index[(index >= 0) & (index < samples)]
     first = torch.full((samples,), len(index)).scatter_reduce(0, index, torch.arange(len(index)), "amin")

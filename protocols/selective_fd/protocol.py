@@ -1,4 +1,4 @@
-"""Selective-FD (Shao, Wu & Zhang 2023): federated distillation in which clients answer only for what they know."""
+"""Selective-FD (Shao, Wu & Zhang 2023): federated distillation in which clients answer only for familiar samples."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = ["SelectiveFD", "SelectiveFDConfig"]
 class SelectiveFD:
     """Selective-FD: clients share predictions on public samples, each only for samples like its own.
 
-    Before the first round every client fits density ratios of its records to uniform samples (KuLSIF), one a class.
-    Each round the server asks about random public samples; a client answers for those that its estimates take for
-    its own, with soft or hard labels; the server averages the answers, drops samples that nobody answered or whose
-    average is ambiguous, and returns the rest, on which every client distils. Models never leave a client and may
-    differ. What a client declines is on the wire with what it answers, and tells which classes it holds.
+    Before the first round every client fits density ratios of its records to uniform samples (KuLSIF), one for each
+    class. Each round the server asks about random public samples. A client answers for those that its estimates accept,
+    with soft or hard labels. The server averages the answers. It drops samples that no client answered or whose average
+    is ambiguous, and returns the rest. Every client distils on them. Models never leave a client and may differ. The
+    answered samples also show which ones a client declined, and so reveal which classes it holds.
 
     With `ensemble: votes` the answers are counted, and clients learn from the counts. A PATE aggregator attached to
-    these publishes noisy labels in their place.
+    the counts publishes noisy labels in their place.
 
-    A class that no client holds is answered by nobody, but for mistakes of the selectors: its samples are dropped,
-    and no model learns it.
+    If no client holds a class, its samples are answered only through mistakes of the selectors. They are dropped, and
+    no model learns the class.
     """
 
     name: ClassVar[str] = "selective-fd"
@@ -237,7 +237,7 @@ class SelectiveFD:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Every client's model and what it was made from, and which public samples lie within its density."""
+        """Return every client's model, its inputs, and the public samples within its density."""
         held: dict[str, Tensor] = {}
         for k, client in self._clients.items():
             put(held, f"{k}/w/", client.model)
@@ -253,7 +253,7 @@ class SelectiveFD:
             client.basis = basis_of(held, k)
 
     def rounds(self, start: int) -> Iterator[Round]:
-        """Algorithm 1."""
+        """Run Algorithm 1."""
         cfg = self.config
         for t in range(start, cfg.rounds):  # line 3: for t in 1, ..., T
             self._wire.begin(t)
@@ -268,7 +268,7 @@ class SelectiveFD:
             yield Round(index=t, models={k: c.model for k, c in self._clients.items()}, losses=losses)
 
     def released(self) -> Parameters | None:
-        """Nothing is released: every client keeps its model."""
+        """Return None: nothing is released, and every client keeps its model."""
         return None
 
     def _prepare(self) -> None:
@@ -281,7 +281,7 @@ class SelectiveFD:
         self._train("warm-up", 0, self.config.warm_up_steps)
 
     def _ensemble_predictions(self, t: int) -> Delivery:
-        """GenerateEnsemblePredictions(), lines 10-14."""
+        """Run GenerateEnsemblePredictions(), lines 10-14."""
         everybody = list(self._clients)
         secure = ["aggregator"] if self.config.aggregator == "secure" else []
         asked = self._sent(  # line 10
@@ -301,7 +301,7 @@ class SelectiveFD:
                 answers.append(delivery)
         inputs = (asked.seq, *(a.seq for a in answers))
         if self.config.ensemble == "votes":
-            # Samples that nobody voted on are among them: which they are follows from data.
+            # Samples without votes are included, because which they are depends on private data.
             counts = self._server.count(asked["index"], list(answers))
             receivers = ["server", *everybody] if secure else everybody
             return self._sent(self.config.counter, receivers, "vote_counts", counts, inputs)
@@ -328,7 +328,7 @@ class SelectiveFD:
         return self._train("local", t, self.config.local_steps)
 
     def _train(self, stage: str, t: int, steps: int) -> dict[str, float]:
-        """All clients train on their own records together."""
+        """Train all clients together, each on its own records."""
         if not steps:
             return {}
         jobs = [c.local_job(stage, t, self.config.batch_size, steps) for c in self._clients.values()]
@@ -339,7 +339,7 @@ class SelectiveFD:
         return self._adopted(jobs, fitted)
 
     def _distil(self, t: int, ensemble: Delivery) -> dict[str, float]:
-        """All clients learn from the ensemble together."""
+        """Train all clients together on the ensemble."""
         learnt: Mapping[str, Tensor] = ensemble
         if self.config.ensemble == "votes":
             learnt = targets(ensemble, self._server.samples, self._server.classes)
@@ -350,14 +350,14 @@ class SelectiveFD:
         return self._adopted(jobs, self._trainers.fit(jobs, Fit(lr=self.config.lr)))
 
     def _adopted(self, jobs: list[Job], fitted: list[Fitted]) -> dict[str, float]:
-        """Each client adopts its own result; the mean losses."""
+        """Give each client its own result; return the mean losses."""
         for job, result in zip(jobs, fitted, strict=True):
             self._clients[job.party].model = result.parameters
         return {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
 
 
 def _representation(config: SelectiveFDConfig, setting: Setting) -> Callable[[Tensor], Tensor]:
-    """Images (n, c, h, w) to the points (n, d) that densities are estimated of."""
+    """Return the map from images (n, c, h, w) to the points (n, d) of density estimation."""
     if config.space == "input":
         return lambda x: x.flatten(1)
     if setting.encode is None:

@@ -1,11 +1,12 @@
-"""Client-side selectors: which proxy samples a client can be trusted to predict.
+"""Client-side selectors: decide which proxy samples a client can predict reliably.
 
-A selector scores samples; one scored at or above the τ_client quantile of the scores of local validation records is
-taken to lie within the client's distribution, and the client answers for it (Shao et al. 2023, "Client-Side Selector").
+A selector scores samples. A sample is accepted if its score is at least the τ_client quantile of the scores of local
+validation records. It then counts as within the client's distribution, and the client answers for it (Shao et al. 2023,
+"Client-Side Selector").
 
 Guarantees:
-  * an estimator is fitted on records that its threshold is not taken from;
-  * a sample at which the estimated density is not positive is declined, whatever the threshold.
+  * the records that fit an estimator are not used for its threshold;
+  * a sample with a non-positive density estimate is declined, for every threshold.
 """
 
 from __future__ import annotations
@@ -42,47 +43,47 @@ __all__ = [
 
 
 class Selection(ProtocolConfig):
-    """Which selector a client uses, and how it is fitted."""
+    """The settings of a client's selector."""
 
     selector: Literal["density-ratio", "confidence", "energy", "none"] = "density-ratio"
-    """How a client tells what it knows: KuLSIF, or the paper's ablations by its model's outputs; `none` answers all."""
+    """The client's selector: KuLSIF, or the paper's ablations by its model's outputs; `none` answers all."""
     space: Literal["input", "features"] = "input"
-    """Where densities are estimated: pixels, or the features of a public encoder (colour images)."""
+    """The space of density estimation: pixels, or the features of a public encoder (colour images)."""
     tau_client: float = Field(0.25, ge=0, lt=1)
-    """τ_client: the quantile of the validation records' scores below which a sample is declined."""
+    """τ_client: a sample is declined if it scores below this quantile of the validation records' scores."""
     known: int = Field(1000, ge=1)
-    """Records of a class, at most, that a density is estimated from; the class's others are its validation split."""
+    """Largest number of a class's records that a density is estimated from; the others are its validation split."""
     validation: float = Field(0.5, gt=0, lt=1)
-    """Share of a class's records, at least, that are its validation split."""
+    """Smallest share of a class's records in its validation split."""
     uniform: int = Field(250, ge=1)
     """n_u: uniform samples that a density is compared with."""
     bandwidth: float | None = Field(None, gt=0)
-    """σ of the Gaussian kernel; by default a sixth of the median distance between a class's records."""
+    """σ of the Gaussian kernel; default: a sixth of the median distance between a class's records."""
     beta: float | None = Field(None, gt=0)
-    """β, the weight of the norm in Eq. 1; by default n_u^-1/2."""
+    """β, the weight of the norm in Eq. 1; default: n_u^-1/2."""
     landmarks: int | None = Field(None, ge=1)
-    """Nyström landmarks, for sets too large to be solved exactly; by default the solution is exact."""
+    """Number of Nyström landmarks, for sets too large for an exact solution; default: exact."""
 
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """The smallest box that holds the space densities live on: lower and upper bounds (d,)."""
+    """The smallest box around the space of densities: lower and upper bounds (d,)."""
 
     low: Tensor
     high: Tensor
 
     @classmethod
     def unit(cls, d: int) -> Box:
-        """[0, 1]^d, where images lie."""
+        """Return [0, 1]^d, the box of images."""
         return cls(torch.zeros(d), torch.ones(d))
 
     @classmethod
     def around(cls, points: Tensor) -> Box:
-        """The bounding box of points (n, d)."""
+        """Return the bounding box of points (n, d)."""
         return cls(points.amin(0), points.amax(0))
 
     def uniform(self, n: int, generator: torch.Generator) -> Tensor:
-        """Uniform points (n, d)."""
+        """Draw uniform points (n, d)."""
         drawn = torch.rand(n, len(self.low), generator=generator).to(self.low)
         return self.low + (self.high - self.low) * drawn
 
@@ -97,14 +98,14 @@ class ClassDensity:
 
 @dataclass(frozen=True, eq=False)
 class DensitySelector:
-    """One density ratio a class; a sample is accepted where any of them reaches its own threshold."""
+    """One density ratio a class; a sample is accepted if any of them reaches its own threshold."""
 
     classes: tuple[ClassDensity, ...]
 
     def scores(self, points: Tensor) -> Tensor:
-        """max_c w_c(x) / τ_c at points (n, d): (n,) float64, at least 1 where a sample is accepted.
+        """Return max_c w_c(x) / τ_c at points (n, d): (n,) float64, at least 1 if a sample is accepted.
 
-        No class, no density: every score is then -inf.
+        Without classes there is no density, and every score is -inf.
         """
         scores = torch.full((len(points),), -torch.inf, dtype=torch.float64)
         for known in self.classes:
@@ -112,7 +113,7 @@ class DensitySelector:
         return scores
 
     def accepts(self, points: Tensor) -> Tensor:
-        """Which of the points (n, d) the client answers for: (n,) bool."""
+        """Return which of the points (n, d) the client answers for: (n,) bool."""
         return self.scores(points) >= 1
 
 
@@ -125,17 +126,17 @@ def fit_density(
     seed: int,
     party: str,
 ) -> DensitySelector:
-    """A client's density selector (Eq. 1; one estimator a class: supplementary, "More Details of Experiments").
+    """Fit a client's density selector (Eq. 1; one estimator a class: supplementary, "More Details of Experiments").
 
-    A class with a single record has nothing to take a threshold from, and gets no estimator.
+    A class with a single record gets no estimator, because no record is left for a threshold.
 
     Args:
         data: the client's records.
         settings: how it is fitted.
         represent: images (n, c, h, w) to points (n, d).
-        box: the space the points lie in.
+        box: the space of the points.
         seed: of the run.
-        party: whose selector it is, for the names of its draws.
+        party: the selector's owner, for the names of its draws.
     """
     fitted = []
     for c in data.y.unique().tolist():
@@ -165,10 +166,10 @@ def _estimator(settings: Selection, points: Tensor, seed: int) -> KuLSIF | Nystr
 
 
 def confidence(logits: Tensor) -> Tensor:
-    """The largest class probability at logits (n, C): (n,) (DeVries & Taylor 2018 as Shao et al. use it)."""
+    """Return the largest class probability at logits (n, C): (n,) (DeVries & Taylor 2018 as Shao et al. use it)."""
     return logits.double().softmax(1).amax(1)
 
 
 def energy(logits: Tensor) -> Tensor:
-    """The negative free energy log Σ_c exp z_c at logits (n, C): (n,), larger within (Liu et al. 2020, at T = 1)."""
+    """Return the negative free energy log Σ_c exp z_c at logits (n, C): (n,), larger within (Liu et al. 2020, T=1)."""
     return logits.double().logsumexp(1)

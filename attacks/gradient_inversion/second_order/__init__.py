@@ -1,1 +1,1 @@
-"""Gradients of gradients, layer by layer."""
+"""Second-order gradients, layer by layer."""

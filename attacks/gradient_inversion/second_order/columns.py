@@ -1,9 +1,9 @@
-"""Kernels whose columns are channels: convolutions of few channels, as of an image's colours, at the speed of many.
+"""Convolutions with kernel columns as channels, which are fast for few input channels such as colours.
 
-Libraries of convolutions compute blocks of channels at once and are slow where a block is not full: a group of three
-channels takes longer than one of sixteen. Here column j of a kernel k wide sees its channel moved by j pixels, as a
-channel of its own: c channels and k by k kernels become c*k channels and k by 1 kernels, with channels of zeros behind
-them up to full blocks.
+Convolution libraries compute blocks of channels at once and are slow if a block is not full: a group of three channels
+takes longer than one of sixteen. Here column j of a kernel of width k sees its channel shifted by j pixels, as a
+separate channel. c channels and k by k kernels become c*k channels and k by 1 kernels, padded with zero channels up to
+full blocks.
 """
 
 from __future__ import annotations
@@ -24,59 +24,59 @@ Sides = tuple[int, int]
 
 
 class Geometry(NamedTuple):
-    """How a kernel moves over an image, vertically and horizontally."""
+    """The vertical and horizontal movement of a kernel over an image."""
 
     stride: Sides
     padding: Sides
     dilation: Sides
 
     def outputs(self, size: Sequence[int], kernel: Sequence[int]) -> Sides:
-        """Height and width of what a kernel (k, k) makes of an image (h, w)."""
+        """Return the height and width of the output of a kernel (k, k) on an image (h, w)."""
         sides = zip(size, kernel, *self, strict=True)
         p, q = ((n + 2 * padding - d * (k - 1) - 1) // s + 1 for n, k, s, padding, d in sides)
         return p, q
 
 
 def arranged(kernel: torch.Size, geometry: Geometry, device: torch.device) -> Plain:
-    """How a convolution with weights of size (O, c, k, k) is quickest: measured on CPU cores, columns for colours."""
+    """Return the fastest arrangement of a convolution with weights (O, c, k, k), as measured on CPU cores."""
     outputs, c, _, width = kernel
     columns = device.type == "cpu" and 1 < c < _BLOCK and width > 1 and outputs % _BLOCK == 0
     return Columns(kernel, geometry) if columns else Plain(kernel, geometry)
 
 
 class Plain:
-    """A convolution as it is given.
+    """A convolution without rearrangement.
 
     Args:
-        kernel: (O, c, k, k) of the weights.
-        geometry: how they move.
+        kernel: size (O, c, k, k) of the weights.
+        geometry: their movement.
 
     Attributes:
-        kernel: of the weights as they are multiplied.
-        geometry: how these move.
+        kernel: size of the weights in the rearranged form.
+        geometry: the movement of that form.
     """
 
     def __init__(self, kernel: torch.Size, geometry: Geometry) -> None:
         self.kernel, self.geometry = kernel, geometry
 
     def spread(self, a: Tensor) -> Tensor:
-        """What these weights move over, for images (N, c, h, w)."""
+        """Return the rearranged images (N, c, h, w), which the rearranged weights move over."""
         return a
 
     def over(self, size: Sides) -> tuple[Geometry, Sides]:
-        """How these weights move over what images of this size are spread to, and its size."""
+        """Return the rearranged geometry and image size, for images of this size."""
         return self.geometry, size
 
     def collapse(self, e: Tensor, size: Sides) -> Tensor:
-        """The derivative of ⟨spread(a), e⟩ in images a of this size."""
+        """Return the derivative of ⟨spread(a), e⟩ in images a of this size."""
         return e
 
     def weights(self, flat: Tensor) -> Tensor:
-        """Weights (R, O*c*k*k) as they are multiplied, flat; what is expanded over R stays so."""
+        """Return weights (R, O*c*k*k) in the rearranged form, flat; an expanded R stays expanded."""
         return flat
 
     def restored(self, flat: Tensor) -> Tensor:
-        """The reverse of `weights`."""
+        """Return the inverse of `weights`."""
         return flat
 
 
@@ -92,7 +92,7 @@ class Columns(Plain):
         super().__init__(torch.Size([outputs, filled, k, 1]), Geometry((s, 1), (p, 0), (d, 1)))
 
     def weights(self, flat: Tensor) -> Tensor:
-        """(R, O*C*k)."""
+        """Return rearranged weights (R, O*C*k)."""
         if len(flat) > 1 and flat.stride(0) == 0:
             return self.weights(flat[:1]).expand(len(flat), -1)
         out = flat.new_zeros(len(flat), *self.kernel[:3])
@@ -100,13 +100,13 @@ class Columns(Plain):
         return out.flatten(1)
 
     def restored(self, flat: Tensor) -> Tensor:
-        """(R, O*c*k*k)."""
+        """Return original weights (R, O*c*k*k)."""
         outputs, c, k, width = self._of
         used = flat.view(-1, *self.kernel[:3])[:, :, : self._used]
         return used.reshape(-1, outputs, c, width, k).transpose(3, 4).flatten(1)
 
     def spread(self, a: Tensor) -> Tensor:
-        """(N, C, h, q)."""
+        """Return rearranged images (N, C, h, q)."""
         out = a.new_zeros(len(a), self.kernel[1], a.shape[2], self._outputs(a.shape[3]))
         parts = self._parts(out)
         for j, seen, at in self._seen(a.shape[3]):
@@ -114,11 +114,11 @@ class Columns(Plain):
         return out
 
     def over(self, size: Sides) -> tuple[Geometry, Sides]:
-        """These weights are one column wide."""
+        """Return the geometry of weights that are one column wide, and the image size."""
         return self.geometry, (size[0], self._outputs(size[1]))
 
     def collapse(self, e: Tensor, size: Sides) -> Tensor:
-        """(N, c, h, w)."""
+        """Return the derivative in the original images (N, c, h, w)."""
         parts = self._parts(e)
         out = e.new_zeros(len(e), self._of[1], *size)
         for j, seen, at in self._seen(size[1]):
@@ -126,7 +126,7 @@ class Columns(Plain):
         return out
 
     def _parts(self, e: Tensor) -> Tensor:
-        """(N, C, h, q) as (N, c, k, h, q): channels by columns of the kernel."""
+        """Return (N, C, h, q) as (N, c, k, h, q): channels by columns of the kernel."""
         return e[:, : self._used].view(len(e), self._of[1], self._of[3], *e.shape[2:])
 
     def _outputs(self, w: int) -> int:
@@ -134,7 +134,7 @@ class Columns(Plain):
         return (w + 2 * p - d * (self._of[3] - 1) - 1) // s + 1
 
     def _seen(self, w: int) -> Iterator[tuple[int, slice, slice]]:
-        """Columns j of the kernel that see any of w pixels, which they see, and where their outputs are."""
+        """Yield the columns j of the kernel that see any of w pixels, those pixels, and the places of their outputs."""
         (_, s), (_, p), (_, d) = self._moves
         for j in range(self._of[3]):
             moved = j * d - p

@@ -1,8 +1,8 @@
-"""Convolutions of many batches with one set of weights, each batch with its own gradient in them.
+"""Convolutions of many batches with shared weights, where each batch has its own gradient in the weights.
 
-For R batches the weight gradients G = conv_w(a, s), from inputs a and signals s, and whatever moves along them, are
-single convolutions of R groups: PyTorch, differentiating twice, goes group by group. Small ones are products of
-matrices, over their input patches.
+For R batches, the weight gradients G = conv_w(a, s), from inputs a and signals s, and their derivatives are single
+convolutions of R groups. PyTorch's double differentiation processes one group at a time instead. Small convolutions
+are matrix products over their input patches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .strided import Phases, pays
 __all__ = ["Convolution"]
 
 _PATCH_VALUES = 150_000
-"""Input patches of more values than this take longer to write than PyTorch's convolutions to set out."""
+"""Input patches of more values than this take longer to write than PyTorch's convolutions to set up."""
 
 
 class Convolution:
@@ -46,14 +46,14 @@ class Convolution:
         self.back_weight = self.back.weights(self.flat).view(self.back.kernel)
 
     def __call__(self, a: Tensor, R: int) -> WeightedPass:
-        """A pass of images (R*B, c, h, w)."""
+        """Run a pass of images (R*B, c, h, w)."""
         out = self.geometry.outputs(a.shape[2:], self.kernel[2:])
         values = len(a) * self.kernel[1:].numel() * out[0] * out[1]
         return _Grouped(self, a, R) if values > _PATCH_VALUES else _Patches(self, a, R, out)
 
 
 class _Convolved(WeightedPass):
-    """What both ways have in common: G is written out, and g."""
+    """The shared part of both implementations: G and g are written out."""
 
     _s: Tensor
     _g: Tensor
@@ -64,17 +64,17 @@ class _Convolved(WeightedPass):
 
     @abstractmethod
     def _gradient(self) -> Tensor:
-        """G, (R, values), as weights are multiplied here."""
+        """Return G, (R, values), in the arrangement of the weights."""
 
     def _arrange(self, weight: Tensor) -> Tensor:
-        """(R, values) as they are multiplied here."""
+        """Return a weight as (R, values) in this arrangement."""
         return weight
 
     def _bias_gradient(self) -> Tensor:
         return self._batched(self._s.flatten(2).sum(2))
 
     def _batched(self, each: Tensor) -> Tensor:
-        """(R, values) of what each image adds, (N, values)."""
+        """Return (R, values), the sums of each image's contribution (N, values)."""
         return each if len(each) == self._R else each.view(self._R, -1, each.shape[1]).sum(1)
 
     def products(self, weight: Tensor, bias: Maybe) -> tuple[Tensor, Tensor]:
@@ -96,7 +96,7 @@ class _Convolved(WeightedPass):
 
 
 class _Grouped(_Convolved):
-    """By convolutions: of R groups where each batch has its own weights."""
+    """The implementation by convolutions, with R groups where each batch has its own weights."""
 
     def __init__(self, layer: Convolution, a: Tensor, R: int) -> None:
         super().__init__(layer, R)
@@ -151,7 +151,7 @@ class _Grouped(_Convolved):
 
 
 class _Patches(_Convolved):
-    """By products of matrices, over the patches (N, K, P) of the inputs."""
+    """The implementation by matrix products, over the patches (N, K, P) of the inputs."""
 
     def __init__(self, layer: Convolution, a: Tensor, R: int, out: tuple[int, int]) -> None:
         super().__init__(layer, R)
@@ -191,7 +191,7 @@ class _Patches(_Convolved):
         return self._batched(torch.bmm(self._s, self._a.mT).flatten(1))
 
     def _own(self) -> Tensor:
-        """Each image's g, (N, O, K)."""
+        """Return each image's g, (N, O, K)."""
         B, g = len(self._a) // self._R, self._g
         return (g if B == 1 else g.repeat_interleave(B, 0)).view(-1, *self._weight.shape)
 
@@ -200,7 +200,7 @@ class _Patches(_Convolved):
 
 
 def _grouped_gradient(a: Tensor, s: Tensor, R: int, kernel: torch.Size, geometry: Geometry) -> Tensor:
-    """Each group's gradient in its weights, (R, O*c*k*k).
+    """Return each group's gradient in its weights, (R, O*c*k*k).
 
     Args:
         a: (B, R*c, h, w) a convolution's inputs.
@@ -219,7 +219,7 @@ def _grouped_gradient(a: Tensor, s: Tensor, R: int, kernel: torch.Size, geometry
 
 
 def _input_gradient(size: Sides, s: Tensor, weight: Tensor, geometry: Geometry, groups: int = 1) -> Tensor:
-    """The loss's derivative in inputs of this size; else as in `_grouped_gradient`."""
+    """Return the loss's derivative in inputs of this size; other arguments as in `_grouped_gradient`."""
     a = s.new_empty(len(s), groups * weight.shape[1], *size)
     wanted = (True, False, False)
     found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
@@ -229,29 +229,32 @@ def _input_gradient(size: Sides, s: Tensor, weight: Tensor, geometry: Geometry, 
 
 
 def _products(G: Tensor, T: Tensor) -> tuple[Tensor, Tensor]:
-    """⟨G, T⟩ and ‖G‖² of each row. One target for all (restarts of one message) is a matrix times a vector."""
+    """Return ⟨G, T⟩ and ‖G‖² of each row.
+
+    One target for all rows (restarts of one message) is a matrix times a vector.
+    """
     dot = G @ T[0] if T.stride(0) == 0 else (G * T).sum(1)
     return dot, torch.linalg.vector_norm(G, dim=1).square()
 
 
 def _combined(G: Tensor, T: Tensor, dot: Tensor, square: Tensor) -> Tensor:
-    """dot T + 2 square G, row by row."""
+    """Return dot T + 2 square G, row by row."""
     g = G * (2 * square)[:, None]
     return g.addr_(dot, T[0]) if T.stride(0) == 0 else g.addcmul_(dot[:, None], T)
 
 
 def _as_groups(weights: Tensor, kernel: torch.Size) -> Tensor:
-    """(R, O*c*k*k) as (R*O, c, k, k): each batch's own, as of a group of channels."""
+    """Return (R, O*c*k*k) as (R*O, c, k, k): each batch's own weights as a group of channels."""
     return weights.reshape(-1, *kernel[1:])
 
 
 def _side_by_side(t: Tensor, R: int) -> Tensor:
-    """(R*B, c, h, w) as (B, R*c, h, w): the batches as groups of channels."""
+    """Return (R*B, c, h, w) as (B, R*c, h, w): the batches as groups of channels."""
     B, c, h, w = len(t) // R, *t.shape[1:]
     return t.reshape(R, B, c, h, w).transpose(0, 1).reshape(B, R * c, h, w)
 
 
 def _apart(t: Tensor, R: int) -> Tensor:
-    """The reverse of `_side_by_side`."""
+    """Return the inverse of `_side_by_side`."""
     B, c, h, w = len(t), t.shape[1] // R, *t.shape[2:]
     return t.reshape(B, R, c, h, w).transpose(0, 1).reshape(R * B, c, h, w)

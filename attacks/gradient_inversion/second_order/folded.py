@@ -1,9 +1,9 @@
 """Gradients of R batches at one model with all R*B images folded into a single batch.
 
-Under `vmap` a convolution's per-batch weight gradients become grouped convolutions, and every layer pays for R sets of
-weights. Here all images pass through the one set of weights there is, and each batch's weight gradients are formed from
-each layer's input and from the loss's derivative at its output. Their derivatives in the images are R{dL/dx}, along
-whatever depends on the gradients (see `layers`).
+Under `vmap` a convolution's per-batch weight gradients become grouped convolutions, and every layer uses R sets of
+weights. Here all images pass through one shared set of weights. Each batch's weight gradients are computed from each
+layer's input and the loss's derivative at its output. Their derivatives in the images are R{dL/dx}, for any function of
+the gradients (see `layers`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Folded", "foldable"]
 
 
 def foldable(module: nn.Module) -> bool:
-    """Whether every parameter belongs to one plain convolution or linear layer that `Folded` can record."""
+    """Return whether every parameter belongs to one plain convolution or linear layer that `Folded` can record."""
     for m in module.modules():
         if isinstance(m, (nn.Dropout, nn.Dropout2d)) and m.training and m.p > 0:
             return False
@@ -36,7 +36,7 @@ def foldable(module: nn.Module) -> bool:
 
 
 class Folded:
-    """R*B images through the shared weights at once, and each batch's own weight gradients.
+    """Runs R*B images through the shared weights at once, and computes each batch's own weight gradients.
 
     Args:
         module: `foldable`.
@@ -55,21 +55,21 @@ class Folded:
         self.nodes = traced(module, parameters, buffers)
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Gradients (R, P) of images (R, B, c, h, w) with labels (R, B) or probabilities (R, B, C)."""
+        """Return gradients (R, P) of images (R, B, c, h, w) with labels (R, B) or probabilities (R, B, C)."""
         found: Tensor = _Gradients.apply(x, y, self)
         return found
 
     def products(self, x: Tensor, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Inner products with the target and squared norms, layer by layer."""
+        """Return inner products with the target and squared norms, summed layer by layer."""
         dot, square = _Products.apply(x, y, target, self)
         return dot, square
 
     def joined(self, found: Mapping[str, Tensor]) -> Tensor:
-        """(R, P) of tensors by name."""
+        """Return tensors by name as (R, P)."""
         return torch.cat([found[name] for name in self._names], 1)
 
     def parted(self, flat: Tensor) -> dict[str, Tensor]:
-        """The reverse of `joined`."""
+        """Return the inverse of `joined`."""
         return dict(zip(self._names, torch.split(flat, self._sizes, 1), strict=True))
 
 
@@ -121,7 +121,7 @@ class _Products(torch.autograd.Function):
 # -- one pass -----------------------------------------------------------------------------------------------
 
 _Visit = Callable[[str, WeightedPass], None]
-"""What is done with a layer with weights, given with its name, while its tensors are in the caches."""
+"""Called with each layer with weights and its name, while its tensors are in the caches."""
 
 _Passed = tuple[Node, list[fx.Node], Pass]
 """An operation, those of its inputs that depend on the images, and its pass."""
@@ -134,7 +134,7 @@ class _Run:
         nodes: the network.
         x: images.
         y: labels.
-        read: of every layer whose gradient is known.
+        read: called for every layer once its gradient is known.
     """
 
     def __init__(self, nodes: Sequence[Node], x: Tensor, y: Tensor, read: _Visit) -> None:
@@ -154,7 +154,7 @@ class _Run:
                 raise unfoldable(node.layer, "does not pass the images on", "Leave it out.")
 
     def along(self, move: _Visit, labels: bool) -> tuple[Tensor, Maybe]:
-        """R{dL/dx} while each layer moves as `move` has it, and, if `labels`, R{dL/dy} for probabilities y."""
+        """Return R{dL/dx} while each layer moves as `move` sets it and, if `labels`, R{dL/dy} for probabilities y."""
         t: dict[fx.Node, Maybe] = {}
         for node, inputs, of in self._passes:
             if isinstance(of, WeightedPass):
@@ -174,7 +174,7 @@ class _Run:
         return dx.view(self._shape), -log_p.view(*self._shape[:2], -1) / self._shape[1] if labels else None
 
     def _forward(self, nodes: Sequence[Node], x: Tensor) -> Tensor:
-        """The logits, (R*B, C)."""
+        """Return the logits, (R*B, C)."""
         given: dict[fx.Node, Any] = {nodes[0].key: x}
         live = {nodes[0].key}
         for node in nodes[1:]:
@@ -191,7 +191,7 @@ class _Run:
         return logits
 
     def _backward(self, signal: Tensor, read: _Visit) -> set[str]:
-        """Names of the layers that were read."""
+        """Run the backward pass; return the names of the layers that were read."""
         found = set[str]()
         s: dict[fx.Node, Maybe] = {self._passes[-1][0].key: signal}
         for node, inputs, of in reversed(self._passes):
@@ -210,7 +210,7 @@ class _Run:
 
 
 def _forget(found: dict[fx.Node, Any], inputs: Sequence[fx.Node]) -> None:
-    """Lets go what nobody else reads: memory that is used again at once is in the caches."""
+    """Drop results without further readers, so that their memory is reused while it is still cached."""
     for n in inputs:
         if len(n.users) == 1:
             found.pop(n, None)

@@ -1,10 +1,10 @@
-"""What a layer does in one pass, and how its values and the loss's derivatives change while its weights move.
+"""One layer's operations in a pass, and the change of its values and derivatives while its weights move.
 
-The derivative in the images of ⟨G, g⟩, with G the loss's gradient in the weights and g fixed, is R{dL/dx}: how the
-loss's derivative at the images changes while the weights move along g. Four passes give it, and none needs a graph of
-another: values forwards, dL/dz backwards, R{z} forwards, R{dL/dz} backwards. Every batch has a direction g of its own.
+The derivative in the images of ⟨G, g⟩, with G the loss's gradient in the weights and g fixed, is R{dL/dx}: the change
+of the loss's derivative at the images while the weights move along g. Four passes compute it without a graph of
+another pass: values forwards, dL/dz backwards, R{z} forwards, R{dL/dz} backwards. Every batch has its own direction g.
 
-Source: Pearlmutter 1994, "Fast exact multiplication by the Hessian", whose operator R{·} is.
+Source: Pearlmutter 1994, "Fast exact multiplication by the Hessian", which defines the operator R{·}.
 """
 
 from __future__ import annotations
@@ -37,30 +37,33 @@ Maybe = Tensor | None
 
 
 class Pass(ABC):
-    """One operation in one pass of N images: R batches of B. It keeps what its later steps read, and nothing else."""
+    """One operation in one pass of N images: R batches of B. It keeps only the values that its later steps read."""
 
     @abstractmethod
     def forward(self) -> Tensor:
-        """The output, (N, ...)."""
+        """Return the output, (N, ...)."""
 
     @abstractmethod
     def backward(self, s: Tensor) -> Sequence[Maybe]:
-        """dL/d(output) to dL/d(input), input by input."""
+        """Map dL/d(output) to dL/d(input), input by input."""
 
     @abstractmethod
     def forward_along(self, t: Sequence[Maybe]) -> Maybe:
-        """R{input}, input by input, to R{output}; after `backward`."""
+        """Map R{input}, input by input, to R{output}; after `backward`."""
 
     @abstractmethod
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
-        """R{dL/d(output)} to R{dL/d(input)}, input by input; where R{input} is zero, after the first pass."""
+        """Map R{dL/d(output)} to R{dL/d(input)}, input by input.
+
+        If R{input} is zero, this may be called after the first pass.
+        """
 
 
 # -- without weights ----------------------------------------------------------------------------------------
 
 
 def reshaped(a: Tensor, output: Tensor) -> Pass:
-    """The pass of what gives the values of `a` in another shape."""
+    """Return the pass of an operation that gives the values of `a` another shape."""
     return _Reshaped(a, output)
 
 
@@ -82,12 +85,12 @@ class _Reshaped(Pass):
 
 
 class Activation(NamedTuple):
-    """A function φ of single values whose derivatives follow from what it gives, a = φ(z).
+    """A function φ of single values whose derivatives follow from its output, a = φ(z).
 
     Attributes:
         of: φ.
         times: (g, a) to φ'(z) g.
-        bend: a to φ''(z) / φ'(z); None where φ'' is zero.
+        bend: a to φ''(z) / φ'(z); None if φ'' is zero.
     """
 
     of: Callable[[Tensor], Tensor]
@@ -101,7 +104,7 @@ TANH = Activation(torch.tanh, torch.ops.aten.tanh_backward, lambda a: -2 * a)
 
 
 def activated(activation: Activation, z: Tensor) -> Pass:
-    """The pass of an activation."""
+    """Return the pass of an activation."""
     return _Activated(activation, z)
 
 
@@ -135,7 +138,7 @@ class _Activated(Pass):
 
 
 def operated(inputs: Sequence[Tensor], output: Tensor) -> Pass:
-    """The pass of anything without weights, by autograd: inputs are leaves of the graph that the output is from."""
+    """Return the pass of any operation without weights, by autograd; inputs are leaves of the output's graph."""
     return _Operated(inputs, output)
 
 
@@ -187,32 +190,32 @@ class WeightedPass(Pass):
 
     @abstractmethod
     def receive(self, s: Tensor) -> None:
-        """Takes dL/d(output), before anything else is asked."""
+        """Store dL/d(output); call this before the other methods."""
 
     @abstractmethod
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """G: in the weights (R, values), and in the bias (R, outputs)."""
+        """Return G: in the weights (R, values), and in the bias (R, outputs)."""
 
     @abstractmethod
     def products(self, weight: Tensor, bias: Maybe) -> tuple[Tensor, Tensor]:
-        """⟨G, T⟩ and ‖G‖², (R,) each, for a target T like `gradients`; without a bias where the layer has none."""
+        """Return ⟨G, T⟩ and ‖G‖², (R,) each, for a target T like `gradients`; `bias` is None if the layer has none."""
 
     @abstractmethod
     def move(self, weight: Tensor, bias: Maybe) -> None:
-        """Makes g what is given, like `gradients`."""
+        """Set g, in the form of `gradients`."""
 
     @abstractmethod
     def move_by_products(self, dot: Tensor, square: Tensor) -> None:
-        """Makes g the derivative in G of dot ⟨G, T⟩ + square ‖G‖², (R,) each, with the T of `products`."""
+        """Set g to the derivative in G of dot ⟨G, T⟩ + square ‖G‖², (R,) each, with the T of `products`."""
 
 
 def linear(a: Tensor, R: int, weight: Tensor, bias: Maybe) -> WeightedPass:
-    """The pass of W a + b, for inputs (N, ..., I) in R batches."""
+    """Return the pass of W a + b, for inputs (N, ..., I) in R batches."""
     return _Linear(a, R, weight, bias)
 
 
 class _Linear(WeightedPass):
-    """Neither G nor g is written out where products alone are wanted.
+    """A linear layer's pass; G and g are not written out if only products are needed.
 
     With G = sᵀa of one batch: ⟨G, T⟩ = Σ s ∘ (a Tᵀ) and ‖G‖² = Σ (s sᵀ) ∘ (a aᵀ); the bias is a column of ones in a.
     """
@@ -273,15 +276,15 @@ class _Linear(WeightedPass):
 
 
 def _gram(v: Tensor) -> Tensor:
-    """v vᵀ of each (R, M, n): (R, M, M)."""
+    """Return v vᵀ of each (R, M, n): (R, M, M)."""
     return v.square().sum(2, keepdim=True) if v.shape[1] == 1 else torch.bmm(v, v.mT)
 
 
 def _add(out: Tensor, gram: Tensor, v: Tensor) -> Tensor:
-    """out + gram v of each, (R, M, n), into `out`."""
+    """Add gram v of each, (R, M, n), to `out`."""
     return out.addcmul_(gram, v) if gram.shape[1] == 1 else out.baddbmm_(gram, v)
 
 
 def added(a: Maybe, b: Maybe) -> Maybe:
-    """a + b."""
+    """Return a + b."""
     return b if a is None else a if b is None else a + b

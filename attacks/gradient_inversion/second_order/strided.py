@@ -1,12 +1,11 @@
 """Input gradients of strided convolutions, phase by phase.
 
-Libraries of convolutions are slow at them where channels are few. Here images come apart into phases: with strides of
-(2, 2) every second row and of these every second column, four ways. What a kernel sees in one position lies side by
-side in each phase, so that a convolution with strides is one without, from phases as channels, whose input gradient is
-quick.
+Convolution libraries are slow at them with few channels. Here images are split into phases: with strides of (2, 2),
+four phases of every second row and column. The pixels under a kernel in one position are adjacent within each phase. A
+strided convolution is then one without strides, with phases as channels, whose input gradient is fast.
 
 Source: Shi et al. 2016, "Real-time single image and video super-resolution using an efficient sub-pixel convolutional
-neural network", which puts images together from phases.
+neural network", which assembles images from phases.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from .columns import Geometry, Sides
 __all__ = ["Phases", "pays"]
 
 _FEW = 16
-"""Input channels: with more, libraries of convolutions are quick without phases."""
+"""Input channels; with more, convolution libraries are fast without phases."""
 
 
 def pays(kernel: torch.Size, geometry: Geometry, device: torch.device) -> bool:
-    """Whether weights (O, c, k, l) are quicker by phases: measured on CPU cores."""
+    """Return whether weights (O, c, k, l) are faster by phases, as measured on CPU cores."""
     strided = max(geometry.stride) > 1 and max(geometry.dilation) == 1
     return device.type == "cpu" and strided and kernel[1] <= _FEW
 
@@ -39,11 +38,11 @@ class Phases:
 
     Args:
         kernel: (O, c, k, l).
-        geometry: how it moves, without dilation.
+        geometry: its movement, without dilation.
         device: the weights'.
 
     Attributes:
-        kernel: of the weights as they are multiplied.
+        kernel: size of the weights in the rearranged form.
     """
 
     def __init__(self, kernel: torch.Size, geometry: Geometry, device: torch.device) -> None:
@@ -58,18 +57,18 @@ class Phases:
         self._values, self._within = seen.clamp_min(0), seen >= 0
 
     def weights(self, flat: Tensor) -> Tensor:
-        """Weights (R, O*c*k*l) as they are multiplied, flat; zeros where a kernel has ended."""
+        """Return weights (R, O*c*k*l) in the rearranged form, flat; zeros beyond a kernel's end."""
         kernels = flat.reshape(-1, self._of[2] * self._of[3])
         found = kernels.gather(1, self._values.expand(len(kernels), -1)).mul_(self._within)
         return found.view(len(flat), -1)
 
     def over(self, size: Sides) -> tuple[Geometry, Sides]:
-        """How they move over the phases of images of this size, and the phases' size: without what is all padding."""
+        """Return the geometry over the phases of images of this size, and the phases' size without pure padding."""
         down, right = self._along(size)
         return Geometry((1, 1), (down.hidden, right.hidden), (1, 1)), (down.seen, right.seen)
 
     def collapse(self, e: Tensor, size: Sides) -> Tensor:
-        """Phases (N, c*phases, rows, columns) as images (N, c, h, w) of this size; zeros where no kernel reaches."""
+        """Return phases (N, c*phases, rows, columns) as images (N, c, h, w) of this size; zeros beyond the kernels."""
         down, right = self._along(size)
         filled = e.new_empty if down.covered and right.covered else e.new_zeros
         out = filled(len(e), self._of[1], *size)
@@ -80,7 +79,7 @@ class Phases:
         return out
 
     def _along(self, size: Sides) -> Iterator[_Side]:
-        """Rows and columns of images of this size."""
+        """Yield rows and columns of images of this size."""
         outputs = self._moves.outputs(size, self._of[2:])
         along = zip(self._moves.stride, self._moves.padding, size, outputs, self.kernel[2:], strict=True)
         return itertools.starmap(_side, along)
@@ -90,10 +89,10 @@ class _Side(NamedTuple):
     """Rows, or columns.
 
     Attributes:
-        hidden: how many of a phase's values at either end are padding in all phases, so that nobody asks for them.
-        seen: how many values kernels see in a phase, without the hidden ones.
+        hidden: number of a phase's values at either end that are padding in all phases, and are never needed.
+        seen: number of values that kernels see in a phase, without the hidden ones.
         covered: whether kernels reach the last pixel.
-        meets: by phase, where its pixels are in the image, and where in the phase.
+        meets: by phase, the places of its pixels in the image and in the phase.
     """
 
     hidden: int
@@ -104,7 +103,7 @@ class _Side(NamedTuple):
 
 @cache
 def _side(stride: int, padding: int, pixels: int, outputs: int, taps: int) -> _Side:
-    """Pixel i of an image with its padding before it is number i // stride of phase i % stride."""
+    """Return one side; pixel i of an image with its padding before it is number i // stride of phase i % stride."""
     last, behind = (padding + pixels - 1) // stride, outputs + taps - 1
     hidden = max(0, min(padding // stride, behind - 1 - last))
     seen, meets = behind - 2 * hidden, []

@@ -1,4 +1,4 @@
-"""A network as the operations that it is made of, in order."""
+"""A network as an ordered sequence of operations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .layers import RELU, SIGMOID, TANH, Activation, activated, linear, operated
 __all__ = ["Node", "named", "traced", "unfoldable"]
 
 Values = Mapping[fx.Node, Any]
-"""What operations gave."""
+"""Results by operation."""
 
 _ACTIVATIONS: Mapping[object, Activation] = {
     **dict.fromkeys((nn.ReLU, F.relu, torch.relu, "relu"), RELU),
@@ -34,12 +34,12 @@ class Node(NamedTuple):
     """An operation.
 
     Attributes:
-        key: by which others find what it gives.
-        inputs: what it reads.
-        call: computes it from what others gave.
-        passed: its pass, from what others gave, those of its inputs that depend on the images' values, and how many
-            batches there are; or what it gives, where that does not depend on them.
-        layer: the name of a layer with weights, "" for a module that is one; None for anything else.
+        key: identifies its result for other operations.
+        inputs: the results that it reads.
+        call: computes its result from others'.
+        passed: its pass, from others' results, the inputs that depend on the images' values, and the number of batches;
+            or its result, if that does not depend on the images.
+        layer: the name of a layer with weights, "" for a module that is one; None for other operations.
     """
 
     key: fx.Node
@@ -52,10 +52,10 @@ class Node(NamedTuple):
 def traced(
     module: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
 ) -> tuple[Node, ...]:
-    """The operations that the module's logits depend on: the images first, the logits last.
+    """Return the operations that the module's logits depend on: the images first, the logits last.
 
     Args:
-        module: whose parameters all belong to plain convolutions and linear layers.
+        module: a module whose parameters all belong to plain convolutions and linear layers.
         parameters: by name.
         buffers: by name.
 
@@ -65,7 +65,7 @@ def traced(
     root = nn.Sequential(module)  # so that a module which is a layer is called as one
     try:
         graph = fx.Tracer().trace(root)
-    except Exception as error:  # whatever a stranger's code raises when it meets no values
+    except Exception as error:  # foreign code may raise any error when it gets no values
         raise unfoldable("forward", f"cannot be traced ({error})", "Let no step depend on values.") from error
     used = _ancestors(graph)
     nodes = tuple(_node(n, root, parameters, buffers) for n in graph.nodes if n in used)
@@ -80,17 +80,17 @@ def traced(
 
 
 def named(layer: str, parameter: str) -> str:
-    """The full name of a layer's parameter; the layer's is "" for a module that is one."""
+    """Return the full name of a layer's parameter; the layer's is "" for a module that is one."""
     return f"{layer}.{parameter}" if layer else parameter
 
 
 def unfoldable(name: str, problem: str, remedy: str) -> UsageError:
-    """That the part of a module which has this name cannot be recorded."""
+    """Return the error for a part of a module, by name, that cannot be recorded."""
     return UsageError("module", name, problem, remedy)
 
 
 def _ancestors(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that the output depends on."""
+    """Return the nodes that the output depends on."""
     found = set[fx.Node]()
     waiting = next(n for n in reversed(graph.nodes) if n.op == "output").all_input_nodes
     while waiting:
@@ -139,7 +139,7 @@ def _node(
 
 
 def _operation(node: fx.Node, call: Callable[[Values], Any], of: object = None) -> Node:
-    """What has no weights: `of` a function, a method by name, or a class of modules."""
+    """Return the node of an operation without weights: `of` is a function, a method's name, or a module class."""
     alone = len(node.args) == 1 and not node.kwargs
     activation = _ACTIVATIONS.get(of) if alone else None
 
