@@ -71,7 +71,7 @@ def measured(make: Callable[[], Callable[[], object]]) -> Sample:
 
 
 def in_operators(make: Callable[[], Callable[[], object]]) -> float:
-    """Return PyTorch's operators' share of the time, under its profiler, which makes everything else a little slower."""
+    """Return the operators' share of the time, under PyTorch's profiler, which slows everything else a little."""
     from torch.profiler import ProfilerActivity, profile
 
     work = make()

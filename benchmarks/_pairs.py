@@ -79,7 +79,7 @@ def compare_both(
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Print rows under their heads, columns aligned."""
+    """Return rows under their heads, columns aligned."""
     widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
     lines = [
         "  ".join(

@@ -1,4 +1,4 @@
-"""What recording costs Selective-FD: a round with every message and a checkpoint on disk, against plain PyTorch.
+"""Cost of recording Selective-FD: a round with every message and a checkpoint on disk, against plain PyTorch.
 
 A is the protocol over the wire: encoded, digested, salted, chained and written messages, the truth kept in the vault,
 state saved. B does the same arithmetic in a plain loop that keeps nothing: predictions, their mean over those
