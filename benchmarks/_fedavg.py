@@ -1,4 +1,4 @@
-"""One FedAvg round as a run does it, and as a bare PyTorch loop does it: what the benchmarks of FedAvg share."""
+"""Shared parts of the FedAvg benchmarks: one round as a run does it, and as a bare PyTorch loop does it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from fdaudit.training.trainer import draw_batches
 
 SEED, CLIENTS, STEPS, BATCH, LR = 1, 20, 11, 64, 0.1
 NOISE = 1.5
-"""Of `learnable` images, in units of their intensity: so much that accuracy rises over ten rounds, not in one."""
+"""Noise of `learnable` images, in units of their intensity: accuracy rises over ten rounds, not in one."""
 
 Data = dict[str, PartyData]
 
 
 def recorded(folder: Path, data: Data, execution: Execution, rounds: int) -> Recorded:
-    """FedAvg as a run does it. One round more than is run: the last one also publishes the model."""
+    """Return FedAvg as a run does it, with one extra round, because the last one also publishes the model."""
     config = FedAvgConfig(rounds=rounds + 1, local_steps=STEPS, batch_size=BATCH, lr=LR)
     return Recorded(folder, FedAvg, config, network(), data, execution, SEED)
 
 
 class Bare:
-    """The same rounds as anybody would write them who records nothing."""
+    """The same rounds in plain PyTorch, without a record."""
 
     def __init__(self, network: Architecture, data: Data, memory_format: torch.memory_format) -> None:
         self._model = network.build(child(SEED, "initial-parameters")).to(memory_format=memory_format)
@@ -71,28 +71,28 @@ class Bare:
 
 
 def batches(records: int, round: int, client: str) -> list[Tensor]:
-    """The rows of each of a client's steps in one round, as `protocols/fedavg.py` draws them."""
+    """Return the rows of each of a client's steps in one round, as `protocols/fedavg.py` draws them."""
     generator = child(SEED, "fedavg", "batches", round, client)
     return list(draw_batches(records, BATCH, steps=STEPS, generator=generator))
 
 
 def network() -> Architecture:
-    """The papers' CNN of two 5x5 convolutions."""
+    """Return the papers' CNN of two 5x5 convolutions."""
     return architecture(ModelSpec(name="cnn-5-5"), SHAPE, CLASSES)
 
 
 def memory_format(execution: Execution) -> torch.memory_format:
-    """torch's own name for the memory format that was chosen."""
+    """Return torch's name for the chosen memory format."""
     return torch.channels_last if execution.memory_format == "channels_last" else torch.contiguous_format
 
 
 def learnable(records: int, *name: str | int) -> PartyData:
-    """Records of all classes."""
+    """Return records of all classes."""
     generator = child(SEED, "learnable", *name)
     y = torch.randint(CLASSES, (records,), generator=generator)
     return PartyData(patterned(y, NOISE, generator), y)
 
 
 def clients() -> Data:
-    """Records of each client, as many as the steps of one round take."""
+    """Return records of each client, as many as the steps of one round take."""
     return {f"client/{k}": learnable(STEPS * BATCH, k) for k in range(CLIENTS)}

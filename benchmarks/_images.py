@@ -1,4 +1,4 @@
-"""Images that can be learnt within a few rounds, made here: benchmarks need no data."""
+"""Images that a network learns within a few rounds; benchmarks need no data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHAPE, CLASSES = (1, 28, 28), 10
 
 
 def patterned(y: Tensor, noise: float, generator: torch.Generator) -> Tensor:
-    """Noise about a pattern of each label's own: 7 x 7 squares of black or white, (n,) to (n, 1, 28, 28) in [0, 1]."""
+    """Return noise around each label's pattern of 7 x 7 black or white squares, (n,) to (n, 1, 28, 28) in [0, 1]."""
     patterns = torch.rand(CLASSES, 1, 7, 7, generator=child(0, "patterns")).round()
     patterns = patterns.repeat_interleave(4, 2).repeat_interleave(4, 3)
     return (patterns[y] + noise * torch.randn(len(y), *SHAPE, generator=generator)).clamp(0, 1)

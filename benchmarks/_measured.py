@@ -1,4 +1,4 @@
-"""What one piece of work costs, and how that grows: seconds, share in operators, memory, exponent."""
+"""Cost of one piece of work and its growth: seconds, share in operators, memory, exponent."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True)
 class Sample:
-    """What a piece of work cost.
+    """Cost of a piece of work.
 
     Attributes:
         seconds: by the wall clock, the better of two.
-        megabytes: highest resident memory while it ran, above what there was before.
+        megabytes: peak resident memory while it ran, above the memory before.
     """
 
     seconds: float
@@ -45,7 +45,7 @@ class Growth:
     operators: float
 
     def row(self) -> list[str]:
-        """One line of the table: stage, axis, sizes, seconds, exponent, share in operators, memory."""
+        """Return one line of the table: stage, axis, sizes, seconds, exponent, share in operators, memory."""
         slope, residual = exponent(self.sizes, [s.seconds for s in self.samples])
         return [
             self.stage,
@@ -59,7 +59,7 @@ class Growth:
 
 
 def measured(make: Callable[[], Callable[[], object]]) -> Sample:
-    """Measures what `make` returns; `make` is called anew for each of two times, unmeasured."""
+    """Measure the function that `make` returns; `make` is called again for each of two times, unmeasured."""
     work = make()
     malloc.give_back()
     before = _memory("VmRSS")
@@ -71,7 +71,7 @@ def measured(make: Callable[[], Callable[[], object]]) -> Sample:
 
 
 def in_operators(make: Callable[[], Callable[[], object]]) -> float:
-    """The share of the time that PyTorch's operators take, under its profiler, which makes all else a little slower."""
+    """Return the operators' share of the time, under PyTorch's profiler, which slows everything else a little."""
     from torch.profiler import ProfilerActivity, profile
 
     work = make()
@@ -82,7 +82,7 @@ def in_operators(make: Callable[[], Callable[[], object]]) -> float:
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """The slope of log time over log size by least squares, and its standard error."""
+    """Return the slope of log time over log size by least squares, and its standard error."""
     x, y = torch.tensor(sizes).double().log(), torch.tensor(seconds).double().log()
     dx = x - x.mean()
     slope = float((dx * y).sum() / dx.square().sum())

@@ -1,8 +1,8 @@
-"""Memory that this machine has, ahead of need.
+"""Memory that the machine owns before it is needed.
 
-A virtual machine's host hands memory out when it is first touched, at seconds a gibibyte, and takes back what lies
-idle: what grows pays for it, what is small finds pages that were just freed. `owned()` makes such a machine behave like
-one that has its memory: a process beside holds all of it, touched, and gives up a block whenever little is left free.
+A virtual machine's host provides memory on first touch, at seconds a gibibyte, and takes idle memory back. Growing
+processes pay for it, and small ones find pages that were just freed. `owned()` makes such a machine behave like
+one that owns its memory: another process touches and holds all of it, and releases a block when little is left free.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 
 _BLOCK = 2**28
 _LEFT = 2**30
-"""Bytes that are kept free."""
+"""Bytes that stay free."""
 
 
 def free() -> int:
-    """Bytes that no process and no cache holds."""
+    """Return the bytes that no process and no cache holds."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemFree:"):
             return 1024 * int(line.split()[1])
@@ -31,7 +31,7 @@ def free() -> int:
 
 
 def _hold() -> None:
-    """Take what is free but for `_LEFT`, then take and give so that about as much stays free, for ever."""
+    """Hold all free memory except `_LEFT`, then take and release blocks so that about as much stays free, for ever."""
     held = list[mmap.mmap]()
     told = False
     while True:
@@ -50,7 +50,7 @@ def _hold() -> None:
 
 @contextmanager
 def owned() -> Iterator[int]:
-    """While inside, free memory is memory that the host has handed out. Gives how many bytes were held at the start."""
+    """Hold free memory during the block, so that the host has provided it; yield the bytes held at the start."""
     beside = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True)
     assert beside.stdout is not None
     try:

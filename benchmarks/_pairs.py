@@ -1,8 +1,8 @@
-"""Interleaved pairs: how one way of doing something compares with another on a machine that is not quiet.
+"""Interleaved pairs: comparison of two ways of doing something on a machine that is not quiet.
 
-Both sides of a pair meet the same load, so their ratio is steadier than either's seconds. Sides take turns at
-going first, the median of the ratios is shown, and its interval comes from order statistics (the sign test
-inverted), which assumes nothing about how the noise is distributed.
+Both sides of a pair meet the same load, so their ratio is steadier than their seconds. Sides take turns at
+going first. The result is the median of the ratios. Its interval comes from order statistics (the sign test
+inverted), which assumes nothing about the distribution of the noise.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class Pairs:
 
     @property
     def ratios(self) -> list[float]:
-        """a over b in each pair, ascending."""
+        """Return a over b in each pair, ascending."""
         return sorted(x / y for x, y in zip(self.a, self.b, strict=True))
 
     @property
     def ratio(self) -> float:
-        """The median ratio."""
+        """Return the median ratio."""
         return statistics.median(self.ratios)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """The narrowest symmetric order-statistic interval of the median with at least this coverage.
+        """Return the narrowest symmetric order-statistic interval of the median with at least this coverage.
 
-        Too few pairs for that coverage give the smallest and the largest ratio.
+        With too few pairs for that coverage, it is the smallest and the largest ratio.
         """
         ratios, n = self.ratios, len(self.a)
         rank, tail = 0, 1 / 2**n  # P(fewer than rank + 1 of n fair coins fall heads)
@@ -45,7 +45,7 @@ class Pairs:
         return ratios[rank], ratios[n - 1 - rank]
 
     def row(self, what: str) -> list[str]:
-        """One line of a table: what, median ratio with its interval, both medians, number of pairs."""
+        """Return one line of a table: what, median ratio with its interval, both medians, number of pairs."""
         low, high = self.interval()
         seconds = [f"{statistics.median(side):.4g}" for side in (self.a, self.b)]
         return [what, f"{self.ratio:.3f}", f"[{low:.3f}, {high:.3f}]", *seconds, str(len(self.a))]
@@ -55,14 +55,14 @@ HEADS = ("A / B", "ratio", "95% interval", "A, s", "B, s", "pairs")
 
 
 def compare(a: Callable[[], object], b: Callable[[], object], *, pairs: int, warm_up: int = 2) -> Pairs:
-    """Runs `a` and `b` in turns, `warm_up` times unmeasured and `pairs` times measured by the wall clock."""
+    """Run `a` and `b` in turns, `warm_up` times unmeasured and `pairs` times measured by the wall clock."""
     return compare_both(a, b, pairs=pairs, warm_up=warm_up)[0]
 
 
 def compare_both(
     a: Callable[[], object], b: Callable[[], object], *, pairs: int, warm_up: int = 2
 ) -> tuple[Pairs, Pairs]:
-    """As `compare`, by the wall clock and in seconds of processor time, which a neighbour's load changes less."""
+    """Do as `compare`, by the wall clock and in seconds of processor time, which other load changes less."""
     for _ in range(warm_up):
         a()
         b()
@@ -79,7 +79,7 @@ def compare_both(
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows under their heads, columns aligned."""
+    """Return rows under their heads, columns aligned."""
     widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
     lines = [
         "  ".join(

@@ -1,4 +1,4 @@
-"""A protocol as a run does it: what the benchmarks of rounds share."""
+"""A protocol as a run does it: shared part of the benchmarks of rounds."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class Recorded:
         self._transcript.writer.drain()
 
     def close(self) -> None:
-        """Closes the log."""
+        """Close the log."""
         self._transcript.close()
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """The model that the protocol would publish now."""
+        """Return the model that the protocol would publish now."""
         released: dict[str, Tensor] = self.protocol.released()
         return released

@@ -1,7 +1,7 @@
-"""Sides that cannot share a process: each runs in one of its own and does a round when it is asked to.
+"""Sides that cannot share a process: each runs in its own process and does a round on request.
 
 The parent writes a line, the child answers with a line of JSON. `go` is one round, answered with its seconds by the
-wall clock; anything else is a file into which the child writes its parameters. A side that waits reads a pipe.
+wall clock. Anything else is a file into which the child writes its parameters. A waiting side reads a pipe.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class Side:
         """Seconds from the start of the process until it could begin its first round."""
 
     def round(self) -> float:
-        """Seconds of one round."""
+        """Run one round and return its seconds."""
         self._ask("go")
         return float(self._answer() or 0)
 
     def parameters(self) -> State:
-        """What the server holds now."""
+        """Return the server's current parameters."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "state.safetensors"
             self._ask(str(path))
@@ -90,7 +90,7 @@ class Side:
             return load_file(path)
 
     def close(self) -> None:
-        """Lets the child end by itself."""
+        """Let the child end by itself."""
         if self._process.poll() is None:
             self._ask("go")
             try:

@@ -1,9 +1,9 @@
-"""What recording costs: a DaFKD round with every message on disk and a checkpoint, against a bare loop.
+"""Cost of recording: a DaFKD round with every message on disk and a checkpoint, against a bare loop.
 
 A is `protocols/dafkd/protocol.py` over the wire: two models down and three up for each client, encoded, digested,
 salted, chained and written, files made durable, state saved, `round.json` replaced. B is the same arithmetic in plain
-PyTorch, all parties in one process with tensors in common, that keeps nothing. Both must end with the same classifier,
-or this fails. Target: at most 1.2.
+PyTorch. All its parties share one process and its tensors, and it keeps nothing. Both must end with the same
+classifier, or the benchmark fails. Target: at most 1.2.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Named = dict[str, Tensor]
 
 
 class Bare:
-    """The same rounds as anybody would write them who records nothing."""
+    """The same rounds in plain PyTorch, without a record."""
 
     def __init__(
         self, network: Architecture, data: Data, config: DaFKDConfig, layout: torch.memory_format
@@ -124,7 +124,7 @@ def _copy(module: nn.Module) -> Named:
 
 
 def measure(execution: Execution, pairs: int) -> tuple[Pairs, Pairs]:
-    """Pairs of rounds; the first must leave both sides with the same classifier."""
+    """Measure pairs of rounds; the first must leave both sides with the same classifier."""
     network = architecture(ModelSpec(name="cnn-5-5"), SHAPE, CLASSES)
     data = {}
     for k in range(CLIENTS):

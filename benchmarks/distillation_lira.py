@@ -1,7 +1,7 @@
-"""How long distillation LiRA takes on ten clients: shadow models, surrogates and scores, at the `standard` profile.
+"""Time of distillation LiRA on ten clients: shadow models, surrogates and scores, at the `standard` profile.
 
-One FedMD rehearsal on digits, whose answers are all that the attack sees; the members that are attacked are the
-rehearsal's own. Target: five minutes for all ten clients on two cores.
+The attack sees only the answers of one FedMD rehearsal on digits. It attacks the rehearsal's own
+members. Target: five minutes for all ten clients on two cores.
 """
 
 from __future__ import annotations

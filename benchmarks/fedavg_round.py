@@ -1,8 +1,8 @@
-"""What recording costs: a FedAvg round with every message on disk and a checkpoint, against a bare loop.
+"""Cost of recording: a FedAvg round with every message on disk and a checkpoint, against a bare loop.
 
 A is `protocols/fedavg.py` over the wire: encoded, digested, salted, chained and written messages, the truth kept
 in the vault, files made durable, state saved, `round.json` replaced. B is a plain PyTorch loop over the same
-batches that keeps nothing. Both must end with the same parameters, or this fails. Target: at most 1.15.
+batches that keeps nothing. Both must end with the same parameters, or the benchmark fails. Target: at most 1.15.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TARGET = 1.15
 
 
 def measure(layout: torch.memory_format, execution: Execution, pairs: int) -> tuple[Pairs, Pairs]:
-    """Pairs of rounds, after which both sides hold the same model."""
+    """Measure pairs of rounds, after which both sides hold the same model."""
     data = {}
     for k in range(CLIENTS):
         generator = child(SEED, "images", k)
@@ -41,9 +41,9 @@ def measure(layout: torch.memory_format, execution: Execution, pairs: int) -> tu
 
 
 def _same_work(one: Recorded, bare: Bare) -> None:
-    """One round from the same model, after which both sides must hold the same parameters.
+    """Run one round from the same model, after which both sides must hold the same parameters.
 
-    Over many rounds rounding alone drives them apart, since they add the same numbers in another order.
+    Over many rounds rounding alone makes them differ, since they add the same numbers in another order.
     """
     bare.adopt(one.parameters)
     one()

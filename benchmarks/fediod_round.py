@@ -1,9 +1,9 @@
-"""What recording costs: a FedIOD round with every message on disk and a checkpoint, against a bare loop.
+"""Cost of recording: a FedIOD round with every message on disk and a checkpoint, against a bare loop.
 
 A is `protocols/fediod/protocol.py` over the wire: five kinds of messages a step, each encoded, digested, salted,
-chained and written, files made durable, state saved, `round.json` replaced. B is the same arithmetic in plain PyTorch,
-all parties in one process with tensors in common, that keeps nothing. Both must end with the same student, or this
-fails. Target: at most 1.2.
+chained and written, files made durable, state saved, `round.json` replaced. B is the same arithmetic in plain PyTorch.
+All its parties share one process and its tensors, and it keeps nothing. Both must end with the same student, or the
+benchmark fails. Target: at most 1.2.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Data = dict[str, PartyData]
 
 
 class Bare:
-    """The same steps as anybody would write them who records nothing."""
+    """The same steps in plain PyTorch, without a record."""
 
     def __init__(
         self, network: Architecture, data: Data, recorded: Recorded, layout: torch.memory_format
@@ -124,7 +124,7 @@ def _flat(parameters: dict[str, Tensor]) -> Tensor:
 
 
 def measure(execution: Execution, pairs: int) -> tuple[Pairs, Pairs]:
-    """Pairs of rounds; the first must leave both sides with the same student."""
+    """Measure pairs of rounds; the first must leave both sides with the same student."""
     network = architecture(ModelSpec(name="cnn-5-5"), SHAPE, CLASSES)
     data = {}
     for k in range(CLIENTS):

@@ -1,22 +1,22 @@
-"""How much faster problems advance together than one at a time: image evaluations a second, as a ratio.
+"""Speed of many problems together against one at a time: image evaluations a second, as a ratio.
 
-Both sides evaluate the same objective and its gradient in the images, at the same points of the same optimiser:
-the fast side is the attack itself, the slow side the same attack by plain autograd, restart after restart
-(`torch.autograd.grad(create_graph=True)` for the gradient, `torch.autograd.grad` with respect to the images for
-its mismatch: parameters' gradients are not computed in vain), with torch's own optimiser (Adam, or L-BFGS with
-strong Wolfe line search). The two are timed in turn, `--pairs` times; the ratio of each pair is of evaluations
-counted, not of iterations.
+Both sides evaluate the same objective and its gradient in the images, at the same points of the same optimiser.
+The fast side is the attack itself. The slow side is the same attack by plain autograd, restart after restart:
+`torch.autograd.grad(create_graph=True)` for the gradient, `torch.autograd.grad` with respect to the images for
+its mismatch (no parameter gradients are wasted), with torch's own optimiser (Adam, or L-BFGS with
+strong Wolfe line search). The two are timed in turn, `--pairs` times. The ratio of each pair counts
+evaluations, not iterations.
 
-Where breaching is installed (`benchmarks/requirements.txt`) its own attack is a third side, with the configuration
-`invertinggradients` as it ships: cosine distance and total variation, Adam on the sign, one restart after another.
-fdaudit takes its step and its weight of total variation, and both attack the same gradient of an image of three
-channels. That both have one objective is checked, or this fails: at one start its value is ours but for the edge that
-breaching's total variation adds. Where both end from the same starts is shown; breaching keeps the image one step
-after the best that it met, so that it ends slightly above. Target: 8 times.
+If breaching is installed (`benchmarks/requirements.txt`), its own attack is a third side, with its configuration
+`invertinggradients`: cosine distance and total variation, Adam on the sign, one restart after another.
+fdaudit uses its step and its weight of total variation, and both attack the same gradient of an image of three
+channels. The benchmark checks that both have one objective, or fails: at one start its value is ours except for the
+edge that breaching's total variation adds. It shows the final values from the same starts. Breaching keeps the image
+one step after its best one, so it ends slightly above. Target: 8 times.
 
     python benchmarks/gradient_inversion.py            # torch's default threads on both sides
     python benchmarks/gradient_inversion.py --threads 1
-    python benchmarks/gradient_inversion.py --restarts 48  # the more advance together, the less each costs
+    python benchmarks/gradient_inversion.py --restarts 48  # the more restarts together, the less each costs
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Case:
         return self.restarts * self.iterations
 
     def beside_breaching(self, pairs: int) -> None:
-        """Rates of both, and where both end from the same starts."""
+        """Show rates of both, and the final values of both from the same starts."""
         from _with_breaching import Breaching
 
         def made(restarts: int) -> Breaching:
@@ -175,7 +175,7 @@ class Case:
 
 
 def rate(run: Timed) -> float:
-    """Image evaluations a second."""
+    """Return image evaluations a second."""
     begin = time.perf_counter()
     return run() / (time.perf_counter() - begin)
 

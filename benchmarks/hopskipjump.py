@@ -1,9 +1,9 @@
-"""What the batched boundary attack costs beside the model that it asks, and beside YOQO's one query.
+"""Cost of the batched boundary attack against bare forward passes, and against YOQO's one query.
 
 All in one run on one overfit network: 200 members and 200 others of the digits, a third of the labels drawn at
-random. Rates are of samples asked a second, so ratios hold on any machine. The share of time in the target's forward
-passes is measured inside the attack. Where the Adversarial Robustness Toolbox is installed its HopSkipJump meets the
-same candidates; both distances are printed, since a rate says little where the other ends further away.
+random. Rates are of samples queried a second, so ratios hold on any machine. The share of time in the target's forward
+passes is measured inside the attack. If the Adversarial Robustness Toolbox is installed, its HopSkipJump gets the
+same candidates. Both distances are printed, since a rate means little if the other attack ends further away.
 Targets: at least 60 % of the time in forward passes; at least twice the toolbox's queries a second.
 """
 
@@ -35,7 +35,7 @@ EACH = 200
 
 
 class Target:
-    """A network that knows EACH records by heart, asked in chunks; what that takes is counted."""
+    """A network that memorised EACH records, queried in chunks; it counts its queries and time."""
 
     def __init__(self) -> None:
         data = load_dataset(DatasetSpec(name="digits"), SecretStream(bytes(32), "dataset"))
@@ -128,7 +128,7 @@ def toolbox(target: Target, iterations: int, rows: slice) -> Callable[[], Tensor
 
 
 def one_query(target: Target, models: int) -> Timed:
-    """YOQO on all candidates; only its queries to the target are counted, its shadow models are its own affair."""
+    """Run YOQO on all candidates; only its queries to the target are counted, not its shadow models."""
     train = Trainer(target.network, target.trainer.execution)
     knowledge = Knowledge(architecture=target.network, train=train, classes=10)
     made = shadows(knowledge, target.x, target.y, models, most_steps=500)

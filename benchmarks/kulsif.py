@@ -1,8 +1,8 @@
-"""What a density ratio costs: KuLSIF by matrix products against pairwise differences in NumPy, its memory, Nyström.
+"""Cost of a density ratio: KuLSIF by matrix products against pairwise differences in NumPy, its memory, Nyström.
 
-A is fdaudit's estimator, B the closed form written out in NumPy with broadcast differences, both on the same samples
-of 784 dimensions; they must agree. Memory is the peak above what the process held once torch and the samples were
-loaded, each size in a process of its own. Targets: 500 + 500 samples scoring 1,000 at least 100 times faster than B
+A is fdaudit's estimator, B the closed form in NumPy with broadcast differences, both on the same samples
+of 784 dimensions; they must agree. Memory is the peak above the memory with torch and the samples
+loaded, each size in a separate process. Targets: 500 + 500 samples scoring 1,000 at least 100 times faster than B
 and under 100 MB; 5,000 + 5,000 scoring 6,000 under 1.5 GB and 5 s; Nyström with 50,000 + 50,000 within 10 times that.
 """
 

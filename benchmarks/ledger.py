@@ -1,4 +1,4 @@
-"""What the ledger of a long run costs: seconds for one view of 10,000 messages, by what stands between view and data.
+"""Cost of the ledger of a long run: seconds for one view of 10,000 messages, by the kind of protection.
 
 No pairs: there is no other ledger to compare with. Target: under 10 s.
 """
@@ -29,12 +29,12 @@ NOISE = Gaussian(
 
 
 class Log(list[Message]):
-    """Messages in the making."""
+    """A log under construction."""
 
     def send(
         self, sender: str, receivers: tuple[str, ...], kind: str, inputs: object, event: Event | None = None
     ) -> int:
-        """Adds one; returns its number."""
+        """Add one message; return its number."""
         seq = len(self)
         self.append(
             Message(
@@ -52,7 +52,7 @@ class Log(list[Message]):
 
 
 def fedavg(clients: list[str], rounds: int, defence: str) -> Log:
-    """Rounds of FedAvg: trained with DP-SGD, with noise on each update, or with inputs left undeclared besides."""
+    """Return rounds of FedAvg: trained with DP-SGD, with noise on each update, or also with inputs left undeclared."""
     log, uploads = Log(), list[int]()
     for _ in range(rounds):
         w = log.send(

@@ -1,9 +1,9 @@
-"""What reading the record costs where parties are many: one log for all of them, against a log read for each.
+"""Cost of reading the record with many parties: one log for all of them, against a log read for each.
 
 A makes every party's view, the exposure table and the first ledger as a conclusion does, from a log that is parsed
 once. B makes the views and the table alone and reads the log for each party, as former versions did. The record is of
-a federation of so many clients, with messages like FedAvg's but no payloads. Besides, A with half of the clients and
-the same rounds: a ratio near 2 says that time grows with what was delivered and no faster.
+a federation of so many clients, with messages like FedAvg's but no payloads. A also runs with half of the clients and
+the same rounds: a ratio near 2 shows that time grows with the delivered messages and no faster.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the data-dependent analysis of PATE costs: all queries and orders at once against Theorem 6 query by query.
+"""Cost of PATE's data-dependent analysis: all queries and orders at once against Theorem 6 query by query.
 
 A is `gnmax_rdp`, B the paper's formula in a loop over the queries, with NumPy over the orders; they must agree. Time
-and memory of the full size are measured in a process of their own: the peak above what it held once the votes were
+and memory of the full size are measured in a separate process: the peak above the memory with the votes
 drawn.
 Targets: GNMax of 100,000 queries at 200 orders under 10 s and 1 GB.
 """

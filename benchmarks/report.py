@@ -1,7 +1,7 @@
-"""How long a report takes, and how large it is: `PYTHONPATH=benchmarks python benchmarks/report.py [RUN...]`.
+"""Time and size of a report: `PYTHONPATH=benchmarks python benchmarks/report.py [RUN...]`.
 
-Without arguments it looks for the quickstart's runs below `audit/`. Time is beside that of the drawings alone, which
-matplotlib makes: the rest is ours.
+Without arguments it looks for the quickstart's runs below `audit/`. It shows the report's time beside that of
+matplotlib's drawings alone.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""What a large federation costs, predicted from small ones and checked by the largest that fits here.
+"""Cost of a large federation, predicted from small ones and checked by the largest that fits here.
 
 FedAvg with every message on disk, networks of two wide layers on 64 inputs, steps of 16 records, one thread. Each point
-is a process of its own; its time is that of the rounds after the first, its memory the highest of the process. Time and
+is a separate process. Its time is that of the rounds after the first, its memory the peak of the process. Time and
 memory are fitted on small points by non-negative least squares:
 
     seconds a round = a clients·steps + b clients·steps·parameters + c clients·parameters
     memory          = d + e clients·parameters + f parameters
 
-a and b are what training costs, which workers share; c is what a message costs whoever sends it (encoding, digesting,
-writing, adding up), which the federation's own process pays. Then the large point is predicted, run, and compared; run
-once more with digests alone on record; and a federation beyond any machine is priced.
+a and b are the cost of training, which workers share. c is the cost of a message (encoding, digesting,
+writing, adding up), which the federation's own process pays. Then the large point is predicted, run, and compared. It
+runs once more with digests alone on record. Finally a federation beyond any machine is priced.
 
-Memory that a virtual machine's host still has to hand out is no part of the model: a process beside holds all that is
-free and gives it up as it is needed (`_owned_memory.py`; `--as-is` leaves it out).
+Memory that a virtual machine's host has not yet provided is no part of the model: another process holds all free
+memory and releases it as needed (`_owned_memory.py`; `--as-is` leaves it out).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Point:
 
 
 def run(clients: int, parameters: int, steps: int, record: str, where: str | None) -> Point:
-    """In a process of its own: a federation of so many clients, and networks of about so many parameters."""
+    """Run a federation of so many clients, with networks of about so many parameters; call in a separate process."""
     from fdaudit.audit.simulation import federate
     from fdaudit.planning.plan import make_plan
     from fdaudit.spec.schema import load_spec
@@ -101,7 +101,7 @@ def run(clients: int, parameters: int, steps: int, record: str, where: str | Non
 
 
 def apart(size: tuple[int, int, int], where: str | None, record: str = "full") -> Point:
-    """`run` in a process of its own."""
+    """Call `run` in a separate process."""
     command = [sys.executable, __file__, "--point", *map(str, size), "--record", record]
     command += ["--where", where] if where else []
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
@@ -109,13 +109,13 @@ def apart(size: tuple[int, int, int], where: str | None, record: str = "full") -
 
 
 def features(clients: float, parameters: float, steps: float) -> tuple[list[float], list[float]]:
-    """Of seconds a round, and of memory."""
+    """Return the features of seconds a round, and of memory."""
     sent = clients * parameters
     return [clients * steps, sent * steps, sent], [1.0, sent, parameters]
 
 
 class Model:
-    """What a federation of any size costs, from points of small ones."""
+    """Cost of a federation of any size, from points of small ones."""
 
     def __init__(self, points: Sequence[Point]) -> None:
         both = [features(p.clients, p.parameters, p.steps) for p in points]
@@ -134,13 +134,13 @@ class Model:
         )
 
     def parts(self, clients: int, parameters: int, steps: int) -> tuple[float, float]:
-        """Seconds a round of training, on one thread, and of the federation's own process."""
+        """Return seconds a round of training, on one thread, and of the federation's own process."""
         products = self.time * features(clients, parameters, steps)[0]
         return float(products[:2].sum()), float(products[2])
 
 
 def _fit(rows: Sequence[Sequence[float]], values: Sequence[float]) -> np.ndarray:
-    """Non-negative weights that make the relative errors small."""
+    """Return non-negative weights that make the relative errors small."""
     from scipy.optimize import nnls
 
     a, y = np.array(rows), np.array(values)
@@ -150,17 +150,17 @@ def _fit(rows: Sequence[Sequence[float]], values: Sequence[float]) -> np.ndarray
 
 
 def line(what: str, point: Point) -> list[str]:
-    """A row of the table."""
+    """Return a row of the table."""
     size = [f"{point.clients}", f"{point.parameters:,}", f"{point.steps}"]
     return [what, *size, f"{point.seconds:.3g}", f"{point.disk / 1e6:.4g}", f"{point.memory / 1e6:.4g}"]
 
 
 def beyond(model: Model, digests: float, price: float) -> list[list[str]]:
-    """Rows of nodes, record, days and money for `BEYOND_ROUNDS` rounds of `BEYOND`.
+    """Return rows of nodes, record, days and money for `BEYOND_ROUNDS` rounds of `BEYOND`.
 
     Args:
         model: the fit.
-        digests: of what the federation's own process does, the share that is left with digests alone on record.
+        digests: share of the federation's own process's work that remains with digests alone on record.
         price: of a node for an hour.
     """
     training, own = model.parts(*BEYOND)

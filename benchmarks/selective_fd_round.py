@@ -1,4 +1,4 @@
-"""What recording costs Selective-FD: a round with every message and a checkpoint on disk, against plain PyTorch.
+"""Cost of recording Selective-FD: a round with every message and a checkpoint on disk, against plain PyTorch.
 
 A is the protocol over the wire: encoded, digested, salted, chained and written messages, the truth kept in the vault,
 state saved. B does the same arithmetic in a plain loop that keeps nothing: predictions, their mean over those
@@ -61,12 +61,12 @@ class RecordedModels(Recorded):
 
     @property
     def accepts(self) -> dict[str, Tensor]:
-        """Which public samples each client answers for: all sides select alike."""
+        """Return the public samples that each client answers for; all sides select equally."""
         return {k: c.accepts for k, c in self.protocol._clients.items() if c.accepts is not None}
 
 
 class Bare:
-    """The same rounds as anybody would write them who records nothing."""
+    """The same rounds in plain PyTorch, without a record."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ def _same_work(recorded: RecordedModels, bare: Bare, rounds: int) -> None:
 
 @torch.no_grad()
 def _accuracy(network: Architecture, models: Models, test: PartyData) -> float:
-    """Mean over the clients."""
+    """Return the mean over the clients."""
     module = network.build(child(SEED, "initial"))
     right = [functional_call(module, m, (test.x,)).argmax(1) == test.y for m in models.values()]
     return float(torch.stack(right).float().mean())

@@ -111,7 +111,7 @@ def _distance(a: State, b: State) -> float:
 
 
 def outcome(sides: dict[str, Side], apart: dict[str, float]) -> list[list[str]]:
-    """Where each side ended: distance from the bare loop's parameters after one round and at the end, and accuracy."""
+    """Return each side's distance from the bare loop's parameters, after one round and at the end, and its accuracy."""
     test, module = learnable(2000, "held out"), network().build(child(0, "any"))
     rows = []
     for name, distance in _distances(sides, float("inf")).items():

@@ -1,6 +1,6 @@
-"""How long a command takes before it does anything: whole processes, by the wall clock.
+"""Start-up time of a command: whole processes, by the wall clock.
 
-Target: `--help` in under half a second. `import torch` is what a command would pay that imports it at once.
+Target: `--help` in under half a second. `import torch` is the cost of a command that imports it at once.
 """
 
 from __future__ import annotations

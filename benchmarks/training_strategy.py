@@ -1,10 +1,10 @@
-"""What the rules of execution rest on: loop against stacked, channels_last against contiguous, parts against batches.
+"""Test of the execution rules: loop against stacked, channels_last against contiguous, parts against batches.
 
-Ten clients of one architecture take a few local steps of SGD; ratios of seconds, both sides in the same run. On
-a CPU also: clients side by side with a thread each against one after the other with all threads inside every
-operation; and ten steps of one client, and predictions, whose batches are worked through in parts
-(`fdaudit.training.replicas`) against the same batches at once. `holds` says that the way the rules choose is not slower
-than the other, within the interval.
+Ten clients of one architecture take a few local steps of SGD. The results are ratios of seconds, both sides in the same
+run. On a CPU also: clients side by side with a thread each against one after the other with all threads inside every
+operation; and ten steps of one client, and predictions, whose batches are split into parts
+(`fdaudit.training.replicas`) against the same batches at once. `holds` states that the way the rules choose is not
+slower than the other, within the interval.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the record costs by itself: appending against bare safetensors and SHA-256, and memory against rounds.
+"""Cost of the record alone: appending against bare safetensors and SHA-256, and memory against rounds.
 
-A appends messages of one tensor and makes them durable at the end of the round; B writes the same tensors with
-`safetensors`, hashes the files' bytes and makes nothing durable. Memory is how far the resident size of a process
-rises above what it was after two rounds: a record that is never held does not grow with their number.
+A appends messages of one tensor and makes them durable at the end of the round. B writes the same tensors with
+`safetensors`, hashes the files' bytes and makes nothing durable. Memory is the growth of a process's resident size
+after two rounds: a record that is never held does not grow with their number.
 """
 
 from __future__ import annotations

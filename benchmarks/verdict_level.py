@@ -44,7 +44,7 @@ def tossed(scores: Scores, generator: np.random.Generator) -> dict[str, dict[str
 
 
 def figure_of(key: FigureKey, scores: Scores) -> Figure:
-    """A figure by its definition; its own p-value has no part in the verdict."""
+    """Return a figure by its definition; its own p-value has no part in the verdict."""
     of = scores[key.cell]
     chosen = list(of.values()) if key.target is None else [of[key.target]]
     inside, outside = (np.concatenate([pairs[half] for pairs in chosen]) for half in (0, 1))
@@ -55,7 +55,7 @@ def figure_of(key: FigureKey, scores: Scores) -> Figure:
 
 
 def anew(result: Result, scores: Scores, generator: np.random.Generator, reflips: int) -> Result:
-    """The result with the membership figures of these scores, and their family of tests."""
+    """Return the result with the membership figures of these scores, and their family of tests."""
     tested = reflip(scores, generator, level=family.LEVEL, reflips=reflips)
     made: dict[tuple[str, str | None], list[Figure]] = {}
     for key in tested.p:
@@ -84,7 +84,7 @@ def flagged(run: fdaudit.Run, tosses: int, reflips: int, seed: int) -> int:
 
 
 def small(folder: Path) -> fdaudit.Run:
-    """A federation with a few attacks."""
+    """Run a federation with a few attacks."""
     spec = {
         "seed": 1,
         "device": "cpu",

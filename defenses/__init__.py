@@ -1,4 +1,4 @@
-"""Defences: applied where data leaves a party, on the sender's side of the wire."""
+"""Defences. The sender applies them to its data before the wire."""
 
 from fdaudit.registry import Registry
 

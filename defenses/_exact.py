@@ -1,14 +1,14 @@
 """Exact draws of discrete Laplace and discrete Gaussian noise (Canonne, Kamath & Steinke 2020, Algorithms 1-3).
 
-No draw rests on the rounding of a floating-point number: given uniform bits, every law below is that of its formula.
-A coin of probability p, a ratio of whole numbers, is the comparison of p with a uniform number whose bits are drawn as
-they are needed. The first 52 decide, by a floating-point approximation of p, wherever this is further from
-the drawn number than its error could be; elsewhere, once in two thousand million coins, fractions of Python's
-integers decide, and further bits are drawn until they do. That makes whole arrays of coins cheap and changes none.
+No draw depends on the rounding of a floating-point number. Given uniform bits, every law below is exactly that of its
+formula. A coin of probability p, a ratio of whole numbers, compares p with a uniform number whose bits are drawn as
+needed. The first 52 bits decide if a floating-point approximation of p is further from the drawn number than its error.
+Otherwise, once in two thousand million coins, exact fractions of Python integers decide, with further bits as needed.
+This makes arrays of coins cheap and changes no coin.
 
 Guarantees:
-  * coins, and so every draw, are the same whichever way they are decided;
-  * randomness comes from the stream that is given and from nowhere else.
+  * coins, and so every draw, are the same for both ways of deciding them;
+  * all randomness comes from the given stream.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 LEAST_SCALE, MOST_SCALE = 2.0**-10, 2.0**20
-"""Between these scales the approximations stay within the error that is allowed for."""
+"""The approximations stay within the allowed error between these scales."""
 
 _DOUBT = 2.0**-31
-"""How far an approximation may lie from its ratio at most; the ones used here stay below 2^-35."""
+"""Largest allowed error of an approximation; the ones used here stay below 2^-35."""
 _BITS = 52
 
 
 def discrete_laplace(scale: float, n: int, stream: SecretStream) -> Ints:
-    """n draws Y of P[Y = y] ∝ exp(-|y| / scale) on the whole numbers (n,).
+    """Draw n values Y of P[Y = y] ∝ exp(-|y| / scale) on the whole numbers (n,).
 
     Algorithm 2, with U below m = ceil(scale) and V geometric: U + mV has P ∝ exp(-(U + mV) / scale). The
-    scale is taken as the fraction that the floating-point number is.
+    floating-point scale is used as an exact fraction.
 
     Raises:
         ValueError: the scale is not in [2^-10, 2^20].
@@ -57,17 +57,17 @@ def _laplace(b: Fraction, n: int, stream: SecretStream) -> Ints:
         U, rows = U[taken], todo[taken]
         y = U + m * _geometric(Fraction(m) / b, len(U), stream)
         negative = _below(2, len(U), stream).astype(bool)
-        kept = ~(negative & (y == 0))  # nought has one sign
+        kept = ~(negative & (y == 0))  # zero has one sign
         out[rows[kept]] = np.where(negative, -y, y)[kept]
         todo = np.concatenate([todo[~taken], rows[~kept]])
     return out
 
 
 def discrete_gaussian(sigma: float, n: int, stream: SecretStream) -> Ints:
-    """n draws Y of P[Y = y] ∝ exp(-y² / 2σ²) on the whole numbers (n,).
+    """Draw n values Y of P[Y = y] ∝ exp(-y² / 2σ²) on the whole numbers (n,).
 
     Algorithm 3: discrete Laplace draws of scale t = floor(σ) + 1, each kept by a coin of probability
-    exp(-(|Y| - σ²/t)² / 2σ²). σ is taken as the fraction that the floating-point number is.
+    exp(-(|Y| - σ²/t)² / 2σ²). The floating-point σ is used as an exact fraction.
 
     Raises:
         ValueError: σ is not in [2^-10, 2^20].
@@ -80,7 +80,7 @@ def discrete_gaussian(sigma: float, n: int, stream: SecretStream) -> Ints:
     while len(todo):
         Y = _laplace(Fraction(t), len(todo), stream)
         gamma = (np.abs(Y) - float(centre)) ** 2 / float(twice)
-        # Beyond this no approximation is vouched for; the exact ratio decides.
+        # Beyond this no approximation is reliable; the exact ratio decides.
         gamma[np.abs(Y) > 64 * t] = np.nan
         kept = _bernoulli_exp(gamma, lambda i, Y=Y: (abs(int(Y[i])) - centre) ** 2 / twice, stream)  # type: ignore[misc]
         out[todo[kept]] = Y[kept]
@@ -95,7 +95,7 @@ def _fraction(scale: float) -> Fraction:
 
 
 def _geometric(rate: Fraction, n: int, stream: SecretStream) -> Ints:
-    """V with P[V >= v] = exp(-rate · v) for whole v from 0 on: coins of probability exp(-rate) until one fails (n,)."""
+    """Draw V with P[V >= v] = exp(-rate · v) for whole v >= 0 (n,): coins of probability exp(-rate) until one fails."""
     out = np.zeros(n, dtype=np.int64)
     todo = np.arange(n)
     while len(todo):
@@ -105,16 +105,16 @@ def _geometric(rate: Fraction, n: int, stream: SecretStream) -> Ints:
 
 
 def _bernoulli_exp(gamma: Floats, exact: Callable[[int], Fraction], stream: SecretStream) -> Flags:
-    """Coins of probability exp(-γ) for each γ >= 0 (n,): Algorithm 1.
+    """Toss coins of probability exp(-γ) for each γ >= 0 (n,): Algorithm 1.
 
-    exp(-γ) is exp(-γ/p)^p for any whole p: p of at least γ makes it p coins of the algorithm's first case.
+    For any whole p, exp(-γ) is exp(-γ/p)^p. With p >= γ this is p coins of the algorithm's first case.
 
     Args:
-        gamma: approximations of γ (n,), NaN where there is none.
+        gamma: approximations of γ (n,), NaN if there is none.
         exact: γ itself by number.
-        stream: where the bits come from.
+        stream: source of the bits.
     """
-    # A whole number that is surely not below γ, whatever the approximation's error.
+    # A whole number that is certainly not below γ, for any error of the approximation.
     parts = np.floor(np.nan_to_num(gamma) + 1e-3).astype(np.int64) + 1
     for i in np.flatnonzero(np.isnan(gamma)):
         parts[i] = int(exact(int(i))) + 1
@@ -129,9 +129,9 @@ def _bernoulli_exp(gamma: Floats, exact: Callable[[int], Fraction], stream: Secr
 def _bernoulli_exp_below_one(
     gamma: Floats, parts: Ints, exact: Callable[[int], Fraction], rows: Ints, stream: SecretStream
 ) -> Flags:
-    """Coins of probability exp(-γ/p), γ/p <= 1, for the γ and p of `rows` (m,).
+    """Toss coins of probability exp(-γ/p), γ/p <= 1, for the γ and p of `rows` (m,).
 
-    Coins of probability (γ/p)/k for k = 1, 2, ... until one fails; it comes up where the k of the failure is odd.
+    Toss coins of probability (γ/p)/k for k = 1, 2, ... until one fails. The result is 1 if it fails at an odd k.
     """
     odd = np.zeros(len(rows), dtype=np.bool_)
     todo, k = np.arange(len(rows)), 1
@@ -148,7 +148,7 @@ def _bernoulli_exp_below_one(
 
 
 def _bernoulli(p: Floats, exact: Callable[[int], Fraction], stream: SecretStream) -> Flags:
-    """Coins of probability p: whether a uniform number, bit by bit, lies below it (n,)."""
+    """Toss coins of probability p (n,): compare p bit by bit with a uniform number."""
     words = np.frombuffer(stream.bytes(8 * len(p)), dtype="<u8") >> np.uint64(64 - _BITS)
     apart = p - (words.astype(np.float64) + 0.5) * 2.0**-_BITS
     heads = apart > 0
@@ -158,7 +158,7 @@ def _bernoulli(p: Floats, exact: Callable[[int], Fraction], stream: SecretStream
 
 
 def _surely_below(word: int, p: Fraction, stream: SecretStream) -> bool:
-    """Whether the uniform number whose first 52 bits are `word` lies below p; draws as many more as that takes."""
+    """Return whether the uniform number with the first 52 bits `word` is below p; draw further bits as needed."""
     bits = _BITS
     while True:
         reached = p * 2**bits
@@ -170,7 +170,7 @@ def _surely_below(word: int, p: Fraction, stream: SecretStream) -> bool:
 
 
 def _below(m: int, n: int, stream: SecretStream) -> Ints:
-    """Uniform whole numbers from 0 to m - 1 (n,), m at most 2^32: words that would favour some are drawn again."""
+    """Draw uniform whole numbers from 0 to m - 1 (n,), m at most 2^32; draw words again that would bias the result."""
     out = np.zeros(n, dtype=np.int64)
     todo = np.arange(n)
     most = np.uint64(2**63 // m * m)

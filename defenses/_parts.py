@@ -1,11 +1,10 @@
-"""What message defences share: which tensors of a message they treat, and what a sender may say of its values.
+"""Shared parts of message defences: the tensors that they treat, and a sender's statements about its values.
 
-Helper tensors tell a defence about the values beside them. `z_max` () is a range that the parties agreed on; the
-quantiser takes it out of the message. Two come together where a sender averages what clients sent: `client_share` (C,)
-or (), the largest share that any one client has in each value, and `client_bound` (), B' of the ±B' to which the
-averaged values were all clipped beforehand. Both are public numbers. Noise takes them out of the message and may then
-speak for each client alone. They hold for the average as the sender made it and for nothing that is made of it:
-whatever else changes values drops them.
+Helper tensors describe the values beside them. `z_max` () is a range that the parties agreed on. The quantiser removes
+it from the message. Two helpers occur together when a sender averages clients' values: `client_share` (C,) or () is the
+largest share of any client in each value, and `client_bound` () is B': all averaged values were clipped to ±B' before.
+Both are public numbers. Noise removes them from the message and may then make a claim for each client alone. They hold
+for the average as the sender made it. Any other defence that changes values drops them.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ __all__ = [
 
 CLIENT_SHARE, CLIENT_BOUND = "client_share", "client_bound"
 _LEFT_ALONE = ("index", "z_max")
-"""What a message is about, not what it says: noise on a sample's number would name another sample."""
+"""Tensors that identify a message's samples: noise on a sample's number would name another sample."""
 
 
 Settings = TypeVar("Settings", bound=Config)
 
 
 class Configured(Generic[Settings]):
-    """A defence on messages: its settings, and how it describes itself beside each message that it treats.
+    """Base of a defence on messages: its settings, and its description beside each treated message.
 
-    `fixed_size` says that messages of one shape come out in one size, whatever their values are.
+    `fixed_size` states that messages of one shape have one size, for any values.
     """
 
     name: ClassVar[str]
@@ -56,30 +55,31 @@ class Configured(Generic[Settings]):
         self.config = config
 
     def describe(self) -> Mapping[str, Any]:
-        """Name and parameters."""
+        """Return name and parameters."""
         return {"name": self.name, **self.config.model_dump()}
 
 
 class NoiseConfig(Config):
-    """What the settings of every additive noise have in common."""
+    """Common settings of additive noise."""
 
     public_index: bool = False
-    """The samples that `index` names are chosen without private data. Otherwise the choice goes out as it is, and no
-    guarantee is claimed."""
+    """Private data do not decide the samples in `index`. If false, the choice is sent unprotected, and no guarantee is
+    claimed.
+    """
 
 
 def values_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that say something; neither helpers nor `index`."""
+    """Return the tensors that carry values; neither helpers nor `index`."""
     return {n: t for n, t in without_shares(tensors).items() if n not in _LEFT_ALONE}
 
 
 def without_shares(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The message without what its sender says of an average."""
+    """Return the message without its sender's statements about an average."""
     return {n: t for n, t in tensors.items() if n not in (CLIENT_SHARE, CLIENT_BOUND)}
 
 
 def unclaimed(tensors: Mapping[str, Tensor], public_index: bool) -> NoGuarantee | None:
-    """The reason why nothing can be claimed for a message whose values are clipped and noised, where there is one."""
+    """Return why no guarantee can be claimed for a clipped and noised message, or an empty reason."""
     bare = sorted(tensors.keys() & {*_LEFT_ALONE} - ({"index"} if public_index else set()))
     if bare:
         return NoGuarantee(reason=f"{' and '.join(bare)} of the message goes out without noise")
@@ -89,30 +89,30 @@ def unclaimed(tensors: Mapping[str, Tensor], public_index: bool) -> NoGuarantee 
 
 
 def finite(sent: Tensor) -> Tensor:
-    """The values in double precision; what is no number counts as nought: it would go through any noise unchanged."""
+    """Return the values in double precision; NaN and infinity become 0, because noise would not change them."""
     return sent.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def norm(tensors: Iterable[Tensor]) -> float:
-    """The ℓ2 norm of all values together, in double precision."""
+    """Return the ℓ2 norm of all values together, in double precision."""
     squares = [t.double().square().sum().cpu() for t in tensors]
     return float(torch.stack([torch.zeros((), dtype=torch.float64), *squares]).sum().sqrt())
 
 
 def noised(sent: Tensor, clipped: Tensor, drawn: Tensor) -> Tensor:
-    """The sum in the dtype that was sent; whole numbers are rounded, not cut."""
+    """Return the sum in the dtype that was sent; whole numbers are rounded, not truncated."""
     made = clipped + drawn.to(sent.device)
     return (made if sent.is_floating_point() else made.round()).to(sent.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """How far the change of a unit moves a message of values within ±B, in units of 2B.
+    """Distance by which the change of a unit moves a message of values within ±B, in units of 2B.
 
     Attributes:
         l1: in the ℓ1 norm.
         l2: in the ℓ2 norm.
-        covers: what may change: everything, or the messages of each client alone.
+        covers: the data that may change: everything, or the messages of each client alone.
     """
 
     l1: float
@@ -121,20 +121,20 @@ class Moved:
 
 
 def moved(name: str, tensors: Mapping[str, Tensor], bound: float, grid: int | None = None) -> Moved:
-    """What `client_share` makes of the values of a message; without it every value may move by 2B.
+    """Return how far a unit moves the values, given `client_share`; without it every value may move by 2B.
 
-    An average moves by at most 2B'ω where one client has a share ω, and within ±B by at most 2B: that is 2B times the
+    If one client has a share ω, an average moves by at most 2B'ω, and within ±B by at most 2B. That is 2B times the
     lesser of ωB'/B and 1.
 
     Args:
-        name: of the defence, for its errors.
+        name: the defence's name, for errors.
         tensors: the message; at least one value.
         bound: B, to which the defence clips every value.
-        grid: on a grid of so many steps in 2B, to which values are rounded after they have moved, a value moves by
+        grid: number of grid steps in 2B. Values are rounded to the grid after they have moved, so they move by
             whole steps. None: no grid.
 
     Raises:
-        ProtocolError: the shares lie outside (0, 1], do not fit the values, or come without their bound.
+        ProtocolError: the shares are outside (0, 1], do not fit the values, or come without their bound.
     """
     values = values_of(tensors)
     count = sum(t.numel() for t in values.values())
@@ -142,8 +142,8 @@ def moved(name: str, tensors: Mapping[str, Tensor], bound: float, grid: int | No
         return Moved(l1=float(count), l2=float(count) ** 0.5, covers=("data", "messages"))
     share = (_share(name, tensors, values) * (float(tensors[CLIENT_BOUND]) / bound)).clamp_max(1.0)
     if grid is not None:
-        # Values less than m + 1 steps apart are rounded to numbers at most m + 1 apart; a whole number of steps may
-        # come out a rounding too large.
+        # Values less than m + 1 steps apart are rounded to numbers at most m + 1 apart; rounding may make a whole
+        # number of steps slightly too large.
         share = ((share * grid + 1e-6 * grid).floor() + 1).clamp_max(grid) / grid
     each = count // share.numel()
     return Moved(

@@ -1,4 +1,4 @@
-"""Clipped updates and clipped gradients: what DP-FedAvg and GS-WGAN add noise to."""
+"""Noise on clipped updates (DP-FedAvg) and on clipped gradients (GS-WGAN)."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class DPFedAvgConfig(Config):
     sigma: float = Field(gt=0)
     """σ: the noise multiplier; the noise in the sum of all shares has a standard deviation of σC."""
     shares: int = Field(1, ge=1)
-    """Clients among whom that noise is divided: each adds N(0, σ²C²/shares). 1: each adds all of it."""
+    """Clients that share the noise: each adds N(0, σ²C²/shares). 1: each adds all of it."""
 
 
 class DPFedAvg(Configured[DPFedAvgConfig]):
     """Clips a client's update to norm C and adds the client's share of Gaussian noise.
 
-    Replacing everything the client holds moves its clipped update by at most 2C. With `shares` of 1 each
-    update is a Gaussian release of sensitivity 2C and scale σC for whoever sees it: client-level local DP. With more,
-    the update alone is a release of scale σC/√shares; the sum of that many updates, and only where nobody
-    sees less than the sum, carries noise of scale σC. McMahan et al. 2018 add the noise to the sum at the server and
-    count a client that is there or is not, of sensitivity C: σ is their z, and the replacement of a client counts
-    twice its length.
+    Replacing everything the client holds moves its clipped update by at most 2C. With `shares` of 1, each
+    update is a Gaussian release of sensitivity 2C and scale σC for every receiver: client-level local DP. With more
+    shares, one update is a release of scale σC/√shares. The sum of that many updates carries noise of scale σC, and
+    this holds only for receivers that see nothing less than the sum. McMahan et al. 2018 add the noise to the sum at
+    the server and consider a client that is added or removed, of sensitivity C: σ is their z. Replacing a client counts
+    twice that length.
 
     Guarantees:
       * the clip is a constant of the spec, never taken from the data;
-      * what is not a finite number counts as nought;
+      * NaN and infinite values count as 0;
       * noise comes from the vault's secret.
     """
 
@@ -61,7 +61,7 @@ class DPFedAvg(Configured[DPFedAvgConfig]):
         self._noise = GaussianNoise(GaussianNoiseConfig(sigma=share, clip=config.clip))
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """Clips the update, adds this client's share of the noise, and says what that is worth by itself.
+        """Clip the update, add this client's share of the noise, and state the update's own guarantee.
 
         Raises:
             ProtocolError: the message is no update.
@@ -81,21 +81,21 @@ class SanitizedGradientsConfig(Config):
     sigma: float = Field(gt=0)
     """σ: the noise multiplier; each value's noise has a standard deviation of σC."""
     drawn_from: int = Field(1, ge=1)
-    """Clients of whom the server asks one at random each step; 1 where it asks this one anyway."""
+    """Number of clients from which the server draws one at random each step; 1 if it asks this client in any case."""
 
 
 class SanitizedGradients(Configured[SanitizedGradientsConfig]):
     """Clips the gradient at each generated sample to norm C and adds Gaussian noise of deviation σC to its values.
 
-    The gradient of a sample is the sum of all that runs through the client: its task model and its discriminator.
-    Whatever changes in the client's data or in what it was sent moves each clipped gradient by at most 2C, so
-    that a message of n samples is n Gaussian releases of sensitivity 2C: RDP 2nα/σ² at order α. Where the server asks
-    one client of many at random, `drawn_from` says of how many; only views that cannot tell who was asked may count
-    that chance. The logits that a client sends for the samples are another release, which this does not cover.
+    A sample's gradient is the sum over all paths through the client: its task model and its discriminator.
+    Any change of the client's data or inputs moves each clipped gradient by at most 2C. A message of n samples is
+    therefore n Gaussian releases of sensitivity 2C: RDP 2nα/σ² at order α. If the server asks one client at random,
+    `drawn_from` states the number of clients. Only views that cannot tell which client was asked may use that chance.
+    The logits that a client sends for the samples are a separate release, which this defence does not cover.
 
     Guarantees:
-      * the clip is a constant of the spec, never taken from the data, and holds for each sample by itself;
-      * what is not a finite number counts as nought;
+      * the clip is a constant of the spec, never taken from the data, and applies to each sample separately;
+      * NaN and infinite values count as 0;
       * noise comes from the vault's secret.
     """
 
@@ -106,10 +106,10 @@ class SanitizedGradients(Configured[SanitizedGradientsConfig]):
     Config: ClassVar[type[SanitizedGradientsConfig]] = SanitizedGradientsConfig
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """Clips and noises `values` (n, c, h, w), sample by sample, and says what that is worth.
+        """Clip `values` (n, c, h, w) sample by sample, add noise, and state the guarantee.
 
         Raises:
-            ProtocolError: the message is not of gradients at samples, or holds more than these.
+            ProtocolError: the message does not contain gradients at samples, or contains more than these.
         """
         values = tensors.get("values")
         if kind not in self.accepts or values is None or values.dim() < 2 or len(tensors) != 1:
@@ -120,7 +120,7 @@ class SanitizedGradients(Configured[SanitizedGradientsConfig]):
         return Released(kind=kind, tensors={"values": sent}, event=self._event(len(values)))
 
     def _clipped(self, values: Tensor) -> Tensor:
-        """Each row of (n, ...) scaled down to norm C where it is longer."""
+        """Return each row of (n, ...), scaled down to norm C if it is longer."""
         rows = finite(values).flatten(1)
         norms = rows.norm(dim=1, keepdim=True)
         factors = (self.config.clip / torch.where(norms > 0, norms, 1.0)).clamp_max(1.0)

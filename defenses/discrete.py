@@ -26,11 +26,11 @@ __all__ = [
 
 _MOST_CODE = 2**MOST_BITS - 1
 _ROOM, _WIDE = 8, 32
-"""Scales of the noise for which there is room on either side of the grid: at least, and where codes suffice."""
+"""Room on either side of the grid, in scales of the noise: the least, and the room used if codes suffice."""
 
 
 class _GridConfig(NoiseConfig):
-    """What the settings of whole-number noise have in common."""
+    """Common settings of whole-number noise."""
 
     clip: float = Field(gt=0)
     """B: every value is clipped to ±B first, a public constant."""
@@ -38,22 +38,22 @@ class _GridConfig(NoiseConfig):
     """Steps from -B to B: values are rounded to `levels` + 1 points, and the noise is in whole steps."""
 
     def _scale(self) -> float:
-        """The noise's scale in the units of the values."""
+        """Return the noise's scale in the units of the values."""
         raise NotImplementedError
 
     @property
     def step(self) -> float:
-        """Distance of two points, in the units of the values."""
+        """Return the distance of neighbouring points, in the units of the values."""
         return 2 * self.clip / self.levels
 
     @property
     def scale(self) -> float:
-        """The noise's scale in steps."""
+        """Return the noise's scale in steps."""
         return self._scale() / self.step
 
     @property
     def margin(self) -> int:
-        """Points on either side of the grid that noise may lead to; what lies beyond goes to the outermost."""
+        """Return the number of extra points on either side of the grid; noise beyond them is clipped to the last."""
         room: int = (_MOST_CODE - self.levels) // 2
         return min(int(_WIDE * self.scale) + 1, room)
 
@@ -96,10 +96,10 @@ Grids = TypeVar("Grids", bound=_GridConfig)
 
 
 class _GridNoise(Configured[Grids]):
-    """Clips, rounds to the nearest point, adds whole steps, and sends the codes packed."""
+    """Base of grid noise: clips, rounds to the nearest point, adds whole steps, and sends the codes packed."""
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """Rounds and adds noise to every tensor but `index`, and says what that is worth.
+        """Round every tensor except `index`, add noise, and state the guarantee.
 
         Raises:
             ProtocolError: `client_share` does not fit the values, or comes without `client_bound`.
@@ -115,7 +115,7 @@ class _GridNoise(Configured[Grids]):
         return Released(kind=kind, tensors=made, event=self._claim(tensors))
 
     def _codes(self, sent: Tensor) -> Tensor:
-        """The number of the point nearest to each value, from 0 to `levels`; halves go up."""
+        """Return the number of the point nearest to each value, from 0 to `levels`; halves go up."""
         cfg = self.config
         steps = (finite(sent).clamp(-cfg.clip, cfg.clip) + cfg.clip) / cfg.step
         return (steps + 0.5).floor().clamp(0, cfg.levels).long()
@@ -134,16 +134,16 @@ class _GridNoise(Configured[Grids]):
 class DiscreteLaplaceNoise(_GridNoise[DiscreteLaplaceNoiseConfig]):
     """Rounds every value to a grid and adds exactly drawn discrete Laplace noise of scale 1/γ in whole steps.
 
-    With `levels` steps from -B to B, replacing everything that the sender computed the message from moves each of its
-    n codes by at most `levels`: one message is a discrete Laplace release of ℓ1 sensitivity n · levels in steps, for
-    the client as unit. With `client_share` ω of an average of values within ±B, one client moves each code by at most
-    floor(ω · levels) + 1. No floating-point number takes part in the noise, so that nothing in the low bits gives a
-    value away (Mironov 2012). Codes that noise leads past the outermost points go to these, which costs nothing.
+    There are `levels` steps from -B to B. Replacing all data behind the message moves each of its
+    n codes by at most `levels`. One message is a discrete Laplace release of ℓ1 sensitivity n · levels in steps, for
+    the client as unit. For an average of values within ±B with `client_share` ω, one client moves each code by at most
+    floor(ω · levels) + 1. The noise uses no floating-point numbers, so low bits reveal nothing
+    (Mironov 2012). Codes beyond the outermost points are set to these, at no privacy cost.
 
     Guarantees:
       * clip and grid are constants of the spec, never taken from the data;
       * the noise follows its law exactly, and comes from the vault's secret;
-      * what is not a finite number counts as nought;
+      * NaN and infinite values count as 0;
       * ceil(log2(points)) bits a value cross the wire.
     """
 
@@ -170,17 +170,16 @@ class DiscreteLaplaceNoise(_GridNoise[DiscreteLaplaceNoiseConfig]):
 class DiscreteGaussianNoise(_GridNoise[DiscreteGaussianNoiseConfig]):
     """Rounds every value to a grid and adds exactly drawn discrete Gaussian noise of parameter σ in whole steps.
 
-    With `levels` steps from -B to B, replacing everything that the sender computed the message from moves each of its
-    n codes by at most `levels`: one message is a discrete Gaussian release of ℓ2 sensitivity √n · levels in steps,
-    for the client as unit. With `client_share` ω of an average of values within ±B, one client moves each code by at
-    most floor(ω · levels) + 1. No floating-point number takes part in the noise, so that nothing in the low bits
-    gives a value away (Mironov 2012). Codes that noise leads past the outermost points go to these, which costs
-    nothing.
+    There are `levels` steps from -B to B. Replacing all data behind the message moves each of its
+    n codes by at most `levels`. One message is a discrete Gaussian release of ℓ2 sensitivity √n · levels in steps,
+    for the client as unit. For an average of values within ±B with `client_share` ω, one client moves each code by at
+    most floor(ω · levels) + 1. The noise uses no floating-point numbers, so low bits reveal nothing
+    (Mironov 2012). Codes beyond the outermost points are set to these, at no privacy cost.
 
     Guarantees:
       * clip and grid are constants of the spec, never taken from the data;
       * the noise follows its law exactly, and comes from the vault's secret;
-      * what is not a finite number counts as nought;
+      * NaN and infinite values count as 0;
       * ceil(log2(points)) bits a value cross the wire.
     """
 

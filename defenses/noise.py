@@ -58,10 +58,10 @@ class LaplaceNoiseConfig(NoiseConfig):
 
 
 class _Noise(Configured[Settings]):
-    """What every additive noise has in common: each value is clipped, noised and sent in the dtype that it had."""
+    """Base of additive noise: each value is clipped, noised and sent in its own dtype."""
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """Clips, adds noise, and says what that is worth.
+        """Clip, add noise, and state the guarantee.
 
         Raises:
             ProtocolError: `client_share` does not fit the values, or comes without `client_bound`.
@@ -69,7 +69,7 @@ class _Noise(Configured[Settings]):
         values = values_of(tensors)
         clipped = self._clipped(values)
         sent = without_shares(tensors)
-        # In double precision up to the noise: float32 would round the clipped norm past the clip.
+        # Use double precision up to the noise: float32 would round the clipped norm past the clip.
         made = {n: noised(t, clipped[n], self._drawn(t, noise)) for n, t in values.items()}
         return Released(kind=kind, tensors={**sent, **made}, event=self._event(tensors))
 
@@ -90,18 +90,18 @@ def _each_clipped(values: Mapping[str, Tensor], bound: float) -> dict[str, Tenso
 class GaussianNoise(_Noise[GaussianNoiseConfig]):
     """Adds independent Gaussian noise to every value of a message, after clipping the whole message or each value.
 
-    With a clip C of the whole message, replacing everything the client holds moves the message by at most 2C: one
-    message is a Gaussian release of ℓ2 sensitivity 2C for the client as unit. With a bound B on each of its n values
-    it is one of sensitivity 2B√n. Where the sender averages clients' values, says by `client_bound` that each was
-    clipped to ±B and by `client_share` that no client's share in a value is larger than ω, replacing what one client
-    sent moves the average by at most 2B√(Σω²). Without a clip the values are unbounded and no guarantee is claimed,
-    however large the noise. That a message was sent at all is not covered by noise on its values: it is part of the
-    protocol's schedule, which must not depend on data. Nor is which samples its `index` names, which stays as it is;
-    nothing is claimed unless the spec says that `index` is public. The event speaks of real numbers.
+    With a clip C of the whole message, replacing everything the client holds moves the message by at most 2C. One
+    message is then a Gaussian release of ℓ2 sensitivity 2C for the client as unit. With a bound B on each of its n
+    values the sensitivity is 2B√n. A sender may average clients' values and state that each was clipped to ±B
+    (`client_bound`) and that no client's share in a value exceeds ω (`client_share`). Replacing one client's values
+    then moves the average by at most 2B√(Σω²). Without a clip the values are unbounded and no guarantee is claimed,
+    for any noise. The noise covers values only. It does not hide that a message was sent: this is part of the
+    protocol's schedule, which must not depend on data. It does not hide the samples in `index`, which is not changed.
+    No guarantee is claimed unless the spec declares `index` public. The event assumes real numbers.
 
     Guarantees:
       * the clip is a constant of the spec, never taken from the data;
-      * under a clip, what is not a finite number counts as nought;
+      * under a clip, NaN and infinite values count as 0;
       * noise comes from the vault's secret.
     """
 
@@ -147,18 +147,19 @@ class GaussianNoise(_Noise[GaussianNoiseConfig]):
 class LaplaceNoise(_Noise[LaplaceNoiseConfig]):
     """Adds independent Laplace noise of scale 1/γ to every value of a message, after clipping each value.
 
-    With a clip B, replacing everything that the sender computed the message from moves each of its n values by at
-    most 2B: one message is a Laplace release of ℓ1 sensitivity 2Bn, for the client as unit. On logits of 5,000
-    samples and 10 classes with B = 86 and γ = 1 that is ε = 8.6 million: finite, and empty. Where the sender averages
-    clients' values, says by `client_bound` that each was clipped to ±B and by `client_share` that no client's share
-    in a value is larger than ω, replacing what one client sent moves the average by at most 2BΣω. Without a clip
-    nothing is claimed. As with Gaussian noise, neither that a message is sent nor which samples `index` names is
-    covered. The event speaks of real numbers; that the low bits of floating-point noise can give a value away (Mironov
-    2012), as they do where values are sent in double precision, is not accounted for. `discrete-laplace` has none.
+    With a clip B, replacing all data behind the message moves each of its n values by at
+    most 2B. One message is a Laplace release of ℓ1 sensitivity 2Bn, for the client as unit. On logits of 5,000
+    samples and 10 classes with B = 86 and γ = 1, ε is 8.6 million: finite but useless. A sender may average
+    clients' values and state that each was clipped to ±B (`client_bound`) and that no client's share
+    in a value exceeds ω (`client_share`). Replacing one client's values then moves the average by at most 2BΣω. Without
+    a clip no guarantee is claimed. As with Gaussian noise, neither the sending of a message nor the samples in `index`
+    are covered. The event assumes real numbers. The low bits of floating-point noise can reveal a value (Mironov
+    2012), as they do if values are sent in double precision. The event does not account for that. `discrete-laplace`
+    avoids it.
 
     Guarantees:
       * the clip is a constant of the spec, never taken from the data;
-      * under a clip, what is not a finite number counts as nought;
+      * under a clip, NaN and infinite values count as 0;
       * noise comes from the vault's secret.
     """
 

@@ -26,16 +26,16 @@ _MOST_LEVELS = 2**16 - 1
 
 
 def uniform_quantize(z: Tensor, levels: int, z_max: float | Tensor, grid: Rule = "eq4") -> Tensor:
-    """Rounds every value up to the next point of a uniform grid on [-z_max, z_max].
+    """Round every value up to the next point of a uniform grid on [-z_max, z_max].
 
-    Eq. 4 has the grid `k · 2 z_max / S` for whole k, from ceil(-S/2) to ceil(S/2): S + 1 points, zero among them, and
-    for odd S the last one lies half a step beyond z_max. Eq. 3 has `2 (s - 1) z_max / (S - 1) - z_max` for s from 1 to
-    S: S points, both ends among them. Values beyond ±z_max are first clipped to it.
+    Eq. 4 has the grid `k · 2 z_max / S` for whole k, from ceil(-S/2) to ceil(S/2): S + 1 points, including zero. For
+    odd S the last one is half a step beyond z_max. Eq. 3 has `2 (s - 1) z_max / (S - 1) - z_max` for s from 1 to
+    S: S points, including both ends. Values beyond ±z_max are first clipped to it.
 
     Guarantees:
-      * idempotent: a grid point, as the dtype of z represents it, stays what it is;
+      * idempotent: a grid point, as the dtype of z represents it, is unchanged;
       * the result is never below the clipped value and at most one step above it, up to the dtype's rounding;
-      * monotone, and no more than S + 1 (Eq. 4) or S (Eq. 3) values come out.
+      * monotone, with at most S + 1 (Eq. 4) or S (Eq. 3) different values.
 
     Args:
         z: values of any shape, float32 or float64.
@@ -44,7 +44,7 @@ def uniform_quantize(z: Tensor, levels: int, z_max: float | Tensor, grid: Rule =
         grid: `eq4` or `eq3`.
 
     Raises:
-        SpecError: `levels`, `z_max` or `grid` is out of range, or z is not of finite numbers.
+        SpecError: `levels`, `z_max` or `grid` is out of range, or z has values that are not finite.
     """
     points = _grid(levels, float(z_max), grid)
     z = torch.as_tensor(z)
@@ -66,13 +66,13 @@ def _grid(levels: int, z_max: float, rule: str) -> Grid:
 
 
 def _codes(z: Tensor, grid: Grid, z_max: float) -> Tensor:
-    """For each value the number of the lowest grid point that is not below it."""
+    """Return for each value the number of the lowest grid point that is not below it."""
     if not torch.isfinite(z).all():
         bad = z[~torch.isfinite(z)][0].item()
         raise SpecError("z", bad, "is not a finite number", "Quantise finite values.")
     z = z.clamp(-z_max, z_max)
     codes = ((z.double() - grid.lowest) / grid.step).ceil().clamp(0, grid.points - 1)
-    # The division's rounding may have missed by one: what counts are the points as the dtype of z represents them.
+    # The division's rounding may have missed by one: the points count as the dtype of z represents them.
     codes = torch.where(grid.values(codes - 1, z.dtype) >= z, codes - 1, codes)
     codes = torch.where(grid.values(codes, z.dtype) < z, codes + 1, codes)
     # The lowest point may come out a rounding below -z_max, which is that point.
@@ -93,14 +93,14 @@ class UniformQuantizationConfig(Config):
 class UniformQuantization(Configured[UniformQuantizationConfig]):
     """Rounds every value of a message to a uniform grid and sends the grid's numbers, packed bit by bit.
 
-    Where a protocol agrees on a range beforehand (FedKD's z_max), it puts the tensor `z_max` () into the message: the
-    defence takes the grid from it and does not send it on. Quantisation hides nothing from anybody in the
-    sense of differential privacy: it maps values to values, without chance. What it saves is bytes.
+    A protocol that agrees on a range beforehand (FedKD's z_max) puts the tensor `z_max` () into the message. The
+    defence takes the grid from it and does not send it on. Quantisation gives no differential
+    privacy: it maps values to values without randomness. It saves bytes.
 
     Guarantees:
-      * a receiver gets `uniform_quantize` of what was sent, in float32;
-      * whole numbers (`index`, counts) pass as they are;
-      * ceil(log2(points)) bits a value cross the wire, the points being S + 1 (`eq4`) or S (`eq3`).
+      * a receiver gets `uniform_quantize` of the values, in float32;
+      * whole numbers (`index`, counts) are unchanged;
+      * ceil(log2(points)) bits a value cross the wire; there are S + 1 (`eq4`) or S (`eq3`) points.
     """
 
     name: ClassVar[str] = "uniform-quantization"
@@ -109,10 +109,10 @@ class UniformQuantization(Configured[UniformQuantizationConfig]):
     Config: ClassVar[type[UniformQuantizationConfig]] = UniformQuantizationConfig
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """Rounds every floating-point tensor but `z_max`, which it consumes, and `client_share`, which it drops.
+        """Round every floating-point tensor except `z_max`, which it consumes, and `client_share`, which it drops.
 
         Raises:
-            ProtocolError: there is no range to take the grid from, or the values are not finite.
+            ProtocolError: there is no range for the grid, or the values are not finite.
         """
         z_max = float(tensors["z_max"]) if "z_max" in tensors else self.config.z_max
         if z_max is None:

@@ -1,7 +1,7 @@
-"""Answers that say less: fewer decimals, fewer classes, the class alone, or softer probabilities.
+"""Reduced answers: fewer decimals, fewer classes, the class alone, or softer probabilities.
 
-None of it is noise. Each maps values to values without chance, so two neighbouring data sets whose answers differ may
-still be told apart with certainty: an adversary learns less from an answer, and no ε follows.
+These defences add no noise. Each maps values to values without randomness. Neighbouring data sets with different
+answers may still be distinguished with certainty. An adversary learns less from an answer, but no ε follows.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _SCALES: Mapping[str, Scale] = {"logits": "logits", "soft_labels": "probabilitie
 
 
 class _AnswerConfig(Config):
-    """What the settings of a defence have in common that treats logits and probabilities unlike."""
+    """Common settings of defences that treat logits and probabilities differently."""
 
     values: Scale | None = None
-    """What `ensemble_labels` hold, which their kind does not say: `logits` or `probabilities`."""
+    """The scale of `ensemble_labels`, which their kind does not determine: `logits` or `probabilities`."""
 
 
 class RoundingConfig(Config):
@@ -57,8 +57,9 @@ class TopKConfig(_AnswerConfig):
     k: int = Field(1, ge=1)
     """The largest values of each row that are kept."""
     rest: float = -20.0
-    """What the other logits of a row become; the number below the smallest one kept, where that is lower. Other
-    probabilities become 0."""
+    """The value of a row's other logits; the number below the smallest one kept, if that is lower. Other
+    probabilities become 0.
+    """
 
 
 class HardLabelConfig(Config):
@@ -73,7 +74,7 @@ class TemperatureConfig(_AnswerConfig):
 
 
 def _scale(name: str, kind: str, stated: Scale | None) -> Scale:
-    """Whether a message of this kind holds logits or probabilities."""
+    """Return whether a message of this kind contains logits or probabilities."""
     found = stated if kind == "ensemble_labels" else _SCALES.get(kind)
     if found is None:
         remedy = "Set values to 'logits' or 'probabilities'." if kind == "ensemble_labels" else ""
@@ -83,7 +84,7 @@ def _scale(name: str, kind: str, stated: Scale | None) -> Scale:
 
 
 def _rows(name: str, kind: str, tensors: Mapping[str, Tensor]) -> Tensor:
-    """The answers (n, C) of a message."""
+    """Return the answers (n, C) of a message."""
     values = tensors.get("values")
     if values is None or values.dim() != 2 or not values.shape[1] or not values.is_floating_point():
         raise ProtocolError(f"{name}: {kind} brings no answers (n, C) along. Attach it to a kind that does.")
@@ -91,7 +92,7 @@ def _rows(name: str, kind: str, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def _as_before(made: Tensor, values: Tensor) -> Tensor:
-    """Non-negative rows (n, C), scaled to the sums of the rows that they were made of; in double precision.
+    """Return non-negative rows (n, C), scaled to the sums of the original rows; in double precision.
 
     Rows of soft labels sum to 1, or to the score that they are weighted by.
     """
@@ -106,8 +107,8 @@ def _sent(tensors: Mapping[str, Tensor], values: Tensor) -> dict[str, Tensor]:
 class Rounding(Configured[RoundingConfig]):
     """Rounds every floating-point value of a message to a number of decimals.
 
-    Whole numbers pass as they are. The values stay floating-point numbers: no byte is saved. What
-    `client_share` says of them is dropped, since rounding may carry a value further than a client moved it.
+    Whole numbers are unchanged. The values stay floating-point numbers, so no byte is saved. `client_share` is dropped,
+    since rounding may move a value further than a client moved it.
 
     Guarantees:
       * every value moves by at most half a unit of the last decimal, and the dtype's rounding;
@@ -122,7 +123,7 @@ class Rounding(Configured[RoundingConfig]):
     Config: ClassVar[type[RoundingConfig]] = RoundingConfig
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """Rounds; nothing is drawn."""
+        """Round every value; no randomness is drawn."""
         made = {
             n: t.double().round(decimals=self.config.decimals).to(t.dtype) if t.is_floating_point() else t
             for n, t in without_shares(tensors).items()
@@ -132,14 +133,14 @@ class Rounding(Configured[RoundingConfig]):
 
 
 class TopK(Configured[TopKConfig]):
-    """Keeps the k largest values of each answer; the others say nothing any more.
+    """Keeps the k largest values of each answer and replaces the others by a constant.
 
-    Of probabilities the others become 0, and those kept are scaled so that the row keeps its sum. Logits that are kept
-    stay as they are, and the others become one constant. Of equal values that only some can be kept of,
-    those of the lower classes are.
+    Other probabilities become 0, and the kept ones are scaled so that the row keeps its sum. Kept logits
+    are unchanged, and the others become one constant. Among equal values at the limit, those of the lower classes are
+    kept.
 
     Guarantees:
-      * at most k values of a row tell of its classes; their order, and which is largest, stays;
+      * at most k values of a row carry information about its classes; their order, and the largest one, stay;
       * with k of the number of classes or more nothing changes, up to the dtype's rounding.
     """
 
@@ -152,10 +153,10 @@ class TopK(Configured[TopKConfig]):
     Config: ClassVar[type[TopKConfig]] = TopKConfig
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """Keeps the largest values; nothing is drawn.
+        """Keep the largest values; no randomness is drawn.
 
         Raises:
-            ProtocolError: the message brings no answers (n, C) along, or does not say on which scale.
+            ProtocolError: the message has no answers (n, C), or does not state their scale.
         """
         scale, values = _scale(self.name, kind, self.config.values), _rows(self.name, kind, tensors)
         first = values.argsort(dim=1, descending=True, stable=True)[:, : self.config.k]
@@ -171,13 +172,13 @@ class TopK(Configured[TopKConfig]):
 
 
 class HardLabel(Configured[HardLabelConfig]):
-    """Sends each answer's largest class in place of logits or probabilities: the message becomes `hard_labels`.
+    """Sends each answer's largest class instead of logits or probabilities: the message becomes `hard_labels`.
 
-    It is for tasks of one label, and for protocols whose receivers can read `hard_labels`. Of equal values the first
-    class counts. A weight that probabilities carried is lost.
+    It is for tasks of one label, and for protocols whose receivers can read `hard_labels`. Among equal values the first
+    class counts. A weight in the probabilities is lost.
 
     Guarantees:
-      * a receiver learns nothing of an answer but its largest class: `values` (n,) in place of (n, C).
+      * a receiver learns only the largest class of an answer: `values` (n,) instead of (n, C).
     """
 
     name: ClassVar[str] = "hard-label"
@@ -190,10 +191,10 @@ class HardLabel(Configured[HardLabelConfig]):
     Config: ClassVar[type[HardLabelConfig]] = HardLabelConfig
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """Takes the largest class; nothing is drawn. A range `z_max` of logits goes no further.
+        """Return the largest class; no randomness is drawn, and a range `z_max` of logits is not sent on.
 
         Raises:
-            ProtocolError: the message brings no answers (n, C) along.
+            ProtocolError: the message has no answers (n, C).
         """
         if kind not in self.accepts:
             raise ProtocolError(
@@ -208,8 +209,8 @@ class HardLabel(Configured[HardLabelConfig]):
 class Temperature(Configured[TemperatureConfig]):
     """Softens every answer by a temperature T: logits z become z/T, probabilities p become p^(1/T), rescaled.
 
-    A softmax of the softened logits is the softened softmax: both scales give one answer. Rescaled rows keep the sum
-    that they had.
+    A softmax of the softened logits is the softened softmax: both scales give one answer. Rescaled rows keep their
+    sums.
 
     Guarantees:
       * the order of the classes stays;
@@ -225,17 +226,17 @@ class Temperature(Configured[TemperatureConfig]):
     Config: ClassVar[type[TemperatureConfig]] = TemperatureConfig
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """Softens; nothing is drawn.
+        """Soften every answer; no randomness is drawn.
 
         Raises:
-            ProtocolError: the message brings no answers (n, C) along, or does not say on which scale.
+            ProtocolError: the message has no answers (n, C), or does not state their scale.
         """
         scale, values = _scale(self.name, kind, self.config.values), _rows(self.name, kind, tensors)
         T = self.config.temperature
         if scale == "logits":
             made = values.double() / T
         else:
-            # Divided by the largest first: a power of tiny numbers would come out as nought.
+            # Divide by the largest first: a power of tiny numbers would underflow to 0.
             p = values.double().clamp_min(0)
             top = p.amax(1, keepdim=True)
             made = _as_before((p / torch.where(top > 0, top, 1.0)) ** (1 / T), values)

@@ -1,6 +1,6 @@
 """Settings of the documentation site: `make docs` builds it into `docs/_build`, with warnings as errors.
 
-Nothing is fetched while it is built or read: no fonts, no scripts from elsewhere, mathematics as outlines.
+Nothing is fetched during building or reading: no fonts, no external scripts, mathematics as outlines.
 """
 
 from __future__ import annotations

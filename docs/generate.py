@@ -1,11 +1,11 @@
-"""Writes pages of the documentation from the code, to say what it does: see `PAGES`.
+"""Generator of documentation pages from the code: see `PAGES`.
 
-What a hand has written of a protocol, attack or defence stands in `docs/notes/` and is taken into its page. Run it
+Hand-written text on a protocol, attack or defence is in `docs/notes/` and is included in its page. Run the script
 after a change to that, or to the spec, a protocol, an attack, a defence, a model or a dataset:
 
     .venv/bin/python docs/generate.py
 
-A test compares the pages on disk with what this makes.
+A test compares the pages on disk with its output.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HERE = Path(__file__).parent
 
 
 def spec_page() -> str:
-    """`docs/spec.md`."""
+    """Return `docs/spec.md`."""
     schema = Spec.model_json_schema()
     parts = [
         _note("docs/notes/spec.md"),
@@ -74,13 +74,13 @@ _TITLES = {
 
 
 def _order(schema: Mapping[str, Any]) -> list[str]:
-    """Definitions in the order in which the spec's fields refer to them."""
+    """Return definitions in the order in which the spec's fields refer to them."""
     text = json.dumps([schema["properties"], schema["$defs"]])
     return sorted(schema["$defs"], key=lambda name: text.index(f"#/$defs/{name}"))
 
 
 def settings_table(config: type[Config]) -> list[str]:
-    """A Markdown table of a configuration's fields, or a sentence where it has none."""
+    """Return a Markdown table of a configuration's fields, or a sentence if it has none."""
     schema = config.model_json_schema()
     if not schema.get("properties"):
         return ["No settings."]
@@ -98,7 +98,7 @@ def _table(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[st
 
 
 def _below(field: Mapping[str, Any]) -> str:
-    """The name of the definition that a field refers to."""
+    """Return the name of the definition that a field refers to."""
     return str(field["$ref"]).rpartition("/")[2]
 
 
@@ -112,7 +112,7 @@ def _default(field: Mapping[str, Any]) -> str:
 
 
 def _type(field: Mapping[str, Any]) -> str:
-    """A JSON schema's type in words."""
+    """Return a JSON schema's type in words."""
     if "$ref" in field:
         title = _TITLES[_below(field)]
         return f"[mapping](#{title})"
@@ -148,7 +148,7 @@ def _escape(text: str) -> str:
 
 
 def room_index(room: str) -> str:
-    """The index page of a room: what stands in `docs/notes/ROOM.md`, and a row a name."""
+    """Return the index page of a room: the text of `docs/notes/ROOM.md`, and a row for each name."""
     names = _ROOMS[room].names()
     rows = [_INDEX[room][1](card(name)) for name in names]
     head = [f"| {' | '.join(_INDEX[room][0])} |", f"| {' | '.join('---' for _ in _INDEX[room][0])} |"]
@@ -160,7 +160,7 @@ def room_index(room: str) -> str:
 
 
 def name_page(room: str, name: str) -> str:
-    """A protocol's, an attack's or a defence's page: its card, and what `docs/notes/ROOM/NAME.md` says of it."""
+    """Return the page of a protocol, an attack or a defence: its card, and the text of `docs/notes/ROOM/NAME.md`."""
     found, notes = card(name), f"{room}/{name}.md"
     doc = found["doc"].strip().replace("Guarantees:\n", "Guarantees:\n\n")
     lines = [_note(f"docs/notes/{notes}"), "", f"# {name}", "", doc, "", f"Source: {found['source']}.", ""]
@@ -170,7 +170,7 @@ def name_page(room: str, name: str) -> str:
 
 
 def guarantee(name: str) -> str:
-    """What ε a defence gives: the first paragraph of its notes, which says so."""
+    """Return the ε that a defence gives: the first paragraph of its notes."""
     first = _hand_written(f"defences/{name}.md").partition("\n\n")[0]
     return " ".join(first.removeprefix("Guarantee:").split())
 
@@ -194,7 +194,7 @@ def _kinds(kinds: Iterable[str]) -> str:
 def _protocol_row(found: Mapping[str, Any]) -> list[str]:
     seen = {s.position: s for s in sights(found)}
     server = _kinds(seen["server"].receives) if "server" in seen else "there is none"
-    networks = "may differ" if found["heterogeneous"] else "alike"
+    networks = "may differ" if found["heterogeneous"] else "the same"
     public = "needed" if found["needs_public"] else "not needed"
     own = _kinds(d.name for d in protocols.REGISTRY.load(found["name"]).Config().defenses())
     return [_one_line(found), server, networks, public, own if own != "nothing" else "none"]
@@ -297,13 +297,13 @@ _INDEX = {
 
 
 def models_page() -> str:
-    """`docs/models.md`."""
+    """Return `docs/models.md`."""
     lines = [
         _NOTE,
         "",
         "# Models",
         "",
-        "What can be named under `model` in a [spec](spec.md).",
+        "These models can be named under `model` in a [spec](spec.md).",
         "Layers and parameters are those for grey images of 28x28 pixels and ten classes.",
         "`import:package.module:Class` names a class of your own that makes a `torch.nn.Module`; it is given `classes`",
         "and `input_shape` if its constructor takes them, and `params` as keywords. Naming a class runs its code.",
@@ -344,13 +344,13 @@ def _layer(module: torch.nn.Module) -> str:
 
 
 def datasets_page() -> str:
-    """`docs/datasets.md`."""
+    """Return `docs/datasets.md`."""
     lines = [
         _NOTE,
         "",
         "# Datasets",
         "",
-        "What can be named under `dataset` in a [spec](spec.md); [your own data](own-data.md) says how to bring yours.",
+        "These datasets can be named under `dataset` in a [spec](spec.md). See [your own data](own-data.md) for yours.",
         "Relative names and torchvision's folders are looked up below `dataset.root`, else below the environment",
         "variable `FDAUDIT_DATA`, else in `fdaudit` below the user's cache folder. Nothing is downloaded unless",
         "`download: true`.",
@@ -368,7 +368,7 @@ def datasets_page() -> str:
     )
     lines.append(
         "| `npz:FILE` with labels (n, C) | C, several a record | FILE | ChestMNIST's layout: 1 where a class occurs, "
-        "0 where it does not, -1 where nobody knows. |"
+        "0 where it does not, -1 if unknown. |"
     )
     lines.append("| `folder:DIR` | one a sub-folder | DIR | Your own images, one sub-folder a class. |")
     return "\n".join(lines) + "\n"

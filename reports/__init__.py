@@ -1,4 +1,4 @@
-"""Reports: a finished run's results as pages a person can act on."""
+"""Reports: a finished run's results as pages for readers who must act on them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PUBLIC: Mapping[str, str] = MappingProxyType(
 
 
 def __getattr__(name: str) -> Any:
-    """Resolves public names late, so that importing the package loads neither templates nor matplotlib."""
+    """Resolve public names late, so that importing the package loads neither templates nor matplotlib."""
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)

@@ -1,11 +1,11 @@
-"""The annex for compliance: which evidence that four documents ask for a run provides, where, and which it does not.
+"""The annex for compliance: the evidence that four documents ask for, and whether and where a run provides it.
 
-The items are ours, in our words, under the documents' own headings; see `docs/compliance.md` for what each is taken
-from. Nothing here certifies anything.
+The items are in our words, under the documents' own headings. `docs/compliance.md` lists their sources. The annex
+certifies nothing.
 
 Guarantees:
   * an item is provided only because of something in the result, which its text names;
-  * what a run cannot provide is listed too.
+  * items that a run cannot provide are listed too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Provided = Literal["yes", "in part", "no"]
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A document that asks for evidence: its short name, and its title with the date and where to find it."""
+    """A document that asks for evidence: its short name, its title with the date, and its address."""
 
     name: str
     title: str
@@ -58,11 +58,11 @@ class Item:
     """One piece of evidence.
 
     Attributes:
-        document: which document asks for it.
-        asked: what is asked for.
+        document: the document that asks for it.
+        asked: the evidence asked for.
         provided: whether this run provides it.
-        what: what it provides, or why it does not.
-        where: ids of the report's sections in which it stands.
+        what: the evidence, or why there is none.
+        where: ids of the report's sections that contain it.
     """
 
     document: Document
@@ -73,7 +73,7 @@ class Item:
 
 
 def annex(result: Result) -> tuple[Item, ...]:
-    """Every item, in the documents' order; pure."""
+    """Return every item, in the documents' order; pure."""
     return (*_edpb(result), *_dp(result), *_aml(result), *_iso(result))
 
 

@@ -1,9 +1,9 @@
-"""Coarse figures: what a public page may say of a measurement, chosen so that no single record shows in it.
+"""Coarse figures: measurements rounded for a public page so that no single record shows in them.
 
 Guarantees:
-  * a membership figure moves by a step only if several coins fall otherwise, or it is withheld;
+  * a membership figure moves by a step only if several coins change, or it is withheld;
   * a figure of one victim, of a few images, or of a goal without a rule has no coarse form;
-  * an interval, a p-value and a count are never among what is kept: each would sharpen the rounded value.
+  * intervals, p-values and counts are always dropped: each would sharpen the rounded value.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fdaudit.types import Figure
 __all__ = ["COINS", "IMAGES", "coarse", "two_digits"]
 
 COINS = 4
-"""Coins that must fall otherwise, at least, to move a public AUC by one step."""
+"""Least number of coins that must change to move a public AUC by one step."""
 
 IMAGES = 8
-"""Images that a public mean of image figures must be of, at least."""
+"""Least number of images behind a public mean of image figures."""
 
 _TURN = 2.0
-"""How far one coin of n can move an AUC, times n: a member and its partner trade the first and the last rank."""
+"""Largest move of an AUC by one coin of n, times n: a member and its partner swap the first and the last rank."""
 
 _AUC_STEPS = (0.01, 0.02, 0.05, 0.1)
 _IMAGE = ("psnr", "psnr_prior", "psnr_gain")
@@ -33,7 +33,7 @@ _TOO_FEW = "it rests on too few records to be public"
 
 @dataclass(frozen=True)
 class _Grid:
-    """What a goal's figures are rounded to: a step for figures of n items, or None where n are too few."""
+    """Rounding of a goal's figures: a step for figures of n items, or None if n is too small."""
 
     names: tuple[str, ...]
     least: int
@@ -54,10 +54,10 @@ _GRIDS: Mapping[str, _Grid] = {
 
 
 def coarse(goal: str, figures: tuple[Figure, ...]) -> tuple[Figure, ...]:
-    """Return the figures of all victims together that may be public, rounded to the goal's step.
+    """Return the public figures of all victims together, rounded to the goal's step.
 
     Args:
-        goal: what the attack is after; another than the three known ones has no public figure.
+        goal: the attack's goal; only the three known ones have a public figure.
         figures: of all victims, with `n` the number of coins, images or victims.
     """
     grid = _GRIDS.get(goal)

@@ -23,7 +23,7 @@ SCHEMA = "fdaudit-comparison/1"
 
 
 def render_comparison(entries: Sequence[Entry]) -> str:
-    """The page of a comparison as HTML text.
+    """Return the page of a comparison as HTML text.
 
     Args:
         entries: the runs, in the order of their rows.
@@ -45,7 +45,7 @@ def render_comparison(entries: Sequence[Entry]) -> str:
 
 
 def write_comparison(entries: Sequence[Entry], directory: Path) -> Path:
-    """Writes `index.html` and `comparison.json` into a directory, each whole or not at all; returns the page's path."""
+    """Write `index.html` and `comparison.json` into a directory, completely or not at all; return the page's path."""
     page = render_comparison(entries)
     value = json.dumps(to_json(entries), indent=1, sort_keys=True, allow_nan=False)
     write(value + "\n", directory / "comparison.json")
@@ -54,7 +54,7 @@ def write_comparison(entries: Sequence[Entry], directory: Path) -> Path:
 
 
 def to_json(entries: Sequence[Entry]) -> dict[str, Any]:
-    """The comparison as a JSON object, schema `fdaudit-comparison/1`."""
+    """Return the comparison as a JSON object, schema `fdaudit-comparison/1`."""
     made = compare(entries)
     return {
         "schema": SCHEMA,

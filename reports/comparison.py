@@ -1,9 +1,9 @@
-"""Several runs side by side: what each learnt, sent, showed to whom, and what attacks made of it.
+"""Comparison of several runs: their utility, their traffic, what each adversary saw, and the attacks' results.
 
 Everything is read from the runs' `result.json`; nothing is measured here.
 
 Guarantees:
-  * runs that differ in more than their protocol are said to;
+  * the comparison says so if runs differ in more than their protocol;
   * a goal that no attack was tried for is never shown as free of leaks;
   * the same results give the same bytes.
 """
@@ -50,7 +50,7 @@ _SAME_GROUND = (
     "queries",
     "transport",
 )
-"""Fields of the spec in which runs must agree for their figures to speak of the protocols alone."""
+"""Fields of the spec in which runs must agree so that only the protocol explains a difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +58,10 @@ class Entry:
     """A run to be compared.
 
     Attributes:
-        name: what it is called here; unique.
+        name: its unique name in the comparison.
         result: its result.
-        report: relative link to its own report, or None where there is none.
-        seconds: how long it took, where that is known.
+        report: relative link to its own report, or None if there is none.
+        seconds: its duration, if known.
     """
 
     name: str
@@ -76,11 +76,11 @@ class Utility:
 
     Attributes:
         line: the protocol or reference line.
-        server: the server's model; None where it has none.
-        mean: mean over clients with a model of their own, a fraction; None where there is none.
+        server: the server's model; None if it has none.
+        mean: mean over clients with their own model, a fraction; None if there is none.
         worst: the worst of these clients.
-        worst_party: which client that is.
-        clients: how many clients have a model of their own.
+        worst_party: that client's name.
+        clients: number of clients with their own model.
     """
 
     line: str
@@ -92,13 +92,13 @@ class Utility:
 
     @property
     def best(self) -> float | None:
-        """What stands for the line in a drawing: the server's model, else the clients' mean."""
+        """Return the value that represents the line in a drawing: the server's model, else the clients' mean."""
         return self.server.value if self.server is not None else self.mean
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What one party received or overheard of one kind."""
+    """Messages of one kind that one party received or overheard."""
 
     kind: str
     count: int
@@ -109,14 +109,14 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What one adversary saw of a run: of a role with many parties, the one that saw most private bytes.
+    """View of one adversary in a run; for a role with many parties, of the one that saw most private bytes.
 
     Attributes:
-        position: the column it stands in: a role, a coalition, or "a client".
-        party: who it is.
-        kinds: what it received or overheard.
-        asks: oracles that are open to it.
-        known: false where the result has no record of its view.
+        position: its column: a role, a coalition, or "a client".
+        party: the adversary's name.
+        kinds: messages that it received or overheard.
+        asks: oracles that it may query.
+        known: false if the result has no record of its view.
     """
 
     position: str
@@ -127,22 +127,22 @@ class Seen:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all messages."""
+        """Return the bytes of all messages."""
         return sum(k.bytes for k in self.kinds)
 
     @property
     def private(self) -> tuple[Kind, ...]:
-        """The kinds that raw data may have reached."""
+        """Return the kinds that raw data may have reached."""
         return tuple(k for k in self.kinds if k.private)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What attacks of one goal made of a run: the gravest finding, and how many attacks stand behind it.
+    """Result of the attacks of one goal on a run: the gravest finding, and how many attacks support it.
 
     Attributes:
-        goal: what the attacks are after.
-        finding: the gravest finding; None where the result has no cell of this goal.
+        goal: the attacks' goal.
+        finding: the gravest finding; None if the result has no cell of this goal.
         tried: cells in which an attack ran.
         conclusive: those of them that gave an answer.
         cells: all cells of this goal.
@@ -157,7 +157,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One run as its row."""
+    """One run's row."""
 
     entry: Entry
     utility: Utility
@@ -167,21 +167,21 @@ class Compared:
 
     @property
     def total(self) -> int:
-        """Bytes on the wire from all roles."""
+        """Return the bytes on the wire from all roles."""
         return sum(n for _, n in self.bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Runs side by side.
+    """Comparison of runs.
 
     Attributes:
-        rows: one a run, in the order given.
+        rows: one a run, in the given order.
         references: reference lines, each with the name of the run that trained them.
-        positions: the columns of what was seen.
-        differences: in what the runs differ besides their protocols; empty where in nothing.
-        headlines: what may be said of each goal, in one sentence each.
-        measure: what utility is measured by.
+        positions: the columns of the views.
+        differences: differences of the runs other than the protocol; empty if there are none.
+        headlines: one conclusion for each goal.
+        measure: the measure of utility.
     """
 
     rows: tuple[Compared, ...]
@@ -193,7 +193,7 @@ class Comparison:
 
 
 def compare(entries: Sequence[Entry]) -> Comparison:
-    """The comparison of some runs; pure."""
+    """Return the comparison of some runs; pure."""
     rows = tuple(_compared(entry) for entry in entries)
     positions = dict.fromkeys(s.position for row in rows for s in row.seen)
     return Comparison(
@@ -230,12 +230,12 @@ def _compared(entry: Entry) -> Compared:
 
 
 def measure_of(result: Result) -> str:
-    """What a run's utility is measured by."""
+    """Return the measure of a run's utility."""
     return "mAUC" if result.run.task == "multi-label" else "accuracy"
 
 
 def utility(final: Iterable[FinalUtility], line: str) -> Utility:
-    """The final utility of one line, out of all that a run has."""
+    """Return the final utility of one line, from all final figures of a run."""
     held = {f.party: f.figure for f in final if f.line == line and f.figure.name in _MEASURES}
     clients = {p: f for p, f in held.items() if role(p) == "client" and f.value is not None}
     worst = min(clients, key=lambda p: clients[p].value or 0.0, default="")
@@ -254,13 +254,13 @@ def utility(final: Iterable[FinalUtility], line: str) -> Utility:
 
 
 def _all_seen(result: Result) -> Iterator[Seen]:
-    """A view each for the parties' roles, for who listens, and for every coalition that was audited."""
+    """Yield a view for each role, for the eavesdropper, and for every audited coalition."""
     seen: dict[str, list[Exposure]] = {}
     for row in result.exposure:
         rows = seen.setdefault(row.party, [])
         if row.direction != "sent":
             rows.append(row)
-    # Who receives nothing leaves no row; that is on record all the same, since the whole transcript was searched.
+    # A party that receives nothing has no row. This is known, since the whole transcript was searched.
     for party in (*(r for r in result.run.roles if r != "client"), "world", *_audited(result)):
         seen.setdefault(party, [])
     views: dict[str, list[Seen]] = {}
@@ -292,7 +292,7 @@ def _place(position: str) -> tuple[int, str]:
 
 
 def _kinds(rows: Iterable[Exposure]) -> tuple[Kind, ...]:
-    """By kind, what raw data may have reached first; a defence counts where it stands on every such message."""
+    """Return the messages by kind, private kinds first; a defence counts only if every such message has it."""
     kinds: dict[str, list[Exposure]] = {}
     for row in rows:
         kinds.setdefault(row.kind, []).append(row)
@@ -334,7 +334,7 @@ def _outcome(goal: Goal, findings: Iterable[Finding]) -> Outcome:
 
 
 def _headlines(rows: Sequence[Compared]) -> Iterator[str]:
-    """What may be said of each goal, leaks first; what was not tried is said last, and never left out."""
+    """Yield one conclusion for each goal, leaks first; goals that were not tried come last and are never left out."""
     for goal in dict.fromkeys(o.goal for row in rows for o in row.outcomes):
         by_level: dict[str, list[str]] = {}
         for row in rows:
@@ -366,7 +366,7 @@ def _headlines(rows: Sequence[Compared]) -> Iterator[str]:
 
 
 def _differences(results: Sequence[Result]) -> Iterator[str]:
-    """In what runs differ besides their protocol, by name."""
+    """Yield the names of the runs' differences other than the protocol."""
     for field in _SAME_GROUND:
         values = {repr(r.run.spec.get(field)) for r in results}
         if len(values) > 1:

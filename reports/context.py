@@ -1,4 +1,4 @@
-"""What the templates are given: the result, its findings, and drawings made from both."""
+"""Context of the templates: the result, its findings, and drawings made from both."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ __all__ = [
 ]
 
 IMAGES_SHOWN = 24
-"""Images shown of one victim: the first in the result's order, never a choice by quality."""
+"""Images shown of one victim: the first in the result's order, never chosen by quality."""
 
 SHARES_SHOWN = 6
-"""Victims whose class shares are drawn: the worst, then the first in the result's order."""
+"""Number of victims whose class shares are drawn: the worst, then the first in the result's order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureRow:
-    """One figure of a cell: of all victims beside the worst one's."""
+    """One figure of a cell: all victims beside the worst one."""
 
     name: str
     mean: Figure | None
@@ -65,7 +65,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Victim:
-    """One victim of a cell with its pictures; `left_out` counts those not shown."""
+    """One victim of a cell with its pictures; `left_out` counts hidden ones."""
 
     target: Target
     worst: bool
@@ -74,7 +74,7 @@ class Victim:
 
     @property
     def ranked(self) -> bool:
-        """Whether a picture has a rank in a gallery."""
+        """Return whether a picture has a rank in a gallery."""
         return any(p.image.rank is not None for p in self.pictures)
 
 
@@ -89,7 +89,7 @@ class SharesView:
 
 @dataclass(frozen=True, kw_only=True)
 class CellView:
-    """One attack cell as its section shows it."""
+    """One attack cell in the form of its section."""
 
     finding: Finding
     rows: tuple[FigureRow, ...]
@@ -103,7 +103,7 @@ class CellView:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """Where the model goes, and what the audit left open about that."""
+    """Destination of the model, and what the audit did not test about it."""
 
     stated: str
     caution: str = ""
@@ -121,11 +121,11 @@ class ExposureRow:
 def build(
     result: Result, findings: Sequence[Finding], directory: Path, timings: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The templates' context.
+    """Return the templates' context.
 
     Args:
         result: the result, or its public variant.
-        findings: what is said of its cells.
+        findings: the findings of its cells.
         directory: the run directory; image paths in the result are read below it.
         timings: seconds by cell id or by stage.
 
@@ -171,7 +171,7 @@ _RELEASES = {
 
 
 def _release(result: Result) -> Release:
-    """The release that the spec states, held against the adversaries whose views were attacked."""
+    """Return the spec's release, compared with the adversaries whose views were attacked."""
     stated = result.run.release
     if stated is None:
         return Release(stated="Not stated in the spec.", caution="Read the verdict for the widest release.")
@@ -224,7 +224,7 @@ def _cell(finding: Finding, directory: Path) -> CellView:
 
 
 def _shares(finding: Finding, name: str) -> tuple[SharesView, ...]:
-    """The first victims' class shares, the worst victim's before all."""
+    """Return the first victims' class shares, the worst victim's first."""
     found = [t for t in finding.cell.targets if t.shares is not None]
     shown = sorted(found, key=lambda t: t is not finding.worst)[:SHARES_SHOWN]
     return tuple(
@@ -245,7 +245,7 @@ def _shares(finding: Finding, name: str) -> tuple[SharesView, ...]:
 
 
 def _rows(summary: Sequence[Figure], worst: Sequence[Figure]) -> tuple[FigureRow, ...]:
-    """The mean's figures beside the worst victim's; `NAME_mean` and `NAME_worst` share the row of NAME."""
+    """Return the mean's figures beside the worst victim's; `NAME_mean` and `NAME_worst` share the row of NAME."""
     means = {f.name.removesuffix("_mean"): f for f in summary if not f.name.endswith("_worst")}
     worsts = {f.name.removesuffix("_worst"): f for f in summary if f.name.endswith("_worst")}
     worsts |= {f.name: f for f in worst}
@@ -258,7 +258,7 @@ def _rows(summary: Sequence[Figure], worst: Sequence[Figure]) -> tuple[FigureRow
 
 
 def _victims(finding: Finding, directory: Path) -> tuple[Victim, ...]:
-    """Victims with images, the worst first, the others in the result's order."""
+    """Return victims with images, the worst first, the others in the result's order."""
     victims = []
     for target in sorted(finding.cell.targets, key=lambda t: t is not finding.worst):
         if not target.images:
@@ -280,7 +280,7 @@ def _victims(finding: Finding, directory: Path) -> tuple[Victim, ...]:
 
 
 def _forest(finding: Finding, name: str, title: str) -> tuple[str, Markup]:
-    """The axis and drawing of the deciding figure (mean, victims, controls); empty where none has a value."""
+    """Return the axis and drawing of the deciding figure (mean, victims, controls); empty if none has a value."""
     rule = RULES.get(finding.cell.goal)
     if rule is None:
         return "", Markup("")
@@ -308,7 +308,7 @@ def _forest(finding: Finding, name: str, title: str) -> tuple[str, Markup]:
 
 
 def _deciding(view: CellView) -> list[Figure]:
-    """The figures whose intervals the verdict looks at in a cell."""
+    """Return the figures whose intervals decide a cell's verdict."""
     rule = RULES.get(view.finding.cell.goal)
     if rule is None:
         return []
@@ -330,12 +330,12 @@ def _utility(result: Result) -> Markup:
 
 
 def _measured(result: Result) -> str:
-    """What utility is measured by: accuracy, or the mean AUC over classes where a record has several labels."""
+    """Return the measure of utility: accuracy, or the mean AUC over classes if a record has several labels."""
     return "mAUC" if result.run.task == "multi-label" else "accuracy"
 
 
 def _utility_words(result: Result) -> str:
-    """The final figures of each line in one sentence: its server's model, and its clients' least and greatest."""
+    """Return each line's final figures in one sentence: its server's model, and its clients' least and greatest."""
     parts = []
     for line in dict.fromkeys(f.line for f in result.utility.final):
         held = {
@@ -357,7 +357,7 @@ def _utility_words(result: Result) -> str:
 
 
 def _exposure(rows: Iterable[Exposure]) -> tuple[ExposureRow, ...]:
-    """Rows that differ in nothing but the party's number, as one."""
+    """Merge rows that differ only in the party's number."""
     groups: dict[tuple[Any, ...], list[Exposure]] = {}
     for row in rows:
         rest = row.model_dump(exclude={"party"})

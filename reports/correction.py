@@ -18,7 +18,7 @@ class Correction:
 
     Attributes:
         adjusted: p-values after correction by victim (None: all together) and by the figure's name.
-        tests: how many figures of the run are tested.
+        tests: number of tested figures of the run.
         floor: the least AUC of all victims together that would have been significant, or None.
         floor_one_victim: the least AUC that would have been significant for any victim alone, or None.
     """
@@ -29,7 +29,7 @@ class Correction:
     floor_one_victim: float | None = None
 
     def of(self, target: str | None, figure: Figure) -> float | None:
-        """Return a figure's p-value after correction: by Bonferroni's method if the family does not have it."""
+        """Return a figure's p-value after correction; by Bonferroni's method if the family does not contain it."""
         if figure.p is None:
             return None
         return self.adjusted.get(target, {}).get(figure.name, min(1.0, figure.p * self.tests))
@@ -38,7 +38,7 @@ class Correction:
 def corrections(result: Result) -> list[Correction]:
     """Return the correction of each cell, in the result's order.
 
-    A result without a family of tests, which no re-flip was made for, has each p-value multiplied by their number.
+    A result without a family of tests has no re-flips. Each of its p-values is multiplied by their number.
     """
     if result.family is not None:
         known = _by_cell(result.family)
@@ -55,7 +55,7 @@ def groups(cell: Cell) -> Iterator[tuple[str | None, Sequence[Figure], Sequence[
 
 
 def _tests(cell: Cell) -> int:
-    """Return how many figures of a cell that ran carry a p-value; the worst victim's are its own twice."""
+    """Return how many figures of a cell that ran carry a p-value; the worst victim's figures are its own again."""
     held = groups(cell) if cell.status == "run" else ()
     return sum(f.p is not None and not f.name.endswith("_worst") for _, figures, _ in held for f in figures)
 

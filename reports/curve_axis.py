@@ -1,9 +1,9 @@
-"""The ε axes of curves: one of the ledger's ε, one of the ε that was asked for. An axis break stands before infinity.
+"""The ε axes of curves: the ledger's ε, and the requested ε. An axis break separates infinity.
 
 Guarantees:
-  * a finite place on the ledger's axis is the largest ε of the runs that the point stands for;
-  * a point stands at infinity as soon as one of its runs has no finite ε;
-  * the axis of the ε asked for shows only levels that are an ε, and says in its label that they were asked.
+  * a finite place on the ledger's axis is the largest ε of the point's runs;
+  * a point is at infinity as soon as one of its runs has no finite ε;
+  * the axis of the requested ε shows only levels that are an ε, and its label says that they were requested.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Scale", "asked_for", "by_ledger", "delta_of", "ledger_label", "scale_of", "view_of"]
 
 _PAD, _BAND = 0.08, 0.3
-"""Room beside the finite values, and width of a band behind a break, as shares of what the finite values span."""
+"""Room beside the finite values, and width of a band behind a break, as shares of the range of finite values."""
 _NARROWEST = 0.6
 """Fewest decades that the finite part spans."""
 _MOST_TICKS = 7
@@ -31,13 +31,13 @@ _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def by_ledger(point: Point, adversary: str) -> float | None:
-    """Return where a point stands on the ledger's axis: its largest ε; None where its ledgers say nothing."""
+    """Return a point's place on the ledger's axis: its largest ε; None if its ledgers do not state one."""
     bill = point.bill(adversary)
     return None if bill is None else bill.epsilon
 
 
 def asked_for(point: Point) -> float | None:
-    """Return where a point stands on the axis of the ε asked for; None where its level is no ε."""
+    """Return a point's place on the axis of the requested ε; None if its level is no ε."""
     return point.epsilon_asked
 
 
@@ -51,7 +51,7 @@ def view_of(adversary: str) -> str:
 
 
 def delta_of(points: Iterable[Point], adversary: str) -> str:
-    """Return the δ of the points' ledgers, or from which to which; empty where none states one."""
+    """Return the δ of the points' ledgers, or its range; empty if none states one."""
     found = {d for p in points if (bill := p.bill(adversary)) is not None for d in bill.deltas}
     ends = [f"{d:g}".replace("e-0", "e-") for d in dict.fromkeys((min(found), max(found)))] if found else []
     return " to ".join(ends)
@@ -70,7 +70,7 @@ class Scale:
     Attributes:
         low: lower end of the finite part, in decades.
         high: upper end of the finite part, in decades.
-        levels: finite values that carry a tick; empty for round numbers.
+        levels: finite values with a tick; empty for round numbers.
         zero: whether there is a band for 0.
         infinite: whether there is a band for infinity.
         finite: whether there is a finite part.
@@ -87,12 +87,12 @@ class Scale:
 
     @property
     def band(self) -> float:
-        """Width of a band, in decades."""
+        """Return the width of a band, in decades."""
         return _BAND * (self.high - self.low)
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Both ends of the axis."""
+        """Return both ends of the axis."""
         if not self.finite and self.infinite and not self.zero:
             return self.high, self.high + self.band
         return self.low - self.band * self.zero, self.high + self.band * self.infinite
@@ -103,14 +103,14 @@ class Scale:
         return (self.low,) * self.zero + (self.high,) * self.infinite
 
     def place(self, epsilon: float) -> float:
-        """Return where an ε stands, in decades; 0 and infinity stand in the middle of their bands."""
+        """Return the place of an ε, in decades; 0 and infinity are in the middle of their bands."""
         if math.isinf(epsilon):
             return self.high + self.band / 2
         return math.log10(epsilon) if epsilon > 0 else self.low - self.band / 2
 
     @property
     def ticks(self) -> tuple[tuple[float, str], ...]:
-        """Places and labels, from left to right."""
+        """Return places and labels, from left to right."""
         finite = (self.levels or _round_numbers(self.low, self.high)) if self.finite else ()
         found = [(self.place(v), _number(v)) for v in finite]
         if self.zero:
@@ -132,11 +132,11 @@ class Scale:
 
 
 def scale_of(values: Sequence[float], *, levels: Sequence[float] = (), beyond: str = "∞") -> Scale:
-    """Return the axis for some ε, infinite ones and 0 included.
+    """Return the axis for some ε, including infinite ones and 0.
 
     Args:
         values: at least one.
-        levels: finite values that carry a tick; round numbers where there is none.
+        levels: finite values with a tick; round numbers if empty.
         beyond: the tick of the band for infinity.
     """
     finite = [math.log10(v) for v in values if 0 < v < math.inf]
@@ -154,7 +154,7 @@ def scale_of(values: Sequence[float], *, levels: Sequence[float] = (), beyond: s
 
 
 def _round_numbers(low: float, high: float) -> tuple[float, ...]:
-    """Return 1, 2, 5 times powers of ten between two decades, or powers alone where those are many."""
+    """Return 1, 2, 5 times powers of ten between two decades, or only the powers if there are many."""
     powers = range(math.floor(low), math.ceil(high) + 1)
     fine = [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= math.log10(m) + p <= high]
     if len(fine) <= _MOST_TICKS:

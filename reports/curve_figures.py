@@ -3,8 +3,8 @@
 Guarantees:
   * the same rows give the same bytes in SVG, PDF and PNG: no date, no random identifiers;
   * vectors stay vectors: PDF embeds TrueType, SVG files carry glyphs as paths and need no font;
-  * no finite ε is drawn but the ledger's own, except on the axis of the ε that was asked for;
-  * protocols are told apart by marker and line style as well as by colour (Okabe and Ito's palette).
+  * every finite ε is the ledger's, except on the axis of the requested ε;
+  * protocols differ in marker and line style as well as in colour (Okabe and Ito's palette).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WIDTHS = {"column": 3.5, "text": 7.0}
 """Widths of figures in inches: a column of a two-column paper, and its whole text."""
 FORMATS = ("svg", "pdf", "png")
 _WIDE = 5.0
-"""From this width on panels stand side by side."""
+"""From this width on, panels are side by side."""
 _STYLES: tuple[Any, ...] = STYLES
 _MARKERS = (*MARKERS, "P", "X", "<", ">", "*")
 _METADATA: dict[str, dict[str, Any]] = {
@@ -50,13 +50,13 @@ class Curve:
 
     Attributes:
         name: of its files.
-        points: what is drawn, all with a spread of utility (and of `across`, where that is given).
+        points: the drawn points, all with a spread of utility (and of `across`, if given).
         across: the measure on the horizontal axis; None draws against an ε.
-        asked: whether that is the ε asked for, not the ledger's.
-        adversary: whose view the ledger's ε is of.
-        utility: what utility is measured by, for the axis.
+        asked: whether that is the requested ε, not the ledger's.
+        adversary: the adversary of the ledger's ε.
+        utility: the measure of utility, for the axis.
         references: reference lines with their means.
-        protocols: all protocols of the sweep in their order, so that each looks alike in every figure.
+        protocols: all protocols of the sweep in their order, so that each has the same style in every figure.
     """
 
     name: str
@@ -70,13 +70,13 @@ class Curve:
 
     @property
     def defences(self) -> tuple[str, ...]:
-        """One panel each; where nothing is defended, one for all."""
+        """Return the defences, one panel each; if nothing is defended, one panel for all."""
         found = tuple(dict.fromkeys(p.defence for p in self.points if p.defended))
         return found or ("",)
 
     @property
     def front(self) -> tuple[Point, ...]:
-        """The points that no other betters, by rising leakage or cost."""
+        """Return the points that no other point dominates, by rising leakage or cost."""
         if self.across is None:
             return ()
         sign = -1.0 if self.across.least else 1.0
@@ -84,13 +84,13 @@ class Curve:
         return tuple(self.points[i] for i in front(places))
 
     def epsilon(self, point: Point) -> float:
-        """Return ε of a point by the ledger; infinite where its ledgers say nothing of the adversary."""
+        """Return ε of a point by the ledger; infinite if its ledgers do not mention the adversary."""
         found = by_ledger(point, self.adversary)
         return math.inf if found is None else found
 
     @property
     def scale(self) -> Scale | None:
-        """The ε axis; None where a measure is on the axis."""
+        """Return the ε axis; None if a measure is on the axis."""
         if self.across is not None:
             return None
         if self.asked:
@@ -101,24 +101,24 @@ class Curve:
 
     @property
     def unclaimed(self) -> tuple[Point, ...]:
-        """The defended points for which the ledger has no finite ε."""
+        """Return the defended points for which the ledger has no finite ε."""
         return tuple(p for p in self.points if p.defended and math.isinf(self.epsilon(p)))
 
 
 def files(curve: Curve, width: float) -> dict[str, bytes]:
-    """A figure as SVG, PDF and PNG (300 dots an inch), by suffix."""
+    """Return a figure as SVG, PDF and PNG (300 dots an inch), by suffix."""
     settings = {"svg.fonttype": "path", "pdf.fonttype": 42, **_SMALL}
     return {suffix: _drawn(curve, width, settings, suffix) for suffix in FORMATS}
 
 
 def on_page(curve: Curve, title: str) -> Markup:
-    """The same figure as an inline `svg` element; `title` says what it shows to who can't see it."""
+    """Return the same figure as an inline `svg` element; `title` describes it to readers who can't see it."""
     document = _drawn(curve, WIDTHS["text"], {}, "svg").decode("utf-8")
     return inline(document, curve.name, title)
 
 
 def _drawn(curve: Curve, width: float, settings: dict[str, Any], suffix: str) -> bytes:
-    """Draws on a figure of its own and returns the file's bytes; the settings hold inside this call."""
+    """Draw on a new figure and return the file's bytes; the settings hold inside this call."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -178,7 +178,7 @@ def _value(curve: Curve, point: Point) -> float:
 
 
 def _place(curve: Curve, scale: Scale | None, point: Point) -> float:
-    """Return a point's place on the axis; marks stand beside each other in the bands of 0 and infinity.
+    """Return a point's place on the axis; marks are beside each other in the bands of 0 and infinity.
 
     Finite values of the ledger are never moved: the place is the claim.
     """
@@ -240,7 +240,7 @@ def _fill(curve: Curve, point: Point, colour: str) -> dict[str, Any]:
 
 
 def _sizes(curve: Curve, own: Sequence[Point]) -> list[float]:
-    """Return the marks' sizes; where ε is not on an axis, a larger mark has a larger ε by the ledger."""
+    """Return the marks' sizes; if ε is not on an axis, a larger mark has a larger ε by the ledger."""
     if curve.asked:
         return [3.6] * len(own)
     if (
@@ -266,7 +266,7 @@ def _across_bar(curve: Curve, point: Point) -> list[list[float]] | None:
 
 
 def _epsilon_bar(curve: Curve, point: Point) -> list[list[float]] | None:
-    """Return a bar from the largest ε of a point's runs down to the least, where they differ."""
+    """Return a bar from the largest ε of a point's runs down to the least, if they differ."""
     bill, scale = point.bill(curve.adversary), curve.scale
     if bill is None or scale is None or not 0 < bill.least < bill.epsilon < math.inf:
         return None
@@ -327,7 +327,7 @@ def _legend(figure: Figure, curve: Curve, wide: bool) -> None:
 
 
 def _fills(curve: Curve) -> list[Line2D]:
-    """Return the legend's entries for hollow and half-filled marks, where there are any."""
+    """Return the legend's entries for hollow and half-filled marks, if there are any."""
     from matplotlib.lines import Line2D
 
     plain_mark: dict[str, Any] = {"color": MUTED, "marker": "o", "linestyle": "none", "markersize": 3.6}

@@ -1,8 +1,8 @@
 """Conclusions, titles and captions of the curves, computed from the same points as the figures.
 
 Guarantees:
-  * an ε in a sentence is the ledger's, unless the sentence says that it was asked for;
-  * points that have no finite ε are counted and named.
+  * an ε in a sentence is the ledger's, unless the sentence says that it was requested;
+  * points without a finite ε are counted and named.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def called(point: Point, adversary: str) -> str:
 
 
 def _epsilon(value: float) -> str:
-    """An ε rounded up to three significant digits: rounding never makes it smaller."""
+    """Return an ε rounded up to three significant digits: rounding never makes it smaller."""
     if not 0 < value < math.inf:
         return "∞" if value > 0 else "0"
     step = 10.0 ** (math.floor(math.log10(value)) - 2)
@@ -51,7 +51,7 @@ def _said(point: Point, measure: str) -> str:
 
 
 def conclusions(points: Sequence[Point], rows: Sequence[Row], adversary: str) -> list[str]:
-    """Return what may be said of the whole sweep, one sentence each."""
+    """Return the conclusions of the whole sweep, one sentence each."""
     found = [*contradictions(rows).in_words(), *_unclaimed(points, adversary), *_best(points, adversary)]
     for measure in MEASURES:
         held = [p for p in points if measure.goal and measure.name in p.spreads]
@@ -131,14 +131,14 @@ def caption(
     asked: bool,
     points: Sequence[Point],
 ) -> str:
-    """Return what a figure shows, what to conclude, and what it rests on.
+    """Return a figure's content, its conclusion, and its basis.
 
     Args:
         measure: on the axis; None for an ε.
-        curve: the figure; None where there is none.
+        curve: the figure; None if there is none.
         seeds: of the sweep.
-        asked: whether the axis is the ε asked for.
-        points: all of the sweep, of which the figure may leave some out.
+        asked: whether the axis is the requested ε.
+        points: all of the sweep, including those that the figure leaves out.
     """
     if curve is None:
         return _empty(measure, asked)
@@ -191,7 +191,7 @@ def _marks(curve: Curve) -> str:
 
 
 def _ledger_said(curve: Curve, points: Sequence[Point]) -> str:
-    """Return what the axis shows, what the smallest ε costs, and how many points are missing."""
+    """Return what the axis shows, what the smallest ε costs, and the number of missing points."""
     delta = delta_of(curve.points, curve.adversary)
     terms = {t for p in curve.points if (b := p.bill(curve.adversary)) is not None for t in b.terms}
     units, relations = (sorted({t[i] for t in terms if t[i]}) for i in (0, 1))

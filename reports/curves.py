@@ -1,9 +1,9 @@
 """The curves of a sweep: CSV files, figures for papers and one page to explore, all from the same rows.
 
 Guarantees:
-  * an ε on an axis is the ledger's, for one adversary; the ε that was asked for has an axis of its own;
-  * every cell of the grid is in `curves.csv` and on the page, those that failed or do not apply with their reason;
-  * each file is written whole or not at all, and the same sweep gives the same bytes;
+  * an ε on an axis is the ledger's, for one adversary; the requested ε has a separate axis;
+  * every cell of the grid is in `curves.csv` and on the page, with the reason if it failed or does not apply;
+  * each file is written completely or not at all, and the same sweep gives the same bytes;
   * a cell or heading of a CSV file that came from the grid is text to a spreadsheet, never a formula.
 """
 
@@ -28,7 +28,7 @@ from .text import visible
 __all__ = ["Sweep", "curves_csv", "render_curves", "summary_csv", "write_curves"]
 
 _LEDGER = ("epsilon", "delta", "unit", "relation", "cause")
-"""What `curves.csv` holds of a ledger's entry."""
+"""Columns of a ledger's entry in `curves.csv`."""
 _ACROSS = ("membership_auc", "membership_tpr_at_1fpr", "psnr_gain", "fid", "bytes")
 
 
@@ -37,12 +37,12 @@ Wanted = tuple[Measure | None, bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A sweep as it is drawn.
+    """A sweep, ready to draw.
 
     Attributes:
         name: the grid's.
         rows: one a cell, in the order of the grid.
-        adversary: whose view the ledger's ε is of, on the axis and in the table over seeds.
+        adversary: the adversary of the ledger's ε, on the axis and in the table over seeds.
         left_out: cells of earlier grids, which are not drawn.
     """
 
@@ -53,32 +53,32 @@ class Sweep:
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """The rows put together over seeds."""
+        """Return the rows grouped over seeds."""
         return points(self.rows)
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """All seeds."""
+        """Return all seeds."""
         return tuple(sorted({r.cell.seed for r in self.rows}))
 
     @property
     def measured_by(self) -> str:
-        """What utility is measured by."""
+        """Return the measure of utility."""
         found = dict.fromkeys(r.measured_by for r in self.rows if r.values)
         return " or ".join(found) or "accuracy"
 
     @property
     def references(self) -> tuple[tuple[str, float], ...]:
-        """Each reference line's mean over the cells that trained it."""
+        """Return each reference line's mean over the cells that trained it."""
         lines = sorted({line for r in self.rows for line in r.references}, reverse=True)
         held = {line: [r.references[line] for r in self.rows if line in r.references] for line in lines}
         return tuple((line, math.fsum(values) / len(values)) for line, values in held.items())
 
     def curve(self, across: Measure | None, *, asked: bool = False) -> Curve | None:
-        """Return utility against a measure, against the ledger's ε, or against the ε asked for.
+        """Return utility against a measure, against the ledger's ε, or against the requested ε.
 
         Returns:
-            The figure, or None where there is nothing to draw.
+            The figure, or None if there is nothing to draw.
         """
         needed = {"utility"} | ({across.name} if across else set())
         drawn = [p for p in self.points if needed <= p.spreads.keys()]
@@ -104,13 +104,13 @@ class Sweep:
 
     @property
     def wanted(self) -> tuple[Wanted, ...]:
-        """Every figure that a sweep may have: what is on the axis, and whether that is the ε asked for."""
+        """Return every figure that a sweep may have: the measure on the axis, and whether it is the requested ε."""
         measures = [m for name in _ACROSS for m in MEASURES if m.name == name]
         return ((None, False), *((m, False) for m in measures), (None, True))
 
     @property
     def curves(self) -> tuple[Curve, ...]:
-        """Every figure for which something was measured."""
+        """Return every figure with measurements."""
         found = (self.curve(measure, asked=asked) for measure, asked in self.wanted)
         return tuple(c for c in found if c is not None)
 
@@ -145,7 +145,7 @@ def write_curves(sweep: Sweep, out: Path, width: str) -> list[Path]:
 def curves_csv(sweep: Sweep) -> str:
     """Return one row a cell: axes, status, every measure, and each adversary's ledger.
 
-    `epsilon_asked` is empty where the level is no ε. `epsilon_SERVER` and its like are the ledger's ε, `inf` where
+    `epsilon_asked` is empty if the level is no ε. `epsilon_SERVER` and the like are the ledger's ε, `inf` if
     none can be claimed, with δ, unit, relation and cause beside it.
     """
     adversaries = list(dict.fromkeys(a for r in sweep.rows for a in r.ledger))
@@ -170,7 +170,7 @@ def curves_csv(sweep: Sweep) -> str:
 
 
 def _entry(row: Row, adversary: str) -> list[str]:
-    """A ledger's entry in the order of `_LEDGER`."""
+    """Return a ledger's entry in the order of `_LEDGER`."""
     if (entry := row.ledger.get(adversary)) is None:
         return [""] * len(_LEDGER)
     said = [visible(v) for v in (entry.unit, entry.relation, entry.cause)]
@@ -209,7 +209,7 @@ def summary_csv(sweep: Sweep) -> str:
 
 
 def _billed(point: Point, adversary: str) -> list[str]:
-    """The largest and the least ε of a point's ledgers, δ and causes."""
+    """Return the largest and the least ε of a point's ledgers, δ and causes."""
     if (bill := point.bill(adversary)) is None:
         return [""] * 4
     delta = _number(bill.deltas[0]) if len(bill.deltas) == 1 else ""
@@ -224,7 +224,7 @@ def _number(value: float | None) -> str:
 
 
 def render_curves(sweep: Sweep) -> str:
-    """The page as HTML text."""
+    """Return the page as HTML text."""
     drawn = []
     for measure, asked in sweep.wanted:
         curve = sweep.curve(measure, asked=asked)

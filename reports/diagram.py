@@ -1,4 +1,4 @@
-"""Who sends what to whom: one lifeline a role, one arrow a kind of message, as inline SVG."""
+"""Message diagram: one lifeline a role, one arrow a kind of message, as inline SVG."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROW, _TOP, _GAP, _MARGIN, _LOOP = 44, 48, 158, 62, 46
 class Arrow:
     """Traffic of one kind from one role to another: messages and bytes received, summed over the receivers.
 
-    `shared`: the counts are of several senders' roles together, because the result does not part them.
+    `shared`: the counts cover several senders' roles together, because the result does not separate them.
     """
 
     sender: str
@@ -35,7 +35,7 @@ class Arrow:
 
 
 def arrows(exposure: Sequence[Exposure]) -> tuple[Arrow, ...]:
-    """The arrows that the receivers' rows draw; who only listens in (eavesdropper, coalition) draws none."""
+    """Return the arrows of the receivers' rows; listeners (eavesdropper, coalition) have none."""
     sums: dict[tuple[str, str, str], Arrow] = {}
     for row in exposure:
         receiver = role(row.party)
@@ -57,7 +57,7 @@ def arrows(exposure: Sequence[Exposure]) -> tuple[Arrow, ...]:
 
 
 def diagram(exposure: Sequence[Exposure], clients: int) -> Markup:
-    """The diagram as an `svg` element, or an empty text where nobody received anything."""
+    """Return the diagram as an `svg` element, or an empty text if no message was received."""
     rows = arrows(exposure)
     roles = sorted({r for a in rows for r in (a.sender, a.receiver)}, key=_place)
     if not rows:
@@ -85,7 +85,7 @@ def diagram(exposure: Sequence[Exposure], clients: int) -> Markup:
 
 
 def _arrow(arrow: Arrow, start: float, end: float, y: float) -> str:
-    """One arrow with its label; a role that sends to itself gets a loop to the right."""
+    """Return one arrow with its label; a role that sends to itself gets a loop to the right."""
     reach = start + _LOOP if start == end else end
     sign = 1 if reach > start else -1
     tip = reach - 2 * sign

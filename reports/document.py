@@ -1,7 +1,7 @@
-"""The report as JSON, schema `fdaudit-report/1`: what the page says, beside the result from which it says it.
+"""The report as JSON, schema `fdaudit-report/1`: the page's statements, beside the result behind them.
 
 Guarantees:
-  * every number of the page stands in it: in the result, or in the times beside it;
+  * it contains every number of the page: in the result, or in the times beside it;
   * the verdict, its reasons and every finding are the page's own, from the same calls.
 """
 
@@ -41,7 +41,7 @@ SCHEMA: Final = "fdaudit-report/1"
 
 
 class Said(Config):
-    """A sentence of the report with what it rests on; `cell` is the id of a cell of the result, if it rests on one."""
+    """A sentence of the report; `cell` is the id of the result's cell behind it, if there is one."""
 
     text: str
     because: str = ""
@@ -50,7 +50,7 @@ class Said(Config):
 
 
 class Verdict(Config):
-    """The first page: what may be said, why, and what to do."""
+    """The first page: the conclusion, its reasons, and the actions."""
 
     level: Level
     headline: str
@@ -60,7 +60,7 @@ class Verdict(Config):
 
 
 class StandingPart(Config):
-    """What one adversary can learn of one goal; `inherited` says from whom, where it is not its own finding."""
+    """An adversary's level for one goal; `inherited` names the adversary with the finding, if it is another one."""
 
     adversary: str
     goal: str
@@ -70,7 +70,7 @@ class StandingPart(Config):
 
 
 class FindingPart(Config):
-    """What may be said of one cell."""
+    """The finding of one cell."""
 
     cell: str
     level: Level
@@ -81,7 +81,7 @@ class FindingPart(Config):
 
 
 class WorstRecordPart(Config):
-    """What one record suffers at worst."""
+    """The worst result for a single record."""
 
     value: float
     unit: str
@@ -89,7 +89,7 @@ class WorstRecordPart(Config):
 
 
 class MatrixPart(Config):
-    """A line of the attack matrix: values of the deciding figure, or None where there is none."""
+    """A line of the attack matrix: values of the deciding figure, or None."""
 
     cell: str
     figure: str
@@ -124,11 +124,11 @@ class ReportDocument(Config):
 
 
 def document(result: Result, findings: tuple[Finding, ...], timings: Mapping[str, float]) -> ReportDocument:
-    """The report of a result; pure.
+    """Return the report of a result; pure.
 
     Args:
         result: the result, or its public variant.
-        findings: what is said of its cells.
+        findings: the findings of its cells.
         timings: seconds by cell id or by stage.
     """
     return ReportDocument.model_construct(
@@ -149,13 +149,13 @@ def document(result: Result, findings: tuple[Finding, ...], timings: Mapping[str
 
 
 def to_json(made: ReportDocument) -> str:
-    """The document as JSON text: members sorted, no value that is not finite."""
+    """Return the document as JSON text: members sorted, all values finite."""
     value = made.model_dump(mode="json", by_alias=True)
     return json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
 def json_schema() -> dict[str, Any]:
-    """The published schema (JSON Schema, draft 2020-12)."""
+    """Return the published schema (JSON Schema, draft 2020-12)."""
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"A security report ({SCHEMA})",

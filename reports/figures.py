@@ -2,9 +2,9 @@
 
 Guarantees:
   * the same data give the same bytes: no date, no random identifiers;
-  * no global matplotlib state is touched: figures are made without pyplot, settings hold inside one call;
-  * text from a result can neither be read as mathematics nor leave its element;
-  * series are told apart by line style and marker as well as by colour (Okabe and Ito's palette).
+  * no global matplotlib state changes: figures are made without pyplot, settings hold inside one call;
+  * text from a result is never read as mathematics and never leaves its element;
+  * series differ in line style and marker as well as in colour (Okabe and Ito's palette).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STYLES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2,
 MARKERS = ("o", "s", "^", "D", "v")
 
 _KEPT = 128
-"""Drawings of a kind that are kept: cells of several adversaries often show the same figures."""
+"""Number of drawings kept for each kind: cells of several adversaries often show the same figures."""
 
 _TAG = re.compile(r'(\bid="|\bhref="#|url\(#)')
 
@@ -89,12 +89,12 @@ class ForestRow:
 
 
 def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
-    """Accuracy, or mAUC, in per cent by round: one line a party; a line with a single round is a dashed level.
+    """Draw accuracy, or mAUC, in per cent by round: one line a party; a line with a single round is a dashed level.
 
     Args:
         curve: points of every line and party.
         name: prefix of the drawing's identifiers, unique on the page.
-        title: what the drawing shows, for readers who can't see it.
+        title: description of the drawing, for readers who can't see it.
     """
     lines = list(dict.fromkeys(p.line for p in curve))
     measured = "mAUC" if any(p.mean_auc is not None for p in curve) else "accuracy"
@@ -144,14 +144,14 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
 
 
 def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, name: str, title: str) -> Markup:
-    """Values with their intervals, one row each, beside the line of chance.
+    """Draw values with their intervals, one row each, beside the line of chance.
 
     Args:
         rows: from top to bottom.
-        chance: where the vertical reference line stands, if anywhere.
+        chance: place of the vertical reference line, if any.
         axis: label of the horizontal axis with its unit.
         name: prefix of the drawing's identifiers, unique on the page.
-        title: what the drawing shows, for readers who can't see it.
+        title: description of the drawing, for readers who can't see it.
     """
 
     return inline(_forest(tuple(rows), chance, axis), name, title)
@@ -167,7 +167,7 @@ def _forest(rows: tuple[ForestRow, ...], chance: float | None, axis: str) -> str
                 axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.6, solid_capstyle="butt")
             axes.plot([row.value], [y], marker=marker, color=colour, markersize=5, linestyle="none",
                       markerfacecolor="white" if row.role == "control" else colour)  # fmt: skip
-            # A text for each row: a tick, which is three lines besides, takes four times as long.
+            # A text for each row: a tick, which also has three lines, takes four times as long.
             axes.annotate(plain(row.name, 19), (-0.02, y), xycoords=("axes fraction", "data"), ha="right",
                           va="center", fontsize=8.5)  # fmt: skip
         if chance is not None:
@@ -185,7 +185,7 @@ def _forest(rows: tuple[ForestRow, ...], chance: float | None, axis: str) -> str
 
 
 def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: str) -> Markup:
-    """ROC curves on logarithmic axes with the line of chance; the worst victim is drawn bold.
+    """Draw ROC curves on logarithmic axes with the line of chance; the worst victim is bold.
 
     Rates too small for the axes (zero has no logarithm) are drawn at the left or lower edge.
 
@@ -193,7 +193,7 @@ def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: s
         curves: victims and their curves.
         worst: the victim drawn bold.
         name: prefix of the drawing's identifiers, unique on the page.
-        title: what the drawing shows, for readers who can't see it.
+        title: description of the drawing, for readers who can't see it.
     """
     return inline(_roc(tuple(curves), worst), name, title)
 
@@ -233,7 +233,7 @@ def _roc(curves: tuple[tuple[str, Roc], ...], worst: str) -> str:
 
 
 def _floor_decade(value: float) -> int:
-    """The decade at or below `value`, at most -1."""
+    """Return the decade at or below `value`, at most -1."""
     import math
 
     return min(-1, math.floor(math.log10(value) + 1e-9))
@@ -246,14 +246,14 @@ def _percent(rate: float) -> str:
 def shares_chart(
     truth: Sequence[float], guess: Sequence[float], prior: Sequence[float], name: str, title: str
 ) -> Markup:
-    """Class shares of one victim in per cent: its own as bars, the guess as dots, the prior as dashes.
+    """Draw class shares of one victim in per cent: its own as bars, the guess as dots, the prior as dashes.
 
     Args:
         truth: (C,) true shares.
-        guess: (C,) guessed ones.
-        prior: (C,) those of a guess without the view.
+        guess: (C,) guessed shares.
+        prior: (C,) shares guessed without the view.
         name: prefix of the drawing's identifiers, unique on the page.
-        title: what the drawing shows, for readers who can't see it.
+        title: description of the drawing, for readers who can't see it.
     """
     return inline(_shares(tuple(truth), tuple(guess), tuple(prior)), name, title)
 
@@ -275,7 +275,7 @@ def _shares(truth: tuple[float, ...], guess: tuple[float, ...], prior: tuple[flo
 
 
 def spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[float, str, str]]:
-    """Moves labels apart so that neighbours stand at least `gap` from one another."""
+    """Return places for labels with at least `gap` between neighbours."""
     placed: list[tuple[float, str, str]] = []
     for y, text, colour in sorted(ends):
         placed.append((max(y, placed[-1][0] + gap) if placed else y, text, colour))
@@ -287,7 +287,7 @@ def spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[flo
 
 
 def plain(text: str, limit: int = 24) -> str:
-    """A short label of characters that the drawing's font surely has; others become a replacement mark."""
+    """Return a short label of characters that the drawing's font has; others become a replacement mark."""
     kept = "".join(
         c if c.isprintable() and ord(c) < 0x250 else "\N{REPLACEMENT CHARACTER}" for c in text[:limit]
     )
@@ -301,14 +301,14 @@ def inline_svg(
     name: str,
     title: str,
 ) -> Markup:
-    """Draws on fresh axes and returns an inline `svg` element; size in inches, box in fractions of it."""
+    """Draw on fresh axes and return an inline `svg` element; size in inches, box in fractions of it."""
     return inline(_svg(draw, size, box), name, title)
 
 
 def _svg(
     draw: Callable[[Axes], None], size: tuple[float, float], box: tuple[float, float, float, float]
 ) -> str:
-    """What is drawn on fresh axes, as an SVG document."""
+    """Return a drawing on fresh axes, as an SVG document."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -326,10 +326,10 @@ def _svg(
 
 
 def inline(document: str, name: str, title: str) -> Markup:
-    """An SVG document as an element for HTML: identifiers made unique, prologue and metadata left out."""
+    """Return an SVG document as an HTML element: unique identifiers, no prologue, no metadata."""
     body = document[document.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
-    # Only inside tags: a label may hold the same characters.
+    # Only inside tags: a label may contain the same characters.
     body = re.sub(r"<[^>]*>", lambda tag: _TAG.sub(rf"\1{name}-", tag[0]), body)
     _, box, rest = re.split(r'viewBox="([^"]*)"[^>]*>', body, maxsplit=1)
     head = (

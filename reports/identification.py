@@ -1,8 +1,8 @@
-"""When reconstructions identify records: the rule, and the caution where no rule fires.
+"""Rule for reconstructions that identify records, and the caution if no rule fires.
 
 Guarantees:
-  * nothing is called identified by a rate alone: the p-value is held against the run's level as well;
-  * pictures in which no test found anything are never shown without the caution to look at them.
+  * a rate alone never identifies a record: the p-value is compared with the run's level as well;
+  * pictures in which no test found anything always carry the caution to look at them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .text import amount
 __all__ = ["LOOK", "RATE_STRONG", "RULE", "identified", "identifies", "rates"]
 
 RATE_STRONG = 0.25
-"""Share of records picked out of their galleries from which identification counts as a leak, not a partial one."""
+"""Share of records picked out of their galleries above which identification counts as a leak, not a partial one."""
 
 CHANCE_MARGIN = 2.0
-"""Multiple of chance that the lower end of that share's interval must lie above."""
+"""The lower end of that share's interval must exceed this multiple of chance."""
 
 LOOK = "No test fired. A person may still recognise what the pictures show: look at them."
 """The caution beside pictures in which no test found anything."""
@@ -35,12 +35,12 @@ _NAMES = {"identification": "records", "identity_identification": "identities"}
 
 
 def rates(figures: Sequence[Figure]) -> tuple[Figure, ...]:
-    """The figures with p-values that a judgement of identification looks at."""
+    """Return the figures with p-values that a judgement of identification uses."""
     return tuple(f for f in figures if f.name in _NAMES and f.value is not None and f.p is not None)
 
 
 def identified(figures: Sequence[Figure], level: float) -> str:
-    """Say how figures show that records are identified, as a clause; empty where they do not.
+    """Return a clause that says how figures identify records; empty if they do not.
 
     Args:
         figures: of one victim, or of all together.
@@ -73,6 +73,6 @@ def _significant(figure: Figure, level: float) -> bool:
 
 
 def _chance(figures: Sequence[Figure], rate: Figure) -> float:
-    """The share that chance picks out; nothing is above 1, so a rate without it shows nothing."""
+    """Return the share that chance picks out; 1 if unknown, so that a rate without it shows nothing."""
     found = next((f.value for f in figures if f.name == f"{rate.name}_chance"), None)
     return 1.0 if found is None else found

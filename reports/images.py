@@ -2,7 +2,7 @@
 
 Guarantees:
   * no path leaves the directory: not by `..`, not by being absolute, not by a symbolic link;
-  * what is not a PNG, or is larger than `LIMIT`, is refused.
+  * a file that is not a PNG, or is larger than `LIMIT`, is refused.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def data_uri(directory: Path, relative: str) -> str:
-    """The PNG at `relative` below `directory` as a `data:` URI.
+    """Return the PNG at `relative` below `directory` as a `data:` URI.
 
     Raises:
-        UsageError: the path leaves the directory, or what it names is no readable small PNG.
+        UsageError: the path leaves the directory, or names no readable small PNG.
     """
     remedy = "Give the path of a PNG below the run directory."
     try:

@@ -2,7 +2,7 @@
 
 Guarantees:
   * no adversary reads weaker than one whose view it contains. Its own cells may be inconclusive, failed or absent;
-  * only leaks are inherited. An attack on a smaller view that found nothing says nothing of a larger view.
+  * only leaks are inherited. An attack on a smaller view that found nothing does not apply to a larger view.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Standing:
     Attributes:
         adversary: its name.
         goal: of the attacks.
-        level: what was found, by itself or by an adversary whose view it contains.
-        finding: the gravest finding behind it; None where nothing was audited.
-        source: the adversary whose finding it is.
+        level: the level found, by itself or by an adversary whose view it contains.
+        finding: the gravest finding behind it; None if nothing was audited.
+        source: the adversary with that finding.
     """
 
     adversary: str
@@ -40,7 +40,7 @@ class Standing:
 
     @property
     def inherited(self) -> str:
-        """A sentence that says whose finding it is and why; empty if it is the adversary's own."""
+        """Return a sentence that names the source of an inherited finding; empty if it is the adversary's own."""
         if self.finding is None or self.source == self.adversary:
             return ""
         said = f"Inherits the finding of {self.source}: it sees everything that {self.source} sees."
@@ -51,7 +51,7 @@ class Standing:
 
 
 def standings(result: Result, findings: Sequence[Finding]) -> tuple[Standing, ...]:
-    """A standing for every adversary and goal that findings speak of, in their order; goals in that of the rules."""
+    """Return a standing for every adversary and goal of the findings, in their order; goals in that of the rules."""
     adversaries = tuple(dict.fromkeys(f.cell.adversary for f in findings))
     spoken = dict.fromkeys(f.cell.goal for f in findings)
     goals = [*(g for g in RULES if g in spoken), *(g for g in spoken if g not in RULES)]
@@ -69,7 +69,7 @@ def standings(result: Result, findings: Sequence[Finding]) -> tuple[Standing, ..
 
 
 def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> list[str]:
-    """The adversaries whose whole view this one has: as the result says, and every part of its own coalition."""
+    """Return the adversaries whose whole view this one has: those in the result, and every part of its coalition."""
     stated = {row.adversary: row.contains for row in result.views}
     found, left = {adversary}, [adversary]
     while left:
@@ -83,7 +83,7 @@ def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> li
 
 
 def _standing(adversary: str, goal: str, own: Finding | None, others: Sequence[Finding]) -> Standing:
-    """An adversary's own gravest finding, or the gravest leak of those whose views it contains if that is graver."""
+    """Return an adversary's own gravest finding, or a graver leak of an adversary whose view it contains."""
     leaks = [f for f in others if f.level in _LEAKS]
     gravest = strongest([*([] if own is None else [own]), *leaks])
     shown = own if own is not None and gravest is not None and own.level == gravest.level else gravest

@@ -39,7 +39,7 @@ class Line:
         name: in the legend.
         x: ascending.
         y: one value each; infinite ones are not drawn.
-        infinite: no ε can be claimed for the view.
+        infinite: whether no ε can be claimed for the view.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Line:
 
     @property
     def label(self) -> str:
-        """The name in the legend."""
+        """Return the name in the legend."""
         return f"{plain(self.name, 40)}: ε = ∞" if self.infinite else plain(self.name, 40)
 
 
@@ -92,13 +92,13 @@ def trade_off_figure(lines: Sequence[Line]) -> dict[str, bytes]:
 
 
 def _style(number: int) -> dict[str, Any]:
-    """Later lines are thinner: an equal line below one stays visible."""
+    """Return a line's style; later lines are thinner, so that an equal line below stays visible."""
     width = max(1.0, 2.0 - 0.3 * number)
     return {"color": COLOURS[number % 5], "linestyle": STYLES[number % 5], "linewidth": width}
 
 
 def _drawn(draw: Callable[[Axes], None], suffix: str, entries: int) -> bytes:
-    """Return one figure, the higher the more entries its legend has."""
+    """Return one figure; its height grows with the entries of its legend."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,8 +1,8 @@
-"""Names that belong to the auditor's machine: paths, and the places of data, taken out of what becomes public.
+"""Removal of local names from public text: paths and data locations of the auditor's machine.
 
 Guarantees:
-  * an absolute path, one from a home directory, one with a backslash or a URL of a file is replaced wherever it stands;
-  * a setting that names a place is replaced whole.
+  * every absolute path, path from a home directory, path with a backslash and URL of a file is replaced;
+  * a setting that names a place is replaced completely.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 __all__ = ["HIDDEN", "is_local", "named", "settings", "without_paths"]
 
 HIDDEN = "(withheld)"
-"""What stands in place of a name that was taken out."""
+"""Replacement of a removed name."""
 
 _LOCAL = ("npz:", "folder:", "import:")
 _PARTY = re.compile(r"(client/\d+|server|aggregator|world|eavesdropper)(\+(client/\d+|server|aggregator))*")
@@ -26,17 +26,17 @@ _PATH = re.compile(
 
 
 def is_local(dataset: str) -> bool:
-    """Return whether a dataset's name says where its files lie."""
+    """Return whether a dataset's name states where its files are."""
     return dataset.startswith(_LOCAL)
 
 
 def named(dataset: str) -> str:
-    """Return a dataset's name; of one in a file only its sort."""
+    """Return a dataset's name; for one in a file, only its sort."""
     return f"{dataset.partition(':')[0]}:{HIDDEN}" if is_local(dataset) else dataset
 
 
 def settings(value: Any, member: str = "") -> Any:
-    """Return settings without places: a text with a slash that names no party is one, and so is any `root`."""
+    """Return settings without places: any `root`, and any text with a slash that is not a party's name."""
     if isinstance(value, dict):
         return {settings(k): settings(v, k) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -48,7 +48,7 @@ def settings(value: Any, member: str = "") -> Any:
 
 
 def without_paths(value: Any) -> Any:
-    """Return a plain object in whose texts every path is replaced, those of its keys included."""
+    """Return a plain object with every path in its texts and keys replaced."""
     if isinstance(value, dict):
         return {without_paths(k): without_paths(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

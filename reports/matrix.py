@@ -1,8 +1,8 @@
-"""The attack matrix: every attack that ran as one row, with what all victims, the worst one and the worst record show.
+"""The attack matrix: a row for every attack that ran, with all victims, the worst victim and the worst record.
 
 Guarantees:
-  * a mean never stands without the worst victim, nor a figure without what it is to be compared with;
-  * the row's picture is the first one of the worst victim in the result's order, never a choice by quality.
+  * a mean always has the worst victim beside it, and a figure has its baseline;
+  * the row's picture is the first one of the worst victim in the result's order, never chosen by quality.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["MatrixLine", "WorstRecord", "attack_matrix"]
 
 @dataclass(frozen=True, kw_only=True)
 class WorstRecord:
-    """What one record suffers at worst: a figure's value with its unit, and in a few words what it is."""
+    """The worst result for a single record: a figure's value with its unit, and a short description."""
 
     value: float
     unit: str
@@ -37,9 +37,9 @@ class MatrixLine:
         figure: the name of the deciding figure.
         mean: the deciding figure over all victims, or None.
         worst: that of the worst victim, or None.
-        baseline: what the figure is without the attack: chance, or the prior's figure; None where neither is known.
+        baseline: the figure without the attack: chance, or the prior's figure; None if neither is known.
         baseline_name: "chance" or "prior".
-        record: the worst record, where the attack speaks of single ones.
+        record: the worst record, if the attack is about single ones.
     """
 
     finding: Finding
@@ -52,7 +52,7 @@ class MatrixLine:
 
 
 def attack_matrix(findings: Sequence[Finding]) -> tuple[MatrixLine, ...]:
-    """A line for each cell that ran and whose goal has a rule, the gravest first, else in the result's order."""
+    """Return a line for each cell that ran and whose goal has a rule, the gravest first, then in the result's order."""
     order = list(LEVELS)
     ran = (f for f in findings if f.cell.status == "run" and f.cell.goal in RULES)
     return tuple(_line(f) for f in sorted(ran, key=lambda f: order.index(f.level)))
@@ -86,7 +86,7 @@ def _prior(worst: Target | None, figure: str) -> Figure | None:
 
 
 def _record(finding: Finding) -> WorstRecord | None:
-    """The most leaked image; or the share of a victim's members whose scores no non-member reaches."""
+    """Return the most leaked image; or the share of a victim's members whose scores no non-member reaches."""
     cell = finding.cell
     if cell.goal == "reconstruction":
         most = by_name(cell.figures, "psnr_max")

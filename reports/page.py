@@ -1,4 +1,4 @@
-"""What every page is made with: one strict template environment, and files that are written whole or not at all.
+"""Shared parts of every page: one strict template environment, and files written completely or not at all.
 
 Guarantees:
   * everything that comes from a result is escaped, and invisible characters are written out;
@@ -32,12 +32,12 @@ _CODE = re.compile("`([^`]+)`")
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
-    """A page as HTML text."""
+    """Return a page as HTML text."""
     return _environment().get_template(template).render(context)
 
 
 def write(page: str, path: Path) -> None:
-    """Writes a text to `path`, whole or not at all: under a temporary name beside it, then renamed."""
+    """Write a text to `path`, completely or not at all: under a temporary name beside it, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
@@ -89,29 +89,29 @@ def _environment() -> jinja2.Environment:
 
 
 def _finalize(value: Any) -> Any:
-    """What every printed expression passes through before it is escaped."""
+    """Convert a printed expression before it is escaped."""
     if isinstance(value, Markup | int | float):
         return value
     return text.visible(str(value))
 
 
 def _breakable(value: str) -> Markup:
-    """A name, escaped, that may be broken after its underscores and nowhere else in a word."""
+    """Return an escaped name that may be broken after its underscores only."""
     return escape(text.visible(value)).replace("_", Markup("_<wbr>"))
 
 
 def _with_code(value: str) -> Markup:
-    """A text, escaped, with what stands between backticks as code."""
+    """Return an escaped text, with code between backticks marked up."""
     parts = _CODE.split(text.visible(value))
     return Markup().join(Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in enumerate(parts))
 
 
 def _exact(value: float) -> str:
-    """A number so that reading it back gives the same number."""
+    """Return a number as text that reads back as the same number."""
     return repr(value)
 
 
 def _level_text(figure: Figure) -> str:
-    """How an interval was made: its level and method."""
+    """Return the level and method of an interval."""
     level = "" if figure.confidence is None else text.amount(figure.confidence, "fraction").replace(".0", "")
     return " ".join(part for part in (level, text.clip(figure.method, 40)) if part)

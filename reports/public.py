@@ -1,16 +1,16 @@
-"""The public variant of a result: what can be shown to those who may not see the clients' records.
+"""The public variant of a result, for readers who may not see the clients' records.
 
-The author of an attack knows its scores, candidate by candidate. Each exact figure is then an equation in what the
-scores were to guess, and a few dozen equations have one solution. So a public page holds verdicts, and of each
-adversary and goal one coarse figure, where a leak was found.
+The author of an attack knows its score for each candidate. Each exact figure is then an equation in the scores' unknown
+truth, and a few dozen equations have one solution. A public page therefore contains verdicts, and for each
+adversary and goal one coarse figure if a leak was found.
 
 Guarantees:
-  * no figure of a single victim, no curve, interval, p-value or count of candidates is left, and no exact score;
-  * an attack that found no leak has no figure at all, so scores made at random are answered with nothing;
-  * no image, class count or class share is left;
-  * no text that a run, a file or an error wrote is left: reasons are of a closed set, and paths are taken out;
-  * guesses from outside show as one outcome for each adversary and goal, however many were handed in;
-  * what was left out is named in `withheld`.
+  * figures of single victims, curves, intervals, p-values, counts of candidates and exact scores are removed;
+  * an attack that found no leak has no figure at all, so random scores receive no information;
+  * images, class counts and class shares are removed;
+  * text written by a run, a file or an error is removed: reasons are of a closed set, and paths are taken out;
+  * guesses from outside show as one outcome for each adversary and goal, for any number of guesses;
+  * `withheld` names everything that was left out.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ WITHHELD = (
     "reasons in the run's own words, notes and times",
     "where the data lie on the auditor's machine",
 )
-"""What itself leaks, or could."""
+"""Parts that leak by themselves, or could."""
 
 OUTSIDE = "external-"
-"""What names of attacks begin with that were run elsewhere, and handed in as guesses."""
+"""Prefix of the names of attacks that ran outside and were handed in as guesses."""
 
 _ALL_OUTSIDE = f"{OUTSIDE}guesses"
 _REASONS: Mapping[str, str] = {
@@ -76,9 +76,9 @@ _DIGITS = 2
 
 
 def public(result: Result) -> tuple[Result, tuple[Finding, ...]]:
-    """Return the result without what shows records or says which are whose, and the findings that go with it.
+    """Return the result without parts that reveal records or membership, and its findings.
 
-    Verdicts are those of the whole result. They are not judged anew from the coarse figures.
+    Verdicts are those of the whole result. They are not judged again from the coarse figures.
     """
     judged = _one_for_all_outside(judge_all(result))
     told = _gravest_leaks(judged)
@@ -105,9 +105,9 @@ def public(result: Result) -> tuple[Result, tuple[Finding, ...]]:
 
 
 def _one_for_all_outside(findings: Sequence[Finding]) -> list[Finding]:
-    """Leave the gravest of the guesses from outside for each adversary and goal, under a name that all share.
+    """Keep the gravest of the guesses from outside for each adversary and goal, under a shared name.
 
-    Each set of guesses is a question about the truth, and its outcome an answer: many answers give the truth away.
+    Each set of guesses is a question about the truth, and its outcome an answer. Many answers reveal the truth.
     """
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
@@ -132,7 +132,7 @@ def _one_for_all_outside(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _gravest_leaks(findings: Sequence[Finding]) -> list[Finding]:
-    """The one finding of each adversary and goal whose figure may be public."""
+    """Return the finding of each adversary and goal whose figure may be public."""
     leaks = [f for f in findings if f.level in _LEAKS]
     groups = dict.fromkeys((f.cell.adversary, f.cell.goal) for f in leaks)
     found = (strongest([f for f in leaks if (f.cell.adversary, f.cell.goal) == group]) for group in groups)
@@ -164,7 +164,7 @@ def _control(control: Control | None, what: str) -> Control | None:
 
 
 def _gate(gate: Gate) -> Gate:
-    """A gate with its outcome; the ε that the ledger claims is public, what an attack measured is not."""
+    """Return a gate with its outcome; the ledger's ε is public, an attack's measurement is not."""
     return gate if gate.name == "epsilon" else gate.model_copy(update={"value": None})
 
 
@@ -182,7 +182,7 @@ def _check(check: Check) -> Check:
 
 
 def _utility(utility: Utility) -> Utility:
-    """Utility in whole per cents, without the intervals and counts that would sharpen them."""
+    """Return utility in whole per cents, without intervals and counts, which would sharpen them."""
     curve = tuple(
         p.model_copy(
             update={name: _rounded(getattr(p, name)) for name in ("accuracy", "mean_auc", "macro_f1")}
@@ -214,7 +214,7 @@ def _run(run: Run) -> Run:
 
 
 def _finding(level: Level, cell: Cell, number: int) -> Finding:
-    """What may be said of a public cell: its level as it was judged, and the coarse figure."""
+    """Return the finding of a public cell: its level as it was judged, and the coarse figure."""
     rule = RULES.get(cell.goal)
     key = by_name(cell.figures, rule.figure) if rule else None
     measured = "No figure is shown." if cell.status == "run" else ""

@@ -1,9 +1,9 @@
-"""The rules by which a report calls something a leak, one a goal, each with the words the report prints.
+"""The rules that decide whether a report calls something a leak: one a goal, with its printed text.
 
 Guarantees:
-  * a signal is a test that holds after correction, an interval above chance or above the prior, a single image that
-    no prior guess comes near, or an exact distance of at most half the prior's: never a bare mean;
-  * figures are found by the names that `fdaudit.metrics` gives them, a mean over clients included.
+  * a signal is a test that is significant after correction, an interval above chance or above the prior, a single image
+    that no prior guess comes near, or an exact distance of at most half the prior's: never a bare mean;
+  * figures are found by the names that `fdaudit.metrics` gives them, including a mean over clients.
 """
 
 from __future__ import annotations
@@ -40,38 +40,39 @@ PSNR_STRONG = 20.0
 """dB; a root-mean-square pixel error of a tenth of the range."""
 
 GAIN_LEAST = 1.0
-"""dB of mean gain over the prior below which images tell nothing that a better choice of prior would not."""
+"""dB of mean gain over the prior; below it a better choice of prior would explain the images."""
 
 IMAGE_GAIN = 6.0
-"""dB above the prior from which a single image counts: half the prior's root-mean-square error."""
+"""dB above the prior above which a single image counts: half the prior's root-mean-square error."""
 
 AUC_STRONG = 0.7
-"""Area under the ROC curve from which membership counts as a leak, not a partial one."""
+"""Area under the ROC curve above which membership counts as a leak, not a partial one."""
 
 TPR_MARGIN = 2.0
-"""Multiple of the false-positive rate that a true-positive rate's interval must lie above to count where it has no
-p-value: the threshold's own false-positive rate is estimated from few non-members."""
+"""Without a p-value, a true-positive rate's interval must exceed this multiple of the false-positive rate to count: the
+threshold's own false-positive rate is estimated from few non-members.
+"""
 
 TPR_STRONG = 5.0
-"""Multiple of the false-positive rate from which membership counts as a leak."""
+"""Multiple of the false-positive rate above which membership counts as a leak."""
 
 TV_STRONG = 0.1
-"""Total variation distance up to which a guessed label distribution counts as a leak."""
+"""Total variation distance below which a guessed label distribution counts as a leak."""
 
 AGREEMENT_STRONG = 0.9
-"""Share of records that a copy and the model answer alike, from which a model counts as copied."""
+"""Share of records with equal answers of copy and model above which a model counts as copied."""
 
 FAMILY_LEVEL = 0.05
-"""Chance that any test of a run finds something where nothing leaks."""
+"""Probability that any test of a run is significant if nothing leaks."""
 
 _TPR = re.compile(r"tpr_at_(\d+(?:\.\d+)?)fpr")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a rule looks at: the figures of the mean or of one victim, and that victim's images.
+    """Input of a rule: the figures of the mean or of one victim, and that victim's images.
 
-    The figures carry p-values after correction for all `tests` of the run, so that each is held against `level` itself.
+    The figures carry p-values after correction for all `tests` of the run, so each is compared with `level` itself.
     """
 
     who: str
@@ -83,18 +84,18 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """How cells of one goal are judged.
+    """Rule for the cells of one goal.
 
     Attributes:
         figure: the deciding figure.
-        chance: the value it has when nothing leaks, where that is one number.
+        chance: its value if nothing leaks, if that is one number.
         higher: whether a higher value means a larger leak.
         leaked: what the adversary could do, as a clause that follows its name.
-        shown: the same where only classes were shown, no record; empty where the goal knows no such finding.
+        shown: the same if only classes were shown, no record; empty if the goal has no such finding.
         frame: the deciding figure in a sentence, with a place for its value.
-        signal: how evidence shows a leak, as a clause; empty where it shows none.
+        signal: a clause that says how evidence shows a leak; empty if it shows none.
         strong: whether evidence with a signal shows a grave one.
-        telling: whether evidence without a signal says anything.
+        telling: whether evidence without a signal is informative.
         text: the rule in words, as the report prints it.
     """
 
@@ -111,12 +112,12 @@ class Rule:
 
 
 def by_name(figures: Sequence[Figure], name: str) -> Figure | None:
-    """The figure of that name, or the mean over clients of it, that has a value; or None."""
+    """Return the figure of that name, or its mean over clients, if it has a value; else None."""
     return next((f for f in figures if f.name in (name, f"{name}_mean") and f.value is not None), None)
 
 
 def worth(rule: Rule, figure: Figure | None) -> float:
-    """How large a leak a deciding figure shows, for ordering; minus infinity where there is none."""
+    """Return the size of the leak in a deciding figure, for ordering; minus infinity if there is none."""
     if figure is None or figure.value is None:
         return float("-inf")
     return figure.value if rule.higher else -figure.value
@@ -145,7 +146,7 @@ def _lower_end(figure: Figure, bound: str) -> str:
 
 
 def _clear_images(evidence: Evidence) -> int:
-    """How many single images are reconstructed beyond what the prior explains."""
+    """Return how many single images are reconstructed beyond the prior's reach."""
     return sum(
         image.psnr is not None
         and image.prior_psnr is not None
@@ -171,7 +172,7 @@ def _reconstruction_signal(evidence: Evidence) -> str:
 
 
 def _classes_signal(evidence: Evidence) -> str:
-    """That withheld classes were shown, which no guess without the view can do better than chance."""
+    """Return a clause that withheld classes were shown, which no guess without the view does better than chance."""
     found = {n: by_name(evidence.figures, f"evaluator_{n}") for n in ("accuracy", "chance", "prior")}
     accuracy, chance = found["accuracy"], found["chance"]
     if accuracy is None or accuracy.p is None or chance is None or not _unlikely(accuracy, evidence):
@@ -226,12 +227,12 @@ def _beats(figure: Figure, chance: float, bound: float, evidence: Evidence) -> b
 
 
 def _unlikely(figure: Figure, evidence: Evidence) -> bool:
-    """Whether chance alone would hardly do as well; a figure that does not say is taken by its interval."""
+    """Return whether chance alone would rarely do as well; a figure without a p-value is judged by its interval."""
     return figure.p is None or figure.p <= evidence.level
 
 
 def _chance(figure: Figure, evidence: Evidence) -> str:
-    """Say how often guessing would do as well, as a sentence without its stop; empty if nothing says so."""
+    """Return how often guessing would do as well, as a sentence without its stop; empty if unknown."""
     if figure.p is None:
         return ""
     where = f" in one of {evidence.tests:,} tests" if evidence.tests > 1 else ""
@@ -349,4 +350,4 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
     }
 )
-"""The rules, by goal. A goal without one gets no verdict: its cells read inconclusive."""
+"""The rules, by goal. Cells of a goal without a rule get no verdict: they read inconclusive."""

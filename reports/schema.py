@@ -1,6 +1,6 @@
-"""What a report reads: `result.json`, schema `fdaudit-result/1`, as typed and checked parts.
+"""Input of a report: `result.json`, schema `fdaudit-result/1`, as typed and checked parts.
 
-Unknown members are ignored, so that a newer result with more in it still renders; a missing or mistyped
+Unknown members are ignored, so that a newer result with more members still renders. A missing or mistyped
 member is one error that names its place.
 """
 
@@ -65,14 +65,14 @@ class Silence(_Part):
 
 
 class ModelHash(_Part):
-    """SHA-256 of the final model that a party held, clients aside."""
+    """SHA-256 of the final model of a party other than a client."""
 
     party: str
     sha256: str
 
 
 class Run(_Part):
-    """What was run, with which code and on what."""
+    """The run, its code and its data."""
 
     name: str
     status: str
@@ -102,7 +102,7 @@ class Run(_Part):
     strategy: str
     seed_commitment: str
     data_commitment: str = ""
-    """Salted: without the vault's secret it tells nothing about the data."""
+    """Salted: without the vault's secret it reveals nothing about the data."""
     model_hashes: tuple[ModelHash, ...] = ()
     release: Literal["internal", "api", "public-weights"] | None = None
 
@@ -125,7 +125,7 @@ class CurvePoint(_Part):
 
     @property
     def value(self) -> float:
-        """Accuracy, or mAUC of the multi-label task."""
+        """Return accuracy, or mAUC of the multi-label task."""
         return self.accuracy if self.accuracy is not None else self.mean_auc or 0.0
 
 
@@ -145,7 +145,7 @@ class Utility(_Part):
 
 
 class Exposure(_Part):
-    """What one party saw or sent of one kind, with whom it was shared and what defended it."""
+    """Messages of one kind that one party saw or sent, with the other receivers and the defences."""
 
     party: str
     kind: str
@@ -156,7 +156,7 @@ class Exposure(_Part):
     recorded: str
     defenses: tuple[str, ...] = ()
     private: bool = True
-    """Whether what it was computed from reaches anyone's raw data; left out, it does."""
+    """Whether the messages depend on raw data of any party; if left out, they do."""
 
 
 class ViewRow(_Part):
@@ -176,7 +176,7 @@ class WireRow(_Part):
 
 
 class Oracle(_Part):
-    """A means of asking that the protocol gives to some parties."""
+    """An oracle that the protocol gives to some parties."""
 
     name: str
     available_to: tuple[str, ...]
@@ -184,7 +184,7 @@ class Oracle(_Part):
 
 
 class Queries(_Part):
-    """Samples an attack was allowed to ask, and asked."""
+    """Samples an attack was allowed to query, and queried."""
 
     budget: int
     spent: int
@@ -235,7 +235,7 @@ class Shares(_Part):
 
 
 class Target(_Part):
-    """What an attack achieved against one victim."""
+    """An attack's result against one victim."""
 
     target: str
     messages: tuple[int, ...] = ()
@@ -246,7 +246,7 @@ class Target(_Part):
 
 
 class Control(_Part):
-    """The same attack where its outcome is known beforehand."""
+    """The same attack on a case with a known outcome."""
 
     what: str
     passed: bool
@@ -254,7 +254,7 @@ class Control(_Part):
 
 
 class Controls(_Part):
-    """Where the attack must work, where it must fail, and a rehearsal of the run, which says what it should reach."""
+    """The positive and the negative control, and a rehearsal of the run, which shows what the attack should reach."""
 
     positive: Control | None = None
     negative: Control | None = None
@@ -287,14 +287,14 @@ class Cell(_Part):
 
 
 class Adjusted(_Part):
-    """A figure's p-value after correction for all tests of the run; of all victims where `target` is None."""
+    """A figure's p-value after correction for all tests of the run; of all victims if `target` is None."""
 
     cell: str
     target: str | None = None
     figure: str
     p: float
     floor: float | None = None
-    """Of an AUC, the least value that would have been significant; None where even a perfect one would not."""
+    """The least AUC that would have been significant; None if even a perfect one would not."""
 
 
 class ByCoins(_Part):
@@ -316,7 +316,7 @@ class ByThemselves(_Part):
 
 
 class Family(_Part):
-    """All tests of a run: the chance that any finds something where nothing leaks is at most `level`."""
+    """All tests of a run: the probability that any is significant if nothing leaks is at most `level`."""
 
     level: float
     by_coins: ByCoins | None = None
@@ -325,7 +325,7 @@ class Family(_Part):
 
     @property
     def tests(self) -> int:
-        """How many figures are tested."""
+        """Return the number of tested figures."""
         return len(self.adjusted)
 
 
@@ -341,7 +341,7 @@ class Gate(_Part):
 
 
 class Contribution(_Part):
-    """What messages of one kind add to an ε, and what they would cost alone."""
+    """Contribution of one kind of message to an ε, and its cost alone."""
 
     kind: str
     sender: str
@@ -368,7 +368,7 @@ class LedgerEntry(_Part):
 
 
 class Evidence(_Part):
-    """What one attack shows on one kind of coins: lower bounds of ε and of μ, and those of a perfect attack."""
+    """Result of one attack on one kind of coins: lower bounds of ε and of μ, and those of a perfect attack."""
 
     attack: str
     on: str
@@ -383,7 +383,7 @@ class Evidence(_Part):
 
 
 class Check(_Part):
-    """A claimed ε against what attacks achieved; bounds hold at `confidence` each."""
+    """A claimed ε compared with the attacks' results; bounds hold at `confidence` each."""
 
     adversary: str
     claimed: float | None
@@ -408,7 +408,7 @@ class OutOfScope(_Part):
 
 
 class Reproduce(_Part):
-    """How to make the result again."""
+    """Commands and versions that make the result again."""
 
     commands: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -433,17 +433,17 @@ class Result(_Part):
     limits: tuple[str, ...] = ()
     out_of_scope: tuple[OutOfScope, ...] = ()
     withheld: tuple[str, ...] = ()
-    """What a public variant leaves out."""
+    """Parts that a public variant leaves out."""
     ledger: tuple[LedgerEntry, ...] | None = None
     checks: tuple[Check, ...] = ()
     reproduce: Reproduce
 
 
 def read(result: Mapping[str, Any]) -> Result:
-    """The checked form of a parsed `result.json`.
+    """Return the checked form of a parsed `result.json`.
 
     Raises:
-        UsageError: a member is missing, mistyped or not finite; `field` says where it stands.
+        UsageError: a member is missing, mistyped or not finite; `field` gives its place.
     """
     try:
         return validate(Result, result, "result")

@@ -1,7 +1,7 @@
 """The security report: one self-contained HTML page made from a finished run's result, and the same as JSON.
 
 Guarantees:
-  * the page fetches nothing, and its own content security policy lets it run nothing but the script it carries;
+  * the page fetches nothing, and its content security policy allows only its own script;
   * the same result, images and timings give the same bytes.
 """
 
@@ -27,13 +27,13 @@ __all__ = ["public_outcomes", "render_report", "report_json", "write_report"]
 def render_report(
     result: Mapping[str, Any], directory: Path, timings: Mapping[str, float], *, public: bool = False
 ) -> str:
-    """The report as HTML text.
+    """Return the report as HTML text.
 
     Args:
         result: the parsed `result.json` (schema `fdaudit-result/1`).
         directory: the run directory; image paths in the result are read below it.
-        timings: seconds by cell id or by stage; shown where a name matches a cell, else listed by name.
-        public: leave out what itself leaks: images, class counts, exact scores, and all that is of single victims.
+        timings: seconds by cell id or by stage; shown beside the cell of that name, else listed by name.
+        public: leave out parts that leak: images, class counts, exact scores, and everything about single victims.
 
     Raises:
         UsageError: the result does not follow its schema, or an image path leaves `directory`.
@@ -43,7 +43,7 @@ def render_report(
 
 
 def report_json(result: Mapping[str, Any], timings: Mapping[str, float], *, public: bool = False) -> str:
-    """The report as JSON text, schema `fdaudit-report/1`.
+    """Return the report as JSON text, schema `fdaudit-report/1`.
 
     Raises:
         UsageError: the result does not follow its schema.
@@ -52,7 +52,7 @@ def report_json(result: Mapping[str, Any], timings: Mapping[str, float], *, publ
 
 
 def public_outcomes(result: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of what a public report says of attacks, gates and claims, in no version's own words.
+    """Return the SHA-256 of a public report's attacks, gates and claims, independent of a version's wording.
 
     Raises:
         UsageError: the result does not follow its schema.
@@ -74,7 +74,7 @@ def write_report(
     *,
     public: bool = False,
 ) -> None:
-    """Writes the report to `path` and, beside it with the ending `.json`, the same as JSON; each whole or not at all.
+    """Write the report to `path` and the same as JSON beside it, ending `.json`; each completely or not at all.
 
     Raises:
         UsageError: as `render_report`; nothing is written then.
@@ -87,6 +87,6 @@ def write_report(
 def _read(
     result: Mapping[str, Any], timings: Mapping[str, float], as_public: bool
 ) -> tuple[Result, tuple[Finding, ...], Mapping[str, float]]:
-    """The checked result, its findings and its times; of the public variant no times are told."""
+    """Return the checked result, its findings and its times; a public variant has no times."""
     checked = read(result)
     return (*public(checked), {}) if as_public else (checked, judge_all(checked), timings)

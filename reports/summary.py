@@ -1,4 +1,4 @@
-"""The first page: one headline, three reasons, what to do, and who can learn what."""
+"""The first page: one headline, three reasons, actions, and who can learn what."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MODEL_KINDS = ("gradient", "model_update", "model_parameters")
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """One reason for the verdict; `number` is the cell it rests on, if it rests on one."""
+    """One reason for the verdict; `number` is the cell behind it, if there is one."""
 
     text: str
     because: str = ""
@@ -45,7 +45,7 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixEntry:
-    """What one adversary learnt of one goal: its standing, and how many attacks of its own stand behind it."""
+    """An adversary's result for one goal: its standing, and how many of its own attacks support it."""
 
     goal: str
     finding: Finding | None
@@ -64,7 +64,7 @@ class MatrixRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The verdict and what follows from it."""
+    """The verdict and its consequences."""
 
     level: Level
     headline: str
@@ -76,14 +76,14 @@ class Summary:
 
 
 _NAMED = 3
-"""Victims that a headline names at most; beyond that it gives their number."""
+"""Most victims that a headline names; for more it gives their number."""
 
 _UNTRIED = ("not-applicable", "not-requested")
 """Levels of cells in which nothing was tried."""
 
 
 def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
-    """The first page of a result, from its findings and its exposure; pure."""
+    """Return the first page of a result, from its findings and its exposure; pure."""
     top = strongest(findings)
     level: Level = top.level if top else "inconclusive"
     if level in ("failed", *_UNTRIED):
@@ -102,7 +102,7 @@ def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
 
 
 def private_kinds(result: Result, adversary: str) -> tuple[tuple[str, bool], ...]:
-    """Kinds that carry someone's private data to an adversary, and whether a defence stands on each."""
+    """Return the kinds that carry private data to an adversary, and whether a defence is on each."""
     members = adversary.split("+")
     seen: dict[str, bool] = {}
     for row in result.exposure:
@@ -126,7 +126,7 @@ def _headline(level: Level, findings: Sequence[Finding], held: Sequence[Standing
 
 
 def _clauses(held: Sequence[Standing], level: Level) -> list[str]:
-    """Who could do what to whom, a clause a goal."""
+    """Return who could do what to whom, a clause a goal."""
     clauses = []
     for goal, rule in RULES.items():
         same = [s for s in held if s.goal == goal and s.level == level]
@@ -139,12 +139,12 @@ def _clauses(held: Sequence[Standing], level: Level) -> list[str]:
 
 
 def shows_classes(finding: Finding) -> bool:
-    """Whether a finding is about what classes look like, and not about single records."""
+    """Return whether a finding is about classes and not about single records."""
     return by_name(finding.cell.figures, "evaluator_accuracy") is not None
 
 
 def _victims(findings: Sequence[Finding]) -> str:
-    """Return the affected victims and the number attacked, in brackets; empty if findings name nobody."""
+    """Return the affected victims and the number attacked, in brackets; empty if findings name no victim."""
     affected = list(dict.fromkeys(name for f in findings for name in f.affected))
     attacked = len({t.target for f in findings for t in f.cell.targets})
     if len(affected) == attacked > 1:
@@ -160,7 +160,7 @@ def _adversaries(findings: Iterator[Finding]) -> list[str]:
 
 
 def _standing(result: Result, findings: Sequence[Finding]) -> str:
-    """How far the verdict carries: how many attacks ran, on which data, and what that leaves open."""
+    """Return the scope of the verdict: how many attacks ran, on which data, and what that leaves open."""
     ran = [f for f in findings if f.level not in (*_UNTRIED, "failed")]
     settled = [f for f in ran if f.level != "inconclusive"]
     run = result.run
@@ -173,7 +173,7 @@ def _standing(result: Result, findings: Sequence[Finding]) -> str:
 
 
 def _reasons(result: Result, findings: Sequence[Finding]) -> Iterator[Reason]:
-    """A claim that fell, two findings (the gravest of two goals if there are two), exposure, what stays open."""
+    """Return the reasons: a contradicted claim, two findings (of two goals if possible), exposure, open points."""
     yield from _contradictions(result)
     settled = [f for f in findings if f.level in ("leak", "partial", "none-seen")]
     groups: dict[str, list[Finding]] = {}
@@ -204,7 +204,7 @@ def _reasons(result: Result, findings: Sequence[Finding]) -> Iterator[Reason]:
 
 
 def _contradictions(result: Result) -> Iterator[Reason]:
-    """The claim that the attacks pass by most; it comes before all else."""
+    """Yield the claim that the attacks exceed by most; it comes first."""
     fallen = [c for c in result.checks if c.verdict == "contradicted"]
     if not fallen:
         return
@@ -219,7 +219,7 @@ def _contradictions(result: Result) -> Iterator[Reason]:
 
 
 def _exposure_reasons(result: Result) -> Iterator[Reason]:
-    """What the ledger bounds; else the audited adversary that received most kinds undefended, the others counted."""
+    """Yield the ledger's bounds; else the audited adversary with most undefended kinds, and the number of others."""
     fallen = {c.adversary for c in result.checks if c.verdict == "contradicted"}
     bounded = {
         e.adversary: e
@@ -255,7 +255,7 @@ def _exposure_reasons(result: Result) -> Iterator[Reason]:
 
 
 def _checked(result: Result, bounded: Collection[str]) -> str:
-    """How the claims shown fared against the attacks, in a sentence; nothing where none was judged."""
+    """Return the outcome of the checks of the shown claims, in a sentence; empty if none was judged."""
     verdicts = [c.verdict for c in result.checks if c.adversary in bounded]
     held, left = verdicts.count("consistent"), verdicts.count("inconclusive")
     if held and left:

@@ -1,9 +1,9 @@
 """Claims of ε over a sweep: contradictions that survive a correction for the number of runs.
 
 Guarantees:
-  * where every claim of a sweep holds, any of them is called contradicted with a probability of at most `LEVEL`. A
+  * if every claim of a sweep holds, any of them is called contradicted with a probability of at most `LEVEL`. A
     run's p-value holds for all its claims together, and Holm's procedure corrects for the runs;
-  * every run with a claim and an attack that gave scores counts as a test, also if it contradicts nothing.
+  * every run with a claim and an attack that gave scores counts as a test, even if it contradicts nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .text import amount, clip, joined, party
 __all__ = ["LEVEL", "Contradiction", "Contradictions", "contradictions"]
 
 LEVEL = 0.05
-"""Chance that any claim of a sweep is called contradicted where all of them hold."""
+"""Probability that any claim of a sweep is called contradicted if all of them hold."""
 
 _NAMED = 4
-"""Contradictions that are named in a sentence."""
+"""Most contradictions that a sentence names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +49,15 @@ class Contradictions:
     """The contradicted claims of a sweep.
 
     Attributes:
-        tested: runs that had a claim and scores to test it by.
-        found: one a run that contradicts a claim by itself, the least p-value first.
+        tested: runs with a claim and scores to test it.
+        found: one for each run that contradicts a claim alone, the least p-value first.
     """
 
     tested: int
     found: tuple[Contradiction, ...]
 
     def in_words(self) -> Iterator[str]:
-        """Yield what may be said of it, one sentence each; nothing where no claim was tested."""
+        """Yield the conclusions, one sentence each; nothing if no claim was tested."""
         if not self.tested:
             return
         kept = [c for c in self.found if c.survives]
@@ -89,7 +89,7 @@ def contradictions(rows: Sequence[Row]) -> Contradictions:
 
 
 def _least(row: Row) -> Check | None:
-    """The check of a run with the least p-value, or None where none has one."""
+    """Return the check of a run with the least p-value, or None if none has one."""
     checks = () if row.cell.result is None else row.cell.result.checks
     return min((c for c in checks if c.p is not None), key=lambda c: c.p or 0.0, default=None)
 

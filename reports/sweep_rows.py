@@ -1,10 +1,10 @@
-"""A sweep as rows: what each cell measured, and what its seeds say together. Nothing is measured here.
+"""A sweep as rows: each cell's measurements, and summaries over its seeds. Nothing is measured here.
 
 Guarantees:
-  * every cell of the grid has a row; what was not measured is absent, never nought;
+  * every cell of the grid has a row; a missing measurement is absent, never 0;
   * an attack whose controls failed gives no figure;
-  * the ε of a point is the largest of its runs' ledgers, and infinite where one of them has none;
-  * of several attacks the strongest counts, whatever the defence, so that none is chosen by its outcome alone.
+  * the ε of a point is the largest of its runs' ledgers, and infinite if one of them has none;
+  * the strongest of several attacks counts, for every defence, so that none is chosen by its outcome alone.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class SweepCell:
-    """A cell of a sweep with its result, where it has one.
+    """A cell of a sweep with its result, if it has one.
 
     Attributes:
-        level: its place on the grid's ε axis; infinite where there is no defence.
+        level: its place on the grid's ε axis; infinite without a defence.
         asked: whether that level is an ε, and not another setting of the defence.
     """
 
@@ -70,13 +70,13 @@ class Measure:
 
     Attributes:
         name: of the column in CSV files.
-        label: as an axis says it.
-        short: as a table's heading says it.
+        label: as an axis shows it.
+        short: as a table's heading shows it.
         unit: `fraction`, `dB`, `bytes` or empty.
-        goal: of the attacks that measure it; empty for what is no leakage.
+        goal: of the attacks that measure it; empty for measures other than leakage.
         figure: the attacks' figure; the largest over attacks and views counts.
-        least: whether a small value is what leaks.
-        level: what no leakage looks like; None where there is no such value.
+        least: whether a small value leaks.
+        level: its value without leakage; None if there is no such value.
     """
 
     name: str
@@ -142,7 +142,7 @@ MEASURES = (
     ),
     Measure(name="bytes", label="Bytes on the wire", short="Bytes", unit="bytes"),
 )
-"""Everything that a sweep is drawn and tabled by."""
+"""All measures of a sweep's figures and tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ class Row:
     measured_by: str = "accuracy"
 
     def epsilon(self, adversary: str) -> float | None:
-        """Return ε by the ledger; infinite where none can be claimed, None where the ledger has no such adversary."""
+        """Return ε by the ledger; infinite if none can be claimed, None if the ledger has no such adversary."""
         if (entry := self.ledger.get(adversary)) is None:
             return None
         return math.inf if entry.epsilon is None else entry.epsilon
@@ -164,7 +164,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """What n seeds say of a measure: mean, standard deviation (n - 1), 95 % t-interval; one seed has a mean alone."""
+    """Summary of a measure over n seeds: mean, standard deviation (n - 1), 95 % t-interval; one seed: only the mean."""
 
     mean: float
     sd: float | None
@@ -175,10 +175,10 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Bill:
-    """What the ledgers of a point's runs say of one adversary's view.
+    """Ledgers of a point's runs for one adversary's view.
 
     Attributes:
-        epsilon: the largest ε over the runs; infinite where one run has none.
+        epsilon: the largest ε over the runs; infinite if one run has none.
         least: the smallest ε over the runs.
         causes: why ε is infinite, each cause once.
         deltas: δ of the entries, ascending, each once.
@@ -194,7 +194,7 @@ class Bill:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A protocol under a defence at a level: its seeds together."""
+    """A protocol under a defence at a level, over all its seeds."""
 
     protocol: str
     defence: str
@@ -204,7 +204,7 @@ class Point:
 
     @property
     def defended(self) -> bool:
-        """Whether there is a defence."""
+        """Return whether there is a defence."""
         return math.isfinite(self.level)
 
     @property
@@ -214,7 +214,7 @@ class Point:
         return found.pop() if len(found) == 1 else None
 
     def bill(self, adversary: str) -> Bill | None:
-        """Return what the ledgers say; None where a run that has a result says nothing of this adversary."""
+        """Return the ledgers' result; None if a run with a result does not mention this adversary."""
         finished = [r for r in self.rows if r.cell.result is not None]
         entries = [r.ledger[adversary] for r in finished if adversary in r.ledger]
         if not entries or len(entries) < len(finished):
@@ -231,7 +231,7 @@ class Point:
 
 
 def axis_adversary(rows: Iterable[Row], wanted: str | None) -> str:
-    """Return whose view's ε the axis shows: the wanted adversary, else the server, else the first of any ledger.
+    """Return the axis's adversary: the wanted one, else the server, else the first of any ledger.
 
     Raises:
         UsageError: there are ledgers, and none of them has the wanted adversary.
@@ -245,7 +245,7 @@ def axis_adversary(rows: Iterable[Row], wanted: str | None) -> str:
 
 
 def row_of(cell: SweepCell) -> Row:
-    """The row of a cell."""
+    """Return the row of a cell."""
     result = cell.result
     if result is None:
         return Row(cell=cell)
@@ -270,7 +270,7 @@ def row_of(cell: SweepCell) -> Row:
 
 
 def _strongest(result: Result, measure: Measure) -> float | None:
-    """The largest value (of a distance: the smallest) over the attacks that ran, each a mean over its victims."""
+    """Return the largest value (of a distance: the smallest) over the attacks that ran, each a mean over victims."""
     found = [
         f.value
         for cell in result.cells
@@ -282,7 +282,7 @@ def _strongest(result: Result, measure: Measure) -> float | None:
 
 
 def points(rows: Iterable[Row]) -> tuple[Point, ...]:
-    """Rows put together over seeds, in their order; a point without any result has no spreads."""
+    """Return rows grouped over seeds, in their order; a point without any result has no spreads."""
     groups: dict[tuple[str, str, float], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.cell.protocol, row.cell.defence, row.cell.level), []).append(row)
@@ -298,7 +298,7 @@ def points(rows: Iterable[Row]) -> tuple[Point, ...]:
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Mean, standard deviation and 95 % interval of Student's t; the values are one a seed."""
+    """Return mean, standard deviation and 95 % interval of Student's t; the values are one a seed."""
     mean, n = statistics.fmean(values), len(values)
     if n < 2:
         return Spread(mean=mean, sd=None, low=None, high=None, n=n)
@@ -310,7 +310,9 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def front(places: Sequence[tuple[float, float]]) -> list[int]:
-    """Which of some (cost, gain) no other betters: none costs at most and gains at least as much, one of both strictly.
+    """Return the places (cost, gain) that no other place dominates.
+
+    A place dominates another if it costs at most as much and gains at least as much, one of both strictly.
 
     Returns:
         Indices, by rising cost.

@@ -1,8 +1,8 @@
-"""Numbers and names as a reader sees them: units, intervals, and no invisible characters.
+"""Numbers and names for readers: units, intervals, and no invisible characters.
 
 Guarantees:
-  * `visible` leaves no control, format, bidirectional-override or surrogate character in a text: each is
-    written as its code point, so that nothing can reorder or hide what a page says;
+  * `visible` replaces every control, format, bidirectional-override or surrogate character by its code point, so that
+    nothing can reorder or hide the text of a page;
   * a number is rounded for reading only; the page carries the exact value beside it.
 """
 
@@ -83,7 +83,7 @@ _SUFFIXES = {
 }
 
 _PURE = ("auc",)
-"""Figures in [0, 1] that nobody reads as a percentage."""
+"""Figures in [0, 1] that are not read as percentages."""
 
 _ROLES = {
     "server": "the server",
@@ -94,7 +94,7 @@ _ROLES = {
 
 
 def visible(text: str) -> str:
-    """`text` with every invisible or reordering character written as its code point; newline and tab stay."""
+    """Return `text` with every invisible or reordering character written as its code point; newline and tab stay."""
     return "".join(c if _harmless(c) else f"\u27e8U+{ord(c):04X}\u27e9" for c in text)
 
 
@@ -103,14 +103,14 @@ def _harmless(c: str) -> bool:
 
 
 def clip(text: str, limit: int = 120) -> str:
-    """`text`, or its start and the number of characters left out."""
+    """Return `text`, or its start and the number of characters left out."""
     if len(text) <= limit:
         return text
     return f"{text[:limit]}… (+{len(text) - limit:,} characters)"
 
 
 def amount(value: float, unit: str = "") -> str:
-    """A number with its unit, rounded for reading: fractions as percentages, decibels to a tenth."""
+    """Return a number with its unit, rounded for reading: fractions as percentages, decibels to a tenth."""
     if unit == "bytes":
         return kilobytes(value)
     if unit == "count":
@@ -122,14 +122,14 @@ def amount(value: float, unit: str = "") -> str:
 
 
 def _decimal(value: float, digits: int) -> str:
-    """`value` to `digits` decimals, or to two significant digits where those would show a false zero."""
+    """Return `value` to `digits` decimals, or to two significant digits if those would show a false zero."""
     vanishes = value != 0 and abs(value) < 0.5 * 10.0**-digits
     text = f"{value:.2g}" if vanishes else f"{value:,.{digits}f}"
     return text.replace("-", MINUS)
 
 
 def kilobytes(n: float) -> str:
-    """A number of bytes in decimal multiples: 1 kB is 1,000 bytes."""
+    """Return a number of bytes in decimal multiples: 1 kB is 1,000 bytes."""
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(n) >= size:
             return f"{n / size:,.1f}{NBSP}{unit}"
@@ -137,7 +137,7 @@ def kilobytes(n: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in seconds or minutes."""
+    """Return a time in seconds or minutes."""
     if seconds < 60:
         return f"{seconds:.1f}{NBSP}s"
     whole = round(seconds)
@@ -145,7 +145,7 @@ def duration(seconds: float) -> str:
 
 
 def with_interval(figure: Figure) -> str:
-    """A figure's value and interval in one line, or the reason why there is none."""
+    """Return a figure's value and interval in one line, or the reason why there is none."""
     if figure.value is None:
         return f"unavailable ({figure.unavailable})"
     text = measure(figure, figure.value)
@@ -155,12 +155,12 @@ def with_interval(figure: Figure) -> str:
 
 
 def measure(figure: Figure, value: float) -> str:
-    """A value of a figure (its own, or an end of its interval) as that figure's readers expect it."""
+    """Return a value of a figure (its own, or an end of its interval) as that figure's readers expect it."""
     return amount(value, "" if figure.name.removesuffix("_mean") in _PURE else figure.unit)
 
 
 _MOST_TRIALS = 10**6
-"""Trials beyond which a chance is not told apart from none."""
+"""Number of trials beyond which a chance counts as none."""
 
 
 def odds(p: float, limit: float) -> str:
@@ -190,7 +190,7 @@ def _up(value: float) -> str:
 
 
 def label(name: str) -> str:
-    """A figure's name as a reader sees it; an unknown one with its underscores as spaces."""
+    """Return a figure's name for readers; an unknown one with its underscores as spaces."""
     if name in _NAMES:
         return _NAMES[name]
     for suffix, words in _SUFFIXES.items():
@@ -201,17 +201,17 @@ def label(name: str) -> str:
 
 
 def party(name: str) -> str:
-    """A party in running text: "the server", "client/3", "the server with client/3"."""
+    """Return a party's name in running text: "the server", "client/3", "the server with client/3"."""
     return " with ".join(_ROLES.get(part, clip(part, 60)) for part in name.split("+"))
 
 
 def sentence(text: str) -> str:
-    """`text` with its first letter as a capital."""
+    """Return `text` with its first letter as a capital."""
     return text[:1].upper() + text[1:]
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Round numbers as runs of neighbours: "round 4", "rounds 2 to 4 and 7"."""
+    """Return round numbers as runs of neighbours: "round 4", "rounds 2 to 4 and 7"."""
     runs: list[list[int]] = []
     for n in sorted(set(numbers)):
         if runs and n == runs[-1][-1] + 1:
@@ -224,7 +224,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def joined(parts: Iterable[str], word: str = "and") -> str:
-    """An English list: "a", "a and b", "a, b and c"."""
+    """Return an English list: "a", "a and b", "a, b and c"."""
     items: Sequence[str] = list(parts)
     if len(items) < 2:
         return "".join(items)

@@ -1,4 +1,4 @@
-"""The chart of a comparison: what runs learnt against what they sent, as inline SVG."""
+"""The chart of a comparison: utility against traffic, as inline SVG."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["TradePoint", "trade_chart"]
 
 _CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
-"""What a label stands on, so that no line runs through it."""
+"""Background of a label, so that no line runs through it."""
 
 _WIDE, _HIGH, _LETTER = 233.0, 156.0, 5.0
 """The drawing's axes and a letter of its labels, in points."""
@@ -38,14 +38,14 @@ class TradePoint:
 def trade_chart(
     points: Sequence[TradePoint], levels: Sequence[tuple[str, float]], measure: str, name: str, title: str
 ) -> Markup:
-    """Accuracy, or mAUC, against bytes on the wire (logarithmic): a mark a run, a dashed level a reference line.
+    """Draw accuracy, or mAUC, against bytes on the wire (logarithmic): a mark a run, a dashed level a reference line.
 
     Args:
-        points: the runs; one that sent nothing stands at the left edge.
+        points: the runs; one that sent nothing is at the left edge.
         levels: reference lines with their values.
-        measure: what is drawn.
+        measure: the measure of utility.
         name: prefix of the drawing's identifiers, unique on the page.
-        title: what the drawing shows, for readers who can't see it.
+        title: description of the drawing, for readers who can't see it.
     """
     sent = [p.bytes for p in points if p.bytes > 0] or [1]
     left, right = min(sent) / 3, max(sent) * 3
@@ -79,7 +79,7 @@ def _draw_points(axes: Axes, points: Sequence[TradePoint], left: float, right: f
         across = math.log(max(point.bytes, left) / left) / math.log(right / left)
         return _WIDE * across, _HIGH * 100 * point.accuracy / 101
 
-    # No label stands on a mark, nor on another label.
+    # No label overlaps a mark or another label.
     taken = [(x - 5, x + 5, y - 3) for x, y in map(place, points)]
     for i, point in enumerate(points):
         x, y, colour = max(point.bytes, left), 100 * point.accuracy, COLOURS[i % 5]
@@ -95,7 +95,7 @@ def _draw_points(axes: Axes, points: Sequence[TradePoint], left: float, right: f
 def _free_side(
     place: tuple[float, float], width: float, taken: list[tuple[float, float, float]]
 ) -> tuple[int, float]:
-    """On which side of a mark (1 right, -1 left) and how high its label stands clear of those in `taken`.
+    """Return a free side of a mark (1 right, -1 left) and height for its label, clear of those in `taken`.
 
     Args:
         place: the mark, in points of the drawing.

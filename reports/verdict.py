@@ -1,11 +1,11 @@
-"""From measured figures to plain words, by rules that the report prints.
+"""Verdicts: plain words for measured figures, by rules that the report prints.
 
 Guarantees:
   * a leak is claimed only from a signal as `fdaudit.reports.rules` defines it, never from a bare mean;
-  * a failed negative control makes a cell inconclusive, whatever it found;
-  * an attack that found nothing counts as "no leak measured" only where its positive control passed;
-  * a test that holds alone but not after correction reads "not significant after correction", never "nothing above
-    chance";
+  * a failed negative control makes a cell inconclusive, for every result;
+  * an attack that found nothing counts as "no leak measured" only if its positive control passed;
+  * a test that is significant alone but not after correction reads "not significant after correction", never "nothing
+    above chance";
   * no rule yields "safe".
 """
 
@@ -39,27 +39,27 @@ LEVELS: Mapping[Level, str] = MappingProxyType(
         "not-requested": "Not requested",
     }
 )
-"""Levels from the gravest to the one that says least, with the words shown for each."""
+"""Levels from the gravest to the least informative, with the words shown for each."""
 
 _MEAN = "all victims together"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A cell and what may be said of it.
+    """A cell's finding.
 
     Attributes:
         number: the cell's place in the result, from 1.
-        level: what was found.
-        measured: what was measured, in one sentence with its numbers; empty where the cell did not run.
+        level: the level found.
+        measured: the measurement in one sentence with its numbers; empty if the cell did not run.
         because: why this level, in one sentence.
-        cautions: what a reader must hold against it.
-        worst: the victim whose deciding figure shows most, or None.
+        cautions: limits of the finding that a reader must know.
+        worst: the victim whose deciding figure leaks most, or None.
         key: the deciding figure of all victims together, or None.
         worst_key: the deciding figure of the worst victim, or None.
         affected: the victims for each of whom alone a leak was found.
         together: whether a leak was found for all victims together.
-        corrected_away: whether a test holds alone that does not hold after correction, where no leak was found.
+        corrected_away: whether, without a leak, a test is significant alone but not after correction.
     """
 
     number: int
@@ -77,13 +77,13 @@ class Finding:
 
 
 def judge_all(result: Result) -> tuple[Finding, ...]:
-    """Every cell's finding, in the result's order, by p-values that are corrected for all tests of the run."""
+    """Return every cell's finding, in the result's order, by p-values that are corrected for all tests of the run."""
     judged = zip(result.cells, corrections(result), strict=True)
     return tuple(judge(cell, i, correction) for i, (cell, correction) in enumerate(judged, start=1))
 
 
 def strongest(findings: Sequence[Finding]) -> Finding | None:
-    """The gravest finding; among equals the one whose worst victim is worst; among those the first."""
+    """Return the gravest finding; among equals the one with the worst victim; then the first."""
     order = list(LEVELS)
 
     def rank(finding: Finding) -> tuple[int, float]:
@@ -99,7 +99,7 @@ def judge(cell: Cell, number: int = 1, correction: Correction | None = None) -> 
     Args:
         cell: the cell.
         number: its place in the result, from 1.
-        correction: of its p-values. Without one, each test stands alone.
+        correction: of its p-values. Without one, each test is judged alone.
     """
     rule = RULES.get(cell.goal)
     if rule is None:
@@ -120,7 +120,7 @@ def judge(cell: Cell, number: int = 1, correction: Correction | None = None) -> 
         key=key,
         worst_key=worst_key,
     )
-    # A cell whose positive control failed may have found a leak all the same.
+    # A cell whose positive control failed may still have found a leak.
     if cell.status != "run" and not (cell.status == "inconclusive" and cell.controls):
         return replace(finding, level=cell.status, cautions=_look(cell, cell.status))
     measured = _measured(rule, key, worst, worst_key)
@@ -131,7 +131,7 @@ def judge(cell: Cell, number: int = 1, correction: Correction | None = None) -> 
 
 
 def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
-    """The finding of a cell that ran, with its level, why, and cautions."""
+    """Return the finding of a cell that ran, with its level, reason and cautions."""
     cell = finding.cell
     positive = cell.controls.positive if cell.controls else None
     negative = cell.controls.negative if cell.controls else None
@@ -180,7 +180,7 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
 
 
 def _look(cell: Cell, found: Level) -> tuple[str, ...]:
-    """The caution beside pictures that no test told from chance."""
+    """Return the caution beside pictures that no test distinguished from chance."""
     return (LOOK,) if found in ("none-seen", "inconclusive") and any(t.images for t in cell.targets) else ()
 
 
@@ -196,7 +196,7 @@ def _evidence(cell: Cell, correction: Correction) -> Iterator[Evidence]:
 
 
 def _corrected_away(cell: Cell, correction: Correction) -> str:
-    """Say that a figure is significant by itself but not after correction; empty if none is."""
+    """Return a sentence if a figure is significant alone but not after correction; empty if none is."""
     found = [
         (after, figure.p, figure.name, _MEAN if target is None else clip(target, 60))
         for target, figures, _ in groups(cell)
@@ -238,7 +238,7 @@ def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:
 
 
 def _affected(cell: Cell, victims: Sequence[str]) -> str:
-    """Which victims of a cell are affected, as a clause."""
+    """Return the affected victims of a cell, as a clause."""
     if len(victims) == len(cell.targets):
         return "Each victim is affected"
     if len(victims) == 1:
@@ -247,7 +247,7 @@ def _affected(cell: Cell, victims: Sequence[str]) -> str:
 
 
 def _measured(rule: Rule, key: Figure | None, worst: Target | None, worst_key: Figure | None) -> str:
-    """The deciding figures in one sentence: of all victims and, always beside it, of the worst one."""
+    """Return the deciding figures in one sentence: of all victims and always also of the worst one."""
     parts = [f"{rule.frame.format(with_interval(key))} over all victims"] if key else []
     if worst and worst_key:
         value = with_interval(worst_key)

@@ -1,7 +1,7 @@
-"""PATE (Papernot et al. 2017, 2018): noisy plurality votes, and what they cost.
+"""PATE (Papernot et al. 2017, 2018): noisy plurality votes and their privacy cost.
 
-The analyses stand here; the aggregators, which need PyTorch, in `fdaudit.defenses.pate.aggregators`. A client is a
-teacher: it casts at most one vote a query.
+This package contains the analyses. The aggregators, which need PyTorch, are in `fdaudit.defenses.pate.aggregators`. A
+client is a teacher: it casts at most one vote a query.
 """
 
 from .confident import (

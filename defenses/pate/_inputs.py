@@ -1,4 +1,4 @@
-"""What every PATE analysis takes: vote counts, Rényi orders and noise, checked once."""
+"""Checked inputs of the PATE analyses: vote counts, Rényi orders and noise."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Votes = NDArray[Any]
 """Counts of any number type."""
 
 _LARGEST = 1e50
-"""Noise and orders beyond it, or below its inverse, would overflow; nobody needs them."""
+"""Noise and orders beyond it, or below its inverse, would overflow; no real use needs them."""
 _BLOCK = 2**19
-"""Numbers of a block of intermediate results: 4 MB in double precision."""
+"""Size of a block of intermediate results, in numbers: 4 MB in double precision."""
 
 
 def vote_array(votes: ArrayLike) -> Votes:
-    """Vote counts (q, C) as they are, checked block by block.
+    """Return vote counts (q, C) unchanged, checked block by block.
 
     Raises:
         SpecError: they are not a matrix of whole numbers from 0 to 2^53 with at least one class.
@@ -46,7 +46,7 @@ def vote_array(votes: ArrayLike) -> Votes:
 
 
 def other_tails(votes: Votes, log_tail: Callable[[Floats], Floats]) -> Floats:
-    """Logarithm (n,) of the sum of a tail over the leads of a row's first class, and of 1 - 1/C at most.
+    """Return the logarithm (n,) of the sum of a tail over the leads of a row's first class, at most log(1 - 1/C).
 
     Args:
         votes: checked counts (q, C).
@@ -68,10 +68,10 @@ def other_tails(votes: Votes, log_tail: Callable[[Floats], Floats]) -> Floats:
 
 
 def order_array(orders: ArrayLike) -> Floats:
-    """Rényi orders (orders,) as doubles.
+    """Return Rényi orders (orders,) as doubles.
 
     Raises:
-        SpecError: they are not a non-empty list of numbers above 1, finite.
+        SpecError: they are not a non-empty list of finite numbers above 1.
     """
     found = np.asarray(orders, dtype=np.float64)
     if found.ndim != 1 or not found.size:
@@ -83,7 +83,7 @@ def order_array(orders: ArrayLike) -> Floats:
 
 
 def scale(field: str, value: float) -> float:
-    """A positive parameter of the noise.
+    """Return a positive parameter of the noise, checked.
 
     Raises:
         SpecError: it is not positive, or too large or small to compute with.
@@ -94,14 +94,14 @@ def scale(field: str, value: float) -> float:
 
 
 def blocks(rows: int, width: int) -> Iterator[slice]:
-    """Slices that cover `rows` rows of so many numbers, each of a bounded size."""
+    """Yield slices that cover `rows` rows of so many numbers, each of a bounded size."""
     step = max(1, _BLOCK // max(width, 1))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
 def log_mean(log_p: Floats, log_q: Floats, x: Floats, y: Floats) -> Floats:
-    """log(p e^x + q e^y) for p + q = 1, to full relative precision also where it is almost 0.
+    """Return log(p e^x + q e^y) for p + q = 1, to full relative precision even if it is almost 0.
 
     Args:
         log_p: log p, (n, 1).
@@ -117,6 +117,6 @@ def log_mean(log_p: Floats, log_q: Floats, x: Floats, y: Floats) -> Floats:
 
 
 def _excess(log_w: Floats, z: Floats) -> Floats:
-    """w (e^z - 1), where w e^z does not overflow but e^z may."""
+    """Return w (e^z - 1) if w e^z does not overflow but e^z may."""
     large: Floats = np.exp(log_w + np.maximum(z, 1.0)) - np.exp(log_w)
     return np.where(z > 1, large, np.exp(log_w) * np.expm1(np.minimum(z, 1.0)))

@@ -1,14 +1,15 @@
-"""PATE's aggregators as defences of the wire: votes go in, noisy plurality labels come out.
+"""PATE's aggregators as defences on messages: they take votes and send noisy plurality labels.
 
-Each takes a message of kind `vote_counts`, with `index` (n,) and `counts` (n, C), and makes `hard_labels` of it. What
-leaves the aggregator is the defended message alone: whoever receives the counts themselves is not protected against.
+Each takes a message of kind `vote_counts`, with `index` (n,) and `counts` (n, C), and makes `hard_labels` of it. Only
+the defended message leaves the aggregator. The aggregators do not protect against a receiver of the counts themselves.
 
-That a message was sent at all, and when, is part of the protocol's schedule, which must not depend on data.
+The guarantee does not cover whether and when a message was sent. This is part of the protocol's schedule, which must
+not depend on data.
 
-The claims rest on this: a client casts at most one vote for each sample, of weight one, or abstains, which counts
-nowhere (a row of zeros where all do). The aggregator enforces it; the counts do not show it. They speak of real
-numbers. That the low bits of floating-point noise can give it away (Mironov 2012) is not accounted for; it matters less
-than where noisy values are published, since only classes leave.
+The claims assume that a client casts at most one vote of weight one for each sample, or abstains. An abstention counts
+for no class (a row of zeros if all abstain). The aggregator enforces this; the counts do not show it. The claims
+assume real numbers. The low bits of floating-point noise can reveal it (Mironov 2012). The claims do not account for
+that. It matters less than for published noisy values, since only classes are sent.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ _COVERS = ("each-client",)
 
 
 class _PateConfig(Config):
-    """What the settings of every aggregator have in common."""
+    """Common settings of the aggregators."""
 
     public_index: bool = False
-    """The samples that are asked about are chosen without private data. Otherwise the choice shows in the `index` that
-    goes out, and no guarantee is claimed."""
+    """Private data do not decide which samples are asked about. If false, the `index` that is sent reveals the choice,
+    and no guarantee is claimed.
+    """
 
 
 class LNMaxConfig(_PateConfig):
@@ -69,24 +71,25 @@ class ConfidentGNMaxConfig(_PateConfig):
     sigma: float = Field(gt=0)
     """σ: standard deviation of the noise on each count of an answered sample, in votes."""
     cap: int | None = Field(None, ge=1)
-    """The most answers a message may hold, fixed beforehand; samples past it are not answered. A message knows nothing
-    of other messages: each has this cap of its own. None: any number, and every sample is charged as answered."""
+    """The most answers a message may contain, fixed beforehand; samples past it are not answered. A message does not
+    depend on other messages: each has its own cap. None: any number, and every sample is charged as answered.
+    """
 
 
 Asked = TypeVar("Asked", bound=_PateConfig)
 
 
 class _Aggregator(Configured[Asked]):
-    """What every aggregator has in common: what it takes, what it sends, and when nothing can be claimed."""
+    """Base of the aggregators: their input, their output, and when no guarantee can be claimed."""
 
     accepts: ClassVar[tuple[str, ...]] = ("vote_counts",)
     makes: ClassVar[str] = "hard_labels"
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """The noisy plurality of each sample that is answered, in the order of the message.
+        """Return the noisy plurality of each answered sample, in the order of the message.
 
         Raises:
-            ProtocolError: the message is not of `vote_counts`, or its counts are no whole numbers from 0 on.
+            ProtocolError: the message is not of `vote_counts`, or its counts are not whole numbers >= 0.
         """
         index, counts = self._votes(kind, tensors)
         answered, values = self._answers(counts, noise)
@@ -95,11 +98,11 @@ class _Aggregator(Configured[Asked]):
 
     @abstractmethod
     def _answers(self, counts: Tensor, noise: SecretStream) -> tuple[Tensor, Tensor]:
-        """Numbers (m,) of the rows that are answered, ascending, and the class (n,) of every row."""
+        """Return the numbers (m,) of the answered rows, ascending, and the class (n,) of every row."""
 
     @abstractmethod
     def _guarantee(self, queries: int) -> Event:
-        """What the noise on so many samples is worth."""
+        """Return the guarantee of the noise on so many samples."""
 
     def _event(self, queries: int) -> Event:
         if not queries:
@@ -109,7 +112,7 @@ class _Aggregator(Configured[Asked]):
         return self._guarantee(queries)
 
     def _votes(self, kind: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """`index` (n,), and `counts` (n, C) in double precision on the CPU."""
+        """Return `index` (n,), and `counts` (n, C) in double precision on the CPU."""
         if kind != "vote_counts" or tensors.keys() != {"index", "counts"}:
             found = f"{kind} of {', '.join(sorted(tensors)) or 'nothing'}"
             raise ProtocolError(f"{self.name}: takes vote_counts of counts, index; this is {found}.")
@@ -126,7 +129,7 @@ class _Aggregator(Configured[Asked]):
 
 
 def _plurality(counts: Tensor, drawn: Tensor) -> Tensor:
-    """The class (n,) of the largest noisy count. Ties of votes are broken by the noise: it is continuous."""
+    """Return the class (n,) of the largest noisy count. The noise is continuous, so it breaks ties of votes."""
     return (counts + drawn).argmax(1)
 
 
@@ -135,7 +138,7 @@ def _normal(noise: SecretStream, sigma: float, *shape: int) -> Tensor:
 
 
 def _gnmax_event(sigma: float, count: int) -> Gaussian:
-    """A vote that moves takes one from a count and adds one to another: √2 in ℓ2."""
+    """Return GNMax's event: a changed vote takes one from a count and adds one to another, √2 in ℓ2."""
     return Gaussian(
         sensitivity=math.sqrt(2), scale=sigma, count=count, unit=_UNIT, relation=_RELATION, covers=_COVERS
     )
@@ -145,12 +148,12 @@ class LNMax(_Aggregator[LNMaxConfig]):
     """Publishes for each sample the class with the most votes, after Laplace noise of scale 1/γ on every count.
 
     Takes `vote_counts` (`index`, `counts`) and sends `hard_labels` (`index`, `values`). A client that changes its vote
-    moves two counts by one, one that abstains moves one: 2γ-differential privacy a sample, for the client as unit.
-    Every client casts at most one vote a sample, which the aggregator must enforce. Which samples are asked about is
-    not covered: nothing is claimed unless the spec says that `index` is public.
+    moves two counts by one. A client that abstains moves one. This is 2γ-differential privacy a sample, for the client
+    as unit. Every client casts at most one vote a sample, which the aggregator must enforce. The choice of samples is
+    not covered: no guarantee is claimed unless the spec declares `index` public.
 
     Guarantees:
-      * counts that are not whole numbers from 0 on are refused;
+      * counts that are not whole numbers >= 0 are refused;
       * all samples are answered, in the order of the message;
       * ties are broken by the noise, evenly;
       * noise comes from the vault's secret.
@@ -175,12 +178,12 @@ class GNMax(_Aggregator[GNMaxConfig]):
     """Publishes for each sample the class with the most votes, after Gaussian noise on every count.
 
     Takes `vote_counts` (`index`, `counts`) and sends `hard_labels` (`index`, `values`). A client that changes its vote
-    moves the counts by √2 in ℓ2: a Gaussian release a sample, for the client as unit, of which only the class is
-    published. Every client casts at most one vote a sample, which the aggregator must enforce. Which samples are
-    asked about is not covered: nothing is claimed unless the spec says that `index` is public.
+    moves the counts by √2 in ℓ2. Each sample is one Gaussian release, for the client as unit, and only the class is
+    published. Every client casts at most one vote a sample, which the aggregator must enforce. The choice of samples is
+    not covered: no guarantee is claimed unless the spec declares `index` public.
 
     Guarantees:
-      * counts that are not whole numbers from 0 on are refused;
+      * counts that are not whole numbers >= 0 are refused;
       * all samples are answered, in the order of the message;
       * ties are broken by the noise, evenly;
       * noise comes from the vault's secret.
@@ -204,17 +207,17 @@ class GNMax(_Aggregator[GNMaxConfig]):
 class ConfidentGNMax(_Aggregator[ConfidentGNMaxConfig]):
     """Answers the samples on which enough clients agree, by GNMax, and drops the others.
 
-    Takes `vote_counts` (`index`, `counts`) and sends `hard_labels` (`index`, `values`) of those answered. A sample is
-    answered if its largest count, with noise N(0, σ1²), reaches T: a client moves that count by at most one, for every
-    sample asked about, answered or not. Those answered cost GNMax besides: as many as `cap` allows, however many there
-    were, or all without one. Every client casts at most one vote a sample, which the aggregator must enforce. Which
-    samples are asked about is not covered: nothing is claimed unless the spec says that `index` is public.
+    Takes `vote_counts` (`index`, `counts`) and sends `hard_labels` (`index`, `values`) of the answered samples. A
+    sample is answered if its largest count, with noise N(0, σ1²), reaches T. A client moves that count by at most one,
+    for every sample, answered or not. Answered samples also cost GNMax: `cap` of them, however many were answered, or
+    all samples without a cap. Every client casts at most one vote a sample, which the aggregator must enforce. The
+    choice of samples is not covered: no guarantee is claimed unless the spec declares `index` public.
 
     Guarantees:
-      * counts that are not whole numbers from 0 on are refused;
-      * no more than `cap` samples of a message are answered: the first that pass, in the order of the message, not the
+      * counts that are not whole numbers >= 0 are refused;
+      * at most `cap` samples of a message are answered: the first that pass, in the order of the message, not the
         ones with most votes;
-      * the class comes from noise of its own, not from the threshold's;
+      * the class uses separate noise, not the threshold's;
       * ties are broken by the noise, evenly;
       * noise comes from the vault's secret.
     """

@@ -1,7 +1,7 @@
-"""What Confident-GNMax costs: a noisy threshold on the plurality's votes, and GNMax for the queries that pass it.
+"""Privacy cost of Confident-GNMax: a noisy threshold on the plurality's votes, and GNMax for the queries that pass it.
 
-The threshold step asks of every query whether max_i n_i + N(0, σ1²) reaches T. A client moves the largest count by at
-most one, so it is a Gaussian release of sensitivity 1, of which one bit is published.
+The threshold step asks for every query whether max_i n_i + N(0, σ1²) reaches T. A client moves the largest count by at
+most one. The step is therefore a Gaussian release of sensitivity 1 that publishes one bit.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _ULPS = 16 * np.finfo(np.float64).eps
 def confident_gnmax_independent_rdp(
     sigma_threshold: float, sigma: float, orders: ArrayLike, queries: int, cap: int | None = None
 ) -> Floats:
-    """RDP (orders,) of so many queries whatever the votes: q α/2σ1² + min(q, cap) α/σ².
+    """Return the RDP (orders,) of q queries for any votes: q α/2σ1² + min(q, cap) α/σ².
 
     Args:
         sigma_threshold: σ1, standard deviation of the threshold's noise, in votes.
         sigma: σ, standard deviation of GNMax's noise, in votes.
         orders: Rényi orders α > 1, (orders,).
-        queries: q, how many are asked.
-        cap: the most answers that are released, fixed before the votes are seen. None: every query may be.
+        queries: q, the number of queries.
+        cap: the most answers that are released, fixed before the votes are seen. None: every query may be answered.
 
     Raises:
         SpecError: σ1, σ, an order or a number is out of range.
@@ -48,11 +48,11 @@ def confident_gnmax_independent_rdp(
 
 
 def threshold_rdp(votes: ArrayLike, threshold: float, sigma_threshold: float, orders: ArrayLike) -> Floats:
-    """Data-dependent RDP (q, orders) of the threshold step of each query.
+    """Return the data-dependent RDP (q, orders) of the threshold step of each query.
 
-    The step publishes one bit, whose law the largest count v alone decides. So its divergence from the neighbours'
-    (v - 1 and v + 1) is computed as it is, in logarithms, and rounded up; Papernot et al. 2018 bound the same figure
-    by Theorem 6. As with GNMax it is the divergence of this histogram from its neighbours, and private.
+    The step publishes one bit, and its law depends on the largest count v alone. Its divergence from the neighbours'
+    (v - 1 and v + 1) is computed directly, in logarithms, and rounded up. Papernot et al. 2018 bound the same figure
+    by Theorem 6. As with GNMax it is the divergence of this histogram from its neighbours, and it is private.
 
     Guarantees:
       * never above the data-independent α/2σ1²;
@@ -89,14 +89,14 @@ def confident_gnmax_rdp(
     orders: ArrayLike,
     answered: ArrayLike | None = None,
 ) -> Floats:
-    """Data-dependent RDP (q, orders) of each query: the threshold step of all, GNMax of those answered in full.
+    """Return the data-dependent RDP (q, orders) of each query: the threshold step of all, GNMax in full if answered.
 
-    Not in expectation: Papernot et al. 2018 weigh GNMax by the probability of an answer, which is the mean over
-    outcomes of a cost; a query that was answered has cost all of it.
+    This is not an expectation. Papernot et al. 2018 weigh GNMax by the probability of an answer, which is the mean cost
+    over outcomes. A query that was answered has cost all of it.
 
-    Which queries are answered is itself an outcome. A mask is therefore valid only under a cap on the number of
-    answers, fixed before the votes are seen, and gives the cost of this outcome, as a privacy filter counts it. What
-    bounds every outcome under that cap is `confident_gnmax_capped_rdp`; without a cap charge all (None).
+    The set of answered queries is itself an outcome. A mask is therefore valid only under a cap on the number of
+    answers, fixed before the votes are seen. It gives the cost of this outcome, as a privacy filter counts it.
+    `confident_gnmax_capped_rdp` bounds every outcome under that cap. Without a cap charge all (None).
 
     Args:
         votes: counts (q, C), whole numbers.
@@ -104,7 +104,7 @@ def confident_gnmax_rdp(
         sigma_threshold: σ1, standard deviation of the threshold's noise, in votes.
         sigma: σ, standard deviation of GNMax's noise, in votes.
         orders: Rényi orders α > 1, (orders,).
-        answered: (q,) of bools, which queries were answered. None charges GNMax for all.
+        answered: mask (q,) of the answered queries. None charges GNMax for all.
 
     Raises:
         SpecError: an argument is out of range, or `answered` is no mask of the queries.
@@ -130,9 +130,9 @@ def confident_gnmax_capped_rdp(
     orders: ArrayLike,
     cap: int,
 ) -> Floats:
-    """Data-dependent RDP (orders,) of all queries together, whichever of them get the at most `cap` answers.
+    """Return the data-dependent RDP (orders,) of all queries together, for any choice of at most `cap` answers.
 
-    The threshold step of every query and, order by order, the `cap` costliest of GNMax.
+    The result is the threshold step of every query and, order by order, the `cap` most expensive of GNMax.
 
     Args:
         votes: counts (q, C), whole numbers.
@@ -156,7 +156,7 @@ def confident_gnmax_capped_rdp(
 
 
 def _bit_rdp(largest: Floats, threshold: float, sigma: float, orders: Floats) -> Floats:
-    """`threshold_rdp` for largest counts (n,): the worse of the two neighbours, (n, orders)."""
+    """Return `threshold_rdp` for largest counts (n,): the worse of the two neighbours, (n, orders)."""
     here = _log_bit(largest, threshold, sigma)
     found = [
         _bernoulli(here, _log_bit(near, threshold, sigma), orders)
@@ -167,15 +167,15 @@ def _bit_rdp(largest: Floats, threshold: float, sigma: float, orders: Floats) ->
 
 
 def _log_bit(largest: Floats, threshold: float, sigma: float) -> tuple[Floats, Floats]:
-    """Logarithms (n, 1) of the probabilities to reach the threshold and to miss it."""
+    """Return logarithms (n, 1) of the probabilities to reach the threshold and to miss it."""
     distance = (largest[:, None] - threshold) / sigma
     return log_ndtr(distance), log_ndtr(-distance)
 
 
 def _bernoulli(p: tuple[Floats, Floats], q: tuple[Floats, Floats], orders: Floats) -> Floats:
-    """Rényi divergence (n, orders) of one bit from another, from log-probabilities, rounded up.
+    """Return the Rényi divergence (n, orders) of one bit from another, from log-probabilities, rounded up.
 
-    Where both are nearly alike the sum cancels; what the terms can be wrong by is added.
+    If both bits have nearly the same law, the sum cancels. The possible error of the terms is added.
     """
     less, rounding = orders - 1, 0.0
     x, y = (less * (a - b) for a, b in zip(p, q, strict=True))

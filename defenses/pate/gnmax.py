@@ -1,11 +1,11 @@
-"""What GNMax costs: Rényi divergences of the noisy plurality vote with Gaussian noise.
+"""Privacy cost of GNMax: Rényi divergences of the noisy plurality vote with Gaussian noise.
 
 GNMax adds N(0, σ²) to every class's count and publishes the class of the largest sum. A client changes its vote or
 abstains: at most two counts move by one, a step of √2 in ℓ2.
 
-A data-dependent figure speaks of one histogram D: it bounds D_α(M(D) || M(D')) for every neighbour D', as the paper
-defines it. D_α(M(D') || M(D)) is what the figure of D' bounds; it may be larger than D's. The figure is computed from
-the votes and tells about them: it is the auditor's, unless released with noise of its own (`.release`).
+A data-dependent figure is about one histogram D. It bounds D_α(M(D) || M(D')) for every neighbour D', as the paper
+defines it. The figure of D' bounds D_α(M(D') || M(D)), which may be larger. The figure is computed from
+the votes and reveals information about them: it is for the auditor, unless released with its own noise (`.release`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ._inputs import Floats, blocks, log_mean, order_array, other_tails, scale, 
 __all__ = ["gnmax_independent_rdp", "gnmax_log_q", "gnmax_rdp", "rdp_from_log_q"]
 
 _WIDEST = 1e-9
-"""Theorem 6's denominator must stay this far from 0; nearer, its bound is worth nothing."""
+"""Theorem 6's denominator must stay this far from 0; closer, its bound is useless."""
 
 
 def gnmax_independent_rdp(sigma: float, orders: ArrayLike) -> Floats:
-    """RDP of one GNMax query whatever the votes, α/σ² (orders,). Papernot et al. 2018, Proposition 8.
+    """Return the RDP (orders,) of one GNMax query for any votes, α/σ². Papernot et al. 2018, Proposition 8.
 
     Raises:
         SpecError: σ or an order is out of range.
@@ -32,14 +32,14 @@ def gnmax_independent_rdp(sigma: float, orders: ArrayLike) -> Floats:
 
 
 def gnmax_log_q(votes: ArrayLike, sigma: float) -> Floats:
-    """Natural logarithm (q,) of a bound q̃ on the probability that another class than the plurality's comes out.
+    """Return the natural logarithm (q,) of a bound q̃ on the probability that another class than the plurality's wins.
 
     q̃ = ½ Σ_{i≠i*} erfc((n_i* - n_i) / 2σ), and never above 1 - 1/C, which ties reach. Papernot et al. 2018,
     Proposition 7.
 
     Guarantees:
       * never below the exact probability, up to rounding;
-      * the lead of the first over the others alone matters: a constant added to a row changes nothing.
+      * only the lead of the first over the others matters: adding a constant to a row changes nothing.
 
     Args:
         votes: counts (q, C), whole numbers.
@@ -54,17 +54,17 @@ def gnmax_log_q(votes: ArrayLike, sigma: float) -> Floats:
 
 
 def gnmax_rdp(votes: ArrayLike, sigma: float, orders: ArrayLike) -> Floats:
-    """Data-dependent RDP (q, orders) of each GNMax query.
+    """Return the data-dependent RDP (q, orders) of each GNMax query.
 
-    Papernot et al. 2018, Theorem 6 with q̃ of Proposition 7 and the orders μ1, μ2 of Proposition 10; where its
-    conditions fail or it says less, α/σ² of Proposition 8. RDP adds up over queries: `gnmax_rdp(…).sum(0)`.
+    Papernot et al. 2018, Theorem 6 with q̃ of Proposition 7 and the orders μ1, μ2 of Proposition 10. If its
+    conditions fail or it is weaker, α/σ² of Proposition 8. RDP adds up over queries: `gnmax_rdp(…).sum(0)`.
 
     Guarantees:
       * never above the data-independent α/σ²;
       * at least D_α(M(D) || M(D')) for every histogram D' that one client's other vote, or abstention, makes of D;
       * a query's row depends on its own votes alone.
 
-    The figure is itself private: a function of the votes, for the auditor's eyes.
+    The figure itself is private: it is a function of the votes, for the auditor only.
 
     Args:
         votes: counts (q, C), whole numbers.
@@ -82,10 +82,10 @@ def gnmax_rdp(votes: ArrayLike, sigma: float, orders: ArrayLike) -> Floats:
 
 
 def rdp_from_log_q(log_q: Floats, sigma: float, orders: Floats) -> Floats:
-    """Theorem 6 for GNMax from log q̃ (n,), capped by α/σ²: (n, orders)."""
+    """Return Theorem 6 for GNMax from log q̃ (n,), capped by α/σ²: (n, orders)."""
     independent = orders / sigma**2
     found = np.repeat(independent[None], len(log_q), axis=0)
-    found[np.isneginf(log_q)] = 0.0  # one outcome, whatever the votes
+    found[np.isneginf(log_q)] = 0.0  # one outcome for any votes
     finite = np.isfinite(log_q)
     # Proposition 10. A larger μ1 would allow orders beyond it, but then B alone costs the data-independent figure.
     mu2 = sigma * np.sqrt(-np.where(finite, log_q, 0.0))

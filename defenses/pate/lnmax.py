@@ -1,8 +1,8 @@
-"""What LNMax costs: Rényi divergences of the noisy plurality vote with Laplace noise.
+"""Privacy cost of LNMax: Rényi divergences of the noisy plurality vote with Laplace noise.
 
 LNMax adds Lap(1/γ) to every class's count and publishes the class of the largest sum. A client moves two counts by one:
 2γ-differential privacy a query, pure. Papernot et al. 2017 account by moments α(l), which are l times the Rényi
-divergence of order l + 1; what stands here is that divergence.
+divergence of order l + 1. The functions here return that divergence.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["lnmax_independent_rdp", "lnmax_log_q", "lnmax_rdp"]
 
 
 def lnmax_independent_rdp(gamma: float, orders: ArrayLike) -> Floats:
-    """RDP (orders,) of one LNMax query whatever the votes: the most that 2γ-differential privacy allows.
+    """Return the RDP (orders,) of one LNMax query for any votes: the most that 2γ-differential privacy allows.
 
     With ε = 2γ it is the divergence of randomised response, log(1 + (e^{(α-1)ε} - 1)(1 - e^{-αε}) / (1 + e^{-ε})) /
-    (α - 1), since every pure mechanism is its post-processing (Kairouz, Oh & Viswanath 2015). It lies below ε and below
+    (α - 1), since every pure mechanism is its post-processing (Kairouz, Oh & Viswanath 2015). It is below ε and below
     Theorem 2 of Papernot et al. 2017, α(l) ≤ 2γ² l(l + 1), which is 2γ²α.
 
     Args:
@@ -38,7 +38,7 @@ def lnmax_independent_rdp(gamma: float, orders: ArrayLike) -> Floats:
 
 
 def lnmax_log_q(votes: ArrayLike, gamma: float) -> Floats:
-    """Natural logarithm (q,) of a bound on the probability that another class than the plurality's comes out.
+    """Return the natural logarithm (q,) of a bound on the probability that another class than the plurality's wins.
 
     Σ_{i≠i*} (2 + γ(n_i* - n_i)) / (4 e^{γ(n_i* - n_i)}), and never above 1 - 1/C. Papernot et al. 2017, Lemma 4; a
     term is the exact probability that class i overtakes i*.
@@ -55,12 +55,12 @@ def lnmax_log_q(votes: ArrayLike, gamma: float) -> Floats:
 
 
 def lnmax_rdp(votes: ArrayLike, gamma: float, orders: ArrayLike) -> Floats:
-    """Data-dependent RDP (q, orders) of each LNMax query.
+    """Return the data-dependent RDP (q, orders) of each LNMax query.
 
-    Papernot et al. 2017, Theorem 3 with q of Lemma 4: where q < 1 / (e^{2γ} + 1),
-    α(l) ≤ log((1 - q) ((1 - q) / (1 - e^{2γ} q))^l + q e^{2γl}). Elsewhere, or where it says less, the data-independent
-    figure. RDP adds up over queries. Like GNMax's, it is the divergence of this histogram from its neighbours, and
-    private.
+    Papernot et al. 2017, Theorem 3 with q of Lemma 4: if q < 1 / (e^{2γ} + 1),
+    α(l) ≤ log((1 - q) ((1 - q) / (1 - e^{2γ} q))^l + q e^{2γl}). Otherwise, or if that bound is weaker, the
+    data-independent figure. RDP adds up over queries. Like GNMax's, it is the divergence of this histogram from its
+    neighbours, and it is private.
 
     Guarantees:
       * never above the data-independent figure;
@@ -87,7 +87,7 @@ def lnmax_rdp(votes: ArrayLike, gamma: float, orders: ArrayLike) -> Floats:
 
 
 def _theorem_3(log_q: Floats, gamma: float, orders: Floats) -> Floats:
-    """The bound (n, orders) where its condition holds."""
+    """Return the bound (n, orders) where its condition holds."""
     log_1q = np.log1p(-np.exp(log_q))[:, None]
     quotient = log_1q - np.log1p(-np.exp(2 * gamma + log_q))[:, None]
     less = orders - 1

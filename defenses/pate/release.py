@@ -1,17 +1,17 @@
-"""The ε that GNMax's votes give, for the auditor's eyes, and its release under smooth sensitivity.
+"""The data-dependent ε of GNMax's votes, for the auditor only, and its release under smooth sensitivity.
 
-A data-dependent ε is a function of the votes. Published as it is, it would be a release of its own that nobody
-accounted for. Papernot et al. 2018, appendix B, add Gaussian noise scaled to its smooth sensitivity (Nissim,
-Raskhodnikova & Smith 2007), at one Rényi order fixed beforehand, and charge that noise on top.
+A data-dependent ε is a function of the votes. Publishing it unchanged would be a separate release without
+accounting. Papernot et al. 2018, appendix B, add Gaussian noise scaled to its smooth sensitivity (Nissim,
+Raskhodnikova & Smith 2007), at one Rényi order fixed beforehand, and also charge that noise.
 
-The paper bounds how far a client can move the figure by conditions on it that have to be checked for each σ, C and α.
-Here the figure is a table instead. Let the effective lead of a row be the lead g over each other class for which equal
-leads would give the row's q̃. Moving a vote changes g by at most 2: every lead changes by at most 2, and
-y ↦ Φ(Φ⁻¹(y) + c) is concave for c ≥ 0 and convex for c ≤ 0, so that by Jensen's inequality equal leads move g
-most; and q̃ is the smallest of such sums over the class taken as the first, so a change of plurality makes no jump.
-The table holds, for cells of g, a figure that is at least Theorem 6's in the cell and does not rise with g. Cells are
-so wide that a client moves a row by at most a fixed number of them: local and smooth sensitivity are then maxima over
-the table.
+The paper bounds how far a client can move the figure, under conditions that must be checked for each σ, C and α.
+Here the figure is a table instead. The effective lead g of a row is the common lead over each other class that would
+give the row's q̃. Moving a vote changes g by at most 2, for three reasons. Every lead changes by at most 2.
+y ↦ Φ(Φ⁻¹(y) + c) is concave for c ≥ 0 and convex for c ≤ 0, so by Jensen's inequality equal leads move g
+most. And q̃ is the smallest of such sums over the class taken as the first, so a change of plurality makes no jump.
+The table holds a figure for each cell of g. It is at least Theorem 6's in the cell and does not rise with g. Cells are
+wide enough that a client moves a row by at most a fixed number of them. Local and smooth sensitivity are then maxima
+over the table.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LEAST = 1e-9
 """Smooth sensitivity is at least this part of the data-independent figure, so that its logarithm exists."""
 _MOST_CELLS = 2**21
 _STEP = 2 * (1 + 1e-6)
-"""What a client moves an effective lead by, in votes, with room for rounding."""
+"""Distance by which a client moves an effective lead, in votes, with room for rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,9 @@ class DataDependentEpsilon:
         epsilon: ε.
         delta: δ.
         order: the Rényi order α that it was converted from.
-        auditor_only: it tells about the votes and must not leave the auditor. Not so once released with its noise.
-        failure: the probability, over the release's noise, that the figure is below the true one; 0 unreleased.
+        auditor_only: it reveals information about the votes and must stay with the auditor. False once released with
+            its noise.
+        failure: the probability, over the release's noise, that the figure is below the true one; 0 if unreleased.
     """
 
     epsilon: float
@@ -68,18 +69,18 @@ class DataDependentEpsilon:
 
 @dataclass(frozen=True, kw_only=True)
 class SmoothRelease:
-    """How a data-dependent figure is released: parameters fixed before the votes are seen.
+    """Parameters of the release of a data-dependent figure, fixed before the votes are seen.
 
-    Two draws are charged: the figure with noise N(0, (scale · S)²), S its β-smooth sensitivity, and log S, which a
-    client moves by at most β, with noise N(0, (log_scale · β)²). Without the second nobody could tell how large the
-    first was, and a figure that is too small half of the time is no guarantee.
+    Two draws are charged. The first is the figure with noise N(0, (scale · S)²), S its β-smooth sensitivity. The second
+    is log S, which a client moves by at most β, with noise N(0, (log_scale · β)²). Without the second draw the size of
+    the first draw's noise would be unknown, and a figure that is too small half of the time is no guarantee.
 
     Attributes:
         order: α, the one order at which the figure is released.
         beta: β, by which smooth sensitivity decays with distance; (α - 1)(e^{2β} - 1) < 1.
         scale: standard deviation of the figure's noise, in units of S.
         log_scale: standard deviation of the noise on log S, in units of β.
-        failure: the probability that the released figure lies below the true one.
+        failure: the probability that the released figure is below the true one.
 
     Raises:
         SpecError: a parameter is out of range.
@@ -103,11 +104,11 @@ class SmoothRelease:
 
     @property
     def value_rdp(self) -> float:
-        """RDP of the noisy figure at `order`.
+        """Return the RDP of the noisy figure at `order`.
 
-        D_α of N(0, s²) from N(x, t²) for |x| ≤ min(s, t) / scale and |log(s / t)| ≤ β, which is largest at s = e^β t.
-        Exact. Papernot et al. 2018, Theorem 23, have αe^{2β}/scale² + (αβ - ½ log(1 - 2αβ)) / (α - 1), which is about
-        twice as much for small αβ but too little where αβ comes near ½.
+        D_α of N(0, s²) from N(x, t²) for |x| ≤ min(s, t) / scale and |log(s / t)| ≤ β is largest at s = e^β t. This is
+        exact. Papernot et al. 2018, Theorem 23, have αe^{2β}/scale² + (αβ - ½ log(1 - 2αβ)) / (α - 1), which is about
+        twice as much for small αβ but too small if αβ approaches ½.
         """
         less = self.order - 1
         kept = 1 - less * math.expm1(2 * self.beta)
@@ -115,12 +116,12 @@ class SmoothRelease:
 
     @property
     def rdp(self) -> float:
-        """RDP of the whole release at `order`: the noisy figure and the noisy log S."""
+        """Return the RDP of the whole release at `order`: the noisy figure and the noisy log S."""
         return self.value_rdp + self.order / (2 * self.log_scale**2)
 
 
 def gnmax_epsilon(votes: ArrayLike, sigma: float, orders: ArrayLike, delta: float) -> DataDependentEpsilon:
-    """ε at δ of all queries together, at the best of the orders, from their data-dependent RDP.
+    """Return ε at δ of all queries together, at the best of the orders, from their data-dependent RDP.
 
     The conversion is Canonne, Kamath & Steinke 2020, Proposition 12.
 
@@ -142,7 +143,7 @@ def gnmax_epsilon(votes: ArrayLike, sigma: float, orders: ArrayLike, delta: floa
 def gnmax_smooth_sensitivity(
     votes: ArrayLike, sigma: float, order: float, beta: float
 ) -> tuple[float, float]:
-    """The tabled RDP of all queries at one order, and its β-smooth sensitivity. Both are private.
+    """Return the tabulated RDP of all queries at one order, and its β-smooth sensitivity. Both are private.
 
     Guarantees:
       * the RDP is at least `gnmax_rdp(votes, sigma, [order]).sum()` and at most the data-independent figure;
@@ -181,11 +182,11 @@ def gnmax_smooth_sensitivity(
 def release_gnmax_epsilon(
     votes: ArrayLike, sigma: float, delta: float, release: SmoothRelease, noise: SecretStream
 ) -> DataDependentEpsilon:
-    """ε at δ of all queries together and of this release, with the noise that lets it be published.
+    """Return ε at δ of all queries and of this release together, with the noise that makes it publishable.
 
     The figure is an upper bound on the data-dependent ε, release included, except with probability
-    `release.failure` over the noise; it is never above the data-independent ε with the release's cost.
-    Each call costs `release.rdp` anew: a second draw is a second release.
+    `release.failure` over the noise. It is never above the data-independent ε with the release's cost.
+    Each call costs `release.rdp` again: a second draw is a second release.
 
     Args:
         votes: counts (q, C), whole numbers.
@@ -219,19 +220,19 @@ def _probability(field: str, value: float) -> float:
 
 
 def _converted(rdp: Floats, orders: Floats, delta: float) -> Floats:
-    """ε at δ of each order."""
+    """Return ε at δ of each order."""
     excess = np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
     return np.maximum(rdp + excess, 0.0)
 
 
 def _cells(sigma: float) -> tuple[float, int]:
-    """Width of a cell in votes, and how many cells a client moves a row by: about 64 cells to a σ."""
+    """Return the width of a cell in votes (about 64 cells to a σ) and the most cells that a client moves a row."""
     reach = min(max(math.ceil(128 / sigma), 4), 256)
     return _STEP / reach, reach
 
 
 def _table(sigma: float, classes: int, order: float, width: float) -> Floats:
-    """The figure of each cell of effective leads, from 0 on, until next to nothing is left."""
+    """Return the figure of each cell of effective leads, from 0 on, until it is negligible."""
     cells, floor = 1024, _SMALLEST * order / sigma**2
     while True:
         leads = np.arange(cells) * width
@@ -245,13 +246,13 @@ def _table(sigma: float, classes: int, order: float, width: float) -> Floats:
         if cells > _MOST_CELLS:
             problem = f"needs too large a table at order {order}"
             raise SpecError("sigma", sigma, problem, "Give a smaller sigma or a lower order.")
-    # The largest figure from here on: it does not rise with the lead, whatever Theorem 6's bound does.
+    # The largest figure from here on: it does not rise with the lead, even where Theorem 6's bound does.
     table: Floats = np.maximum.accumulate(found[::-1])[::-1]
     return table[: int(np.argmax(table <= floor)) + 1]
 
 
 def _local(table: Floats, reach: int) -> Floats:
-    """How far the figure of each cell may move, to a cell within reach."""
+    """Return how far the figure of each cell may move, to a cell within reach."""
     number = np.arange(len(table))
     below, above = table[np.maximum(number - reach, 0)], table[np.minimum(number + reach, len(table) - 1)]
     moved: Floats = np.maximum(below - table, table - above)
