@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C
 CODE = """
 import json, resource, sys, torch
 from pathlib import Path
-from fdaudit import heap
+from fdaudit.parallel import malloc as heap
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -25,7 +25,7 @@ def other(place: Path, after: str) -> subprocess.Popen[bytes]:
     """Another process with scratch in the same place, that has said where."""
     code = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
-        "from fdaudit import scratch\n"
+        "from fdaudit.storage import scratch\n"
         "folder = scratch.new_folder('theirs'); (folder / 'file').write_text('x')\n"
         f"print(folder, flush=True); {after}"
     )
