@@ -89,8 +89,8 @@ def answered(directory: Path, goal: str, answer) -> Cell:
         plan = fdaudit.load(directory).plan
         attack = plan_attack("spy", {}, plan.spec, "attack", ("server",))
     stage = Stage(plan, directory)
-    stage._controls = lambda attack, adversary: {}
     with in_a_thread(), pytest.MonkeyPatch.context() as patch, stage.adversary("server") as adversary:
+        patch.setattr("fdaudit.evaluation.stage.kept_controls", lambda *_: {})
         patch.setattr(Spy, "run", lambda self, view, knowledge, task, generator: answer(task))
         return stage.cell(adversary, replace(attack, card={**attack.card, "goal": goal}))
 

@@ -61,7 +61,7 @@ def test_an_attack_is_given_no_image_of_the_classes_that_it_lacks(
         return shown(task.targets, centres(knowledge.auxiliary, 10, (1, 8, 8)))
 
     monkeypatch.setattr(loaded(attack_of(stage).target), "run", run)
-    monkeypatch.setattr(stage, "_controls", lambda attack, adversary: {})
+    monkeypatch.setattr("fdaudit.evaluation.stage.kept_controls", lambda *_: {})
     with in_a_thread(), stage.adversary(adversary) as given:
         cell = stage.cell(given, attack_of(stage))
         assert bool(given.view.own_data) == (adversary == "client/1")
