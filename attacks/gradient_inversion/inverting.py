@@ -92,7 +92,7 @@ class InvertingGradients:
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
     source: ClassVar[str] = "Geiping, Bauermeister, Dröge & Moeller 2020"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"restarts": 1, "iterations": 400, "trials": 0.25, "simulated_steps": 8},
+        "quick": {"restarts": 1, "iterations": 300, "trials": 0.25, "simulated_steps": 8},
         "standard": {"restarts": 2, "iterations": 2000, "trials": 0.25},
         "full": {"restarts": 8, "iterations": 8000, "trials": 0.125, "simulated_steps": 512},
     }
