@@ -1,6 +1,6 @@
-"""What is shared decides what can be reconstructed: parameters more than soft labels, soft labels more than hard ones.
+"""Gradients show more than answers do, soft or hard: white-box inversion against inversion of models that answer.
 
-The ordering of Shao, Wu & Zhang 2023, Fig. 8, on MNIST: white-box inversion of FedAvg's uploads against black-box
+The setting of Shao, Wu & Zhang 2023, Fig. 8, on MNIST: white-box inversion of FedAvg's uploads against black-box
 inversion of clients' models that the server of Selective-FD asks. Run with `-m slow -s` to see the figures.
 
 The two kinds of figure differ in what is compared: an inverted gradient with the very records behind it, an inverted
@@ -90,11 +90,10 @@ def psnr(case: str, seed: int, directory: Path) -> float:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_parameters_show_more_than_soft_labels_and_these_more_than_hard_ones(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_show_more_than_answers(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Controls have tests of their own and would take three quarters of the time.
     monkeypatch.setattr(kept, "controls", lambda attack, plan, setting: {})
     found = {case: psnr(case, seed, tmp_path / case) for case in CASES}
     print(f"\nseed {seed}: " + ", ".join(f"{case} {value:.2f} dB" for case, value in found.items()))
-    assert found["white-box"] > found["soft"] > found["hard"]
+    # Soft and hard labels differ by a third of a decibel at most, in either direction.
+    assert found["white-box"] > max(found["soft"], found["hard"]) + 20
