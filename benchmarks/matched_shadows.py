@@ -11,8 +11,8 @@ import time
 
 import torch
 from _pairs import HEADS, compare
+from fdaudit.attacks import _shadows
 from fdaudit.attacks._shadows import Recipe, shadow_models
-from fdaudit.attacks.membership._matched import _core
 
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.models import architecture
@@ -21,6 +21,7 @@ from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Fit, Trainer
 
 PAIRS, OTHERS, AUXILIARY, FEW = 31, 3, 100, 20
+WORK = _shadows._STACKED_WORK
 
 
 def main() -> None:
@@ -38,18 +39,18 @@ def main() -> None:
     recipe = Recipe(fit=Fit(lr=0.1), batch_size=8, epochs=40)
     seeds = iter(range(10_000))
 
-    def fitted(count: int, core: Trainer | None) -> float:
+    def fitted(count: int, together: bool = True) -> float:
         first = torch.rand(count, PAIRS, 1, generator=draws) < 0.5
         others = torch.arange(AUXILIARY).expand(count, -1) < OTHERS
         inside = torch.cat([torch.cat([first, ~first], 2).flatten(1), others], 1)
+        _shadows._STACKED_WORK = WORK if together else 0
         began = time.perf_counter()
-        shadow_models(knowledge, x, y, inside, recipe=recipe, seed=next(seeds), train=core)
+        shadow_models(knowledge, x, y, inside, recipe=recipe, seed=next(seeds))
         return time.perf_counter() - began
 
-    together = _core(knowledge)
-    fitted(2, together)  # what is loaded on first use
-    print(f"{asked.shadows} shadows together: {fitted(asked.shadows, together):.1f} s (target: 12 s)")
-    pairs = compare(lambda: fitted(FEW, together), lambda: fitted(FEW, None), pairs=asked.pairs, warm_up=1)
+    fitted(2)  # loads libraries
+    print(f"{asked.shadows} shadows together: {fitted(asked.shadows):.1f} s (target: 12 s)")
+    pairs = compare(lambda: fitted(FEW), lambda: fitted(FEW, False), pairs=asked.pairs, warm_up=1)
     for row in (HEADS, pairs.row(f"{FEW} shadows together / one by one")):
         print(" | ".join(row))
 

@@ -309,3 +309,39 @@ def test_the_wheel_works_where_the_repository_is_not(wheel: zipfile.ZipFile, tmp
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYTHONSAFEPATH": "1"},
     )
     assert all(Path(origin).is_relative_to(tmp_path / "site") for origin in json.loads(done.stdout))
+
+
+def test_benchmarks_tests_and_docs_import_names_that_are_there() -> None:
+    """Nobody runs every benchmark after each change: a name that has moved must show here."""
+    lacking = []
+    for folder in ("benchmarks", "docs", "examples", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
+                    continue
+                if node.module.split(".")[0] == "fdaudit":
+                    lacking += [
+                        f"{path.name}: {m}" for m in _absent(node.module, [a.name for a in node.names])
+                    ]
+    assert lacking == []
+
+
+def _absent(module: str, names: list[str]) -> list[str]:
+    """Names that a module neither defines nor holds as a module."""
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        return [] if error.name == "ray" else [module]
+    return [
+        f"{module}.{name}"
+        for name in names
+        if not hasattr(found, name)
+        and (not hasattr(found, "__path__") or importlib.util.find_spec(f"{module}.{name}") is None)
+    ]
+
+
+def test_a_name_that_has_moved_is_found() -> None:
+    assert _absent("fdaudit.attacks._shadows", ["shadows", "no_such_name"]) == [
+        "fdaudit.attacks._shadows.no_such_name"
+    ]
+    assert _absent("fdaudit.view", ["View"]) == ["fdaudit.view"]
