@@ -28,7 +28,8 @@ from fdaudit.audit.simulation import federate
 from fdaudit.evaluation.stage import Stage
 from fdaudit.metrics import score_membership, score_reconstruction
 from fdaudit.parallel import malloc
-from fdaudit.planning.plan import make_plan, plan_attack
+from fdaudit.planning.attacks import plan_attack
+from fdaudit.planning.plan import make_plan
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage import cache
 from fdaudit.storage.vault import Secrets, Vault

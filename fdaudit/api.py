@@ -19,7 +19,7 @@ from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude
 from fdaudit.errors import RunError, UsageError
 from fdaudit.evaluation.runner import attack_cells
-from fdaudit.planning.plan import plan_attack
+from fdaudit.planning.attacks import plan_attack
 from fdaudit.progress import Tick
 from fdaudit.result import Cell
 from fdaudit.spec.schema import Spec, load_spec

@@ -22,7 +22,7 @@ from fdaudit.metrics import (
     score_label_distribution,
     score_reconstruction,
 )
-from fdaudit.planning.plan import plan_attack
+from fdaudit.planning.attacks import plan_attack
 from fdaudit.result import Cell
 from fdaudit.spec.schema import DatasetSpec
 from fdaudit.storage.vault import Vault

@@ -23,7 +23,8 @@ from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.evaluation.attack_pool import attack_pool, dismiss
 from fdaudit.evaluation.stage import Adversary, Stage, handed_folder, not_asked
 from fdaudit.parallel.pool import Pool, Workers
-from fdaudit.planning.plan import Plan, plan_attack
+from fdaudit.planning.attacks import plan_attack
+from fdaudit.planning.plan import Plan
 from fdaudit.progress import Tick
 from fdaudit.result import Cell
 from fdaudit.scoring.scoring import forget_other_scores, outcome_path

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fdaudit import attacks, protocols
+from fdaudit import protocols
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.adversary.view import members_of
 from fdaudit.config import Config, validate
 from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_splits, test_xy
-from fdaudit.errors import DataError, SpecError, nearest
+from fdaudit.errors import DataError, SpecError
 from fdaudit.federation.defenses import attach, refuse_untrainable
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common, applies
 from fdaudit.federation.rehearsal import networks_of, parties_of, set_up
-from fdaudit.isolation.attacker import settings_of
 from fdaudit.models import Architecture, architecture
+from fdaudit.planning.attacks import plan_attacks, refuse_attacks_without_controls
 from fdaudit.planning.presets import written_out
 from fdaudit.rng import child_seed
 from fdaudit.spec.schema import RecordRounds, Spec
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-__all__ = ["Plan", "make_plan", "plan_attack"]
+__all__ = ["Plan", "make_plan"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +182,7 @@ def make_plan(spec: Spec, secrets: Secrets) -> Plan:
         _, shared = _records(spec, secrets)
         spec = written_out(spec, protocol, sum(len(c.train) for c in shared.clients))
     config = validate(protocol.Config, spec.protocol.params, "protocol.params")
-    attack_plans = _attacks(spec)
+    attack_plans = plan_attacks(spec)
     attached = attach(spec, protocol, config)
     _refuse_strangers(spec, protocol, config)
     _refuse_rounds_beyond(spec, config)
@@ -209,7 +209,7 @@ def make_plan(spec: Spec, secrets: Secrets) -> Plan:
             "Set upload to 'model_update', or the model's norm to 'group'.",
         )
     public = _public(spec, protocol, dataset, splits, secrets)
-    _refuse_attacks_without_controls(spec, attack_plans, len(splits.auxiliary))
+    refuse_attacks_without_controls(spec, attack_plans, len(splits.auxiliary))
     resolved = spec.model_copy(update=execution.settings)
     plan = Plan(
         spec=resolved,
@@ -316,62 +316,6 @@ def _public(spec: Spec, protocol: Any, dataset: Dataset, splits: Splits, secrets
     return samples
 
 
-def _attacks(spec: Spec) -> tuple[AttackPlan, ...]:
-    wanted = None if spec.attacks == "all" else {a.name: (n, a) for n, a in enumerate(spec.attacks)}
-    known = attacks.REGISTRY.names()
-    for number, asked in enumerate(() if spec.attacks == "all" else spec.attacks):
-        field = f"attacks.{number}.name"
-        if asked.name not in known:
-            raise SpecError(field, asked.name, "is not a known attack", nearest(asked.name, known))
-        if wanted is not None and wanted[asked.name][0] != number:
-            raise SpecError(field, asked.name, "is asked for twice", "Keep one of them.")
-    plans = []
-    for name in known:
-        if wanted is not None and name not in wanted:
-            plans.append(_attack_plan(name, None, spec.adversaries))
-            continue
-        number, entry = wanted[name] if wanted else (0, None)
-        plans.append(
-            plan_attack(
-                name,
-                entry.params if entry else {},
-                spec,
-                f"attacks.{number}.params",
-                (entry.adversaries if entry else None) or spec.adversaries,
-            )
-        )
-    return tuple(plans)
-
-
-def plan_attack(
-    name: str, params: Mapping[str, Any], spec: Spec, where: str, adversaries: tuple[str, ...]
-) -> AttackPlan:
-    """Plan one attack under the spec's profile; the user's own settings override the profile's.
-
-    Raises:
-        SpecError: the attack or one of its settings is unknown or out of range.
-    """
-    registry = attacks.REGISTRY
-    if not registry.owns(name):
-        settings = settings_of(registry.target(name, "attack"), spec.profile, params, where)
-        return _attack_plan(name, settings, adversaries)
-    cls = registry.load(name, "attack")
-    config = validate(cls.Config, {**cls.profiles[spec.profile], **params}, where)
-    return _attack_plan(name, config.model_dump(mode="json"), adversaries)
-
-
-def _attack_plan(name: str, params: Mapping[str, Any] | None, adversaries: tuple[str, ...]) -> AttackPlan:
-    registry = attacks.REGISTRY
-    return AttackPlan(
-        name=name,
-        card=registry.describe(name),
-        target=registry.target(name),
-        own=registry.owns(name),
-        params=params,
-        adversaries=adversaries,
-    )
-
-
 def _refuse_strangers(spec: Spec, protocol: Any, config: Config) -> None:
     """Refuse an adversary that is not a party of this protocol with these settings."""
     asked = [("adversaries", spec.adversaries)]
@@ -400,19 +344,6 @@ def _refuse_absent_device(device: str) -> None:
     if number >= found:
         problem = f"is not there: PyTorch finds {found} CUDA devices"
         raise SpecError("device", device, problem, "Set device to 'cpu' or 'auto'.")
-
-
-def _refuse_attacks_without_controls(spec: Spec, plans: tuple[AttackPlan, ...], auxiliary: int) -> None:
-    """Refuse attacks when too few auxiliary records are set aside for their controls."""
-    for plan in plans:
-        # A record of each client of a reconstruction control and one for the prior; one pair for membership.
-        control = plan.card.get("control", {})
-        needed = int(control.get("clients", control.get("images", 1))) + 1
-        if plan.params is not None and auxiliary < needed:
-            problem = f"leaves {auxiliary} auxiliary records, the controls of {plan.name} need {needed}"
-            raise SpecError(
-                "splits.auxiliary", spec.splits.auxiliary, problem, "Raise it, or set attacks: []."
-            )
 
 
 def _reference(name: str, config: Config, clients: int) -> tuple[Any, Config]:

@@ -1,0 +1,93 @@
+"""Attacks of a run, with their settings under its profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fdaudit import attacks
+from fdaudit.adversary.attack_plan import AttackPlan
+from fdaudit.config import validate
+from fdaudit.errors import SpecError, nearest
+from fdaudit.isolation.attacker import settings_of
+from fdaudit.spec.schema import Spec
+
+__all__ = ["plan_attack", "plan_attacks", "refuse_attacks_without_controls"]
+
+
+def plan_attacks(spec: Spec) -> tuple[AttackPlan, ...]:
+    """Plan every known attack; the settings of one that the spec does not ask for are None.
+
+    Raises:
+        SpecError: an attack is unknown, is asked for twice, or has a setting that is unknown or out of range.
+    """
+    wanted = None if spec.attacks == "all" else {a.name: (n, a) for n, a in enumerate(spec.attacks)}
+    known = attacks.REGISTRY.names()
+    for number, asked in enumerate(() if spec.attacks == "all" else spec.attacks):
+        field = f"attacks.{number}.name"
+        if asked.name not in known:
+            raise SpecError(field, asked.name, "is not a known attack", nearest(asked.name, known))
+        if wanted is not None and wanted[asked.name][0] != number:
+            raise SpecError(field, asked.name, "is asked for twice", "Keep one of them.")
+    plans = []
+    for name in known:
+        if wanted is not None and name not in wanted:
+            plans.append(_attack_plan(name, None, spec.adversaries))
+            continue
+        number, entry = wanted[name] if wanted else (0, None)
+        plans.append(
+            plan_attack(
+                name,
+                entry.params if entry else {},
+                spec,
+                f"attacks.{number}.params",
+                (entry.adversaries if entry else None) or spec.adversaries,
+            )
+        )
+    return tuple(plans)
+
+
+def plan_attack(
+    name: str, params: Mapping[str, Any], spec: Spec, where: str, adversaries: tuple[str, ...]
+) -> AttackPlan:
+    """Plan one attack under the spec's profile; the user's own settings override the profile's.
+
+    Raises:
+        SpecError: the attack or one of its settings is unknown or out of range.
+    """
+    registry = attacks.REGISTRY
+    if not registry.owns(name):
+        settings = settings_of(registry.target(name, "attack"), spec.profile, params, where)
+        return _attack_plan(name, settings, adversaries)
+    cls = registry.load(name, "attack")
+    config = validate(cls.Config, {**cls.profiles[spec.profile], **params}, where)
+    return _attack_plan(name, config.model_dump(mode="json"), adversaries)
+
+
+def _attack_plan(name: str, params: Mapping[str, Any] | None, adversaries: tuple[str, ...]) -> AttackPlan:
+    registry = attacks.REGISTRY
+    return AttackPlan(
+        name=name,
+        card=registry.describe(name),
+        target=registry.target(name),
+        own=registry.owns(name),
+        params=params,
+        adversaries=adversaries,
+    )
+
+
+def refuse_attacks_without_controls(spec: Spec, plans: tuple[AttackPlan, ...], auxiliary: int) -> None:
+    """Refuse attacks when too few auxiliary records are set aside for their controls.
+
+    Raises:
+        SpecError: there are too few.
+    """
+    for plan in plans:
+        # A record of each client of a reconstruction control and one for the prior; one pair for membership.
+        control = plan.card.get("control", {})
+        needed = int(control.get("clients", control.get("images", 1))) + 1
+        if plan.params is not None and auxiliary < needed:
+            problem = f"leaves {auxiliary} auxiliary records, the controls of {plan.name} need {needed}"
+            raise SpecError(
+                "splits.auxiliary", spec.splits.auxiliary, problem, "Raise it, or set attacks: []."
+            )
