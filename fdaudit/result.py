@@ -241,8 +241,10 @@ def gates(
 ) -> list[dict[str, Any]]:
     """Compare each gate of the spec with the worst value of any victim in any cell, or of any view in the ledger.
 
-    A gate that no cell could measure fails, because the threshold was not shown to hold. A gate on ε fails if ε is
-    infinite for some view; its value is then None.
+    A gate that no cell could measure fails, because the threshold was not shown to hold. The attack of an inconclusive
+    cell does not work even in its own control, so such a cell can break a gate and cannot keep one: a gate also fails
+    if some adversary has inconclusive cells of its goal and no others. A gate on ε fails if ε is infinite for some
+    view; its value is then None.
 
     Args:
         thresholds: by the gate's name; None if the spec sets none.
@@ -257,19 +259,26 @@ def gates(
             rows.append(_epsilon_gate(threshold, [entry["epsilon"] for entry in ledger]))
             continue
         bound = _GATES[name]
-        values = [
-            f["value"]
-            for cell in cells
-            if cell["goal"] == bound.goal
-            for target in cell["targets"]
-            for f in target["figures"]
-            if f["name"] == bound.figure and f["value"] is not None
-        ]
-        worst = (min if bound.at_least else max)(values, default=None)
+        measured = [(cell, values) for cell in cells if (values := _measured(cell, bound))]
+        worst = (min if bound.at_least else max)((v for _, values in measured for v in values), default=None)
+        unproven = _adversaries(cell for cell, _ in measured) - _adversaries(
+            cell for cell, _ in measured if cell["status"] == "run"
+        )
         kept = worst is not None and (worst >= threshold if bound.at_least else worst <= threshold)
-        row = {"name": name, "threshold": threshold, "value": worst, "passed": kept}
-        rows.append({**row, "at_least": bound.at_least})
+        row = {"name": name, "threshold": threshold, "value": worst, "passed": kept and not unproven}
+        rows.append({**row, "at_least": bound.at_least, "inconclusive_for": sorted(unproven)})
     return rows
+
+
+def _measured(cell: Mapping[str, Any], bound: _Bound) -> list[float]:
+    """Return the figure that a gate compares, for each victim of a cell that has it."""
+    targets = cell["targets"] if cell["goal"] == bound.goal else ()
+    figures = (f for target in targets for f in target["figures"])
+    return [f["value"] for f in figures if f["name"] == bound.figure and f["value"] is not None]
+
+
+def _adversaries(cells: Iterable[Mapping[str, Any]]) -> set[str]:
+    return {cell["adversary"] for cell in cells}
 
 
 def _epsilon_gate(threshold: float, claimed: Sequence[float | None]) -> dict[str, Any]:

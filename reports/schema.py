@@ -338,6 +338,8 @@ class Gate(_Part):
     passed: bool
     at_least: bool = False
     """Whether the figure must be at least the threshold; left out, at most."""
+    inconclusive_for: tuple[str, ...] = ()
+    """Adversaries for whom every cell that measured the figure is inconclusive; the gate then fails."""
 
 
 class Contribution(_Part):

@@ -312,10 +312,18 @@ def _gates(claims: Claims, evidence: Evidence, result: Any) -> None:
     asked = {name: threshold for name, threshold in evidence.spec["gates"].items() if threshold is not None}
     for k, row in enumerate(result["gates"]):
         goal, figure, smallest = GATES[row["name"]]
+        measured = [
+            cell
+            for cell in result["cells"]
+            if cell["goal"] == goal
+            and any(
+                f["name"] == figure and f["value"] is not None for t in cell["targets"] for f in t["figures"]
+            )
+        ]
         values = [
             f["value"]
-            for cell in result["cells"]
-            for target in (cell["targets"] if cell["goal"] == goal else ())
+            for cell in measured
+            for target in cell["targets"]
             for f in target["figures"]
             if f["name"] == figure and f["value"] is not None
         ]
@@ -323,7 +331,14 @@ def _gates(claims: Claims, evidence: Evidence, result: Any) -> None:
         if values:
             worst = min(values) if smallest else max(values)
             claims.equal(("result", "gates", k, "value"), worst)
-            if row["passed"] != (worst >= row["threshold"] if smallest else worst <= row["threshold"]):
+            held = worst >= row["threshold"] if smallest else worst <= row["threshold"]
+            proven = {"run": set(), "inconclusive": set()}
+            for cell in measured:
+                proven[cell["status"]].add(cell["adversary"])
+            unproven = sorted(proven["inconclusive"] - proven["run"])
+            for m, adversary in enumerate(unproven):
+                claims.equal(("result", "gates", k, "inconclusive_for", m), adversary)
+            if row["passed"] != (held and not unproven):
                 claims.wrong.append(f"gate {row['name']}: passed is {row['passed']} at {worst}")
     claims.wrong += [f"gate {name}: is not in the result" for name in asked]
 

@@ -262,6 +262,8 @@ def test_every_victim_is_answered_once(answered):
 def test_a_gate_on_shares_is_broken_by_a_guess_that_comes_too_near(threshold, passed):
     cell = {
         "goal": "label-distribution",
+        "adversary": "server",
+        "status": "run",
         "targets": [{"figures": [{"name": "label_tv", "value": v}]} for v in (0.1, 0.4)],
     }
     (row,) = gates({"label_tv": threshold}, [cell])

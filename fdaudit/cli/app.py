@@ -214,9 +214,12 @@ def _end(results: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _broken(gate: Mapping[str, Any]) -> str:
-    """Return how a gate's figure misses its threshold, or that there is no figure."""
-    if gate["value"] is not None:
-        return f"{gate['value']} {'<' if gate['at_least'] else '>'} {gate['threshold']}"
+    """Return how a gate's figure misses its threshold, or why it shows nothing."""
+    value, threshold = gate["value"], gate["threshold"]
+    if value is not None and (value < threshold if gate["at_least"] else value > threshold):
+        return f"{value} {'<' if gate['at_least'] else '>'} {threshold}"
+    if value is not None:
+        return f"every cell that measured it is inconclusive for {', '.join(gate['inconclusive_for'])}"
     return "the ledger leaves no ε to claim" if gate["name"] == "epsilon" else "no cell could measure it"
 
 
