@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fdaudit.attacks.gradient_inversion.class_prior import ClassPrior
 from fdaudit.attacks.gradient_inversion.composition import batch_like, class_means, labels_behind
 from fdaudit.attacks.gradient_inversion.defended import defended
 from fdaudit.attacks.gradient_inversion.engine import match_adam
@@ -15,9 +16,10 @@ from fdaudit.attacks.gradient_inversion.gradients import GradientMap, Simulator,
 from fdaudit.attacks.gradient_inversion.inverting import InvertingGradients, InvertingGradientsConfig
 from fdaudit.attacks.gradient_inversion.readings import COUNTS, auxiliary_distance, find_readings, likeliest
 from fdaudit.attacks.gradient_inversion.trials import auxiliary_trial
-from fdaudit.attacks.gradient_inversion.tuning import Settings, Trial, choose, first_images, shrunk
+from fdaudit.attacks.gradient_inversion.tuning import Settings, Trial, choose, first_images
 from fdaudit.attacks.gradient_inversion.updates import LocalSGD, UpdateMap, gradient_of_update, schedule
 from fdaudit.attacks.gradient_inversion.uploads import Upload
+from sklearn.covariance import ledoit_wolf
 from torch import Tensor
 
 from fdaudit.adversary.knowledge import Knowledge
@@ -54,7 +56,18 @@ class _Whole(Simulator):
 
 def _trial(simulate: Simulator, x: Tensor) -> Trial:
     y = torch.zeros(x.shape[:2], dtype=torch.int64)
-    return Trial(simulate=simulate, target=simulate(x, y), x=x, y=y, means=torch.full((1, *x.shape[2:]), 0.5))
+    return Trial(
+        simulate=simulate,
+        target=simulate(x, y),
+        x=x,
+        y=y,
+        prior=_isotropic(x.new_full((1, *x.shape[2:]), 0.5)),
+    )
+
+
+def _isotropic(means: Tensor) -> ClassPrior:
+    """A prior that has the same variance along all directions."""
+    return ClassPrior(means, torch.zeros(0, means[0].numel()), torch.zeros(0), 0.04)
 
 
 PLAIN: Mapping[str, Any] = {"lr": 0.1, "start": "noise", "shrink": 0.0}
@@ -138,17 +151,74 @@ def test_settings_survive_the_cache() -> None:
     assert Settings.of(settings.tensors()) == settings
 
 
-def test_shrinkage_is_a_weighted_mean_of_the_guess_and_its_class() -> None:
+def test_with_the_same_variance_everywhere_shrinkage_is_a_weighted_mean_of_the_guess_and_its_class() -> None:
     images, means = (
         torch.rand(2, 3, 1, 4, 4, generator=_generator()),
         torch.rand(5, 1, 4, 4, generator=_generator(1)),
     )
     labels = torch.tensor([[0, 4, 1], [2, 2, 3]])
-    assert torch.equal(shrunk(images, labels, means, 0.0), images)
-    torch.testing.assert_close(shrunk(images, labels, means, 1.0), means[labels])
-    torch.testing.assert_close(shrunk(images, labels, means, 0.25), 0.75 * images + 0.25 * means[labels])
+    prior = _isotropic(means)
+    assert torch.equal(prior.denoised(images, labels, 0.0), images)
+    torch.testing.assert_close(prior.denoised(images, labels, 1.0), means[labels])
+    torch.testing.assert_close(prior.denoised(images, labels, 0.25), 0.75 * images + 0.25 * means[labels])
     assert torch.equal(first_images(images, labels, means, "noise"), images)
     torch.testing.assert_close(first_images(images, labels, means, "blend"), (images + means[labels]) / 2)
+
+
+def test_the_covariance_of_a_class_prior_is_shrunk_as_ledoit_and_wolf_do() -> None:
+    x, y = digits()
+    for n in (20, 300):
+        prior = ClassPrior.of((x[:n], y[:n]), 10)
+        kept = (x[:n] - class_means((x[:n], y[:n]), 10)[y[:n]]).flatten(1).double().numpy()
+        expected, _ = ledoit_wolf(kept, assume_centered=True)
+        along = prior.directions.T * (prior.variances - prior.rest) @ prior.directions
+        torch.testing.assert_close(
+            along + prior.rest * torch.eye(256, dtype=along.dtype),
+            torch.from_numpy(expected),
+            atol=1e-9,
+            rtol=1e-9,
+        )
+
+
+def test_denoised_images_are_the_gaussian_posterior_mean() -> None:
+    """Beside the textbook's formula, with the whole covariance inverted."""
+    x, y = digits()
+    prior = ClassPrior.of((x[:200], y[:200]), 10)
+    images, labels = torch.rand(3, 1, 16, 16, generator=_generator()), torch.tensor([1, 0, 7])
+    covariance = prior.directions.T * (prior.variances - prior.rest) @ prior.directions
+    covariance += prior.rest * torch.eye(256, dtype=covariance.dtype)
+    noise = float(covariance.trace()) / 256 * 0.3 / 0.7
+    gain = covariance @ torch.linalg.inv(covariance + noise * torch.eye(256, dtype=covariance.dtype))
+    means = prior.means[labels].flatten(1).double()
+    expected = means + (images.flatten(1).double() - means) @ gain
+    torch.testing.assert_close(
+        prior.denoised(images, labels, 0.3), expected.clamp(0, 1).view_as(images).float(), atol=1e-5, rtol=0
+    )
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.3])
+def test_denoising_by_the_covariance_is_closer_than_any_weighted_mean(noise: float) -> None:
+    x, y = digits()
+    prior = ClassPrior.of((x[:400], y[:400]), 10)
+    seen = x[1000:1200] + noise * torch.randn(200, 1, 16, 16, generator=_generator())
+
+    def closest(prior: ClassPrior) -> float:
+        shares = [k / 20 for k in range(21)]
+        return max(float(matched(prior.denoised(seen, y[1000:1200], s), x[1000:1200])) for s in shares)
+
+    def matched(images: Tensor, records: Tensor) -> Tensor:
+        return (-10 * (images - records).square().flatten(1).mean(1).log10()).mean()
+
+    assert closest(prior) > closest(_isotropic(prior.means)) + 0.5
+
+
+def test_a_prior_of_identical_images_returns_them() -> None:
+    x = torch.rand(1, 1, 4, 4, generator=_generator()).expand(6, 1, 4, 4)
+    prior = ClassPrior.of((x, torch.zeros(6, dtype=torch.int64)), 1)
+    noisy = torch.rand(2, 1, 4, 4, generator=_generator(1))
+    labels = torch.zeros(2, dtype=torch.int64)
+    assert prior.denoised(noisy, labels, 0.5).isfinite().all()
+    torch.testing.assert_close(prior.denoised(noisy, labels, 1.0), x[:2])
 
 
 # -- auxiliary uploads --------------------------------------------------------------------------------------
@@ -237,7 +307,7 @@ def test_the_class_means_of_a_trial_leave_its_own_records_out() -> None:
     trial = auxiliary_trial(upload, labels[None], module, auxiliary, _generator())
     used = torch.cdist(auxiliary[0].flatten(1), trial.x[0].flatten(1)).min(1).values < 1e-4
     rest = (auxiliary[0][~used], auxiliary[1][~used])
-    torch.testing.assert_close(trial.means, class_means(rest, len(trial.means)))
+    torch.testing.assert_close(trial.prior.means, class_means(rest, len(trial.prior.means)))
 
 
 def test_defences_on_record_act_on_auxiliary_uploads() -> None:

@@ -16,12 +16,13 @@ from fdaudit.errors import UsageError
 from fdaudit.storage.cache import computed_once
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
-from .composition import class_means, labels_behind
+from .class_prior import ClassPrior
+from .composition import labels_behind
 from .engine import Matched, best_of, match_adam
 from .gradients import GradientMap, flatten
 from .readings import auxiliary_distance, find_readings, likeliest, relative_distance
 from .trials import compositions, peers, tuned
-from .tuning import RECORDS, Settings, first_images, shrunk
+from .tuning import RECORDS, Settings, first_images
 from .updates import LocalSGD, UpdateMap
 from .uploads import (
     Upload,
@@ -194,10 +195,10 @@ class _Inversion:
         return matched_once(InvertingGradients.name, named, self.knowledge, upload, invert)
 
     def _invert(self, upload: Upload, settings: Settings, generator: torch.Generator) -> Matched:
-        auxiliary, means = self.knowledge.auxiliary, None
+        auxiliary, prior = self.knowledge.auxiliary, None
         labels = labels_behind(upload, self.module, upload.training.images, self.probes, auxiliary)
         if auxiliary is not None:
-            means = class_means(auxiliary, max(int(auxiliary[1].max()), int(labels.max())) + 1)
+            prior = ClassPrior.of(auxiliary, max(int(auxiliary[1].max()), int(labels.max())) + 1)
         read, cfg = upload, self.config
         if self._as_one_step(upload):  # the reading is coarse, and more starts or steps make it no finer
             few = {"restarts": 1, "iterations": max(1, cfg.iterations // 4)}
@@ -212,9 +213,11 @@ class _Inversion:
             generator=generator,
             training=None if read.update is None else read.training,
             settings=settings,
-            means=means,
+            means=None if prior is None else prior.means,
         )
-        return replace(found, images=shrunk(found.images, found.labels, means, settings.shrink))
+        if prior is None:
+            return found
+        return replace(found, images=prior.denoised(found.images, found.labels, settings.shrink))
 
     def _distance(self, upload: Upload, found: Matched) -> float:
         """Return the relative distance of the found records' simulated upload from the one that was sent."""

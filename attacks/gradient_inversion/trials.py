@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fdaudit.storage.cache import computed_once
 from fdaudit.transcript.messages import role
 
-from .composition import batch_like, class_means, labels_behind
+from .class_prior import ClassPrior
+from .composition import batch_like, labels_behind
 from .defended import defended
 from .gradients import GradientMap, flatten
 from .readings import find_readings
@@ -149,7 +150,7 @@ def auxiliary_trial(
         target=sent,
         x=x,
         y=y.gather(1, order.to(device)),
-        means=class_means(rest, int(auxiliary[1].max()) + 1).to(device),
+        prior=ClassPrior.of(rest, int(auxiliary[1].max()) + 1).to(device),
     )
 
 

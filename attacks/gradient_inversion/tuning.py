@@ -22,10 +22,11 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from .class_prior import ClassPrior
 from .engine import match_adam
 from .gradients import Simulator
 
-__all__ = ["BATCHES", "RECORDS", "STARTS", "Settings", "Trial", "choose", "first_images", "shrunk"]
+__all__ = ["BATCHES", "RECORDS", "STARTS", "Settings", "Trial", "choose", "first_images"]
 
 Start = Literal["noise", "blend"]
 STARTS: tuple[Start, ...] = ("noise", "blend")
@@ -56,7 +57,7 @@ class Settings:
         tv: weight of total variation.
         lr: size of the first steps.
         start: the kind of starting images.
-        shrink: share of the class's mean auxiliary image in the guess.
+        shrink: how strongly the guess is denoised by the class prior (`ClassPrior.denoised`).
     """
 
     tv: float = 1e-3
@@ -68,7 +69,7 @@ class Settings:
         """Return the settings in words."""
         start = "noise" if self.start == "noise" else "noise and class means"
         return (
-            f"total variation {self.tv:.2g}, step {self.lr:.2g}, start {start}, {self.shrink:.0%} class mean"
+            f"total variation {self.tv:.2g}, step {self.lr:.2g}, start {start}, {self.shrink:.0%} class prior"
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -92,7 +93,7 @@ class Trial:
         target: (K, P) the uploads.
         x: (K, n, c, h, w) the records behind them.
         y: (K, n) labels in the order of an attack.
-        means: (C, c, h, w) mean auxiliary image of each class.
+        prior: of images of each class, from auxiliary records without these.
         signed: whether steps follow the gradient's sign.
     """
 
@@ -100,7 +101,7 @@ class Trial:
     target: Tensor
     x: Tensor
     y: Tensor
-    means: Tensor
+    prior: ClassPrior
     signed: bool = True
 
     def inverted(self, tried: Sequence[Settings], noise: Tensor, iterations: int) -> Tensor:
@@ -110,7 +111,7 @@ class Trial:
         def each(values: Sequence[float]) -> Tensor:
             return torch.tensor(values, dtype=noise.dtype, device=noise.device).repeat_interleave(K)
 
-        starts = [first_images(noise, self.y, self.means, s.start) for s in tried]
+        starts = [first_images(noise, self.y, self.prior.means, s.start) for s in tried]
         found = match_adam(
             self.simulate,
             self.target.repeat(S, 1),
@@ -165,17 +166,6 @@ def first_images(noise: Tensor, labels: Tensor, means: Tensor | None, start: Sta
     return noise if start == "noise" or means is None else (noise + means[labels].to(noise)) / 2
 
 
-def shrunk(images: Tensor, labels: Tensor, means: Tensor | None, share: float) -> Tensor:
-    """Return images (…, n, c, h, w) moved towards the mean auxiliary image of their label (…, n).
-
-    A weighted mean of two estimates with nearly independent errors is closer than either. The mean of a class is an
-    estimate that needs no message, so a share of 1 is the guess of an adversary without messages.
-    """
-    if not share or means is None:
-        return images
-    return (1 - share) * images.nan_to_num(0.5).clamp(0, 1) + share * means.to(images)[labels]
-
-
 def _grid(given: Mapping[str, Any], **values: Sequence[Any]) -> list[Settings]:
     """Return every combination of values, with those of `given` fixed."""
     free = {name: tried for name, tried in values.items() if name not in given}
@@ -194,7 +184,7 @@ def _ranked(
     scored = []
     for settings, found in zip(tried, images, strict=True):
         options = [
-            _Tried(replace(settings, shrink=s), _psnr(shrunk(found, trial.y, trial.means, s), trial.x))
+            _Tried(replace(settings, shrink=s), _psnr(trial.prior.denoised(found, trial.y, s), trial.x))
             for s in shares
         ]
         scored.append(max(options, key=lambda row: row.mean))
