@@ -60,7 +60,7 @@ class InvertingGradientsConfig(Config):
     start: Literal["noise", "blend"] | None = None
     """Starting images: noise, or equal parts of noise and the mean auxiliary image. Untuned: noise."""
     shrink: float | None = Field(None, ge=0, le=1)
-    """Share of the class's mean auxiliary image in the guess. Untuned: 0."""
+    """How far the guess is denoised by images of its class: 0 keeps it, 1 returns their mean. Untuned: 0."""
     signed: bool = True
     """Step along the gradient's sign."""
     round: int = Field(0, ge=0)
