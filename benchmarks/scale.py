@@ -63,6 +63,7 @@ def run(clients: int, parameters: int, steps: int, record: str, where: str | Non
     """Run a federation of so many clients, with networks of about so many parameters; call in a separate process."""
     from fdaudit.audit.simulation import federate
     from fdaudit.planning.plan import make_plan
+    from fdaudit.planning.run_directory import RunDirectory
     from fdaudit.spec.schema import load_spec
     from fdaudit.storage.vault import Secrets, Vault
 
@@ -92,7 +93,7 @@ def run(clients: int, parameters: int, steps: int, record: str, where: str | Non
         run.mkdir()
         Vault(run / "vault").create(plan.secrets)
         times = list[float]()
-        federate(plan, run, lambda *_: times.append(time.perf_counter()))
+        federate(RunDirectory(run, plan), lambda *_: times.append(time.perf_counter()))
         disk = sum(f.stat().st_size for f in (run / "transcript").rglob("*") if f.is_file())
     if len(times) != ROUNDS:
         raise SystemExit(f"{len(times)} rounds were told of, not {ROUNDS}")

@@ -30,6 +30,7 @@ from fdaudit.metrics import score_membership, score_reconstruction
 from fdaudit.parallel import malloc
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.plan import make_plan
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage import cache
 from fdaudit.storage.vault import Secrets, Vault
@@ -120,7 +121,7 @@ def federation(
         run = Path(tempfile.mkdtemp(dir=folder())) / "run"
         run.mkdir()
         Vault(run / "vault").create(plan.secrets)
-        return lambda: federate(plan, run, lambda *_: None)
+        return lambda: federate(RunDirectory(run, plan), lambda *_: None)
 
     return make
 
@@ -181,7 +182,7 @@ def cell(run: Path, name: str, adversary: str, axis: str, size: int) -> Callable
 
     def make() -> Callable[[], object]:
         cache._kept.clear()
-        stage = Stage(replace(plan, execution=replace(plan.execution, threads=1)), run)
+        stage = Stage(RunDirectory(run, replace(plan, execution=replace(plan.execution, threads=1))))
 
         def work() -> None:
             with stage.adversary(adversary) as who:

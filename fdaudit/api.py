@@ -118,12 +118,12 @@ def _again(
 ) -> list[Cell]:
     adversaries = tuple(dict.fromkeys(a for w in wanted for a in w.adversaries))
     spec = run.plan.spec.model_copy(update={"adversaries": adversaries})
-    plan = replace(run.plan, spec=spec, attacks=wanted)
+    directory = replace(run.opened, plan=replace(run.plan, spec=spec, attacks=wanted))
     workers = elsewhere.cells
     with writing(run.directory):
         refuse_changed(run.directory)
-        cells = attack_cells(plan, run.directory, only=only, again=True, workers=workers, tick=tick)
-        conclude(run.plan, run.directory)
+        cells = attack_cells(directory, only=only, again=True, workers=workers, tick=tick)
+        conclude(run.opened)
     return cells
 
 

@@ -136,7 +136,7 @@ def _row(case: Case, attacker: Attacker, view: str) -> Row:
 def _overheard(case: Case, run: Run, twin: Run) -> Row:
     """Return the row of an eavesdropper on an encrypted transport: a fixed size that varies refutes any ε."""
     plan = replace(run.plan, spec=run.plan.spec.model_copy(update={"transport": "encrypted"}))
-    entry = books_of(plan, run.directory).ledger(EAVESDROPPER, delta=plan.spec.privacy.delta)
+    entry = books_of(replace(run.opened, plan=plan)).ledger(EAVESDROPPER, delta=plan.spec.privacy.delta)
     blank = _blank(case, ENCRYPTED, entry)
     if not entry.finite:
         return blank

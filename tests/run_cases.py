@@ -18,6 +18,7 @@ import yaml
 
 import fdaudit
 import fdaudit.audit.pipeline
+import fdaudit.planning.run_directory
 from fdaudit.cli.app import main
 from fdaudit.rng import SecretStream
 from fdaudit.storage.vault import Secrets
@@ -110,13 +111,13 @@ def tree(directory: Path, without: Sequence[str] = ("timings.json",)) -> dict[st
 
 def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes time and writes nothing: a plan is made once for one spec, nothing waits for the disk."""
-    real, plans = fdaudit.audit.pipeline.make_plan, dict[str, Any]()
+    real, plans = fdaudit.planning.run_directory.make_plan, dict[str, Any]()
 
     def make(spec: fdaudit.Spec, secrets: Secrets) -> Any:
         key = f"{spec.digest()}/{secrets}"
         return plans.get(key) or plans.setdefault(key, real(spec, secrets))
 
-    monkeypatch.setattr(fdaudit.audit.pipeline, "make_plan", make)
+    monkeypatch.setattr(fdaudit.planning.run_directory, "make_plan", make)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(fdaudit.audit.pipeline, "version", functools.cache(fdaudit.audit.pipeline.version))
 

@@ -11,7 +11,7 @@ import torch
 import fdaudit
 from fdaudit.errors import FdauditError
 from fdaudit.handout.oracle_server import Answering
-from fdaudit.planning.run_directory import reopen
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.rng import SecretStream
 from fdaudit.storage.vault import Vault
 
@@ -42,7 +42,7 @@ def spec(**changes: Any) -> dict[str, Any]:
 def answering(folder: Path, **changes: Any) -> tuple[Answering, Any, Vault]:
     run = fdaudit.run(spec(**changes), folder / "run")
     vault = Vault(run.directory / "vault")
-    plan = reopen(run.directory)
+    plan = RunDirectory.reopen(run.directory).plan
     return Answering(plan, vault), plan, vault
 
 

@@ -14,7 +14,7 @@ from fdaudit.evaluation import runner
 from fdaudit.evaluation.runner import Desk, Piece, attack_cells
 from fdaudit.evaluation.stage import Stage
 from fdaudit.parallel.pool import Pool
-from fdaudit.planning.run_directory import reopen
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import Cell
 from fdaudit.storage.files import load_json
 
@@ -41,9 +41,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
 
 
 def test_a_cell_ends_the_same_in_a_process_of_its_own(run: fdaudit.Run) -> None:
-    plan = reopen(run.directory)
-    desk, compared = Desk(plan, run.directory), 0
-    for attack in plan.attacks:
+    desk, compared = Desk(run.opened), 0
+    for attack in run.plan.attacks:
         if attack.params is None:
             continue
         for cell, seconds in desk.cells(Piece(run.directory, attack, ("server", "world"))):
@@ -70,7 +69,7 @@ class _Dying:
         self, pieces: Sequence[dict[str, Any]]
     ) -> Generator[tuple[int, dict[str, Any] | None], None, None]:
         for number, piece in enumerate(pieces):
-            desk = Desk(reopen(Path(piece["run"])), Path(piece["run"]))
+            desk = Desk(RunDirectory.reopen(Path(piece["run"])))
             attack = next(a for a in desk.plan.attacks if a.name == piece["attack"])
             for cell, seconds in desk.cells(
                 Piece(Path(piece["run"]), attack, tuple(piece["adversaries"][:1]))
@@ -84,7 +83,7 @@ def test_a_cell_whose_process_ended_has_failed_and_says_so(
     run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "attack_pool", lambda size: _Dying())
-    cells = attack_cells(reopen(run.directory), run.directory, again=True)
+    cells = attack_cells(run.opened, again=True)
     asked = {c.id: c for c in cells if c.status != "not-requested"}
     assert {i: c.status == "failed" for i, c in asked.items()} == {
         "server/gap": False,
@@ -110,7 +109,7 @@ class _Far:
         self.pieces = [(p["attack"], tuple(p["adversaries"])) for p in pieces]
         for number, piece in enumerate(pieces):
             yield number, {"tick": ["worker lost, tried again", 1, 2]}
-            desk = Desk(reopen(Path(piece["run"])), Path(piece["run"]))
+            desk = Desk(RunDirectory.reopen(Path(piece["run"])))
             attack = next(a for a in desk.plan.attacks if a.name == piece["attack"])
             for name in piece["adversaries"]:
                 if name in self._failing:
@@ -134,18 +133,14 @@ def test_other_workers_have_the_cells_and_outcomes_are_the_same(
 ) -> None:
     before = {c["id"]: c for c in run.result["cells"]}
     far, said = _Far(size), list[str]()
-    cells = attack_cells(
-        reopen(run.directory), run.directory, again=True, workers=far, tick=lambda *told: said.append(told[0])
-    )
+    cells = attack_cells(run.opened, again=True, workers=far, tick=lambda *told: said.append(told[0]))
     assert sorted(far.pieces) == parts
     assert {c.id: c.to_json() for c in cells} == before
     assert said.count("attacks (gap: worker lost, tried again 1/2)") == len(parts) / 2
 
 
 def test_a_cell_that_other_workers_lost_has_failed_alone(run: fdaudit.Run) -> None:
-    cells = attack_cells(
-        reopen(run.directory), run.directory, again=True, workers=_Far(2, failing=("server",))
-    )
+    cells = attack_cells(run.opened, again=True, workers=_Far(2, failing=("server",)))
     asked = {c.id: (c.status, c.reason) for c in cells if c.status != "not-requested"}
     for name in ("gap", "loss-threshold"):
         assert asked[f"server/{name}"] == ("failed", "lost for good")
@@ -163,7 +158,7 @@ def test_cells_that_the_spec_does_not_ask_for_need_no_view_and_take_no_time(
         path = run.directory / "attacks" / f"{key.replace('/', '-')}.json"
         path.unlink()
     monkeypatch.setattr(Stage, "adversary", refuse)
-    cells = attack_cells(reopen(run.directory), run.directory)
+    cells = attack_cells(run.opened)
     assert {c.id: c.to_json() for c in cells} == before
     assert {load_json(p)["id"] for p in (run.directory / "attacks").glob("*.json")} >= before.keys()
     assert before
@@ -173,7 +168,7 @@ def test_cells_that_the_spec_does_not_ask_for_need_no_view_and_take_no_time(
 def test_one_cell_is_run_here(run: fdaudit.Run) -> None:
     far = _Far(2)
     only = lambda adversary, attack: (adversary, attack) == ("world", "gap")  # noqa: E731
-    (cell,) = attack_cells(reopen(run.directory), run.directory, only=only, again=True, workers=far)
+    (cell,) = attack_cells(run.opened, only=only, again=True, workers=far)
     assert (cell.id, far.pieces) == ("world/gap", [])
 
 

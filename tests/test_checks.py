@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -274,17 +275,17 @@ def test_a_run_whose_scores_are_gone_or_another_outcome_s_is_refused(
 ) -> None:
     """Left out in silence, they would take what contradicts a claim with them."""
     copied = Path(shutil.copytree(honest.directory, tmp_path / "run"))
-    plan, ledger = fdaudit.load(copied).plan, honest.ledger("server")
+    run, ledger = fdaudit.load(copied).opened, honest.ledger("server")
     (path,) = (copied / "vault" / "scores" / "server-loss-threshold").iterdir()
-    assert check_claims(plan, copied, [ledger])[0].evidence
+    assert check_claims(run, [ledger])[0].evidence
     outcome = copied / "attacks" / "server-loss-threshold.json"
     outcome.write_text(outcome.read_text().replace('"source": "', '"source": "x', 1))
     with pytest.raises(IntegrityError, match="server/loss-threshold"):
-        check_claims(plan, copied, [ledger])
+        check_claims(run, [ledger])
     shutil.copy(honest.directory / "attacks" / outcome.name, outcome)
     path.unlink()
     with pytest.raises(IntegrityError, match="run the attack again"):
-        check_claims(plan, copied, [ledger])
+        check_claims(run, [ledger])
     fdaudit.attack("loss-threshold", fdaudit.load(copied), "server")
-    (found,) = check_claims(plan, copied, [ledger])
-    assert found.evidence == check_claims(plan, honest.directory, [ledger])[0].evidence
+    (found,) = check_claims(run, [ledger])
+    assert found.evidence == check_claims(replace(run, path=honest.directory), [ledger])[0].evidence

@@ -16,6 +16,7 @@ from fdaudit.audit.run import Run
 from fdaudit.errors import FdauditError
 from fdaudit.evaluation.stage import Stage
 from fdaudit.planning.plan import make_plan
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.spec.schema import load_spec
 from fdaudit.types import LabelDistribution, Membership, Reconstruction
 
@@ -110,8 +111,8 @@ def test_controls_of_a_run_beside_are_not_run_again(tried, tmp_path, monkeypatch
         fdaudit.evaluation.controls.kept, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s)
     )
     with registered("noise", "cheat"):
-        plan = federated(load_spec(spec(attacks=[{"name": "noise"}])), tmp_path / "run", seed_from=tried)
-        attacked(plan, tmp_path / "run", beside=[tmp_path / "no such run", tried])
+        run = federated(load_spec(spec(attacks=[{"name": "noise"}])), tmp_path / "run", seed_from=tried)
+        attacked(run, beside=[tmp_path / "no such run", tried])
     assert asked == []
     assert cells(tmp_path / "run")["world/noise"]["controls"] == cells(tried)["world/noise"]["controls"]
 
@@ -171,7 +172,7 @@ def stage(tmp_path_factory):
         plan = make_plan(wanted, known(SEED))
         with hooked(crash=lambda where, task: None):
             perform(wanted, run)
-    return Stage(plan, run)
+    return Stage(RunDirectory(run, plan))
 
 
 def cell_of(stage, adversary, crash):

@@ -135,7 +135,7 @@ def test_clients_that_a_server_may_ask_are_copied_by_asking(
 
 
 def test_every_answer_over_time_is_used_and_the_same_seed_gives_the_same_copy(run: fdaudit.Run) -> None:
-    stage = Stage(run.plan, run.directory)
+    stage = Stage(run.opened)
     attack = ExtractionSoft(ExtractionSoft.Config(steps=30))
     with stage.adversary("aggregator") as adversary:
         task, knowledge = AttackTask(targets=("client/0", "client/1")), stage.knowledge(adversary)
@@ -153,7 +153,7 @@ def test_every_answer_over_time_is_used_and_the_same_seed_gives_the_same_copy(ru
 def test_nothing_is_copied_without_an_architecture(run: fdaudit.Run) -> None:
     from dataclasses import replace
 
-    stage = Stage(run.plan, run.directory)
+    stage = Stage(run.opened)
     with stage.adversary("aggregator") as adversary:
         bare = replace(stage.knowledge(adversary), architecture=None)
         why = ExtractionHard(ExtractionHard.Config()).applicable(adversary.view, bare, AttackTask(targets=()))

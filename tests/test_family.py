@@ -18,7 +18,7 @@ from fdaudit.scoring.family import BY_COINS, LEVEL, family_of
 
 from .report_cases import load
 
-PLAN: Any = SimpleNamespace(seed=5)
+RUN: Any = SimpleNamespace(plan=SimpleNamespace(seed=5))
 
 
 def figure(name: str, p: float | None) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def cell(
 def scores(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Pairs]]:
     rng = np.random.default_rng(1)
     made = {"server/rmia": {"client/0": Pairs(rng.random(30) + 0.2, rng.random(30))}}
-    monkeypatch.setattr(family, "candidate_scores", lambda plan, run, cells: made)
+    monkeypatch.setattr(family, "candidate_scores", lambda run, cells: made)
     monkeypatch.setattr(family, "reflip", lambda *a, **k: reflip(*a, **k, reflips=500))
     return made
 
@@ -57,8 +57,8 @@ def adjusted(found: Any) -> dict[tuple[str, str | None, str], float]:
     return {(row["cell"], row["target"], row["figure"]): row["p"] for row in found["adjusted"]}
 
 
-def test_coins_and_own_tests_share_the_level(scores: Any, tmp_path: Any) -> None:
-    found = family_of(PLAN, tmp_path, [MEMBERSHIP, RECONSTRUCTED])
+def test_coins_and_own_tests_share_the_level(scores: Any) -> None:
+    found = family_of(RUN, [MEMBERSHIP, RECONSTRUCTED])
     share = LEVEL * BY_COINS
     assert found["by_coins"]["level"] + found["by_themselves"]["level"] == pytest.approx(LEVEL)
     alone = reflip(scores, child_numpy(5, "family"), level=share, reflips=500)
@@ -77,36 +77,32 @@ def test_coins_and_own_tests_share_the_level(scores: Any, tmp_path: Any) -> None
     )
 
 
-def test_one_kind_of_tests_has_the_whole_level(scores: Any, tmp_path: Any) -> None:
-    found = family_of(PLAN, tmp_path, [MEMBERSHIP])
+def test_one_kind_of_tests_has_the_whole_level(scores: Any) -> None:
+    found = family_of(RUN, [MEMBERSHIP])
     assert found["by_themselves"] is None
     assert found["by_coins"]["level"] == LEVEL
     scores.clear()
-    found = family_of(PLAN, tmp_path, [RECONSTRUCTED])
+    found = family_of(RUN, [RECONSTRUCTED])
     assert found["by_coins"] is None
     assert found["by_themselves"] == {"level": LEVEL, "tests": 2}
     assert adjusted(found) == {
         ("server/dlg", None, "identification"): 0.002,
         ("server/dlg", "client/0", "identification"): 0.002,
     }
-    assert family_of(PLAN, tmp_path, [])["adjusted"] == []
+    assert family_of(RUN, [])["adjusted"] == []
 
 
-def test_membership_scores_that_the_vault_does_not_keep_stand_by_their_own_p_values(
-    scores: Any, tmp_path: Any
-) -> None:
+def test_membership_scores_that_the_vault_does_not_keep_stand_by_their_own_p_values(scores: Any) -> None:
     scores.clear()
     outside = cell("server/external-x", "membership", figure("auc", 0.01))
-    assert adjusted(family_of(PLAN, tmp_path, [outside]))["server/external-x", None, "auc"] == 0.02
+    assert adjusted(family_of(RUN, [outside]))["server/external-x", None, "auc"] == 0.02
 
 
 @pytest.mark.parametrize("more", [{"fooled": True}, {"status": "failed"}])
-def test_cells_on_which_no_verdict_rests_are_not_tested(
-    scores: Any, tmp_path: Any, more: dict[str, Any]
-) -> None:
+def test_cells_on_which_no_verdict_rests_are_not_tested(scores: Any, more: dict[str, Any]) -> None:
     scores.clear()
     idle = cell("server/dlg", "reconstruction", figure("identification", 0.001), **more)
-    assert family_of(PLAN, tmp_path, [idle])["adjusted"] == []
+    assert family_of(RUN, [idle])["adjusted"] == []
 
 
 def test_verdicts_read_the_family_and_say_what_could_have_been_detected() -> None:

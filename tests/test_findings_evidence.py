@@ -123,7 +123,7 @@ from pathlib import Path
 import fdaudit
 from fdaudit.evaluation.stage import Stage
 run = Path(sys.argv[1])
-with Stage(fdaudit.load(run).plan, run).adversary("server"):
+with Stage(fdaudit.load(run).opened).adversary("server"):
     if sys.argv[2] == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -67,7 +67,7 @@ def asked_of(run: fdaudit.Run) -> AttackPlan:
 
 def cell_of(run: fdaudit.Run, mode: str, **params: Any) -> Cell:
     """What becomes of the hostile attack on the released model."""
-    stage = Stage(run.plan, run.directory)
+    stage = Stage(run.opened)
     asked = replace(asked_of(run), params={"mode": mode, **params})
     with stage.adversary("world") as adversary:
         return stage.cell(adversary, asked)

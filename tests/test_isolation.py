@@ -27,6 +27,7 @@ from fdaudit.audit.pipeline import perform
 from fdaudit.audit.run import Run
 from fdaudit.evaluation.stage import Adversary, Stage
 from fdaudit.planning.plan import Plan, make_plan
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.rng import child
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.spec.schema import load_spec
@@ -61,7 +62,7 @@ def forbidden(plan: Plan, run: Path, adversary: str, victims: typing.Iterable[st
         if name.removeprefix("models/").replace("-", "/") not in members:
             weights = {n: t for n, t in vault.load(name).items() if t.is_floating_point()}
             tensors |= {f"{name}, {n}": t for n, t in weights.items()}
-    view = Stage(plan, run).view(adversary)
+    view = Stage(RunDirectory(run, plan)).view(adversary)
     legitimate = {t.numpy().tobytes() for t in plan.initial().values()}
     legitimate |= {t.numpy().tobytes() for m in view.messages for t in view.tensors(m).values()}
     seen = {m.seq for m in view.messages}
@@ -133,7 +134,7 @@ def audited(tmp_path_factory):
         wanted = load_spec(spec(adversaries=ADVERSARIES))
         made.plan = make_plan(wanted, known(SEED))
         patch.setattr(
-            "fdaudit.audit.pipeline.make_plan", lambda spec, secrets: made.plan
+            "fdaudit.planning.run_directory.make_plan", lambda spec, secrets: made.plan
         )  # one dataset, at one address
         HOOKS["spy"] = look
         try:
@@ -195,7 +196,7 @@ def test_what_one_adversary_rehearses_no_other_can_read(stage):
 
 
 def test_what_is_rehearsed_on_auxiliary_records_alone_is_run_once(audited, tmp_path):
-    stage = Stage(audited.plan, audited.run, tmp_path)
+    stage = Stage(RunDirectory(audited.run, audited.plan), tmp_path)
     x, y = audited.plan.auxiliary
     data = [(x[:40], y[:40]), (x[40:80], y[40:80])]
     with stage.adversary("client/0") as client, stage.adversary("server") as server:
@@ -205,7 +206,7 @@ def test_what_is_rehearsed_on_auxiliary_records_alone_is_run_once(audited, tmp_p
         seen = {name: one(data, 3) for name, one in rehearse.items()}
         assert len(list(tmp_path.iterdir())) == 1
         assert not list(server.scratch.iterdir())
-        alone = Stage(audited.plan, audited.run)
+        alone = Stage(RunDirectory(audited.run, audited.plan))
         with alone.adversary("server") as by_itself:
             again = alone.knowledge(by_itself).rehearse(data, 3)
             assert [m.sha256 for m in again.messages] == [m.sha256 for m in seen["server"].messages]
@@ -248,7 +249,7 @@ class Hand:
 
 @pytest.fixture(scope="module")
 def stage(audited):
-    return Stage(audited.plan, audited.run)
+    return Stage(RunDirectory(audited.run, audited.plan))
 
 
 @pytest.fixture

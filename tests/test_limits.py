@@ -199,9 +199,9 @@ def test_a_log_is_parsed_once_however_many_parties_there_are(
     monkeypatch.setattr(fdaudit.transcript.log, "read_messages", lambda path: read.append(path) or real(path))
     for run in runs.values():
         fdaudit.transcript.log._last.clear()
-        plan = load(run).plan
+        opened = load(run).opened
         read.clear()
-        conclude(plan, run)
+        conclude(opened)
         assert len(read) == 1
 
 

@@ -13,6 +13,7 @@ from fdaudit.evaluation import controls as tried
 from fdaudit.evaluation.controls import classes
 from fdaudit.evaluation.stage import Stage
 from fdaudit.planning.plan import make_plan
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.registry import loaded
 from fdaudit.scoring.ground_truth import check_guesses
 from fdaudit.spec.schema import load_spec
@@ -86,7 +87,7 @@ def test_a_server_with_parameters_in_view_needs_no_oracle(run: Run) -> None:
 def test_a_record_itself_has_the_ceilings_psnr(
     run: Run,
 ) -> None:
-    stage = Stage(make_plan(load_spec(tiny(**CHANGES)), known(7)), run.directory)
+    stage = Stage(RunDirectory(run.directory, make_plan(load_spec(tiny(**CHANGES)), known(7))))
     x, y = stage.plan.records("client/0")
     guess = Reconstruction(target="client/0", messages=(), images=x[:3], labels=y[:3])
     score = stage._truth.reconstruction([guess], "test")

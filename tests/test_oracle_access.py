@@ -16,7 +16,7 @@ from fdaudit.events import Gaussian
 from fdaudit.handout.oracle_access import oracle_answers, published
 from fdaudit.handout.oracle_server import Answering
 from fdaudit.isolation.schema import Case
-from fdaudit.planning.run_directory import reopen
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.rng import SecretStream
 from fdaudit.storage.files import decode
 from fdaudit.storage.vault import Vault
@@ -32,7 +32,7 @@ STREAM = SecretStream(bytes(32), "test")
 
 
 def answering(run: fdaudit.Run) -> Answering:
-    return Answering(reopen(run.directory), Vault(run.directory / "vault"))
+    return Answering(run.plan, run.opened.vault)
 
 
 # -- the released model --------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def test_the_released_model_answers_as_it_was_recorded(
     run = fdaudit.run(
         spec(protocol, defenses=[on_message("model_parameters", sender=sender, **defence)]), tmp_path / "run"
     )
-    plan = reopen(run.directory)
+    plan = RunDirectory.reopen(run.directory).plan
     messages = list(read_messages(run.directory / "transcript"))
     message = published(messages)
     assert message is not None
@@ -144,7 +144,10 @@ def test_private_training_of_another_model_protects_no_answer(tmp_path: Path) ->
     noised = [noise, {**PRIVATE, "of": "discriminator"}]
     run = fdaudit.run(spec("fediod", params, defenses=noised, oracles=False), tmp_path / "passive")
     assert answering(run).oracle(["server"], "soft") is None
-    plan, messages = reopen(run.directory), list(read_messages(run.directory / "transcript"))
+    plan, messages = (
+        RunDirectory.reopen(run.directory).plan,
+        list(read_messages(run.directory / "transcript")),
+    )
     asked = plan.spec.model_copy(update={"queries": 50, "oracles": True})
     object.__setattr__(plan, "spec", asked)
     answers = [o.message for o in oracle_answers(plan, messages) if o.message.sender == "client/0"]
@@ -206,7 +209,7 @@ def test_an_attack_that_is_run_again_gets_new_noise_on_new_questions(
     """The difference of two answers under one draw of noise would be free of noise."""
     noise = on_message("logits", sigma=2.0, clip=0.05, public_index=True)
     asked = spec("fedmd", {"rounds": 1, "local_steps": 1}, defenses=[noise], queries=100)
-    stage, found = Stage(reopen(run_at(asked, tmp_path)), tmp_path / "run"), []
+    stage, found = Stage(run_at(asked, tmp_path)), []
     for x in (torch.zeros(50, 1, 8, 8), torch.ones(50, 1, 8, 8)):
         handle = Answering(stage.plan, Vault(stage.run / "vault")).oracle(["server"], "soft")
         assert handle is not None
@@ -224,8 +227,8 @@ def test_an_attack_that_is_run_again_gets_new_noise_on_new_questions(
     assert float((first - second).std()) > float(first.std())
 
 
-def run_at(asked: dict[str, Any], folder: Path) -> Path:
-    return fdaudit.run(asked, folder / "run").directory
+def run_at(asked: dict[str, Any], folder: Path) -> RunDirectory:
+    return fdaudit.run(asked, folder / "run").opened
 
 
 def test_the_result_names_who_may_ask(votes: fdaudit.Run) -> None:

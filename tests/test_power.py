@@ -74,8 +74,8 @@ def test_what_is_expected_stands_beside_what_was_found(run: fdaudit.Run) -> None
 def test_the_rehearsal_has_coins_of_its_own(run: fdaudit.Run) -> None:
     from fdaudit.evaluation.stage import Stage
 
-    rehearsed = Stage(run.plan, run.directory)._rehearsed
-    truth = Stage(run.plan, run.directory)._truth
+    rehearsed = Stage(run.opened)._rehearsed
+    truth = Stage(run.opened)._truth
     for client in ("client/0", "client/1"):
         challenge, member = truth.challenge(client)
         again = rehearsed.members(client)

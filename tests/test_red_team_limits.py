@@ -23,6 +23,7 @@ from fdaudit.metrics import (
     score_reconstruction,
 )
 from fdaudit.planning.attacks import plan_attack
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import Cell
 from fdaudit.spec.schema import DatasetSpec
 from fdaudit.storage.vault import Vault
@@ -88,7 +89,7 @@ def answered(directory: Path, goal: str, answer) -> Cell:
     with registered("spy"):
         plan = fdaudit.load(directory).plan
         attack = plan_attack("spy", {}, plan.spec, "attack", ("server",))
-    stage = Stage(plan, directory)
+    stage = Stage(RunDirectory(directory, plan))
     with in_a_thread(), pytest.MonkeyPatch.context() as patch, stage.adversary("server") as adversary:
         patch.setattr("fdaudit.evaluation.stage.kept_controls", lambda *_: {})
         patch.setattr(Spy, "run", lambda self, view, knowledge, task, generator: answer(task))
@@ -312,7 +313,7 @@ def test_secret_batches_do_not_fail_an_attack_that_guesses_as_many_as_a_step_tak
     run = fdaudit.run(tiny(defenses=[dp]), tmp_path / "run")
     own = [m.seq for m in run.view("server").messages if m.sender == "client/0"]
     n = len(run.plan.records("client/0")[1])
-    truth = Stage(run.plan, tmp_path / "run")._truth
+    truth = Stage(RunDirectory(tmp_path / "run", run.plan))._truth
     guess = Reconstruction(target="client/0", messages=(own[-1],), images=torch.zeros(n, 1, 8, 8))
     truth.refuse_too_many([guess], run.view("server"))
     with pytest.raises(ValueError, match=f"more than the {max(n, 16)} records"):
@@ -327,7 +328,7 @@ def test_secret_batches_do_not_fail_an_attack_that_guesses_as_many_as_a_step_tak
 def scored(home: Path, images: torch.Tensor):
     run = fdaudit.load(home / "run")
     guess = Reconstruction(target="client/0", messages=(upload(run),), images=images)
-    return Stage(run.plan, home / "run")._truth.reconstruction([guess], "test").figures
+    return Stage(RunDirectory(home / "run", run.plan))._truth.reconstruction([guess], "test").figures
 
 
 def test_as_many_images_of_a_public_dataset_as_allowed_gain_nothing(home):

@@ -163,7 +163,7 @@ def test_an_interruption_ends_all_attacks_that_are_under_way(
     """Two runs may be under attack while a third is federated."""
     three, under_way, ended = {**two(), "third": two()["other"]}, set[str](), set[str]()
 
-    def attacked(plan: Any, place: Path, *, tick: Tick, **options: Any) -> None:
+    def attacked(place: Path, *, tick: Tick, **options: Any) -> None:
         under_way.add(place.name)
         try:
             while True:

@@ -13,6 +13,7 @@ from fdaudit.evaluation import controls as tried
 from fdaudit.evaluation.stage import Stage
 from fdaudit.handout.auxiliary import assumptions
 from fdaudit.planning.plan import make_plan
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.registry import loaded
 from fdaudit.spec.schema import load_spec
 from fdaudit.types import Reconstruction
@@ -33,7 +34,7 @@ CHANGES = {
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     """A finished run that was not attacked yet."""
     run = Run(finished(tmp_path_factory.mktemp("withheld") / "run", **{**CHANGES, "attacks": []}))
-    return Stage(make_plan(load_spec(tiny(**CHANGES)), known(7)), run.directory)
+    return Stage(RunDirectory(run.directory, make_plan(load_spec(tiny(**CHANGES)), known(7))))
 
 
 def attack_of(stage: Stage):

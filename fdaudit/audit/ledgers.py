@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fdaudit.accounting.exact import rounded_up
@@ -15,13 +14,14 @@ from fdaudit.transcript.messages import role
 
 if TYPE_CHECKING:
     from fdaudit.planning.plan import Plan
+    from fdaudit.planning.run_directory import RunDirectory
 
 __all__ = ["books_of", "table", "views_of"]
 
 
-def books_of(plan: Plan, run: Path) -> Books:
+def books_of(run: RunDirectory) -> Books:
     """Return a run prepared for the ledger of any adversary, including the queries that each could make."""
-    messages = read_log(run / "transcript").messages
+    plan, messages = run.plan, read_log(run.path / "transcript").messages
     reveals = {(m["kind"], m["from"]): m["reveals"] for m in plan.declared_messages if "reveals" in m}
     return Books(
         messages,
@@ -30,7 +30,7 @@ def books_of(plan: Plan, run: Path) -> Books:
         choices=plan.spec.privacy,
         reveals=reveals,
         records=min(len(plan.records(k)[1]) for k in plan.clients),
-        oracles=oracle_answers(plan, messages, finished=finished(plan, run)),
+        oracles=oracle_answers(plan, messages, finished=finished(plan, run.vault)),
         fixed_sizes=fixed_sizes(plan),
         assumptions=_assumptions(plan),
         pooled=plan.clients[0] if plan.protocol.pools_data else "",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,10 @@ from fdaudit.audit.summary import conclude
 from fdaudit.evaluation.controls.kept import take_controls
 from fdaudit.evaluation.runner import attack_cells, note_time, stand_by
 from fdaudit.parallel import malloc
-from fdaudit.planning.plan import Plan, make_plan
-from fdaudit.planning.run_directory import (
-    commitments,
-    open_directory,
-    refuse_begun_meanwhile,
-    the_secrets,
-    the_spec,
-)
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.progress import Tick
 from fdaudit.spec.schema import Spec
-from fdaudit.storage.locks import make_private, together, writing
-from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.storage.locks import together, writing
 from fdaudit.transcript.manifest import MANIFEST, refuse_changed, write_manifest
 from fdaudit.transcript.transcript import Position
 
@@ -60,8 +51,8 @@ def perform(
         UsageError: the spec is wrong, or the directory is occupied or being written; nothing was written.
     """
     with together():
-        plan = federated(source, out, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=tick)
-        attacked(plan, out, seed_from=seed_from, elsewhere=elsewhere, tick=tick)
+        run = federated(source, out, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=tick)
+        attacked(run, seed_from=seed_from, elsewhere=elsewhere, tick=tick)
 
 
 def federated(
@@ -72,38 +63,25 @@ def federated(
     seed_from: Path | None = None,
     elsewhere: Elsewhere = HERE,
     tick: Tick = lambda what, done, total: None,
-) -> Plan:
+) -> RunDirectory:
     """Run the first half of `perform`, with its arguments: federation and transcript, sealed."""
-    with ExitStack() as held:
-        if out.is_dir():
-            held.enter_context(writing(out))
-        spec = the_spec(source, out, resume)
-        secrets = the_secrets(spec, out, resume, seed_from)
-        plan = make_plan(spec, secrets)
-        make_private(out)
-        held.enter_context(writing(out))
-        refuse_begun_meanwhile(spec, out, resume, seed_from, secrets)
-        plan.execution.begin()
-        open_directory(plan, out, secrets)
-        if seed_from is not None and (shown := Vault(seed_from / "vault").handed_out):
-            Vault(out / "vault").note_handed_out(shown)  # the same secret means the same candidates
+    with RunDirectory.begun(source, out, resume=resume, seed_from=seed_from) as run:
         if (out / MANIFEST).is_file():
             refuse_changed(out)
-            return plan
+            return run
+        plan = run.plan
         if elsewhere.cells is None:
             stand_by(plan)
         tick(plan.protocol.name, 0, plan.protocol_config.rounds)  # type: ignore[attr-defined]
         seconds = time.perf_counter()
-        end = federate(plan, out, tick)
-        _seal(plan, out, secrets, end)
+        _seal(run, federate(run, tick))
         malloc.give_back()
         note_time(out, "federation", time.perf_counter() - seconds)
-        return plan
+        return run
 
 
 def attacked(
-    plan: Plan,
-    out: Path,
+    run: RunDirectory,
     *,
     seed_from: Path | None = None,
     beside: Sequence[Path] = (),
@@ -111,28 +89,25 @@ def attacked(
     tick: Tick = lambda what, done, total: None,
 ) -> None:
     """Run the second half of `perform`: attacks on a sealed record, and the result; `beside` as in `attack_cells`."""
-    with writing(out):
+    with writing(run.path):
         if seed_from is not None:
-            take_controls(seed_from, out)
-        attack_cells(plan, out, beside=beside, workers=elsewhere.cells, tick=tick)
-        conclude(plan, out)
+            take_controls(seed_from, run.path)
+        attack_cells(run, beside=beside, workers=elsewhere.cells, tick=tick)
+        conclude(run)
 
 
 # -- the stages -----------------------------------------------------------------------------------------------
 
 
-def _seal(plan: Plan, run: Path, secrets: Secrets, end: Position) -> None:
+def _seal(run: RunDirectory, end: Position) -> None:
     """Write the manifest: the federation is finished, and later changes to its record become visible."""
     write_manifest(
-        run,
+        run.path,
         {
             "head": end.head,
             "messages": end.seq,
-            "commitments": commitments(plan, secrets),
-            "spec_sha256": plan.spec.digest(),
+            "commitments": run.commitments,
+            "spec_sha256": run.plan.spec.digest(),
             "versions": {**{p: version(p) for p in _PACKAGES}, "python": platform.python_version()},
         },
     )
-
-
-# -- details --------------------------------------------------------------------------------------------------

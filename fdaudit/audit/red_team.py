@@ -37,7 +37,6 @@ from fdaudit.scoring.extraction import RELEASED
 from fdaudit.storage.files import encode, load_json, save_json, write_atomically, written_whole
 from fdaudit.storage.locks import writing
 from fdaudit.storage.paths import local_path
-from fdaudit.storage.vault import Vault
 from fdaudit.transcript.manifest import refuse_changed
 from fdaudit.types import Challenge
 
@@ -87,9 +86,9 @@ def export_view(run: Run, adversary: str, out: Path | str, *, challenges: bool =
         raise RunError("out", str(target), "exists already", "Choose another directory.")
     refuse_changed(run.directory)
     with written_whole(target) as scratch:
-        issued = _fill(scratch, Stage(plan, run.directory), adversary, challenges)
+        issued = _fill(scratch, Stage(run.opened), adversary, challenges)
         if issued:
-            Vault(run.directory / "vault").note_handed_out(issued)
+            run.opened.vault.note_handed_out(issued)
     target.chmod(0o755)  # for others to read, but only when it is complete
     return target
 
@@ -115,10 +114,10 @@ def score(run: Run, guesses: Path | str) -> Cell:
 
 def _score(run: Run, path: Path) -> Cell:
     (given, digest), plan = guesses_and_digest(path), run.plan
-    stage = Stage(plan, run.directory)
+    stage = Stage(run.opened)
     _refuse_other_view(given, stage)
     _refuse_other_candidates(given, stage)
-    _refuse_spoilt(given, Vault(run.directory / "vault").handed_out)
+    _refuse_spoilt(given, run.opened.vault.handed_out)
     kept = run.directory / "attacks" / f"external-{given.name}.json"
     earlier = _earlier(kept, given)
     made = to_guesses(given, path.parent, plan.dataset.input_shape)
@@ -141,7 +140,7 @@ def _score(run: Run, path: Path) -> Cell:
     )
     kept.parent.mkdir(exist_ok=True)
     save_json(kept, cell.to_json(), indent=1)
-    conclude(plan, run.directory)
+    conclude(run.opened)
     return cell
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from fdaudit.errors import RunError
 from fdaudit.evaluation.stage import Stage
 from fdaudit.events import Relation, Unit
 from fdaudit.planning.plan import Plan
-from fdaudit.planning.run_directory import reopen
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.storage.files import load_json
 from fdaudit.storage.timings import read_timings
 from fdaudit.transcript.manifest import verify
@@ -38,22 +39,21 @@ class Run:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._plan: Plan | None = None
-        self._books: Books | None = None
+
+    @cached_property
+    def opened(self) -> RunDirectory:
+        """Return the run's directory with its plan, rebuilt from its spec and its vault on first use."""
+        return RunDirectory.reopen(self.directory)
 
     @property
     def plan(self) -> Plan:
-        """Return the run's plan, rebuilt from its spec and its vault on first use."""
-        if self._plan is None:
-            self._plan = reopen(self.directory)
-        return self._plan
+        """Return the run's plan."""
+        return self.opened.plan
 
-    @property
+    @cached_property
     def books(self) -> Books:
         """Return the run's transcript, prepared for the ledger of any view on first use."""
-        if self._books is None:
-            self._books = books_of(self.plan, self.directory)
-        return self._books
+        return books_of(self.opened)
 
     @property
     def result(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Run:
 
     def view(self, name: str) -> View:
         """Return an adversary's view: `server`, `client/3`, `eavesdropper`, `world`, or a coalition `a+b`."""
-        return Stage(self.plan, self.directory).view(name)
+        return Stage(self.opened).view(name)
 
     def ledger(
         self,

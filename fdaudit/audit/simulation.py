@@ -20,9 +20,9 @@ from fdaudit.handout.oracle_access import exposed
 from fdaudit.metrics import accuracy, macro_f1, mean_auc, mean_auc_figure, multilabel_macro_f1
 from fdaudit.planning.message_sizes import fixed_events
 from fdaudit.planning.plan import Plan
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.spec.schema import RecordRounds
 from fdaudit.storage.tables import csv_text
-from fdaudit.storage.vault import Vault
 from fdaudit.storage.writer import BackgroundWriter
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.transcript import Position, Transcript, read_messages
@@ -120,33 +120,32 @@ class _Stage:
         return done.models if last or not shared else shared
 
 
-def federate(plan: Plan, run: Path, tick: Tick) -> Position:
+def federate(run: RunDirectory, tick: Tick) -> Position:
     """Run the protocol from the last checkpoint to its end, then the reference lines.
 
     A thread makes rounds durable while the next ones compute. A run killed at any instant resumes from the last
     `round.json`. Its result is bit for bit that of an uninterrupted run.
 
     Args:
-        plan: the run's plan.
-        run: the run directory.
+        run: the run.
         tick: progress; called when a round is durable, by the thread that made it so.
 
     Returns:
         The transcript's final position.
     """
-    vault = Vault(run / "vault")
+    plan, vault = run.plan, run.vault
     key, checkpoint = vault.secrets.for_run(plan.identity), vault.load_round()
     start = Position(**checkpoint["transcript"]) if checkpoint else Position()
-    utility = Utility(run / "utility.csv", checkpoint["utility"] if checkpoint else 0, plan.dataset.task)
+    utility = Utility(run.path / "utility.csv", checkpoint["utility"] if checkpoint else 0, plan.dataset.task)
     with Transcript(
-        run / "transcript",
+        run.path / "transcript",
         secret=key,
         start=start,
         keep=_keep(plan),
         writer=BackgroundWriter(),
     ) as transcript:
         checkpoints = Checkpoints(vault, transcript, checkpoint["state"] if checkpoint else None)
-        meter = _meter(plan, run, start)
+        meter = _meter(run, start)
         wire = _wire(plan, transcript, key, meter)
         stage = _Stage.set_up(plan, plan.protocol, plan.protocol_config, wire)
         if checkpoint:
@@ -189,9 +188,9 @@ def _wire(plan: Plan, transcript: Transcript, secret: bytes, meter: Meter | None
     )
 
 
-def _meter(plan: Plan, run: Path, start: Position) -> Meter | None:
+def _meter(run: RunDirectory, start: Position) -> Meter | None:
     """Return the meter of the budget, with all recorded messages counted; None if the spec sets no budget."""
-    asked = plan.spec.privacy
+    plan, asked = run.plan, run.plan.spec.privacy
     if asked.budget is None:
         return None
     meter = Meter(
@@ -205,7 +204,7 @@ def _meter(plan: Plan, run: Path, start: Position) -> Meter | None:
         fixed=fixed_events(plan),
     )
     meter.expose(exposed(plan, asked.budget.adversary.split("+")), "model" in plan.training)
-    for message in read_messages(run / "transcript") if start.seq else ():
+    for message in read_messages(run.path / "transcript") if start.seq else ():
         if message.seq < start.seq:
             meter.read(message)
     return meter

@@ -16,6 +16,7 @@ from fdaudit.federation.rehearsal import roles_of
 from fdaudit.handout.oracle_access import accesses
 from fdaudit.limits import TABLE_BYTES, open_file, read_file
 from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
 from fdaudit.scoring.claims import check_claims
 from fdaudit.scoring.containment import contained
@@ -65,29 +66,31 @@ OUT_OF_SCOPE: tuple[Mapping[str, str], ...] = (
 """Attacks that no run tries, each with what it is after: the coverage table cannot name what is not registered."""
 
 
-def conclude(plan: Plan, run: Path) -> dict[str, Any]:
+def conclude(run: RunDirectory) -> dict[str, Any]:
     """Write `result.json` and return its value."""
-    spec, manifest = plan.spec, read_manifest(run)
-    stage = Stage(plan, run)
-    cells = [_outcome(path) for path in sorted((run / "attacks").glob("*.json"))]
+    plan, path = run.plan, run.path
+    spec, manifest = plan.spec, read_manifest(path)
+    stage = Stage(run)
+    cells = [_outcome(file) for file in sorted((path / "attacks").glob("*.json"))]
     seen = dict.fromkeys([*plan.parties, *spec.adversaries])
     card = plan.protocol
-    silences = _silences(run)
-    ledgers = _ledgers(plan, run)
+    silences = _silences(path)
+    ledgers = _ledgers(run)
     costs = [entry.to_json() for entry in ledgers]
-    private = derived_from_data(read_log(run / "transcript").messages)
+    messages = read_log(path / "transcript").messages
+    private = derived_from_data(messages)
     views, oracles = {p: stage.view(p) for p in seen}, accesses(plan)
     value = {
         "schema": SCHEMA,
         "auditor_only": True,
-        "run": _run_card(plan, run, manifest, silences),
+        "run": _run_card(run, manifest, silences),
         "class_table": plan.splits.class_table.tolist(),
-        "utility": _utility(run, plan.dataset.task, plan.dataset.classes),
+        "utility": _utility(path, plan.dataset.task, plan.dataset.classes),
         "exposure": [row for p in seen for row in exposure(views[p].messages, p, private)],
         "views": contained(views.values(), oracles, spec.transport),
         "wire": [
             {"kind": w.kind, "sender_role": w.sender, "messages": w.messages, "bytes": w.bytes}
-            for w in bytes_on_wire(read_log(run / "transcript").messages)
+            for w in bytes_on_wire(messages)
         ],
         "assumptions": list(card.trust),
         "oracles": [
@@ -95,22 +98,21 @@ def conclude(plan: Plan, run: Path) -> dict[str, Any]:
             for a in oracles
         ],
         "ledger": costs,
-        "checks": [check.to_json() for check in check_claims(plan, run, ledgers)],
+        "checks": [check.to_json() for check in check_claims(run, ledgers)],
         "cells": cells,
-        "family": family_of(plan, run, cells),
+        "family": family_of(run, cells),
         "gates": gates(spec.gates.model_dump(), cells, costs),
         "out_of_scope": [dict(attack) for attack in OUT_OF_SCOPE],
-        "limits": [*_limits(plan), *_went_silent(silences), *_stopped(plan, run)],
+        "limits": [*_limits(plan), *_went_silent(silences), *_stopped(run)],
         "reproduce": _reproduce(),
     }
-    save_json(run / "result.json", value, indent=1)
+    save_json(path / "result.json", value, indent=1)
     return value
 
 
-def _run_card(
-    plan: Plan, run: Path, manifest: dict[str, Any], silences: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _run_card(run: RunDirectory, manifest: dict[str, Any], silences: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the system card: what was run, on which data, and with which code."""
+    plan = run.plan
     spec, card = plan.spec, plan.protocol
     return {
         "name": spec.name,
@@ -124,7 +126,7 @@ def _run_card(
         "dataset_provenance": plan.dataset.provenance,
         "task": plan.dataset.task,
         "clients": spec.clients,
-        "rounds": _rounds_run(plan, run),
+        "rounds": _rounds_run(run),
         "model": spec.model.name,
         "client_models": [m.name for m in spec.client_models],
         "silences": silences,
@@ -142,7 +144,7 @@ def _run_card(
         "seed_commitment": manifest["commitments"]["seed"],
         "release": spec.release,
         "data_commitment": manifest["commitments"].get("data", ""),
-        "model_hashes": _model_hashes(run),
+        "model_hashes": _model_hashes(run.vault),
     }
 
 
@@ -162,12 +164,11 @@ def _outcome(path: Path) -> Any:
     return value
 
 
-def _model_hashes(run: Path) -> list[dict[str, str]]:
+def _model_hashes(vault: Vault) -> list[dict[str, str]]:
     """Return the SHA-256 of the final models that non-clients hold, as safetensors: a release is recognised by it.
 
     A client's own model has no digest here: it would confirm a guess of the client's records and settings.
     """
-    vault = Vault(run / "vault")
     parties = [name.removeprefix("models/") for name in vault.names("models")]
     return [
         {"party": party, "sha256": _sha256(vault.directory / f"models/{party}.safetensors")}
@@ -187,22 +188,24 @@ def _sha256(path: Path) -> str:
     return found.hexdigest()
 
 
-def _ledgers(plan: Plan, run: Path) -> list[Ledger]:
+def _ledgers(run: RunDirectory) -> list[Ledger]:
     """Return the ledgers of the spec's adversaries and of each non-client party."""
-    asked, books = plan.spec.privacy, books_of(plan, run)
+    asked, books = run.plan.spec.privacy, books_of(run)
     return [
-        books.ledger(v, delta=asked.delta, unit=asked.unit, relation=asked.relation) for v in views_of(plan)
+        books.ledger(v, delta=asked.delta, unit=asked.unit, relation=asked.relation)
+        for v in views_of(run.plan)
     ]
 
 
-def _rounds_run(plan: Plan, run: Path) -> int:
-    checkpoint = Vault(run / "vault").load_round()
+def _rounds_run(run: RunDirectory) -> int:
+    checkpoint = run.vault.load_round()
     return int(checkpoint["round"]) + 1 if checkpoint else 0
 
 
-def _stopped(plan: Plan, run: Path) -> list[str]:
+def _stopped(run: RunDirectory) -> list[str]:
     """Return a note if a privacy budget ended the run early."""
-    rounds, done = plan.protocol_config.rounds, _rounds_run(plan, run)  # type: ignore[attr-defined]
+    plan = run.plan
+    rounds, done = plan.protocol_config.rounds, _rounds_run(run)  # type: ignore[attr-defined]
     budget = plan.spec.privacy.budget
     if budget is None or done >= rounds:
         return []

@@ -42,7 +42,7 @@ def main() -> None:
     attacker.stand_by(launch.fork)
     Thread(target=_read, args=(pieces, desks), daemon=True).start()
     from fdaudit.evaluation import runner
-    from fdaudit.planning.run_directory import reopen
+    from fdaudit.planning.run_directory import RunDirectory
 
     def say(value: dict[str, Any]) -> None:
         print(json.dumps(value), file=outcomes)
@@ -55,7 +55,7 @@ def main() -> None:
                 while desks:
                     desks.pop().close()
                 _settle(value.get("home"))
-                desks.append(runner.Desk(reopen(Path(value["run"])), Path(value["run"])))
+                desks.append(runner.Desk(RunDirectory.reopen(Path(value["run"]))))
                 begun = value["run"]
             piece = runner.Piece.from_json(value, desks[0].plan)
             for cell, seconds in desks[0].cells(piece):

@@ -25,12 +25,12 @@ from fdaudit.evaluation.stage import Adversary, Stage, handed_folder, not_asked
 from fdaudit.parallel.pool import Pool, Workers
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.plan import Plan
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.progress import Tick
 from fdaudit.result import Cell
 from fdaudit.scoring.scoring import forget_other_scores, outcome_path
 from fdaudit.storage.files import save_json, save_json_together
 from fdaudit.storage.timings import TIMINGS, read_timings
-from fdaudit.storage.vault import Vault
 
 __all__ = ["Desk", "Piece", "attack_cells", "note_time", "stand_by"]
 
@@ -68,14 +68,16 @@ class Piece:
 class Desk:
     """A process's workplace for cells of one run: adversaries' views stay exported while it is open."""
 
-    def __init__(self, plan: Plan, run: Path) -> None:
-        self.plan, self._run = plan, run
+    def __init__(self, run: RunDirectory) -> None:
+        self.plan, self._run = run.plan, run
         self._open = ExitStack()
         self._adversaries: dict[str, Adversary] = {}
 
     @cached_property
     def _stage(self) -> Stage:
-        return Stage(_on_one_thread(self.plan), self._run, self._open.enter_context(handed_folder()))
+        return Stage(
+            replace(self._run, plan=_on_one_thread(self.plan)), self._open.enter_context(handed_folder())
+        )
 
     def cells(self, piece: Piece) -> Iterator[tuple[Cell, float]]:
         """Yield each adversary's cell of a piece, and its duration in seconds."""
@@ -93,8 +95,7 @@ class Desk:
 
 
 def attack_cells(
-    plan: Plan,
-    run: Path,
+    run: RunDirectory,
     *,
     only: Callable[[str, str], bool] = lambda adversary, attack: True,
     again: bool = False,
@@ -105,8 +106,7 @@ def attack_cells(
     """Run every adversary x attack cell without an outcome, and store each outcome at once.
 
     Args:
-        plan: the run's plan.
-        run: the run directory.
+        run: the run.
         only: predicate that selects cells.
         again: also run cells that have an outcome.
         beside: runs with the same secret; their controls are reused.
@@ -116,6 +116,7 @@ def attack_cells(
     Returns:
         The cells that ran, in the order of adversaries, then of attacks.
     """
+    plan, path = run.plan, run.path
     adversaries = tuple(
         dict.fromkeys([*plan.spec.adversaries, *(a for p in plan.attacks for a in p.adversaries)])
     )
@@ -123,16 +124,16 @@ def attack_cells(
         attack: [
             a
             for a in adversaries
-            if only(a, attack.name) and (again or not _path(run, a, attack.name).is_file())
+            if only(a, attack.name) and (again or not _path(path, a, attack.name).is_file())
         ]
         for attack in plan.attacks
     }
     unasked = [c for k, names in due.items() for a in names if (c := not_asked(plan, a, k)) is not None]
-    (run / "attacks").mkdir(exist_ok=True)
-    save_json_together({_path(run, c.adversary, c.attack): c.to_json() for c in unasked}, indent=1)
+    (path / "attacks").mkdir(exist_ok=True)
+    save_json_together({_path(path, c.adversary, c.attack): c.to_json() for c in unasked}, indent=1)
     found = {(c.adversary, c.attack): c for c in unasked}
     pieces = [
-        Piece(run, k, tuple(a for a in names if (a, k.name) not in found), tuple(beside))
+        Piece(path, k, tuple(a for a in names if (a, k.name) not in found), tuple(beside))
         for k, names in due.items()
     ]
     pieces = [p for p in pieces if p.adversaries]
@@ -142,11 +143,11 @@ def attack_cells(
     def say(what: str) -> None:
         tick(f"attacks ({what})", done, total)
 
-    with closing(_outcomes(plan, run, pieces, workers, say)) as outcomes:
+    with closing(_outcomes(run, pieces, workers, say)) as outcomes:
         for cell, seconds in outcomes:
-            save_json(_path(run, cell.adversary, cell.attack), cell.to_json(), indent=1)
-            forget_other_scores(Vault(run / "vault"), cell)
-            note_time(run, cell.id, seconds, anew=True)
+            save_json(_path(path, cell.adversary, cell.attack), cell.to_json(), indent=1)
+            forget_other_scores(run.vault, cell)
+            note_time(path, cell.id, seconds, anew=True)
             found[cell.adversary, cell.attack] = cell
             done += 1
             say(f"{cell.adversary}: {cell.attack}")
@@ -164,16 +165,16 @@ def stand_by(plan: Plan) -> None:
 
 
 def _outcomes(
-    plan: Plan, run: Path, pieces: Sequence[Piece], others: Workers | None, say: Callable[[str], None]
+    run: RunDirectory, pieces: Sequence[Piece], others: Workers | None, say: Callable[[str], None]
 ) -> Generator[tuple[Cell, float], None, None]:
     """Yield every cell of the pieces when it is done, run here or by workers if there is enough to do."""
-    workers = _workers(plan, sum(len(p.adversaries) for p in pieces), others)
+    workers = _workers(run.plan, sum(len(p.adversaries) for p in pieces), others)
     if workers is not None and len(pieces) < workers.size:  # few attacks: split by adversary instead
         pieces = [replace(p, adversaries=(a,)) for p in pieces for a in p.adversaries]
     if workers is not None and len(pieces) > 1:
-        yield from _by_workers(Stage(plan, run), pieces, workers, say)
+        yield from _by_workers(Stage(run), pieces, workers, say)
         return
-    with closing(Desk(plan, run)) as desk:
+    with closing(Desk(run)) as desk:
         for piece in pieces:
             yield from desk.cells(piece)
 

@@ -30,12 +30,12 @@ from fdaudit.handout.rehearsals import rehearsal_of
 from fdaudit.isolation.attacker import AttackFailedError, attack
 from fdaudit.isolation.schema import Case
 from fdaudit.planning.plan import Plan
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import Cell, Control, TargetResult
 from fdaudit.rng import SecretStream, child_seed
 from fdaudit.scoring.extraction import RELEASED, Copies
 from fdaudit.scoring.ground_truth import Truth, check_guesses
 from fdaudit.scoring.scoring import Scorer, cell_directory, keep_scores
-from fdaudit.storage.vault import Vault
 from fdaudit.transcript.manifest import read_manifest
 from fdaudit.transcript.transcript import Position, Transcript
 from fdaudit.types import (
@@ -61,18 +61,17 @@ class Stage:
     """Runs cells on one finished federation.
 
     Args:
-        plan: the run's plan.
-        run: the run directory.
+        run: the run.
         common: a directory for rehearsals that every adversary could run itself; None shares nothing.
     """
 
-    def __init__(self, plan: Plan, run: Path, common: Path | None = None) -> None:
-        self.plan, self.run, self._common = plan, run, common
-        self._vault = Vault(run / "vault")
+    def __init__(self, run: RunDirectory, common: Path | None = None) -> None:
+        self.plan, self.run, self._common = (plan := run.plan), run.path, common
+        self._run, self._vault = run, run.vault
         self._truth = Truth(plan, self._vault)
         self._answering = Answering(plan, self._vault)
-        self._rehearsed = Rehearsed(plan, run / "vault" / "rehearsal", self._truth)
-        self._scorer = Scorer(self._truth, run, plan.seed, plan.encoder, Copies(plan, self._vault))
+        self._rehearsed = Rehearsed(plan, self._vault.directory / "rehearsal", self._truth)
+        self._scorer = Scorer(self._truth, run.path, plan.seed, plan.encoder, Copies(plan, self._vault))
 
     # -- what an attack is given ----------------------------------------------------------------------------
 
@@ -178,7 +177,7 @@ class Stage:
                 return base.cell("not-applicable", reason=reason)
             figures, targets = self._scorer.score(base.id, guesses, assumed)
             on_canaries, others = self._on_canaries(base, adversary)
-            tried = kept_controls(attack, self.plan, adversary.name, self.run, beside) | self._power(
+            tried = kept_controls(attack, self._run, adversary.name, beside) | self._power(
                 attack, adversary, task, assumed
             )
             failed = [name for name, control in tried.items() if not control.passed]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,9 +105,9 @@ def answered_by(plan: Plan) -> tuple[str, frozenset[str]] | None:
     return kind, frozenset(to for m in mine if m["kind"] == kind for to in m["to"].split(", "))
 
 
-def finished(plan: Plan, run: Path) -> bool:
+def finished(plan: Plan, vault: Vault) -> bool:
     """Return whether a run reached its last round; a run that its budget ended did not."""
-    checkpoint = Vault(run / "vault").load_round()
+    checkpoint = vault.load_round()
     rounds: int = plan.protocol_config.rounds  # type: ignore[attr-defined]
     return checkpoint is not None and checkpoint["round"] == rounds - 1
 

@@ -123,7 +123,7 @@ class Answering:
         if message is not None:
             return None if message.payload is None else readable(decode(read_payload(transcript, message)))
         checkpoint = self._vault.load_round()
-        if checkpoint is None or not finished(self._plan, self._run):
+        if checkpoint is None or not finished(self._plan, self._vault):
             return None
         plan = self._plan
         protocol = set_up(plan.protocol, plan.protocol_config, plan.common, plan.clients, plan.seed)

@@ -1,7 +1,11 @@
-"""A run directory with its spec, secrets and plan: create, reopen, resume or refuse it."""
+"""A run directory with its spec, secrets, vault and plan: begin, resume, reopen or refuse it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,43 +15,137 @@ from fdaudit.errors import RunError, SpecError
 from fdaudit.planning.plan import Plan, make_plan
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.files import load_json, save_json, write_atomically
+from fdaudit.storage.locks import make_private, writing
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.manifest import read_manifest, refuse_changed
 
-__all__ = ["commitments", "open_directory", "refuse_begun_meanwhile", "reopen", "the_secrets", "the_spec"]
+__all__ = ["RunDirectory"]
 
 
-def reopen(run: Path) -> Plan:
-    """Return the plan of an existing run, from its spec and its vault.
+@dataclass(frozen=True, eq=False)
+class RunDirectory:
+    """A run on disk: its plan, and the vault that the plan is made from.
 
-    Raises:
-        RunError: there is no run, or its data are no longer available.
-        IntegrityError: its record was changed, so new figures would be attributed to the wrong record.
+    Attributes:
+        path: the directory.
+        plan: the run's plan.
     """
-    spec = the_spec(None, run, resume=True)
-    plan = make_plan(spec, Vault(run / "vault").secrets)
-    refuse_changed(run)
-    stated = read_manifest(run)["commitments"]
-    for name, found in commitments(plan, Vault(run / "vault").secrets).items():
-        if stated.get(name) != found:
-            problem = f"does not have the {name} that its manifest commits to"
-            raise RunError("run", str(run), problem, "Restore the dataset and the vault it was run with.")
-    plan.execution.begin()
-    return plan
+
+    path: Path
+    plan: Plan
+
+    @classmethod
+    @contextmanager
+    def begun(
+        cls,
+        source: Spec | Path | str | dict[str, Any] | None,
+        path: Path,
+        *,
+        resume: bool = False,
+        seed_from: Path | None = None,
+    ) -> Iterator[RunDirectory]:
+        """Begin a run, or resume one, and hold its directory for this process alone.
+
+        Args:
+            source: the spec; None with `resume` takes the one in the directory.
+            path: the directory; must not exist yet, unless `resume`.
+            resume: continue a run that has begun.
+            seed_from: a run directory whose seed and secret are used again.
+
+        Raises:
+            UsageError: the spec is wrong, or the directory is occupied or being written; nothing was written.
+        """
+        with ExitStack() as held:
+            if path.is_dir():
+                held.enter_context(writing(path))
+            spec = _the_spec(source, path, resume)
+            secrets = _the_secrets(spec, path, resume, seed_from)
+            run = cls(path, make_plan(spec, secrets))
+            make_private(path)
+            held.enter_context(writing(path))
+            # Another process may have begun a run here while the plan was made.
+            if run._has_begun and _the_secrets(spec, path, resume, seed_from) != secrets:
+                problem = "was begun by another process"
+                raise RunError("out", str(path), problem, "Resume it, or choose another directory.")
+            run.plan.execution.begin()
+            run._write(secrets)
+            if seed_from is not None and (shown := Vault(seed_from / "vault").handed_out):
+                run.vault.note_handed_out(shown)  # the same secret means the same candidates
+            yield run
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunDirectory:
+        """Return an existing run.
+
+        Raises:
+            RunError: there is no run, or its data are no longer available.
+            IntegrityError: its record was changed, so new figures would be attributed to the wrong record.
+        """
+        spec = _the_spec(None, path, resume=True)
+        run = cls(path, make_plan(spec, Vault(path / "vault").secrets))
+        refuse_changed(path)
+        stated = read_manifest(path)["commitments"]
+        for name, found in run.commitments.items():
+            if stated.get(name) != found:
+                problem = f"does not have the {name} that its manifest commits to"
+                raise RunError(
+                    "run", str(path), problem, "Restore the dataset and the vault it was run with."
+                )
+        run.plan.execution.begin()
+        return run
+
+    @cached_property
+    def vault(self) -> Vault:
+        """Return the run's vault."""
+        return Vault(self.path / "vault")
+
+    @cached_property
+    def commitments(self) -> dict[str, str]:
+        """Return commitments to the seed, the data and each split. Without their salts they would reveal membership."""
+        secrets, tensors = self.vault.secrets, self.plan.splits.to_dict()
+        parts = {f"split {name}": tensors[name].numpy().tobytes() for name in sorted(tensors)}
+        return {
+            "seed": secrets.commit("seed", secrets.seed.to_bytes(8, "big")),
+            "data": secrets.commit("data", self.plan.dataset.sha256().encode()),
+            **{name: secrets.commit(name, data) for name, data in parts.items()},
+        }
+
+    @property
+    def _has_begun(self) -> bool:
+        return (self.vault.directory / "secrets.json").is_file()
+
+    def _write(self, secrets: Secrets) -> None:
+        """Write the spec, the secrets and the splits of a new run; for a resumed run, check the data.
+
+        Raises:
+            RunError: the data are not those that the run began with.
+        """
+        if not self._has_begun:
+            self.vault.create(secrets)
+        self._refuse_other_data()
+        for leftover in self.path.rglob(
+            ".*.tmp"
+        ):  # of a run that was killed between writing a file and naming it
+            leftover.unlink()
+        self.vault.save("splits", self.plan.splits.to_dict())
+        text = yaml.safe_dump(self.plan.spec.public(self.commitments["seed"]), sort_keys=False)
+        write_atomically(self.path / "spec.yaml", text.encode("utf-8"))
+
+    def _refuse_other_data(self) -> None:
+        """Refuse a resumed run whose records differ. The first opening stores commitments to the records."""
+        path = self.vault.directory / "commitments.json"
+        if not path.is_file():
+            save_json(path, self.commitments)
+        begun = load_json(path)
+        for name, found in self.commitments.items():
+            if not isinstance(begun, dict) or begun.get(name) != found:
+                problem = f"differs in its {name} from what the run began with"
+                raise RunError(
+                    "dataset", self.plan.spec.dataset.name, problem, "Restore it, or start a new run."
+                )
 
 
-def commitments(plan: Plan, secrets: Secrets) -> dict[str, str]:
-    """Return salted commitments to the seed, the data and each split. Without a salt they would reveal membership."""
-    tensors = plan.splits.to_dict()
-    parts = {f"split {name}": tensors[name].numpy().tobytes() for name in sorted(tensors)}
-    return {
-        "seed": secrets.commit("seed", secrets.seed.to_bytes(8, "big")),
-        "data": secrets.commit("data", plan.dataset.sha256().encode()),
-        **{name: secrets.commit(name, data) for name, data in parts.items()},
-    }
-
-
-def the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resume: bool) -> Spec:
+def _the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resume: bool) -> Spec:
     """Return the spec of a run: the given one, or the run's own. A resumed run must have begun with the given spec.
 
     Raises:
@@ -80,7 +178,7 @@ def the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resum
     return spec
 
 
-def the_secrets(spec: Spec, out: Path, resume: bool, seed_from: Path | None) -> Secrets:
+def _the_secrets(spec: Spec, out: Path, resume: bool, seed_from: Path | None) -> Secrets:
     """Return the secrets of a run: its own if it has begun, those of the run `seed_from`, or new ones.
 
     Raises:
@@ -100,43 +198,3 @@ def the_secrets(spec: Spec, out: Path, resume: bool, seed_from: Path | None) -> 
     if given not in (None, secrets):
         raise RunError("seed-from", str(seed_from), "has another seed or secret", "Resume without it.")
     return secrets
-
-
-def refuse_begun_meanwhile(
-    spec: Spec, out: Path, resume: bool, seed_from: Path | None, secrets: Secrets
-) -> None:
-    """Check again, under the write lock, that no other process has begun a run while the plan was made."""
-    begun = (out / "vault" / "secrets.json").is_file()
-    if begun and the_secrets(spec, out, resume, seed_from) != secrets:
-        raise RunError(
-            "out", str(out), "was begun by another process", "Resume it, or choose another directory."
-        )
-
-
-def open_directory(plan: Plan, run: Path, secrets: Secrets) -> None:
-    """Write the spec, the secrets and the splits of a new run; for a resumed run, check the data.
-
-    Raises:
-        RunError: the data are not those that the run began with.
-    """
-    vault = Vault(run / "vault")
-    if not (vault.directory / "secrets.json").is_file():
-        vault.create(secrets)
-    _refuse_other_data(plan, vault, secrets)
-    for leftover in run.rglob(".*.tmp"):  # of a run that was killed between writing a file and naming it
-        leftover.unlink()
-    vault.save("splits", plan.splits.to_dict())
-    text = yaml.safe_dump(plan.spec.public(commitments(plan, secrets)["seed"]), sort_keys=False)
-    write_atomically(run / "spec.yaml", text.encode("utf-8"))
-
-
-def _refuse_other_data(plan: Plan, vault: Vault, secrets: Secrets) -> None:
-    """Refuse a resumed run whose records differ. The first opening stores commitments to the records."""
-    path, found = vault.directory / "commitments.json", commitments(plan, secrets)
-    if not path.is_file():
-        save_json(path, found)
-    begun = load_json(path)
-    for name in found:
-        if not isinstance(begun, dict) or begun.get(name) != found[name]:
-            problem = f"differs in its {name} from what the run began with"
-            raise RunError("dataset", plan.spec.dataset.name, problem, "Restore it, or start a new run.")

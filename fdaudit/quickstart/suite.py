@@ -73,9 +73,9 @@ def quickstart(
         for number, (name, spec) in enumerate(wanted.items(), 1):
             place, seed_from = out / name, None if out / name == first else first
             step = beside.stopped_by(_step(tick, f"{number}/{len(wanted)} {name}"))
-            plan = federated(spec, place, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=step)
+            run = federated(spec, place, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=step)
             before = [out / other for other in wanted][: number - 1]
-            attack = partial(attacked, plan, place, beside=before, elsewhere=elsewhere, tick=step)
+            attack = partial(attacked, run, beside=before, elsewhere=elsewhere, tick=step)
             beside.attack(attack, Run(place))
         beside.finish()
         finished = [Run(out / name) for name in wanted]

@@ -31,11 +31,11 @@ from fdaudit.metrics import (
     mu_lower_bound,
     mu_p_value,
 )
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.scoring.client_coins import by_client
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.scoring.scoring import kept_scores
 from fdaudit.spec.privacy import CanarySpec
-from fdaudit.storage.vault import Vault
 from fdaudit.types import Challenge
 
 if TYPE_CHECKING:
@@ -141,13 +141,13 @@ class Check:
         return {**asdict(self), "evidence": [asdict(e) for e in self.evidence]}
 
 
-def check_claims(plan: Plan, run: Path, ledgers: Sequence[Ledger]) -> tuple[Check, ...]:
+def check_claims(run: RunDirectory, ledgers: Sequence[Ledger]) -> tuple[Check, ...]:
     """Check every ledger's claim with the scores that the run's membership attacks left in the vault."""
-    truth = Truth(plan, Vault(run / "vault"))
+    plan, truth = run.plan, Truth(run.plan, run.vault)
     planned = {entry.view: list(_planned(plan, truth, entry)) for entry in ledgers}
     confidence = 1 - (1 - CONFIDENCE) / max(1, _TESTS * sum(map(len, planned.values())))
     return tuple(
-        judge(entry, _evidence(plan, truth, run, entry, planned[entry.view], confidence), confidence)
+        judge(entry, _evidence(plan, truth, run.path, entry, planned[entry.view], confidence), confidence)
         for entry in ledgers
     )
 

@@ -7,17 +7,16 @@ Guarantee:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdaudit.metrics import FigureKey, Pairs, Reflipped, holm, reflip
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.rng import child_numpy
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.scoring.scoring import kept_scores
-from fdaudit.storage.vault import Vault
 
 if TYPE_CHECKING:
-    from fdaudit.planning.plan import Plan
+    pass
 
 __all__ = ["BY_COINS", "LEVEL", "candidate_scores", "family_of"]
 
@@ -28,7 +27,7 @@ BY_COINS = 0.6
 """Share of the level for membership tests by re-flipped coins, if a run has other tests as well."""
 
 
-def family_of(plan: Plan, run: Path, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def family_of(run: RunDirectory, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the adjusted p-values of a run's figures, and how they were found, as a JSON object.
 
     Membership figures are tested jointly, by re-flipping the known coins. Other figures with a p-value of their own are
@@ -36,17 +35,16 @@ def family_of(plan: Plan, run: Path, cells: Sequence[Mapping[str, Any]]) -> dict
     kinds, the first gets the share `BY_COINS` of the level and the second gets the rest.
 
     Args:
-        plan: the run's plan.
-        run: the run directory.
+        run: the run.
         cells: the run's cells, as JSON objects.
 
     Raises:
         IntegrityError: a membership attack has run, and its scores are missing from the vault.
     """
-    scores = candidate_scores(plan, run, cells)
+    scores = candidate_scores(run, cells)
     own = list(_own_tests(cells, scores))
     share = BY_COINS if scores and own else 1.0
-    coins = reflip(scores, child_numpy(plan.seed, "family"), level=LEVEL * share)
+    coins = reflip(scores, child_numpy(run.plan.seed, "family"), level=LEVEL * share)
     adjusted = {key: p / share for key, p in coins.p.items()}
     rest = 1 - share if scores else 1.0
     adjusted |= {key: p / rest for (key, _), p in zip(own, holm([p for _, p in own]), strict=True)}
@@ -70,17 +68,15 @@ def family_of(plan: Plan, run: Path, cells: Sequence[Mapping[str, Any]]) -> dict
     }
 
 
-def candidate_scores(
-    plan: Plan, run: Path, cells: Sequence[Mapping[str, Any]]
-) -> dict[str, dict[str, Pairs]]:
+def candidate_scores(run: RunDirectory, cells: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Pairs]]:
     """Return the scores behind the membership cells that a verdict may use, by cell and victim, pair by pair.
 
     Raises:
         IntegrityError: a membership attack has run, and its scores are missing from the vault.
     """
-    truth, found = Truth(plan, Vault(run / "vault")), dict[str, dict[str, Pairs]]()
+    truth, found = Truth(run.plan, run.vault), dict[str, dict[str, Pairs]]()
     for cell in filter(_is_judged, cells):
-        kept = kept_scores(run, cell["id"], "candidates")
+        kept = kept_scores(run.path, cell["id"], "candidates")
         if kept:
             found[cell["id"]] = {
                 client: _paired(truth, client, kept[client].numpy()) for client in sorted(kept)

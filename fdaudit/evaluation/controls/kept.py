@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 from fdaudit.errors import IntegrityError
 from fdaudit.evaluation.controls import controls, depends_on, setting_of
 from fdaudit.limits import JSON_BYTES, read_file
+from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import Control
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json, save_json, write_atomically
 from fdaudit.storage.locks import writing
-from fdaudit.storage.vault import Vault
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
 
 __all__ = ["controls_directory", "kept_controls", "take_controls"]
 
@@ -33,25 +32,25 @@ def controls_directory(run: Path) -> Path:
 
 
 def kept_controls(
-    attack: AttackPlan, plan: Plan, adversary: str, run: Path, beside: Sequence[Path] = ()
+    attack: AttackPlan, run: RunDirectory, adversary: str, beside: Sequence[Path] = ()
 ) -> dict[str, Control]:
     """Return the controls of an attack, by name: stored by this or a related run, or run now and stored.
 
     Args:
         attack: the attack.
-        plan: the run's plan.
+        run: the run.
         adversary: the adversary of the cell.
-        run: the run directory.
         beside: directories of runs with the same secret.
     """
+    plan = run.plan
     setting = setting_of(attack, plan, adversary)
     name = f"{'-'.join(filter(None, (attack.name, setting)))}.json"
-    upon, secrets = depends_on(attack, plan, setting), Vault(run / "vault").secrets
+    upon, secrets = depends_on(attack, plan, setting), run.vault.secrets
 
     def seal(outcomes: Any) -> str:
         return secrets.commit("controls", upon, canonical(outcomes))
 
-    path = controls_directory(run) / name
+    path = controls_directory(run.path) / name
     if (found := _sealed(path, seal)) is None:
         others = (_sealed(controls_directory(place) / name, seal) for place in beside)
         found = next((outcomes for outcomes in others if outcomes is not None), None)
