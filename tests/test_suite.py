@@ -148,7 +148,7 @@ def test_runs_one_by_one_or_beside_each_other_are_the_same(tmp_path: Path) -> No
 def test_what_goes_wrong_with_the_attacks_of_a_run_ends_the_quickstart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(plan: Any, place: Path, **options: Any) -> None:
+    def fails(run: Any, **options: Any) -> None:
         raise OSError(28, "no space left")
 
     monkeypatch.setattr(suite, "attacked", fails)
@@ -173,12 +173,13 @@ def test_an_interruption_ends_all_attacks_that_are_under_way(
             ended.add(place.name)
             raise
 
-    def federated(spec: Any, place: Path, **options: Any) -> None:
+    def federated(spec: Any, place: Path, **options: Any) -> Path:
         if place.name == "third":
             given_up = time.monotonic() + 30
             while len(under_way) < 2 and time.monotonic() < given_up:
                 time.sleep(0.01)
             raise KeyboardInterrupt
+        return place
 
     monkeypatch.setattr(suite, "specs", lambda: three)
     monkeypatch.setattr(suite, "federated", federated)
