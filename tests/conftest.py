@@ -24,7 +24,7 @@ def _a_seed_has_one_secret() -> Iterator[None]:
     """Runs of one seed draw the same records each time, as thresholds need: their secret is derived from the seed."""
     from fdaudit.storage.vault import Secrets
 
-    from .run_cases import known
+    from .helpers.run_cases import known
 
     drawn = Secrets.draw
     with pytest.MonkeyPatch.context() as patch:
@@ -51,7 +51,7 @@ def _torch_as_it_was() -> Iterator[None]:
 @pytest.fixture
 def attacks_here() -> Iterator[None]:
     """Attacks run in a thread of this process, where a test can patch them."""
-    from .doubles import in_a_thread
+    from .helpers.doubles import in_a_thread
 
     with in_a_thread():
         yield

@@ -14,8 +14,8 @@ from fdaudit.cli.app import main
 from fdaudit.quickstart import suite
 from fdaudit.spec.schema import Spec
 
-from .browser import Browser, chromium
-from .report_cases import SECTIONS
+from .helpers.browser import Browser, chromium
+from .helpers.report_cases import SECTIONS
 
 SPEC = {
     "name": "End to end",

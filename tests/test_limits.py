@@ -36,9 +36,9 @@ from fdaudit.transcript.log import read_log
 from fdaudit.transcript.messages import Message
 from fdaudit.transcript.transcript import Transcript, read_messages, verify_transcript
 
-from .fuzzing import SPARSE, watched
-from .run_cases import finished, tiny
-from .sweep_cases import grid
+from .fuzz.fuzzing import SPARSE, watched
+from .helpers.run_cases import finished, tiny
+from .helpers.sweep_cases import grid
 
 ROOT = Path(__file__).parents[1]
 

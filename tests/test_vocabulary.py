@@ -34,7 +34,7 @@ from fdaudit.rng import SecretStream, child, child_numpy, child_seed
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.files import decode, encode
 
-from .run_cases import known
+from .helpers.run_cases import known
 
 SECRET = b"sixteen bytes and more"
 

@@ -2,7 +2,7 @@
 
 An attack receives four objects (view, knowledge, task with its challenges and oracle handle, generator), in a process
 that holds nothing else. The view is first exported to a separate directory, so nothing there leads to the vault, to a
-split or to others' messages; see `tests/test_isolation.py`.
+split or to others' messages; see `tests/isolation/test_isolation.py`.
 """
 
 from __future__ import annotations

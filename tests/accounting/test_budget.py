@@ -1,0 +1,128 @@
+"""A budget: never below what the ledger finds afterwards, and a run that ends before it is passed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fdaudit
+from fdaudit.accounting.budget import Meter
+from fdaudit.accounting.ledger import Books
+from fdaudit.errors import SpecError
+from fdaudit.events import SampledGaussian
+
+from ..helpers.ledger_cases import Log
+from .test_ledger import PARTIES, graphs
+from .test_ledger_run import spec
+
+
+@settings(max_examples=150, deadline=None)
+@given(log=graphs(), view=st.sampled_from(["server", "world", "client/1", "server+client/1"]))
+def test_whatever_a_filter_lets_pass_stays_within_its_budget(log: Log, view: str) -> None:
+    for budget in (1.0, 6.0, 40.0):
+        meter = Meter(view, budget, 1e-5, "record", "add-or-remove", PARTIES)
+        sent = Log()
+        for message in log:
+            try:
+                meter.admit(message)
+            except SpecError:
+                break
+            sent.append(message)
+        found = Books(sent, PARTIES).ledger(view, relation="add-or-remove", pld=False)
+        assert found.epsilon <= budget * (1 + 1e-9)
+
+
+def noisy(sigma: float, rounds: int, **privacy: object) -> dict[str, object]:
+    made = spec(privacy=privacy)
+    made["protocol"] = {"name": "fedavg", "params": {**made["protocol"]["params"], "rounds": rounds}}
+    params = {"sigma": sigma, "clip": 1.0}
+    made["defenses"] = [
+        {"kind": "model_update", "sender": "client", "name": "gaussian-noise", "params": params}
+    ]
+    return made
+
+
+def test_a_run_ends_before_the_round_that_would_pass(tmp_path: Path) -> None:
+    """Noise of six times the sensitivity: rounds add up slowly, and ε = 3 is passed within 30 of them."""
+    run = fdaudit.run(noisy(12.0, 30, budget={"epsilon": 3.0}), tmp_path / "run")
+    rounds = run.result["run"]["rounds"]
+    assert 1 < rounds < 30
+    spent = run.ledger("server").epsilon
+    assert spent <= 3.0
+    one = fdaudit.run(noisy(12.0, 1), tmp_path / "one").ledger("server").epsilon
+    assert spent > one, "it went on as long as it could"
+    more = fdaudit.run(noisy(12.0, rounds + 1), tmp_path / "more").ledger("server")
+    assert more.epsilon > 3.0, "one round more would have passed it"
+    (said,) = [line for line in run.result["limits"] if "budget" in line]
+    assert f"after {rounds} of 30 rounds" in said
+    assert run.verify() == []
+    before = (run.directory / "transcript" / "messages.jsonl").read_bytes()
+    fdaudit.run(None, run.directory, resume=True)
+    assert (run.directory / "transcript" / "messages.jsonl").read_bytes() == before
+
+
+def test_a_stopped_run_resumes_to_the_same_end(tmp_path: Path) -> None:
+    """Killed before its manifest was written, it goes on where it was and adds no round."""
+    run = fdaudit.run(noisy(12.0, 30, budget={"epsilon": 3.0}), tmp_path / "run")
+    (run.directory / "manifest.json").rename(tmp_path / "manifest.json")
+    again = fdaudit.run(None, run.directory, resume=True)
+    ends = [
+        json.loads(path.read_bytes())
+        for path in (tmp_path / "manifest.json", again.directory / "manifest.json")
+    ]
+    assert ends[0]["head"] == ends[1]["head"]
+
+
+def test_a_budget_that_is_never_reached_changes_nothing(tmp_path: Path) -> None:
+    run = fdaudit.run(noisy(40.0, 2, budget={"epsilon": 3.0}), tmp_path / "run")
+    assert run.result["run"]["rounds"] == 2
+    assert not [line for line in run.result["limits"] if "budget" in line]
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (noisy(0.1, 2, budget={"epsilon": 3.0}), "is passed in round 0 by model_update"),
+        (spec(privacy={"budget": {"epsilon": 3.0}}), "without a guarantee"),
+    ],
+    ids=["too little noise", "no noise"],
+)
+def test_a_budget_that_cannot_be_kept_is_refused_at_the_message(
+    made: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        fdaudit.run(made, tmp_path / "run")
+    assert caught.value.field == "privacy.budget.epsilon"
+    assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+def steps_of_dp_sgd(meter: Meter, rate: float, most: int) -> int:
+    """How many releases of one step of DP-SGD a budget lets pass."""
+    event = SampledGaussian(
+        sensitivity=1.0,
+        scale=1.0,
+        sample_rate=rate,
+        unit="record",
+        relation="add-or-remove",
+        covers=("data",),
+    )
+    log = Log()
+    for done in range(most):
+        log.add("client/0", "server", "model_update", ("data",), event)
+        try:
+            meter.admit(log[-1])
+        except SpecError:
+            return done
+    return most
+
+
+@pytest.mark.parametrize(("rate", "epsilon", "by_order"), [(0.1, 9.9713, 160), (0.05, 4.767, 145)])
+def test_a_budget_lets_pass_what_the_ledger_allows(rate: float, epsilon: float, by_order: int) -> None:
+    """ε of 200 steps by the ledger. At one order, the best for the step, fewer fit."""
+    shape = ("server", epsilon, 1e-5, "record", "add-or-remove", PARTIES)
+    assert steps_of_dp_sgd(Meter(*shape, fixed=True), rate, 250) == 200
+    assert by_order <= steps_of_dp_sgd(Meter(*shape), rate, 250) < 200

@@ -1,0 +1,345 @@
+"""Attacks on class shares: right where the record gives them away, refused with a reason where it does not."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from fdaudit.attacks.label_distribution._shadows import ShareModel, draw_shadow, uniform
+from fdaudit.attacks.label_distribution.declined import accepted_samples, read_declined
+from fdaudit.attacks.label_distribution.updates import mixture
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fdaudit
+from fdaudit import attacks
+from fdaudit.audit.run import Run
+from fdaudit.evaluation.controls import controls
+from fdaudit.metrics import kl_divergence
+from fdaudit.planning.plan import make_plan
+from fdaudit.registry import Registry
+from fdaudit.result import gates
+from fdaudit.scoring.ground_truth import check_guesses
+from fdaudit.spec.schema import load_spec
+from fdaudit.types import Applicability, LabelDistribution
+
+from ...helpers.doubles import SEED, NoSettings
+from ...helpers.run_cases import known
+
+NAMES = ("label-answers", "label-counts", "label-declined", "label-updates")
+
+
+def spec(protocol: str, params: dict[str, Any], *names: str, **changes: Any) -> dict[str, Any]:
+    """Ten clients on digits, uneven by Dirichlet 1.0, all of them victims."""
+    return {
+        "seed": SEED,
+        "profile": "quick",
+        "device": "cpu",
+        "threads": 1,
+        "clients": 10,
+        "victims": 10,
+        "partition": {"name": "dirichlet", "alpha": 1.0},
+        "model": {"name": "mlp", "params": {"widths": [64]}},
+        "protocol": {"name": protocol, "params": params},
+        "references": [],
+        "adversaries": ["server"],
+        "attacks": [{"name": n} for n in names],
+        **changes,
+    }
+
+
+def figures(run: Run, cell: str) -> dict[str, float]:
+    found = next(c for c in run.result["cells"] if c["id"] == cell)
+    assert found["status"] == "run", found["reason"]
+    return {f["name"]: f["value"] for f in found["figures"]}
+
+
+def uniform_kl(run: Run) -> float:
+    """Mean KL of the uniform guess, from the clients' own records."""
+    plan, values = run.plan, []
+    for client in plan.clients:
+        counts = torch.bincount(plan.records(client)[1], minlength=plan.dataset.classes).double()
+        values.append(kl_divergence(counts / counts.sum(), uniform(len(counts))))
+    return sum(values) / len(values)
+
+
+# -- through a run ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fedkd(tmp_path_factory):
+    out = tmp_path_factory.mktemp("fedkd") / "run"
+    quick = {"local_epochs": 2, "distill_rounds": 1, "distill_steps": 1}
+    wanted = spec("fedkd", quick, "label-counts", "label-declined", "label-updates")
+    return fdaudit.run(wanted | {"adversaries": ["server", "aggregator", "eavesdropper"]}, out)
+
+
+def test_at_fedmd_the_mean_divergence_is_at_most_a_third_of_the_uniform_guess(tmp_path):
+    run = fdaudit.run(spec("fedmd", {"rounds": 3}, "label-answers"), tmp_path / "run")
+    found = figures(run, "server/label-answers")
+    assert found["label_kl_mean"] <= uniform_kl(run) / 3
+    assert found["label_tv_mean"] <= found["label_tv_prior_mean"] / 2
+
+
+def test_fedkds_counts_give_the_shares_away_exactly(fedkd):
+    for adversary in ("aggregator", "eavesdropper"):
+        found = figures(fedkd, f"{adversary}/label-counts")
+        assert found["label_kl_mean"] == found["label_tv_mean"] == found["label_chebyshev_mean"] == 0
+        assert found["label_kl_prior_mean"] > 0.1
+
+
+def test_the_figures_stand_beside_the_worst_client_and_the_prior(fedkd):
+    found = figures(fedkd, "aggregator/label-counts")
+    for name in ("label_kl", "label_tv", "label_chebyshev"):
+        assert {f"{name}_mean", f"{name}_worst", f"{name}_prior_mean"} <= set(found)
+    cell = next(c for c in fedkd.result["cells"] if c["id"] == "aggregator/label-counts")
+    assert [t["target"] for t in cell["targets"]] == [f"client/{k}" for k in range(10)]
+    for target in cell["targets"]:
+        assert target["shares"]["guess"] == target["shares"]["truth"]
+        assert sum(target["shares"]["prior"]) == pytest.approx(1)
+
+
+def test_what_is_not_in_view_is_a_reason(fedkd):
+    reasons = {c["id"]: c["reason"] for c in fedkd.result["cells"] if c["status"] == "not-applicable"}
+    assert reasons["server/label-counts"] == "no class_counts of a victim in view"
+    assert "asked about is not in view" in reasons["aggregator/label-declined"]
+    assert "gradient, model_update or model_parameters" in reasons["aggregator/label-updates"]
+
+
+def test_the_page_shows_true_and_guessed_shares(fedkd):
+    page = fdaudit.report(fedkd).read_text("utf-8")
+    assert "Class shares of client/0: true, guessed, and the prior" in page
+    assert "6 of 10 victims, the worst first" in page
+
+
+def test_withheld_counts_leave_nothing_to_read(tmp_path):
+    quick = {"local_epochs": 1, "distill_rounds": 1, "distill_steps": 1, "weights": "uniform"}
+    wanted = spec("fedkd", quick, "label-counts", adversaries=["eavesdropper"], clients=3, victims=3)
+    (cell,) = [
+        c for c in fdaudit.run(wanted, tmp_path / "run").result["cells"] if c["attack"] == "label-counts"
+    ]
+    assert (cell["status"], cell["reason"]) == ("not-applicable", "no class_counts of a victim in view")
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"upload": "gradient"},
+        {"upload": "model_update", "local_epochs": 2},
+        {"upload": "model_parameters", "momentum": 0.9},
+    ],
+    ids=lambda p: p["upload"],
+)
+def test_uploads_of_fedavg_tell_the_shares_whatever_their_form(tmp_path, params):
+    run = fdaudit.run(spec("fedavg", {"rounds": 3, **params}, "label-updates"), tmp_path / "run")
+    found = figures(run, "server/label-updates")
+    assert found["label_kl_mean"] <= uniform_kl(run) / 10
+
+
+def test_what_selective_fd_declines_tells_more_than_the_prior(tmp_path):
+    wanted = spec("selective-fd", {"rounds": 1, "local_steps": 1}, "label-declined")
+    run = fdaudit.run(wanted, tmp_path / "run")
+    found = figures(run, "server/label-declined")
+    assert found["label_kl_mean"] <= 0.9 * uniform_kl(run)
+
+
+def test_a_digest_cannot_be_read(tmp_path):
+    wanted = spec("fedavg", {"rounds": 1}, "label-updates", record="digest", clients=2, victims=1)
+    (cell,) = [
+        c for c in fdaudit.run(wanted, tmp_path / "run").result["cells"] if c["attack"] == "label-updates"
+    ]
+    assert cell["reason"] == "what the victims sent was recorded as digests only"
+
+
+# -- the parts ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 12))
+def test_a_mixture_of_class_gradients_is_taken_apart_up_to_its_scale(seed, classes):
+    rng = torch.Generator().manual_seed(seed)
+    columns = [torch.randn(classes, classes, 7, generator=rng).double() for _ in range(2)]
+    pi = torch.rand(classes, generator=rng).double() * (torch.rand(classes, generator=rng) < 0.7)
+    pi = pi / pi.sum() if pi.sum() else uniform(classes)
+    scale = float(torch.rand((), generator=rng)) * 10 + 0.1
+    seen = [scale * torch.einsum("k,kcf->cf", pi, G) for G in columns]
+    assert torch.allclose(mixture(columns, seen), pi, atol=1e-4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 6))
+def test_shadow_clients_hold_each_record_once_and_know_their_shares(seed, classes):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(classes, (60,), generator=generator)
+    (x, drawn), shares = draw_shadow(torch.arange(60.0)[:, None], y, classes, generator)
+    rows = x[:, 0].long()
+    assert len(rows.unique()) == len(rows) > 0
+    assert (y[rows] == drawn).all()
+    assert torch.allclose(torch.bincount(drawn, minlength=classes).double() / len(drawn), shares)
+
+
+def test_a_share_model_learns_a_log_linear_law_and_treats_classes_alike():
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(40, 5, 2, generator=generator)
+    shares = (features.double() @ torch.tensor([1.5, 0.0]).double()).softmax(1)
+    model = ShareModel.fit(features, shares, 1e-9)
+    assert torch.allclose(model(features), shares, atol=1e-3)
+    turned = features[:, [4, 3, 2, 1, 0]]
+    assert torch.allclose(model(turned), model(features)[:, [4, 3, 2, 1, 0]])
+    assert torch.allclose(model(torch.randn(3, 5, 2)).sum(1), torch.ones(3).double())
+
+
+class _Sent:
+    """A message and its tensors, as a view hands them out."""
+
+    def __init__(self, seq, kind, sender, receivers, **tensors):
+        self.seq, self.kind, self.sender, self.receivers, self.round = seq, kind, sender, receivers, 0
+        self.payload, self.given = {}, tensors
+
+
+class _View:
+    def __init__(self, *messages):
+        self.messages = messages
+
+    def select(self, kind=None, round=None):
+        return tuple(m for m in self.messages if m.kind == kind)
+
+    def tensors(self, message):
+        return message.given
+
+
+def test_a_declined_sample_and_a_vote_for_nobody_count_alike():
+    asked = _Sent(0, "proxy_indices", "server", ("client/0",), index=torch.tensor([0, 1, 2]))
+    left_out = _Sent(
+        1, "soft_labels", "client/0", ("server",), index=torch.tensor([0, 2]), values=torch.ones(2, 2) / 2
+    )
+    votes = _Sent(
+        1,
+        "hard_labels",
+        "client/0",
+        ("server",),
+        index=torch.tensor([0, 1, 2]),
+        values=torch.tensor([1, -1, 0]),
+    )
+    for answer in (left_out, votes):
+        seen, taken = accepted_samples(_View(asked, answer), "client/0", 4)
+        assert seen.tolist() == [1, 1, 1, 0]
+        assert taken.tolist() == [1, 0, 1, 0]
+    classes_of = torch.tensor([[1.0, 0], [0, 1], [1, 0], [0, 1]]).double()
+    features = read_declined(_View(asked, left_out), "client/0", classes_of)
+    assert features[0, 0] > features[1, 0]
+    assert read_declined(_View(asked), "client/0", classes_of) is None
+
+
+# -- guesses and gates --------------------------------------------------------------------------------------------
+
+UNFIT = {
+    "nine classes": (torch.ones(9) / 9, "each of 10 classes"),
+    "no number": (torch.full((10,), float("nan")), "each of 10 classes"),
+    "negative": (torch.tensor([-0.1, 1.1, *[0.0] * 8]), "negative or do not sum to 1"),
+    "two in all": (torch.ones(10) / 5, "negative or do not sum to 1"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_shares_that_are_no_distribution_are_refused(case):
+    shares, says = UNFIT[case]
+    guess = LabelDistribution(target="client/0", distribution=shares)
+    with pytest.raises(ValueError, match=says):
+        check_guesses([guess], ["client/0"], {}, _View(), 10)
+
+
+@pytest.mark.parametrize("answered", [[], ["client/0", "client/0"], ["client/0", "client/2"]])
+def test_every_victim_is_answered_once(answered):
+    made = [LabelDistribution(target=k, distribution=torch.ones(2) / 2) for k in answered or ["client/1"]]
+    with pytest.raises(ValueError, match="the victims are"):
+        check_guesses(made, ["client/0", "client/1"], {}, _View(), 2)
+
+
+@pytest.mark.parametrize(("threshold", "passed"), [(0.05, True), (0.1, True), (0.2, False)])
+def test_a_gate_on_shares_is_broken_by_a_guess_that_comes_too_near(threshold, passed):
+    cell = {
+        "goal": "label-distribution",
+        "adversary": "server",
+        "status": "run",
+        "targets": [{"figures": [{"name": "label_tv", "value": v}]} for v in (0.1, 0.4)],
+    }
+    (row,) = gates({"label_tv": threshold}, [cell])
+    assert (row["value"], row["passed"], row["at_least"]) == (0.1, passed, True)
+    (unmeasured,) = gates({"label_tv": threshold}, [])
+    assert not unmeasured["passed"]
+
+
+# -- controls -----------------------------------------------------------------------------------------------------
+
+
+class Constant:
+    """Says the same of everybody: nothing that it read off a message."""
+
+    name: ClassVar[str] = "constant"
+    goal: ClassVar[str] = "label-distribution"
+    needs: ClassVar[tuple[str, ...]] = ()
+    assumes: ClassVar[tuple[str, ...]] = ()
+    oracle: ClassVar[str | None] = None
+    source: ClassVar[str] = "a test"
+    control: ClassVar[dict[str, Any]] = {"on": "labels"}
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
+    Config: ClassVar[type[NoSettings]] = NoSettings
+
+    def __init__(self, config):
+        self.config = config
+
+    def applicable(self, view, knowledge, task):
+        return Applicability(True)
+
+    def run(self, view, knowledge, task, generator):
+        return tuple(LabelDistribution(target=k, distribution=uniform(10)) for k in task.targets)
+
+
+def _tried(monkeypatch, name, protocol, params):
+    monkeypatch.setattr(
+        attacks,
+        "REGISTRY",
+        Registry("fdaudit.attacks", {**attacks.REGISTRY._own, "constant": f"{__name__}:Constant"}),
+    )
+    plan = make_plan(load_spec(spec(protocol, params, name)), known(SEED))
+    (attack,) = (a for a in plan.attacks if a.name == name)
+    return controls(attack, plan)
+
+
+@pytest.mark.usefixtures("attacks_here")
+def test_an_attack_that_says_the_same_of_everybody_fails_its_positive_control(monkeypatch):
+    tried = _tried(monkeypatch, "constant", "fedavg", {"rounds": 1, "local_steps": 1})
+    assert not tried["positive"].passed
+
+
+def test_what_counts_tell_is_not_true_of_another_client(monkeypatch):
+    quick = {"local_epochs": 1, "distill_rounds": 1, "distill_steps": 1}
+    tried = _tried(monkeypatch, "label-counts", "fedkd", quick)
+    assert tried["positive"].passed
+    assert tried["positive"].figures[0].value == 0
+    assert tried["negative"].passed
+    found, prior = (f.value for f in tried["negative"].figures)
+    assert found > prior > 0
+
+
+def test_a_control_without_what_the_attack_needs_says_so(monkeypatch):
+    tried = _tried(monkeypatch, "label-counts", "fedavg", {"rounds": 1, "local_steps": 1})
+    assert not tried["positive"].passed
+    assert "no class_counts" in tried["positive"].figures[0].unavailable
+
+
+def test_every_card_says_that_it_is_tried_on_skewed_clients():
+    for name in NAMES:
+        card = attacks.REGISTRY.describe(name)
+        assert (card["goal"], card["control"]["on"]) == ("label-distribution", "labels")
+        assert set(card["profiles"]) == {"quick", "standard", "full"}
+
+
+def test_no_global_draw():
+    """The same generator, the same shadow."""
+    y = torch.arange(40) % 4
+    drawn = [draw_shadow(torch.zeros(40, 1), y, 4, torch.Generator().manual_seed(1))[1] for _ in range(2)]
+    np.testing.assert_array_equal(*[d.numpy() for d in drawn])

@@ -1,0 +1,188 @@
+"""The closure of the audit environment: the page that explains it, the lock, and the bill of materials in evidence."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+import fdaudit
+from fdaudit.attestation.check import verify_bundle
+from fdaudit.attestation.closure import Part, closure, normalised
+from fdaudit.attestation.sbom import sbom
+
+from ..helpers.docs_pages import ROOT, table
+from ..helpers.evidence_cases import statement_of
+from ..helpers.run_cases import finished
+
+PAGE = "docs/dependencies.md"
+LOCKS = sorted((ROOT / ".lock").glob("*.txt"))
+LINE = re.compile(r"([a-z0-9-]+)==([A-Za-z0-9.]+) --hash=sha256:[0-9a-f]{64}")
+REQUIRED = {"lpips", "opacus", "pytorch-fid"}
+
+
+def declared() -> dict[str, Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    found = [Requirement(line) for line in project["dependencies"]]
+    return {normalised(r.name): r for r in found}
+
+
+def named(heading: str) -> dict[str, list[str]]:
+    return {key.strip("`"): row for key, row in table(PAGE, heading).items()}
+
+
+# -- the page -----------------------------------------------------------------------------------------------------
+
+
+def locked() -> dict[str, str]:
+    """Return the versions of the lock of Linux by name."""
+    (lock,) = (p for p in LOCKS if p.stem == "linux-x86_64-cp311")
+    lines = [line for line in lock.read_text("utf-8").splitlines() if not line.startswith("#")]
+    return {match[1]: match[2] for line in lines if (match := LINE.fullmatch(line))}
+
+
+def as_locked() -> dict[str, Part]:
+    """Return what is installed here at the version of the lock: `make test` takes whatever is newest."""
+    pins = locked()
+    return {n: p for n, p in closure().items() if p.installed.version.partition("+")[0] == pins.get(n)}
+
+
+def test_the_page_lists_what_the_lock_installs() -> None:
+    direct, other = named("## Required by fdaudit"), named("## Required by these")
+    wheels = named("## Required by PyTorch's wheels for Linux")
+    assert direct.keys() == declared().keys()
+    assert sorted([*direct, *other, *wheels]) == sorted(locked())
+
+
+def test_the_page_says_who_pulls_in_what() -> None:
+    parts, checked = as_locked(), 0
+    for heading in ("## Required by these", "## Required by PyTorch's wheels for Linux"):
+        for name, row in named(heading).items():
+            parents = set(re.findall("`([^`]+)`", row[1]))
+            assert parents, name
+            assert [p for p in parents if p in parts and name not in parts[p].needs] == [], name
+            checked += len(parents & parts.keys())
+    assert checked > 10
+
+
+def test_direct_dependencies_used_in_one_place_are_justified() -> None:
+    modules = {
+        "dp-accounting": "dp_accounting",
+        "pillow": "PIL",
+        "pytorch-fid": "pytorch_fid",
+        "pyyaml": "yaml",
+    }
+    modules["scikit-learn"] = "sklearn"
+    texts = [
+        path.read_text("utf-8")
+        for room in ("fdaudit", "attacks", "defenses", "protocols", "reports")
+        for path in (ROOT / room).rglob("*.py")
+    ]
+    for name, row in named("## Required by fdaudit").items():
+        pattern = re.compile(rf"^\s*(?:import|from) {modules.get(name, name)}\b", re.MULTILINE)
+        places = sum(bool(pattern.search(text)) for text in texts)
+        assert places, f"{name} is not used"
+        if places == 1:
+            assert "Used in one place" in row[0] or name in REQUIRED, name
+    assert declared().keys() >= REQUIRED
+
+
+# -- the lock -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda p: p.stem)
+def test_a_lock_names_each_distribution_once_with_its_hash(path: Path) -> None:
+    lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not LINE.fullmatch(line)] == []
+    pins = {match[1]: match[2] for line in lines if (match := LINE.fullmatch(line))}
+    assert list(pins) == sorted(pins)
+    assert len(pins) == len(lines)
+    for name, requirement in declared().items():
+        assert requirement.specifier.contains(Version(pins[name])), name
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["build-system"]["requires"]
+    assert all(Requirement(r).specifier.contains(Version(pins[Requirement(r).name])) for r in built)
+    assert "://" not in path.read_text("utf-8")
+
+
+def test_the_lock_holds_all_that_its_distributions_require() -> None:
+    parts, pins = as_locked(), locked()
+    assert len(parts) > 10
+    needed = set().union(*(p.needs for p in parts.values()))
+    assert sorted(needed - pins.keys()) == []
+
+
+def make(*arguments: str) -> str:
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", "audit", f"PYTHON={sys.executable}", *arguments],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+def test_the_locked_audit_installs_nothing_without_a_hash(tmp_path: Path) -> None:
+    said = make("LOCKED=1")
+    installs = [line for line in said.splitlines() if "pip install" in line]
+    assert installs
+    for line in installs:
+        assert "--require-hashes" in line or ("--no-deps" in line and "--no-build-isolation" in line)
+    assert ".venv-locked/bin/fdaudit quickstart" in said
+    assert "--require-hashes" not in make()
+
+
+def test_a_platform_without_a_lock_is_told_so(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho plan9-mips-cp399\n", encoding="utf-8")
+    python.chmod(0o755)
+    command = ["make", "audit", "LOCKED=1", f"PYTHON={python}", f"VENV={tmp_path / 'none'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "there is no lock for this platform" in done.stdout
+    assert not (tmp_path / "none").exists()
+
+
+# -- the bill of materials ----------------------------------------------------------------------------------------
+
+
+def test_the_bill_has_the_fields_that_cyclonedx_requires() -> None:
+    bill = sbom()
+    assert (bill["bomFormat"], bill["specVersion"], bill["version"]) == ("CycloneDX", "1.5", 1)
+    components = [bill["metadata"]["component"], *bill["components"]]
+    for component in components:
+        assert {"type", "name", "version"} <= component.keys()
+    references = [c["bom-ref"] for c in components if "bom-ref" in c]
+    assert len(references) == len(set(references)) == len(closure())
+    assert {d["ref"] for d in bill["dependencies"]} == set(references)
+    assert {r for d in bill["dependencies"] for r in d["dependsOn"]} <= set(references)
+    (torch,) = (c for c in components if c["name"] == "torch")
+    assert torch["version"] == version("torch")
+    assert torch["purl"].startswith("pkg:pypi/torch@")
+
+
+def test_the_bill_is_the_same_each_time_and_names_no_place() -> None:
+    text = json.dumps(sbom())
+    assert text == json.dumps(sbom())
+    assert str(Path.home()) not in text
+    assert str(ROOT) not in text
+    assert sys.prefix not in text
+
+
+def test_evidence_holds_the_bill_and_covers_it(tmp_path: Path) -> None:
+    run = finished(tmp_path / "run", adversaries=["server"], attacks=[], model__params={"widths": [1]})
+    bundle = fdaudit.evidence(fdaudit.load(run), tmp_path / "bundle")
+    path = bundle / "sbom.cdx.json"
+    assert json.loads(path.read_bytes()) == sbom()
+    subjects: list[dict[str, Any]] = statement_of(bundle)["subject"]
+    assert "sbom.cdx.json" in [s["name"] for s in subjects]
+    assert "sbom.cdx.json" in [f["path"] for f in json.loads((bundle / "files.json").read_bytes())["files"]]
+    assert verify_bundle(bundle).findings == []
+    path.write_bytes(path.read_bytes().replace(b"torch", b"torsh"))
+    assert any("sbom.cdx.json is not the file" in finding for finding in verify_bundle(bundle).findings)

@@ -1,0 +1,189 @@
+"""What the pages on evidence and continuous integration say is so: fields, files, the check by hand, the workflow."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+import fdaudit
+from fdaudit.attestation.bundle import PARTS
+from fdaudit.attestation.statement import PREDICATE_TYPE
+from fdaudit.cli.app import app
+from fdaudit.spec.schema import GateSpec
+
+from ..helpers.docs_pages import blocks, page, table
+from ..helpers.evidence_cases import STATEMENT, envelope_of, flip, keypair, statement_of
+from ..helpers.run_cases import finished
+
+EVIDENCE, CI = "docs/evidence.md", "docs/ci.md"
+
+
+class Made:
+    """A run, its evidence and the public key, all in one directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        attacks = [{"name": "loss-threshold"}]
+        self.run = finished(folder / "run", attacks=attacks, gates={"membership_auc": 1.0})
+        private, _ = keypair(folder)
+        self.bundle = fdaudit.evidence(fdaudit.load(self.run), folder / "evidence", sign=private)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("docs"))
+
+
+# -- evidence -----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_lists_what_lies_in_a_bundle(made: Made) -> None:
+    assert {row.rstrip("/") for row in table(EVIDENCE, "## What is in it")} == {
+        p.name for p in made.bundle.iterdir()
+    }
+    assert set(table(EVIDENCE, "## The envelope")) == set(envelope_of(made.bundle))
+
+
+def test_the_page_lists_the_fields_of_the_predicate_and_of_what_is_below(made: Made) -> None:
+    predicate = statement_of(made.bundle)["predicate"]
+    rows = table(EVIDENCE, "## The statement")
+    assert set(rows) == set(predicate)
+    for name, value in predicate.items():
+        row = value[0] if isinstance(value, list) else value
+        for field in row if isinstance(row, dict) else ():
+            assert f"`{field}`" in rows[name][0], f"{name}.{field}"
+    assert f"`{PREDICATE_TYPE}`" in page(EVIDENCE)
+
+
+def test_the_example_has_the_form_of_a_statement(made: Made) -> None:
+    (example,) = (json.loads(block) for block in blocks(EVIDENCE, "json"))
+    assert _shape(example) == _shape(statement_of(made.bundle))
+
+
+def _shape(value: Any) -> Any:
+    """Keys at every level; of a list the first element's."""
+    if isinstance(value, dict):
+        return {name: _shape(below) for name, below in value.items()}
+    return [_shape(value[0])] if isinstance(value, list) else None
+
+
+def test_the_page_lists_what_the_vault_holds_and_a_run_consists_of(made: Made) -> None:
+    named = {n.strip("` /") for row in table(EVIDENCE, "## The vault") for n in row.split(",")}
+    assert named == {p.name for p in (made.run / "vault").iterdir()} - {".gitignore"}
+    parts = {row.split("/")[0] for row in table("docs/transcript.md", "## A run's directory")}
+    assert parts - {"vault"} == PARTS
+
+
+@pytest.fixture
+def by_hand(made: Made, tmp_path: Path) -> Path:
+    """A directory with the evidence, the public key and the page's script, which needs nothing of fdaudit."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no OpenSSL")
+    (script,) = [b for b in blocks(EVIDENCE, "bash") if "pkeyutl" in b]
+    (tmp_path / "check.sh").write_text(script, encoding="utf-8")
+    shutil.copytree(made.bundle, tmp_path / "evidence")
+    shutil.copy(made.folder / "key.pub", tmp_path)
+    return tmp_path
+
+
+def _said(folder: Path) -> list[str]:
+    done = subprocess.run(
+        ["bash", "check.sh"], cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
+    due = (
+        "Signature Verified Successfully",
+        "every file is the one listed",
+        "none is missing, none was added",
+    )
+    return [line for line in due if line in done.stdout.splitlines()]
+
+
+def test_the_check_by_hand_accepts_what_is_whole_and_refuses_what_is_not(by_hand: Path) -> None:
+    signature, listed, complete = _said(by_hand)
+    flip(by_hand / "evidence" / "run" / "result.json", 100)
+    assert _said(by_hand) == [signature, complete]
+    flip(by_hand / "evidence" / "run" / "result.json", 100)
+    (by_hand / "evidence" / "run" / "stray").write_bytes(b"")
+    assert _said(by_hand) == [signature, listed]
+    (by_hand / "evidence" / "run" / "stray").unlink()
+    (by_hand / "evidence" / "run" / "spec.yaml").rename(by_hand / "kept")
+    assert _said(by_hand) == [signature]
+    (by_hand / "kept").rename(by_hand / "evidence" / "run" / "spec.yaml")
+    keypair(by_hand)
+    assert _said(by_hand) == [listed, complete]
+    assert (by_hand / "evidence" / STATEMENT).is_file()
+
+
+# -- continuous integration ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def workflow() -> dict[str, Any]:
+    (text,) = blocks(CI, "yml")
+    value = yaml.safe_load(text)
+    assert isinstance(value, dict)
+    return value
+
+
+def _steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
+    (job,) = workflow["jobs"].values()
+    steps: list[dict[str, Any]] = job["steps"]
+    return steps
+
+
+def test_every_command_of_the_workflow_exists_with_its_options(workflow: dict[str, Any]) -> None:
+    group = typer.main.get_command(app)
+    lines = [line for step in _steps(workflow) for line in step.get("run", "").splitlines()]
+    found = [shlex.split(line) for line in lines if line.startswith("fdaudit ")]
+    assert [words[1] for words in found] == ["run", "evidence", "verify"]
+    for _, name, *arguments in found:
+        command = group.commands[name]  # type: ignore[attr-defined]
+        command.make_context(name, list(arguments))
+        with pytest.raises(Exception, match="--no-such-option"):
+            command.make_context(name, [*arguments, "--no-such-option"])
+
+
+def test_the_workflow_runs_the_spec_that_the_page_shows_and_keeps_what_it_writes(
+    workflow: dict[str, Any],
+) -> None:
+    (text,) = blocks(CI, "yaml")
+    assert set(fdaudit.load_spec(yaml.safe_load(text)).gates.model_dump(exclude_none=True)) == {
+        "epsilon",
+        "membership_auc",
+    }
+    steps = _steps(workflow)
+    words = {w for step in steps for w in shlex.split(step.get("run", ""), comments=True)}
+    kept = [s["with"]["path"] for s in steps if s.get("uses", "").startswith("actions/upload-artifact@")]
+    assert kept == ["audit/run/report/index.html", "audit/evidence"]
+    assert {"audit.yaml", "audit/run", "audit/evidence"} <= words
+    assert all((path in words) or (path.removesuffix("/report/index.html") in words) for path in kept)
+
+
+def test_what_follows_a_failed_gate_runs_all_the_same(workflow: dict[str, Any]) -> None:
+    """GitHub's default condition is success(): without one of its own, a step after the audit would not run."""
+    steps = _steps(workflow)
+    (audit,) = [n for n, s in enumerate(steps) if s.get("run", "").startswith("fdaudit run ")]
+    assert "continue-on-error" not in steps[audit]
+    assert {s.get("if") for s in steps[audit + 1 :]} == {"${{ !cancelled() }}"}
+    assert len(steps) - audit - 1 == 4
+    assert workflow["permissions"] == {"contents": "read"}
+
+
+def test_secrets_reach_the_one_step_that_signs_and_no_command_line(workflow: dict[str, Any]) -> None:
+    steps = _steps(workflow)
+    with_secrets = [s["name"] for s in steps if "secrets." in json.dumps(s)]
+    assert with_secrets == ["Write and sign the evidence"]
+    assert not any(re.search(r"\$\{\{", s.get("run", "")) for s in steps), "nothing is pasted into a script"
+
+
+def test_the_page_lists_the_gates() -> None:
+    assert set(table(CI, "## The spec")) == set(GateSpec.model_fields)

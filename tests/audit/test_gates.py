@@ -1,0 +1,132 @@
+"""The gate on ε: of the ledger's views the worst counts, and one that is infinite fails it whatever the others are."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fdaudit.cli.app import _broken
+from fdaudit.errors import SpecError
+from fdaudit.result import gates
+from fdaudit.spec.schema import Spec, load_spec
+
+from ..helpers.run_cases import finished
+
+EPSILONS = st.one_of(st.none(), st.floats(0, 1e9))
+
+
+@given(st.lists(EPSILONS, max_size=5), st.floats(1e-9, 1e9))
+def test_the_gate_passes_where_every_view_has_an_epsilon_within_it_and_only_there(
+    claimed: list[float | None], threshold: float
+) -> None:
+    (row,) = gates({"epsilon": threshold}, [], [{"epsilon": e} for e in claimed])
+    held = [e is not None and e <= threshold for e in claimed]
+    assert row["passed"] == (bool(held) and all(held))
+    assert row["value"] == (max(claimed) if claimed and None not in claimed else None)  # type: ignore[type-var]
+    assert (row["name"], row["threshold"], row["at_least"]) == ("epsilon", threshold, False)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), "8 or so"])
+def test_a_threshold_that_is_none_is_refused(value: object) -> None:
+    with pytest.raises(SpecError, match=r"gates\.epsilon"):
+        load_spec({"gates": {"epsilon": value}})
+
+
+def test_without_it_no_row_is_written() -> None:
+    assert gates(Spec().gates.model_dump(), [], [{"epsilon": None}]) == []
+
+
+@pytest.mark.parametrize("factor", [0.999, 1.0])
+def test_a_run_with_noise_is_held_to_its_own_ledger(factor: float, tmp_path: Path) -> None:
+    """The same spec twice: its ε is read first, then stated as the gate, just met or just missed."""
+    noisy = {
+        "defenses": [
+            {"kind": "model_update", "name": "gaussian-noise", "params": {"clip": 1.0, "sigma": 5.0}}
+        ],
+        "withhold": ["sample_count"],
+    }
+    first = _result(finished(tmp_path / "first", **noisy))
+    costs = [entry["epsilon"] for entry in first["ledger"]]
+    assert None not in costs
+    second = _result(finished(tmp_path / "second", gates={"epsilon": max(costs) * factor}, **noisy))
+    (row,) = second["gates"]
+    assert (row["value"], row["passed"]) == (max(costs), factor == 1.0)
+
+
+CELLS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "goal": st.sampled_from(["membership", "reconstruction"]),
+            "adversary": st.sampled_from(["server", "world"]),
+            "status": st.sampled_from(["run", "inconclusive"]),
+            "targets": st.lists(
+                st.fixed_dictionaries(
+                    {
+                        "figures": st.lists(
+                            st.fixed_dictionaries(
+                                {"name": st.just("auc"), "value": st.one_of(st.none(), st.floats(0, 1))}
+                            ),
+                            max_size=1,
+                        )
+                    }
+                ),
+                max_size=2,
+            ),
+        }
+    ),
+    max_size=4,
+)
+
+
+@given(CELLS, st.floats(0, 1))
+def test_a_gate_holds_only_if_each_adversary_was_tested_by_an_attack_that_works(
+    cells: list[dict], threshold: float
+) -> None:
+    (row,) = gates({"membership_auc": threshold}, cells)
+    seen = [
+        (cell["adversary"], cell["status"], f["value"])
+        for cell in cells
+        for target in cell["targets"]
+        for f in target["figures"]
+        if cell["goal"] == "membership" and f["value"] is not None
+    ]
+    within = all(value <= threshold for _, _, value in seen)
+    tested = all((adversary, "run") in {(a, s) for a, s, _ in seen} for adversary, _, _ in seen)
+    assert row["passed"] == (bool(seen) and within and tested)
+    assert row["value"] == max((value for _, _, value in seen), default=None)
+    assert bool(row["inconclusive_for"]) == (not tested)
+
+
+def _cell(status: str, value: float, adversary: str = "server") -> dict:
+    figures = [{"name": "auc", "value": value}]
+    return {
+        "goal": "membership",
+        "adversary": adversary,
+        "status": status,
+        "targets": [{"figures": figures}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        ([_cell("inconclusive", 0.5)], "every cell that measured it is inconclusive for server"),
+        ([_cell("run", 0.6), _cell("inconclusive", 0.5, "world")], "inconclusive for world"),
+        ([_cell("inconclusive", 0.9)], r"0\.9 > 0\.7"),
+        ([_cell("run", 0.6), _cell("inconclusive", 0.9)], r"0\.9 > 0\.7"),
+        ([], "no cell could measure it"),
+    ],
+)
+def test_a_failed_gate_says_why(cells: list[dict], says: str) -> None:
+    (row,) = gates({"membership_auc": 0.7}, cells)
+    assert not row["passed"]
+    assert re.search(says, _broken(row))
+
+
+def _result(run: Path) -> dict:  # type: ignore[type-arg]
+    return json.loads((run / "result.json").read_bytes())  # type: ignore[no-any-return]

@@ -1,0 +1,236 @@
+"""Several labels a record, from a spec to the report: what is measured, what applies, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from fdaudit.protocols import REGISTRY
+from fdaudit.protocols.fedavg import FedAvg
+from sklearn.metrics import f1_score, roc_auc_score
+
+import fdaudit
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.oracle import answer
+from fdaudit.errors import SpecError
+from fdaudit.planning.plan import make_plan
+from fdaudit.rng import child
+from fdaudit.spec.schema import load_spec
+from fdaudit.storage.files import load_tensors
+from fdaudit.training.encoder import TaskEncoder
+from fdaudit.training.execution import Execution
+from fdaudit.types import AttackTask, Challenge
+
+from ..helpers.protocol_cases import case_id, every_case, records, several
+from ..helpers.protocol_cases import run as run_protocol
+from ..helpers.run_cases import cli, known, tiny, tree
+
+MULTI = {
+    "dataset": {"name": "digits-multilabel", "limit": 300},
+    "splits": {"test": 0.2, "proxy": 0.0, "auxiliary": 0.2, "candidates": 12},
+    "model": {"name": "mlp", "params": {"widths": [32]}},
+    "references": ["standalone", "centralized"],
+    "attacks": "all",
+}
+PARAMS = {"rounds": 2, "batch_size": 2, "local_steps": 1, "upload": "gradient", "lr": 0.05}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    spec = tiny(**MULTI, protocol__params=PARAMS, adversaries=["server", "world"])
+    made = fdaudit.run(spec, tmp_path_factory.mktemp("multi") / "run")
+    fdaudit.report(made)
+    return made
+
+
+# -- utility --------------------------------------------------------------------------------------------------
+
+
+def test_utility_is_mauc_by_scikit_learns_measure(finished):
+    with (finished.directory / "utility.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["line", "round", "party", "mean_auc", "low", "high", "macro_f1", "left_out", "n"]
+    assert {r["line"] for r in rows} == {"fedavg", "standalone", "centralized"}
+    (last,) = [r for r in rows if (r["line"], r["round"], r["party"]) == ("fedavg", "1", "server")]
+    x, y = finished.plan.test
+    z = finished.plan.trainer().predict(
+        load_tensors(finished.directory / "vault/models/server.safetensors"), x
+    )
+    assert float(last["mean_auc"]) == pytest.approx(roc_auc_score(y, z, average="macro"), abs=1e-9)
+    f1 = f1_score(y, z > 0, average="macro", zero_division=0)
+    assert float(last["macro_f1"]) == pytest.approx(f1, abs=1e-9)
+    assert float(last["low"]) < float(last["mean_auc"]) < float(last["high"])
+    assert (last["left_out"], int(last["n"])) == ("0", len(y))
+
+
+def test_the_result_and_the_report_speak_of_mauc(finished, monkeypatch, capsys):
+    result = finished.result
+    assert result["run"]["task"] == "multi-label"
+    figures = [row["figure"] for row in result["utility"]["final"]]
+    assert {f["name"] for f in figures} == {"mean_auc"}
+    assert all(f["low"] <= f["value"] <= f["high"] and f["method"] == "DeLong, logit scale" for f in figures)
+    assert all("accuracy" not in point for point in result["utility"]["curve"])
+    positives = [(finished.plan.records(k)[1] == 1).sum(0).tolist() for k in finished.plan.clients]
+    assert result["class_table"] == positives
+    page = (finished.directory / "report" / "index.html").read_text(encoding="utf-8")
+    assert "Test mAUC in per cent by round" in page
+    assert "Records in which each class occurs" in page
+    assert "Test accuracy" not in page
+    (client,) = finished.plan.splits.clients[:1]
+    y = finished.plan.dataset.y
+    alike = sum(torch.equal(y[m], y[n]) for m, n in zip(client.members, client.non_members, strict=True))
+    assert any(f"Of these {len(client.members)} pairs {alike} join" in line for line in result["limits"])
+
+
+def test_the_command_line_prints_mauc(tmp_path, monkeypatch, capsys):
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(tiny(**{**MULTI, "attacks": [], "references": []})))
+    code, out, _ = cli(monkeypatch, capsys, "run", spec, "--out", tmp_path / "run")
+    assert code == 0
+    assert out.split()[:2] == ["mAUC", "fedavg"]
+
+
+def test_a_run_again_from_the_same_seed_gives_the_same_bytes(finished, tmp_path):
+    again = fdaudit.run(finished.directory / "spec.yaml", tmp_path / "again", seed_from=finished.directory)
+    fdaudit.report(again)
+    timed = ("timings.json", "report/index.html", "report/index.json")
+    assert tree(again.directory, timed) == tree(finished.directory, timed)
+
+
+# -- attacks --------------------------------------------------------------------------------------------------
+
+
+def test_attacks_that_need_one_class_a_record_say_so_and_the_others_run(finished):
+    cells = {c["id"]: c for c in finished.result["cells"]}
+    for adversary in ("server", "world"):
+        for attack in ("dlg", "inverting-gradients"):
+            cell = cells[f"{adversary}/{attack}"]
+            assert cell["status"] == "not-applicable"
+            assert "one class each, not multi-label" in cell["reason"]
+        cell = cells[f"{adversary}/loss-threshold"]
+        assert cell["status"] == "run", cell["reason"]
+        assert cell["controls"]["positive"]["passed"]
+        assert cell["controls"]["negative"]["passed"]
+    analytic = cells["server/analytic"]
+    assert analytic["status"] == "run", analytic["reason"]
+    figures = {f["name"]: f for f in analytic["figures"]}
+    assert figures["psnr_gain"]["value"] > 10
+    assert figures["labels_right"]["unavailable"]
+    assert "class-mean" not in figures["psnr_prior"]["note"]
+
+
+def test_the_score_is_the_log_likelihood_of_the_known_labels():
+    attack = fdaudit.attacks.REGISTRY.load("loss-threshold")
+
+    class Asked:
+        answers, budget, remaining, models = "soft", 10, 10, ()
+
+        def query(self, x):
+            return torch.tensor([[0.9, 0.2, 0.5], [0.5, 0.5, 1.0]])
+
+    y = torch.tensor([[1, 0, -1], [-1, -1, 0]])
+    challenge = Challenge(target="client/0", x=torch.zeros(2, 1, 2, 2), y=y, pair=torch.tensor([0, 0]))
+    task = AttackTask(targets=("client/0",), challenges={"client/0": challenge}, oracle=Asked())
+    (guess,) = attack(attack.Config()).run(None, Knowledge(task="multi-label"), task, child(0, "a"))
+    assert guess.scores.tolist() == pytest.approx([np.log(0.9) + np.log(0.8), np.log(1e-12)], rel=1e-5)
+
+
+def test_oracles_answer_class_by_class():
+    z = torch.tensor([[2.0, -1.0], [0.0, 3.0]])
+    assert torch.allclose(answer("soft", z, "multi-label"), 1 / (1 + (-z).exp()))
+    assert answer("hard", z, "multi-label").tolist() == [[1, 0], [0, 1]]
+
+
+# -- protocols and the encoder --------------------------------------------------------------------------------
+
+
+MULTI_CASES = [
+    c
+    for c in every_case()
+    if "multi-label" in getattr(REGISTRY.load(c[0]), "tasks", ()) and c[1].get("ensemble") != "votes"
+]
+"""Votes name one class, and are refused where a record has several: `test_votes.py`."""
+
+
+@pytest.mark.parametrize("case", MULTI_CASES, ids=case_id)
+def test_protocols_that_declare_the_task_run_it(case, tmp_path):
+    given = {"clients": several(records()), "task": "multi-label"}
+    whole = run_protocol(tmp_path / "whole", *case, **given)
+    part = run_protocol(tmp_path / "part", *case, **given, stop_after=0)
+    resume = (1, part.states[-1], part.positions[-1])
+    rest = run_protocol(part.folder, *case, **given, resume=resume)
+    assert (rest.log, rest.states[-1]) == (whole.log, whole.states[-1])
+    for done in whole.rounds:
+        assert all(np.isfinite(v) for v in done.losses.values())
+        assert all(torch.isfinite(t).all() for model in done.models.values() for t in model.values())
+
+
+def test_a_gradient_is_that_of_binary_cross_entropy(tmp_path):
+    clients = several(records())
+    ran = run_protocol(
+        tmp_path / "a", "fedavg", {"upload": "gradient"}, rounds=1, clients=clients, task="multi-label"
+    )
+    (sent,) = [m for m in ran.messages if m.kind == "gradient" and m.sender == "client/1"]
+    batch = ran.rounds[0].batches[sent.seq]
+    x, y = clients["client/1"].x[batch], clients["client/1"].y[batch]
+    module = ran.setting.trainers["server"].architecture.build(child(0, "any"))
+    module.load_state_dict(ran.setting.initial["server"])
+    q = module(x).sigmoid()
+    loss = -((y == 1) * q.log() + (y == 0) * (1 - q).log()).mean()
+    expected = dict(
+        zip(
+            dict(module.named_parameters()),
+            torch.autograd.grad(loss, list(module.parameters())),
+            strict=True,
+        )
+    )
+    got = ran.tensors(sent)
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value)
+
+
+def test_the_encoder_learns_from_several_labels():
+    plan = make_plan(load_spec(tiny(**MULTI)), known(0))
+    x, y = plan.auxiliary
+    execution = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
+    encoder = TaskEncoder((x, y), classes=10, execution=execution, seed=0)
+    assert encoder(x[:3]).shape[0] == 3
+    with torch.no_grad():
+        assert roc_auc_score(y, encoder._network(x), average="macro") > 0.9  # of its own records
+
+
+# -- what is refused ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("declared", [None, ("single-label",)])
+def test_a_protocol_of_single_labels_is_refused_multi_label_data(monkeypatch, declared):
+    if declared is None:
+        monkeypatch.delattr(FedAvg, "tasks")
+    else:
+        monkeypatch.setattr(FedAvg, "tasks", declared)
+    with pytest.raises(
+        SpecError, match="does not run multi-label data, which digits-multilabel is"
+    ) as caught:
+        make_plan(load_spec(tiny(**MULTI)), known(0))
+    assert caught.value.field == "protocol.name"
+    assert "standalone" in caught.value.remedy
+    make_plan(load_spec(tiny()), known(0))
+
+
+def test_the_refusal_names_the_protocols_that_can():
+    spec = tiny(**{**MULTI, "protocol": {"name": "fedmd"}, "references": []})
+    with pytest.raises(SpecError, match="does not run multi-label data") as caught:
+        make_plan(load_spec(spec), known(0))
+    assert caught.value.value == "fedmd"
+    assert caught.value.remedy == "Protocols that do: centralized, fedavg, fedkd, standalone."
+
+
+def test_a_partition_by_class_is_refused():
+    spec = tiny(**MULTI, partition={"name": "by-class", "classes_per_client": 1})
+    with pytest.raises(SpecError, match="multi-label") as caught:
+        make_plan(load_spec(spec), known(0))
+    assert caught.value.field == "partition.name"

@@ -1,0 +1,172 @@
+"""Partitions: disjoint, covering where the rule allows, reproducible, and shaped as the rule says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fdaudit.config import validate
+from fdaudit.data import class_table, partition
+from fdaudit.errors import DataError, SpecError
+from fdaudit.spec.schema import PartitionSpec
+
+from ..helpers.run_cases import stream
+
+CLASSES = 6
+
+labels = st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=150).map(torch.tensor)
+specs = st.one_of(
+    st.just(PartitionSpec()),
+    st.integers(1, CLASSES).map(lambda n: PartitionSpec(name="by-class", classes_per_client=n)),
+    st.floats(1e-4, 1e4).map(lambda a: PartitionSpec(name="dirichlet", alpha=a)),
+)
+
+
+def parts_or_refusal(y, clients, spec, seed):
+    try:
+        return partition(y, clients, spec, stream(seed, "partition"), CLASSES)
+    except DataError as error:
+        assert error.remedy  # noqa: PT017
+        return None
+
+
+@given(y=labels, clients=st.integers(1, 8), spec=specs, seed=st.integers(0, 2**32))
+def test_parts_are_disjoint_ascending_and_reproducible(y, clients, spec, seed):
+    parts = parts_or_refusal(y, clients, spec, seed)
+    assume(parts is not None)
+    together = torch.cat(parts)
+    assert len(parts) == clients
+    assert len(together.unique()) == len(together)
+    assert all(len(part) and torch.equal(part, part.sort().values) for part in parts)
+    again = partition(y, clients, spec, stream(seed, "partition"), CLASSES)
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+    table = class_table(y, parts, CLASSES)
+    assert table.shape == (clients, CLASSES)
+    assert table.sum() == len(together)
+    for k, part in enumerate(parts):
+        for label in range(CLASSES):
+            assert table[k, label] == sum(int(y[i]) == label for i in part)
+
+
+@given(y=labels, clients=st.integers(1, 8), spec=specs, seed=st.integers(0, 2**32))
+def test_every_record_goes_to_someone_unless_classes_are_left_over(y, clients, spec, seed):
+    parts = parts_or_refusal(y, clients, spec, seed)
+    assume(parts is not None)
+    covered = sum(len(part) for part in parts)
+    if spec.name != "by-class":
+        assert covered == len(y)
+        return
+    held = set(y[torch.cat(parts)].tolist())
+    assert covered == sum(int(label) in held for label in y)
+    assert len(held) == min(clients * spec.classes_per_client, len(y.unique()))
+
+
+@given(clients=st.integers(1, 12), wanted=st.integers(1, CLASSES), seed=st.integers(0, 2**32))
+def test_by_class_gives_exactly_n_classes_shared_evenly(clients, wanted, seed):
+    y = torch.arange(CLASSES * 40) % CLASSES
+    spec = PartitionSpec(name="by-class", classes_per_client=wanted)
+    parts = partition(y, clients, spec, stream(seed, "partition"), CLASSES)
+    table = class_table(y, parts, CLASSES)
+    assert (table > 0).sum(1).tolist() == [wanted] * clients
+    holders = (table > 0).sum(0)
+    assert holders.max() - holders.min() <= 1
+    for label in range(CLASSES):
+        shares = table[:, label][table[:, label] > 0]
+        assert len(shares) == 0 or shares.max() - shares.min() <= 1
+
+
+def test_iid_sizes_differ_by_at_most_one_and_classes_mix():
+    y = torch.arange(1003) % CLASSES
+    parts = partition(y, 4, PartitionSpec(), stream(0, "p"), CLASSES)
+    assert sorted(len(p) for p in parts) == [250, 251, 251, 251]
+    expected = 250 / CLASSES
+    # Hypergeometric counts: five standard deviations.
+    assert (class_table(y, parts, CLASSES) - expected).abs().max() < 5 * expected**0.5
+
+
+def test_dirichlet_tends_to_equal_shares_as_alpha_grows():
+    y = torch.arange(6000) % CLASSES
+    spec = PartitionSpec(name="dirichlet", alpha=1e8)
+    table = class_table(y, partition(y, 5, spec, stream(0, "p"), CLASSES), CLASSES)
+    assert (table - 200).abs().max() <= 1
+
+
+def test_dirichlet_tends_to_one_holder_a_class_as_alpha_vanishes():
+    y = torch.arange(6000) % CLASSES
+    spec = PartitionSpec(name="dirichlet", alpha=1e-6)
+    with pytest.raises(DataError, match="fewer than 1"):
+        partition(y, 30, spec, stream(0, "p"), CLASSES)
+    parts = partition(y, 30, spec, stream(0, "p"), CLASSES, minimum=0)
+    assert (class_table(y, parts, CLASSES) > 0).sum(0).tolist() == [1] * CLASSES
+
+
+def test_dirichlet_shares_have_the_distributions_variance():
+    # A share of Dir_K(α) has mean 1/K and variance (K - 1) / (K² (K α + 1)).
+    clients, alpha, n = 4, 0.7, 2000
+    y = torch.arange(50 * n) % 50
+    parts = partition(y, clients, PartitionSpec(name="dirichlet", alpha=alpha), stream(3, "p"), 50)
+    shares = class_table(y, parts, 50).double() / n
+    expected = (clients - 1) / (clients**2 * (clients * alpha + 1))
+    assert shares.mean().item() == pytest.approx(1 / clients)
+    assert shares.var(correction=0).item() == pytest.approx(expected, rel=0.25)
+
+
+def test_only_labels_and_the_generator_decide():
+    y = torch.arange(600) % CLASSES
+    for spec in (PartitionSpec(), PartitionSpec(name="dirichlet", alpha=1.0)):
+        one = partition(y, 3, spec, stream(0, "p"), CLASSES)
+        other = partition(y, 3, spec, stream(1, "p"), CLASSES)
+        assert not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("y", "clients", "spec", "words"),
+    [
+        (torch.zeros(3, dtype=torch.int64), 4, PartitionSpec(), "leaves client/3 with 0 of 3"),
+        (torch.zeros(3, dtype=torch.int64), 0, PartitionSpec(), "not a number of clients"),
+        (
+            torch.tensor([0, 0, 1, 1]),
+            2,
+            PartitionSpec(name="by-class", classes_per_client=3),
+            "exceeds the 2 classes",
+        ),
+        (
+            torch.tensor([0, 0, 0, 1]),
+            4,
+            PartitionSpec(name="by-class", classes_per_client=2),
+            "share the 3 records of class 0",
+        ),
+    ],
+)
+def test_impossible_partitions(y, clients, spec, words):
+    with pytest.raises(DataError, match=words) as caught:
+        partition(y, clients, spec, stream(0, "p"), CLASSES)
+    assert caught.value.remedy
+
+
+def test_a_client_below_the_minimum_is_refused():
+    y = torch.arange(12) % CLASSES
+    partition(y, 4, PartitionSpec(), stream(0, "p"), CLASSES, minimum=3)
+    with pytest.raises(DataError, match="fewer than 4"):
+        partition(y, 4, PartitionSpec(), stream(0, "p"), CLASSES, minimum=4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "offender"),
+    [
+        ({"alpha": 0.5}, "partition.alpha"),
+        ({"classes_per_client": 1}, "partition.classes_per_client"),
+        ({"name": "by-class"}, "partition.classes_per_client"),
+        ({"name": "dirichlet"}, "partition.alpha"),
+        ({"name": "by-class", "classes_per_client": 1, "alpha": 1.0}, "partition.alpha"),
+        ({"name": "dirichlet", "alpha": 0.0}, "partition.alpha"),
+        ({"name": "by-class", "classes_per_client": 0}, "partition.classes_per_client"),
+        ({"name": "byclass"}, "partition.name"),
+    ],
+)
+def test_impossible_combinations_are_spec_errors(fields, offender):
+    with pytest.raises(SpecError) as caught:
+        validate(PartitionSpec, fields, "partition")
+    assert caught.value.field == offender

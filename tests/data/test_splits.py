@@ -1,0 +1,227 @@
+"""Splits: disjoint, fair, reproducible, and telling members from non-members is impossible from the data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+from scipy.stats import binomtest, chisquare
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GroupKFold, cross_val_predict
+
+from fdaudit.config import validate
+from fdaudit.data import Dataset, Splits, load_dataset, make_splits
+from fdaudit.data import test_xy as xy_of_test
+from fdaudit.errors import DataError, IntegrityError, SpecError
+from fdaudit.rng import child
+from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec
+
+from ..helpers.run_cases import stream
+
+DIGITS = load_dataset(DatasetSpec(), stream(0, "dataset"))
+SPECS = [
+    PartitionSpec(),
+    PartitionSpec(name="by-class", classes_per_client=2),
+    PartitionSpec(name="dirichlet", alpha=0.5),
+]
+
+
+def made(y, classes, own_test=False):
+    y = torch.as_tensor(y)
+    x = torch.rand(len(y), 1, 2, 2, generator=child(0, "x"))
+    test = {"test_x": x[:7], "test_y": y[:7]} if own_test else {}
+    return Dataset(name="made", x=x, y=y, classes=classes, provenance="made here", **test)
+
+
+def digits_splits(seed=0, clients=4, partition=SPECS[0], **fields):
+    return make_splits(DIGITS, clients, partition, SplitSpec(**fields), stream(seed, "splits"))
+
+
+def check_structure(dataset, splits, own_test=False):
+    sets = [splits.proxy, splits.auxiliary, *([] if own_test else [splits.test])]
+    for k, client in enumerate(splits.clients):
+        sets += [client.train, client.non_members]
+        assert torch.isin(client.members, client.train).all()
+        assert len(client.members.unique()) == len(client.members) == len(client.non_members)
+        assert torch.equal(dataset.y[client.members], dataset.y[client.non_members])
+        table = torch.bincount(dataset.y[client.train], minlength=dataset.classes)
+        assert torch.equal(splits.class_table[k], table)
+    together = torch.cat(sets)
+    assert len(together.unique()) == len(together)
+    return together
+
+
+@pytest.mark.parametrize("partition", SPECS, ids=lambda s: s.name)
+def test_all_sets_are_disjoint_and_cover_the_data(partition):
+    splits = digits_splits(partition=partition)
+    together = check_structure(DIGITS, splits)
+    # By class 4 clients hold 8 of 10 classes; the other two are left over.
+    assert (len(together) == len(DIGITS.y)) == (partition.name != "by-class")
+    assert len(splits.test) == round(0.2 * 1797)
+    assert len(splits.proxy) == len(splits.auxiliary) == round(0.1 * 1797)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    y=st.lists(st.integers(0, 3), min_size=20, max_size=120),
+    clients=st.integers(1, 4),
+    candidates=st.integers(0, 30),
+    own_test=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_structure_holds_for_any_labels(y, clients, candidates, own_test, seed):
+    dataset = made(y, 4, own_test)
+    try:
+        splits = make_splits(
+            dataset, clients, SPECS[0], SplitSpec(candidates=candidates), stream(seed, "splits")
+        )
+    except DataError as error:
+        assert error.remedy  # noqa: PT017
+        return
+    check_structure(dataset, splits, own_test)
+    assert len(xy_of_test(dataset, splits)[0]) == (7 if own_test else round(0.2 * len(y)))
+    for client in splits.clients:
+        records = torch.bincount(dataset.y[torch.cat([client.train, client.non_members])], minlength=4)
+        pairs = torch.bincount(dataset.y[client.members], minlength=4)
+        assert pairs.sum() == min(candidates, int((records // 2).sum()))
+        assert (pairs <= records // 2).all()
+
+
+def test_held_out_sets_and_pairs_keep_the_classes_in_proportion():
+    splits = digits_splits(clients=2, candidates=100)
+    share = torch.bincount(DIGITS.y) / 1797
+    for index in (splits.test, splits.proxy, splits.auxiliary):
+        assert (torch.bincount(DIGITS.y[index]) - len(index) * share).abs().max() < 2
+    for client in splits.clients:
+        own = torch.bincount(DIGITS.y[torch.cat([client.train, client.non_members])])
+        quota = 100 * own / own.sum()
+        assert (torch.bincount(DIGITS.y[client.members]) - quota).abs().max() < 1
+
+
+def test_the_same_generator_state_gives_the_same_splits():
+    one, same, other = (digits_splits(seed).to_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not all(
+        torch.equal(one[name], other[name]) for name in one if one[name].shape == other[name].shape
+    )
+
+
+@pytest.mark.parametrize("partition", SPECS, ids=lambda s: s.name)
+def test_altering_images_alters_no_index(partition):
+    altered = replace(DIGITS, x=1.0 - DIGITS.x)
+    one = digits_splits(partition=partition).to_dict()
+    other = make_splits(altered, 4, partition, SplitSpec(), stream(0, "splits")).to_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_coins_are_fair_and_independent():
+    dataset = made(torch.arange(80) % 2, 2)
+    spec = SplitSpec(candidates=10)
+    lower = []
+    membership = torch.zeros(80)
+    for seed in range(300):
+        for client in make_splits(dataset, 2, SPECS[0], spec, stream(seed, "splits")).clients:
+            lower.append(client.members < client.non_members)
+            membership[client.members] += 1
+            membership[client.non_members] -= 1
+    first = torch.stack(lower)  # (600, 10): whether the record of lower index is the member
+    assert binomtest(int(first.sum()), first.numel()).pvalue > 0.001
+    # Independent coins: the number of heads in ten is binomial.
+    heads = torch.bincount(first.sum(1), minlength=11).numpy()
+    law = np.array([1, 10, 45, 120, 210, 252, 210, 120, 45, 10, 1]) / 1024 * len(first)
+    pooled = [np.array([v[:3].sum(), *v[3:8], v[8:].sum()]) for v in (heads, law)]
+    assert chisquare(*pooled).pvalue > 0.001
+    # No record leans to either side: about 150 tosses each, five standard deviations.
+    assert membership.abs().max() < 5 * 150**0.5
+
+
+def pair_order_won(x, splits):
+    """In how many pairs, of how many, cross-validated logistic regression scores the member higher."""
+    members = torch.cat([c.members for c in splits.clients])
+    others = torch.cat([c.non_members for c in splits.clients])
+    n = len(members)
+    features = torch.cat([x[members], x[others]]).flatten(1).numpy()
+    truth, pair = np.repeat([1, 0], n), np.tile(np.arange(n), 2)
+    model = LogisticRegression(C=0.01, max_iter=2000)
+    scores = cross_val_predict(
+        model, features, truth, groups=pair, cv=GroupKFold(5), method="decision_function"
+    )
+    return int((scores[:n] > scores[n:]).sum()), n
+
+
+def test_a_classifier_on_raw_inputs_cannot_tell_members_from_non_members():
+    won, n = pair_order_won(DIGITS.x, digits_splits(clients=2, candidates=250))
+    interval = binomtest(won, n).proportion_ci(confidence_level=0.99, method="exact")
+    assert n == 500
+    assert interval.low < 0.5 < interval.high
+
+
+def test_the_same_classifier_does_tell_halves_that_differ():
+    splits = digits_splits(clients=2, candidates=250)
+    x = DIGITS.x.clone()
+    x[torch.cat([c.members for c in splits.clients])] *= 0.8
+    won, n = pair_order_won(x, splits)
+    assert binomtest(won, n).proportion_ci(confidence_level=0.99, method="exact").low > 0.6
+
+
+def test_an_official_test_split_is_used_whole():
+    dataset = made(torch.arange(100) % 4, 4, own_test=True)
+    splits = make_splits(dataset, 2, SPECS[0], SplitSpec(test=0.9 - 0.2), stream(0, "splits"))
+    x, y = xy_of_test(dataset, splits)
+    assert torch.equal(x, dataset.test_x)
+    assert torch.equal(y, dataset.test_y)
+    assert sum(len(c.train) + len(c.non_members) for c in splits.clients) == 80
+
+
+def test_too_few_records_give_fewer_pairs_and_none_is_an_error():
+    splits = make_splits(made(torch.arange(60) % 2, 2), 2, SPECS[0], SplitSpec(), stream(0, "splits"))
+    assert all(0 < len(c.members) <= 18 // 2 for c in splits.clients)
+    with pytest.raises(DataError, match="no two records of one class") as caught:
+        make_splits(made(torch.arange(20), 20), 1, SPECS[0], SplitSpec(), stream(0, "splits"))
+    assert caught.value.field == "splits.candidates"
+    none = make_splits(made(torch.arange(20), 20), 1, SPECS[0], SplitSpec(candidates=0), stream(0, "splits"))
+    assert len(none.clients[0].members) == 0
+    with pytest.raises(DataError, match="no test record"):
+        make_splits(made([0, 1, 0, 1], 2), 1, SPECS[0], SplitSpec(test=0.0), stream(0, "splits"))
+
+
+def test_fractions_must_leave_something():
+    with pytest.raises(SpecError, match="leaves the clients nothing"):
+        validate(SplitSpec, {"test": 0.5, "proxy": 0.3, "auxiliary": 0.2}, "splits")
+    with pytest.raises(SpecError) as caught:
+        validate(SplitSpec, {"candidates": -1}, "splits")
+    assert caught.value.field == "splits.candidates"
+
+
+def test_splits_survive_safetensors():
+    splits = digits_splits(clients=11)
+    back = Splits.from_dict(load(save(splits.to_dict()))).to_dict()
+    assert back.keys() == splits.to_dict().keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in splits.to_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda d: d.pop("proxy"), "lack proxy"),
+        (lambda d: d.pop("client/1/train"), "lack client/1/train"),
+        (lambda d: d.update({"client/7/train": d.pop("client/1/train")}), "lack client/1/train"),
+        (lambda d: d.update(extra=torch.zeros(1)), "unknown extra"),
+        (lambda d: d.update(test=d["test"].float()), "test is torch.float32"),
+        (lambda d: d.update(test=d["test"][None]), "test is torch.int64"),
+        (lambda d: d.update(class_table=d["class_table"][:1]), "class_table has 1 rows"),
+        (lambda d: d.update({"client/0/members": d["client/0/members"][:-1]}), "not matched pairs"),
+        (lambda d: d.update({"client/0/members": d["client/0/non_members"]}), "not matched pairs"),
+        (lambda d: d.update({"client/0/non_members": d["client/0/members"]}), "not matched pairs"),
+    ],
+)
+def test_damaged_splits_are_refused(damage, words):
+    tensors = digits_splits(clients=2).to_dict()
+    damage(tensors)
+    with pytest.raises(IntegrityError, match=words):
+        Splits.from_dict(tensors)

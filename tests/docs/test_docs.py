@@ -1,0 +1,334 @@
+"""What the documentation says is so: every command, snippet, table, link and generated page."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+import fdaudit
+from fdaudit import attacks, defenses, protocols
+from fdaudit.adversary.view import export_view
+from fdaudit.audit import summary
+from fdaudit.cli.app import app
+from fdaudit.evaluation.controls import _membership, gradients
+from fdaudit.spec.schema import Spec
+from fdaudit.storage.digests import canonical
+from fdaudit.sweeps.grid import Grid, expand, load_grid
+from fdaudit.transcript.messages import Message
+from fdaudit.types import KINDS
+
+from ..helpers.docs_pages import PAGES, ROOT, blocks, module, page, slugs, table
+
+TINY = {
+    "name": "A tiny audit",
+    "profile": "quick",
+    "clients": 2,
+    "threads": 1,
+    "dataset": {"name": "digits", "limit": 200},
+    "model": {"name": "mlp", "params": {"widths": [16]}},
+    "protocol": {"params": {"rounds": 2, "upload": "gradient", "batch_size": 2}},
+    "splits": {"candidates": 10},
+    "adversaries": ["server", "world"],
+    "victims": 1,
+    "attacks": [{"name": "loss-threshold"}],
+}
+GENERATOR = module("generate")
+ROOMS = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defences": defenses.REGISTRY}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny run in a directory called `audit`, with its report."""
+    made = fdaudit.run(TINY, tmp_path_factory.mktemp("docs") / "audit")
+    fdaudit.report(made)
+    return made.directory
+
+
+# -- generated pages and tables --------------------------------------------------------------------------------
+
+
+def test_the_generated_pages_are_what_the_generator_makes() -> None:
+    for name, make in GENERATOR.PAGES.items():
+        assert page(f"docs/{name}") == make(), f"run docs/generate.py: docs/{name} is not up to date"
+
+
+@pytest.mark.parametrize("room", ["protocols", "attacks", "defences"])
+def test_a_room_has_no_page_that_is_not_generated(room: str) -> None:
+    """A page, or notes, of a name that is gone would stay for ever."""
+    wanted = {f"{name}.md" for name in ROOMS[room].names()}
+    assert _tops(ROOT / "docs" / room) == {"index.md", *wanted}
+    assert _tops(ROOT / "docs" / "notes" / room) == wanted
+
+
+@pytest.mark.parametrize(
+    ("room", "name"), [(r, n) for r, registry in ROOMS.items() for n in registry.names()]
+)
+def test_every_name_has_a_page_with_all_its_sections(room: str, name: str) -> None:
+    text = page(f"docs/{room}/{name}.md")
+    found = {
+        title: body.strip()
+        for title, body in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    }
+    card = {"protocols": "Messages", "attacks": "What it needs", "defences": "What it does"}[room]
+    for title in ("Equations", "When to use it", "Limits", card, "Settings"):
+        assert len(found[title]) > 15, title
+    assert "```math" in found["Equations"]
+    assert found["Limits"].startswith("- ")
+    assert "\nSource: " in text
+    assert room != "defences" or len(GENERATOR.guarantee(name)) > 10
+
+
+def test_every_field_of_the_spec_has_a_meaning() -> None:
+    schema = Spec.model_json_schema()
+    for owner in (schema, *schema["$defs"].values()):
+        for name, field in owner["properties"].items():
+            assert field.get("description") or "$ref" in field, f"{owner['title']}.{name}"
+
+
+def test_the_transcript_page_lists_the_kinds() -> None:
+    assert {kind: cells[0] for kind, cells in table("docs/transcript.md", "## Kinds").items()} == dict(KINDS)
+
+
+def test_the_transcript_page_lists_the_fields_of_a_line() -> None:
+    assert list(table("docs/transcript.md", "## The log")) == [
+        f.name for f in dataclasses.fields(Message) if f.compare
+    ]
+
+
+def test_the_transcript_page_lists_the_manifest_and_the_checkpoint(run: Path) -> None:
+    manifest = json.loads((run / "manifest.json").read_bytes())
+    assert set(table("docs/transcript.md", "## The manifest")) == set(manifest)
+    named = table("docs/transcript.md", "## Checkpoints and resuming")
+    checkpoint = json.loads((run / "vault" / "round.json").read_bytes())
+    assert {n.strip("` ") for row in named for n in row.split(",")} == set(checkpoint)
+
+
+def test_the_transcript_page_lists_what_lies_in_a_run_its_vault_and_a_view(run: Path, tmp_path: Path) -> None:
+    assert _listed("## A run's directory") == _tops(run)
+    assert _listed("## The vault") == _tops(run / "vault") - {".gitignore"}
+    export_view(fdaudit.load(run).view("client/1"), tmp_path / "view")
+    assert _listed("## An exported view") == {
+        p.replace("client-1", "client-3") for p in _tops(tmp_path / "view")
+    }
+    logs = run / "attacks" / "world-loss-threshold"
+    assert _tops(logs) == {"queries.jsonl", "payloads"}
+    first = json.loads((logs / "queries.jsonl").read_bytes().split(b"\n")[0])
+    assert first["previous"] == json.loads((run / "manifest.json").read_bytes())["head"]
+
+
+def _listed(heading: str) -> set[str]:
+    return {row.split("/")[0] for row in table("docs/transcript.md", heading)}
+
+
+def _tops(directory: Path) -> set[str]:
+    return {p.name for p in directory.iterdir()}
+
+
+def test_the_threat_model_names_the_controls_as_they_are() -> None:
+    text = " ".join(page("docs/threat-model.md").split())
+    assert f"at least {gradients._LEAST_GAIN_DB:g} dB closer" in text
+    assert f"stay below {gradients._LEAST_GAIN_DB:g} dB" in text
+    assert f"p of at most {_membership.WORKS:g}" in text
+    assert f"p above {1 - _membership.CONFIDENCE:.2g} to either side" in text
+    assert f"noise of {gradients._DROWNING:g} times their own spread" in text
+
+
+# -- the reader and checker ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    (source,) = [b for b in blocks("docs/transcript.md", "python") if "check.py" in b]
+    path = tmp_path_factory.mktemp("checker") / "check.py"
+    path.write_text(source, encoding="utf-8")
+    return path
+
+
+def _checked(checker: Path, run: Path) -> tuple[bool, str]:
+    done = subprocess.run(
+        [sys.executable, str(checker), str(run)], capture_output=True, text=True, check=False
+    )
+    return done.returncode == 0 and done.stdout.endswith("intact\n"), done.stdout + done.stderr
+
+
+def test_the_checker_needs_nothing_of_fdaudit(checker: Path) -> None:
+    tree = ast.walk(ast.parse(checker.read_text(encoding="utf-8")))
+    names = {a.name for n in tree if isinstance(n, ast.Import) for a in n.names}
+    tree = ast.walk(ast.parse(checker.read_text(encoding="utf-8")))
+    names |= {str(n.module) for n in tree if isinstance(n, ast.ImportFrom)}
+    assert names == {"hashlib", "json", "pathlib", "safetensors", "sys"}
+
+
+def test_the_checker_reads_an_intact_run(checker: Path, run: Path) -> None:
+    intact, said = _checked(checker, run)
+    assert intact, said
+    messages = json.loads((run / "manifest.json").read_bytes())["messages"]
+    assert len(said.splitlines()) == messages + 1
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+
+
+def _edit_log(run: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
+    log = run / "transcript" / "messages.jsonl"
+    log.write_bytes(b"\n".join(change(log.read_bytes().split(b"\n"))))
+
+
+def _edited(line: bytes) -> bytes:
+    return canonical({**json.loads(line), "bytes_on_wire": 1})
+
+
+def _rechained(lines: list[bytes]) -> list[bytes]:
+    """The log with its first line edited and every later line chained anew."""
+    made = [_edited(lines[0])]
+    for line in lines[1:-1]:
+        made.append(canonical({**json.loads(line), "previous": hashlib.sha256(made[-1]).hexdigest()}))
+    return [*made, b""]
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "a byte of a payload": lambda run: _flip(run / "transcript/payloads/round-000001.shard"),
+    "a payload is missing": lambda run: (run / "transcript/payloads/round-000001.shard").unlink(),
+    "a file that nobody listed": lambda run: (run / "transcript/payloads/x").touch() or None,
+    "a line edited": lambda run: _edit_log(run, lambda ls: [_edited(ls[0]), *ls[1:]]),
+    "a line dropped": lambda run: _edit_log(run, lambda ls: [*ls[:2], *ls[3:]]),
+    "two lines swapped": lambda run: _edit_log(run, lambda ls: [ls[1], ls[0], *ls[2:]]),
+    "the end cut off": lambda run: _edit_log(run, lambda ls: [*ls[:-2], b""]),
+    "the final newline cut off": lambda run: _edit_log(run, lambda ls: ls[:-1]),
+    "all lines chained anew": lambda run: _edit_log(run, _rechained),
+    "the spec": lambda run: _flip(run / "spec.yaml"),
+    "the manifest": lambda run: _flip(run / "manifest.json"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_the_checker_and_verify_refuse_a_damaged_run(
+    what: str, checker: Path, run: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    DAMAGE[what](copy)
+    intact, said = _checked(checker, copy)
+    assert not intact, said
+    assert "intact" not in said
+    assert fdaudit.Run(copy).verify() != []
+
+
+# -- snippets and commands -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/storage.md", "docs/transcript.md"])
+def test_the_python_snippets_run(
+    name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run, tmp_path / "audit" / "fedavg")
+    monkeypatch.chdir(tmp_path)
+    snippets = [b for b in blocks(name, "python") if "check.py" not in b]
+    assert snippets
+    for snippet in snippets:
+        exec(compile(snippet, name, "exec"), {"__name__": "snippet"})
+    assert name != "README.md" or "report" in capsys.readouterr().out
+
+
+def test_canonical_form_is_as_the_page_writes_it() -> None:
+    scope: dict[str, Callable[[object], bytes]] = {}
+    exec(blocks("docs/transcript.md", "python")[0], scope)  # type: ignore[arg-type]
+    for value in ({"b": [1.5, None, True], "a": {"ε": "\n"}}, [], "\ud83d\ude00"):
+        assert scope["canonical"](value) == canonical(value)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_yaml_snippets_are_specs_or_grids(name: str) -> None:
+    for snippet in blocks(name, "yaml"):
+        value = yaml.safe_load(snippet)
+        if "sweep" in value:
+            assert expand(load_grid(value))
+        else:
+            fdaudit.load_spec(value)
+
+
+def test_the_page_on_sweeps_lists_the_fields_of_a_grid() -> None:
+    assert list(table("docs/sweeps.md", "## The grid")) == list(Grid.model_fields)
+
+
+def _commands() -> Iterator[tuple[str, str]]:
+    for name in PAGES:
+        text = page(name)
+        for block in blocks(name, "bash"):
+            for line in block.splitlines():
+                if "fdaudit " in line:
+                    yield name, line.split(" #")[0].strip().removeprefix(".venv/bin/")
+        for inline in re.findall(r"`(fdaudit [^`]+)`", text):
+            yield name, inline
+    for line in summary._reproduce()["commands"]:
+        yield "the report", line
+
+
+def test_every_command_line_parses() -> None:
+    group = typer.main.get_command(app)
+    found = list(_commands())
+    assert len(found) > 10
+    for where, line in found:
+        _, name, *arguments = shlex.split(line)
+        command = group.commands.get(name)  # type: ignore[attr-defined]
+        assert command is not None, f"{where}: {line}"
+        try:
+            command.make_context(name, arguments)
+        except Exception as error:
+            pytest.fail(f"{where}: {line}: {error}")
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {t for name in PAGES for t in re.findall(r"(?:`|^)make ([a-z]+)", page(name), re.MULTILINE)}
+    assert named
+    assert named <= targets
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page(name)):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / name).parent / path if path else ROOT / name
+        assert file.exists(), f"{name}: {target}"
+        if anchor:
+            assert anchor in slugs(file.resolve().relative_to(ROOT).as_posix()), f"{name}: {target}"
+
+
+@pytest.mark.parametrize("name", [*PAGES, "CHANGELOG.md"])
+def test_named_files_exist(name: str) -> None:
+    for path in re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|yaml|md|toml))`", page(name)):
+        assert (ROOT / path).is_file(), f"{name}: {path}"
+
+
+def test_the_indexes_name_every_page() -> None:
+    """What no table begins a row with is neither in the site's contents nor found by a reader."""
+    indexes = [name for name in PAGES if name.endswith("/index.md")]
+    trees = {name: module("contents").trees(page(name)) for name in indexes}
+    linked = [
+        (Path(name).parent / f"{found}.md").as_posix()
+        for name, sections in trees.items()
+        for _, pages in sections
+        for found in pages
+        if not found.startswith("api/")
+    ]
+    assert sorted(linked) == sorted(set(PAGES) - {"README.md", "docs/index.md"})

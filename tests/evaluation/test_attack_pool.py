@@ -1,0 +1,51 @@
+"""Processes that are started before anything is known of the runs they will serve."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from fdaudit.evaluation import attack_pool, runner
+from fdaudit.parallel.pool import Pool
+from fdaudit.planning.plan import Plan, make_plan
+from fdaudit.spec.schema import load_spec
+
+from ..helpers.run_cases import known
+from .test_attack_stage import SPEC
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    made = list[str]()
+    monkeypatch.setattr(Pool, "stand_by", lambda pool: made.append(f"{pool.size} stand by"))
+    monkeypatch.setattr(Pool, "close", lambda pool: made.append(f"{pool.size} go"))
+    return made
+
+
+@pytest.mark.parametrize(("processors", "made"), [(1, []), (2, ["2 stand by"]), (64, ["8 stand by"])])
+def test_as_many_as_a_run_will_ask_for(
+    processors: int, made: list[str], calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
+    attack_pool.stand_by()
+    assert calls == made
+    assert plan().execution.threads == min(processors, 8)
+
+
+def test_nobody_waits_where_an_accelerator_attacks(calls: list[str]) -> None:
+    attack_pool.stand_by()
+    runner.stand_by(plan(on="cuda"))
+    assert calls[-1].endswith(" go")
+
+
+def plan(on: str = "cpu") -> Plan:
+    made = make_plan(load_spec({**SPEC, "threads": None}), known(1))
+    return replace(made, execution=replace(made.execution, device=on))
+
+
+def test_it_is_loaded_in_no_time() -> None:
+    code = "import sys, fdaudit.evaluation.attack_pool; assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,293 @@
+"""Controls and failures: an attack that shows nothing says so, and one that breaks takes nothing with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import fdaudit.evaluation.controls.kept
+import fdaudit.isolation.attacker
+from fdaudit.audit.pipeline import attacked, federated, perform
+from fdaudit.audit.run import Run
+from fdaudit.errors import FdauditError
+from fdaudit.evaluation.stage import Stage
+from fdaudit.planning.plan import make_plan
+from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.spec.schema import load_spec
+from fdaudit.types import LabelDistribution, Membership, Reconstruction
+
+from ..helpers.doubles import HOOKS, SEED, in_a_thread, registered, spec
+from ..helpers.run_cases import known
+
+
+@contextmanager
+def hooked(**hooks):
+    HOOKS.update(hooks)
+    try:
+        yield
+    finally:
+        for name in hooks:
+            del HOOKS[name]
+
+
+def cells(run):
+    return {c["id"]: c for c in Run(run).result["cells"]}
+
+
+# -- controls -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory):
+    run = tmp_path_factory.mktemp("controls") / "run"
+    with registered("noise", "cheat"):
+        wanted = load_spec(spec(attacks=[{"name": "noise"}, {"name": "cheat"}]))
+        auxiliary = len(make_plan(wanted, known(SEED)).auxiliary[1])
+        with hooked(auxiliary=lambda: auxiliary):
+            perform(wanted, run)
+    return run
+
+
+def test_a_broken_attack_is_inconclusive_because_its_positive_control_failed(tried):
+    cell = cells(tried)["server/noise"]
+    assert cell["status"] == "inconclusive"
+    assert cell["reason"] == "its positive control failed"
+    assert not cell["controls"]["positive"]["passed"]
+    assert cell["controls"]["negative"]["passed"]
+    (auc,) = cell["controls"]["positive"]["figures"]
+    assert auc["low"] < 0.5 < auc["high"]
+
+
+def test_an_attack_that_finds_members_of_an_untrained_model_fails_its_negative_control(tried):
+    cell = cells(tried)["server/cheat"]
+    assert cell["status"] == "inconclusive"
+    assert cell["reason"] == "its negative control failed"
+    assert cell["controls"]["positive"]["passed"]
+    assert not cell["controls"]["negative"]["passed"]
+    (auc,) = cell["controls"]["negative"]["figures"]
+    assert auc["low"] > 0.5
+
+
+def test_controls_are_run_once_and_are_the_same_for_every_adversary(tried):
+    found = cells(tried)
+    for name in ("noise", "cheat"):
+        assert found[f"server/{name}"]["controls"] == found[f"world/{name}"]["controls"]
+        kept = json.loads((tried / "attacks" / "controls" / f"{name}.json").read_text())
+        assert kept["controls"] == found[f"server/{name}"]["controls"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "again"),
+    [
+        ({"protocol": {"name": "ds-fl", "params": {"rounds": 1, "local_steps": 1, "batch_size": 16}}}, False),
+        ({"victims": 1}, False),
+        ({"queries": 777}, True),
+        ({"model": {"name": "mlp", "params": {"widths": [15]}}}, True),
+    ],
+    ids=["other protocol", "other victims", "other budget", "other network"],
+)
+def test_controls_are_taken_over_where_all_that_they_depend_on_is_the_same(
+    tried, tmp_path, monkeypatch, changes, again
+):
+    asked, real = [], fdaudit.evaluation.controls.kept.controls
+    monkeypatch.setattr(
+        fdaudit.evaluation.controls.kept, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s)
+    )
+    with registered("noise", "cheat"):
+        wanted = load_spec(spec(attacks=[{"name": "noise"}], **changes))
+        perform(wanted, tmp_path / "run", seed_from=tried)
+    assert asked == (["noise"] if again else [])
+    (kept,) = (c["controls"] for i, c in cells(tmp_path / "run").items() if i == "world/noise")
+    assert again or kept == cells(tried)["world/noise"]["controls"]
+
+
+def test_controls_of_a_run_beside_are_not_run_again(tried, tmp_path, monkeypatch):
+    asked, real = [], fdaudit.evaluation.controls.kept.controls
+    monkeypatch.setattr(
+        fdaudit.evaluation.controls.kept, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s)
+    )
+    with registered("noise", "cheat"):
+        run = federated(load_spec(spec(attacks=[{"name": "noise"}])), tmp_path / "run", seed_from=tried)
+        attacked(run, beside=[tmp_path / "no such run", tried])
+    assert asked == []
+    assert cells(tmp_path / "run")["world/noise"]["controls"] == cells(tried)["world/noise"]["controls"]
+
+
+@pytest.mark.parametrize("planted", ["passed", "of another attack", "no JSON", "a list"])
+def test_outcomes_of_controls_that_somebody_planted_are_not_believed(tried, tmp_path, monkeypatch, planted):
+    asked, real = [], fdaudit.evaluation.controls.kept.controls
+    monkeypatch.setattr(
+        fdaudit.evaluation.controls.kept, "controls", lambda a, p, *s: asked.append(a.name) or real(a, p, *s)
+    )
+    source = tmp_path / "source"
+    shutil.copytree(tried, source)
+    place = source / "attacks" / "controls" / "noise.json"
+    text = place.read_text()
+    if planted == "of another attack":
+        text = (source / "attacks" / "controls" / "cheat.json").read_text()
+    place.write_text(
+        {"passed": text.replace("false", "true"), "no JSON": "{", "a list": "[]"}.get(planted, text)
+    )
+    with registered("noise", "cheat"):
+        perform(load_spec(spec(attacks=[{"name": "noise"}])), tmp_path / "run", seed_from=source)
+    assert asked == ["noise"]
+    assert cells(tmp_path / "run")["world/noise"]["controls"] == cells(tried)["world/noise"]["controls"]
+
+
+def test_an_inconclusive_cell_still_shows_what_was_measured(tried):
+    cell = cells(tried)["server/noise"]
+    assert {f["name"] for f in cell["figures"]} >= {"auc", "tpr_at_10fpr"}
+    assert [t["target"] for t in cell["targets"]] == ["client/0", "client/1"]
+
+
+# -- failures -----------------------------------------------------------------------------------------------------
+
+
+class OwnError(Exception):
+    """An exception that only the attack's author knows."""
+
+
+ERRORS = [
+    AttributeError("no such thing"),
+    AssertionError("not so"),
+    OSError(28, "no space"),
+    NotImplementedError("later"),
+    OwnError("mine"),
+    FdauditError("ours"),
+    StopIteration(3),
+    torch.cuda.OutOfMemoryError("full"),
+]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    """A finished run whose one attack does what the test says, with its controls tried."""
+    run = tmp_path_factory.mktemp("crash") / "run"
+    with registered("crash"):
+        wanted = load_spec(spec(attacks=[{"name": "crash"}]))
+        plan = make_plan(wanted, known(SEED))
+        with hooked(crash=lambda where, task: None):
+            perform(wanted, run)
+    return Stage(RunDirectory(run, plan))
+
+
+def cell_of(stage, adversary, crash):
+    (attack,) = stage.plan.attacks
+    with in_a_thread(), hooked(crash=crash), stage.adversary(adversary) as given:
+        return stage.cell(given, attack)
+
+
+@pytest.mark.parametrize("adversary", ["server", "world"])  # without and with an oracle
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+def test_whatever_an_attack_raises_is_the_reason_why_its_cell_failed(stage, error, adversary):
+    def crash(where, task):
+        if where == "run":
+            raise error
+
+    cell = cell_of(stage, adversary, crash)
+    assert cell.status == "failed"
+    assert cell.reason == f"{type(error).__name__}: {error}"
+    assert cell.figures == ()
+
+
+def test_a_failed_cell_takes_no_other_with_it(tmp_path):
+    def crash(where, task):
+        if where == "run":
+            raise AttributeError("no such thing")
+
+    with registered("crash", "spy"), hooked(crash=crash):
+        perform(spec(attacks=[{"name": "crash"}, {"name": "spy"}]), tmp_path / "run")
+    found = cells(tmp_path / "run")
+    for adversary in ("server", "world"):
+        assert found[f"{adversary}/crash"]["status"] == "failed"
+        assert found[f"{adversary}/crash"]["reason"] == "AttributeError: no such thing"
+        assert found[f"{adversary}/spy"]["status"] in ("run", "inconclusive")
+        assert found[f"{adversary}/spy"]["figures"]
+
+
+@pytest.mark.parametrize("moment", ["init", "applicable"])
+def test_an_attack_may_fail_at_any_moment(stage, moment):
+    def crash(where, task):
+        if where == moment:
+            raise AttributeError("here")
+
+    cell = cell_of(stage, "server", crash)
+    assert (cell.status, cell.reason) == ("failed", "AttributeError: here")
+
+
+@pytest.mark.parametrize("adversary", ["server", "world"])
+def test_an_interruption_is_no_failed_cell(stage, adversary, monkeypatch):
+    def interrupted(stream, most=0):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fdaudit.isolation.attacker, "receive", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cell_of(stage, adversary, lambda where, task: None)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("adversary", ["server", "world"])
+def test_no_attack_can_interrupt_the_audit(stage, adversary, error):
+    def crash(where, task):
+        if where == "run":
+            raise error
+
+    cell = cell_of(stage, adversary, crash)
+    assert (cell.status, cell.reason) == ("failed", f"{error.__name__}: ")
+
+
+# -- guesses that cannot be scored --------------------------------------------------------------------------------
+
+
+def scores(task, **changes):
+    made = {k: torch.zeros(len(c.y)) for k, c in task.challenges.items()}
+    return tuple(Membership(target=k, scores=s) for k, s in {**made, **changes}.items() if s is not None)
+
+
+def invented(task, messages):
+    return (Reconstruction(target="client/0", messages=messages, images=torch.zeros(1, 1, 8, 8)),)
+
+
+UNFIT = {
+    "a victim left out": (lambda t: scores(t, **{"client/0": None}), "challenged were"),
+    "a victim forgotten by emptying the task": (
+        lambda t: [t.challenges.pop("client/1"), scores(t)][1],
+        "challenged were",
+    ),
+    "a client who is no victim": (lambda t: scores(t, **{"client/2": torch.zeros(20)}), "challenged were"),
+    "a victim twice": (lambda t: (*scores(t), scores(t)[0]), "challenged were"),
+    "too few scores": (lambda t: scores(t, **{"client/0": torch.zeros(19)}), "each of 20 candidates"),
+    "scores in a column": (lambda t: scores(t, **{"client/0": torch.zeros(20, 1)}), "each of 20 candidates"),
+    "a score that is no number": (
+        lambda t: scores(t, **{"client/1": torch.full((20,), float("nan"))}),
+        "finite score",
+    ),
+    "guesses of two kinds": (lambda t: (*invented(t, (3,)), scores(t)[0]), ""),
+    "a reconstruction of nobody's message": (lambda t: invented(t, ()), "names messages of"),
+    "a reconstruction of the server's message": (lambda t: invented(t, (3,)), "names messages of the server"),
+    "a reconstruction of another client's message": (lambda t: invented(t, (3, 5)), "client/1"),
+    "a reconstruction of a message never sent": (lambda t: invented(t, (4, 999)), "nobody in this view"),
+    "a kind that has no metric": (
+        lambda t: (LabelDistribution(target="client/0", distribution=torch.ones(10) / 10),),
+        "",
+    ),
+    "no tuple at all": (lambda t: "members", ""),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_guess_that_would_be_scored_against_something_else_fails_its_cell(stage, case):
+    make, says = UNFIT[case]
+    cell = cell_of(stage, "server", lambda where, task: make(task) if where == "run" else None)
+    assert cell.status == "failed"
+    assert says in cell.reason
+
+
+def test_a_guess_for_every_victim_is_scored(stage):
+    cell = cell_of(stage, "server", lambda where, task: scores(task) if where == "run" else None)
+    assert cell.status == "inconclusive"  # a constant score cannot pass its positive control
+    assert next(f.value for f in cell.figures if f.name == "auc") == 0.5

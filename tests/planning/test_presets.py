@@ -1,0 +1,148 @@
+"""Presets: what each protocol leaves to claim as published, and what its private combination costs when it is run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fdaudit.protocols import REGISTRY
+
+import fdaudit
+from fdaudit.errors import SpecError
+
+from ..helpers.run_cases import tiny
+
+SMALL: dict[str, dict[str, Any]] = {
+    "centralized": {"rounds": 2, "local_steps": 2},
+    "dafkd": {"rounds": 2, "local_steps": 2, "distill_steps": 1, "pseudo_samples": 8, "generator_width": 4},
+    "ds-fl": {"rounds": 2, "local_steps": 2, "warm_up_steps": 1, "distill_steps": 1},
+    "fedavg": {"rounds": 2, "local_epochs": 1},
+    "feddf": {"rounds": 2, "local_steps": 2, "distill_steps": 1},
+    "feded": {"rounds": 2, "local_steps": 2, "distill_steps": 1},
+    "fediod": {"rounds": 2, "local_steps": 3, "steps_per_round": 2, "samples": 4, "generator_width": 4,
+               "discriminator_width": 4},
+    "fedkd": {"local_epochs": 2, "distill_rounds": 1, "distill_steps": 2},
+    "fedmd": {"rounds": 2, "local_steps": 2, "warm_up_steps": 1, "distill_steps": 1},
+    "fkd": {"rounds": 2, "local_steps": 2},
+    "pls": {"rounds": 2, "local_steps": 2},
+    "selective-fd": {"rounds": 2, "local_steps": 1, "warm_up_steps": 2, "distill_steps": 1},
+    "standalone": {"rounds": 2, "local_steps": 2},
+}  # fmt: skip
+PROTOCOLS = sorted(SMALL)
+QUICKSTART = ("dafkd", "fedavg", "fediod", "fedkd", "selective-fd")
+
+
+def spec(protocol: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "seed": 5,
+        "device": "cpu",
+        "threads": 1,
+        "profile": "quick",
+        "clients": 3,
+        "dataset": {"name": "digits", "limit": 200},
+        "model": {"name": "mlp", "params": {"widths": [8]}},
+        "protocol": {"name": protocol, "params": {**SMALL[protocol], "batch_size": 8}},
+        "references": [],
+        "attacks": [],
+        "adversaries": ["server", "world"] if protocol not in ("standalone", "centralized") else ["world"],
+        **changes,
+    }
+
+
+def test_every_protocol_is_here() -> None:
+    assert REGISTRY.names() == PROTOCOLS
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_ledger_finds_what_the_card_says(protocol: str, tmp_path: Path) -> None:
+    run = fdaudit.run(spec(protocol, preset={"name": "as-published"}), tmp_path / "run")
+    finds = REGISTRY.describe(protocol)["privacy"]["finds"]
+    for view in (p for p in run.plan.parties if not p.startswith("client/")):
+        found = run.ledger(view)
+        assert found.kind == finds.get(view, "")
+        assert math.isinf(found.epsilon) == (view in finds)
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        p if p in QUICKSTART else pytest.param(p, marks=pytest.mark.slow)  # five seconds each
+        for p in PROTOCOLS
+        if p != "standalone"
+    ],
+)
+def test_the_private_combination_keeps_to_its_epsilon(protocol: str, tmp_path: Path) -> None:
+    """At most the ε asked for, by the run's own ledger; less only by what the last training does not send on."""
+    asked = spec(protocol, preset={"name": "private", "epsilon": 6.0})
+    run = fdaudit.run(asked, tmp_path / "run")
+    view = "world" if protocol == "centralized" else "server"
+    found = run.ledger(view, relation="add-or-remove")
+    assert found.epsilon <= 6.0
+    assert found.epsilon >= 2.5
+    again = fdaudit.run(asked, run.directory, resume=True)
+    assert again.result["ledger"] == run.result["ledger"]
+    kept = yaml.safe_load((run.directory / "spec.yaml").read_text(encoding="utf-8"))
+    assert kept["preset"]["written_out"] is True
+    assert kept["defenses"]
+
+
+def test_the_steps_that_are_announced_are_the_steps_that_are_taken(tmp_path: Path) -> None:
+    run = fdaudit.run(spec("fediod", preset={"name": "private", "epsilon": 6.0}), tmp_path / "run")
+    config = run.plan.protocol_config
+    announced = sum(
+        run.plan.training[of].steps(length)
+        for of in ("model", "discriminator")
+        for length in config.trainings(of)  # type: ignore[attr-defined]
+    )
+    (taken,) = run.ledger("server").contributions
+    assert announced == 5
+    assert taken.charges == 4, "what the discriminator learns in the last step reaches nobody"
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "said"),
+    [
+        ({"preset": {"name": "private"}}, "preset.epsilon", "is missing"),
+        ({"preset": {"name": "as-published", "epsilon": 2.0}}, "preset.epsilon", "has no meaning"),
+        ({"preset": {"name": "private", "epsilon": 0}}, "preset.epsilon", "0"),
+        (
+            {"preset": {"name": "private", "epsilon": 2.0}, "withhold": ["sample_count"]},
+            "withhold",
+            "beside preset",
+        ),
+        (
+            {"preset": {"name": "private", "epsilon": 1e-9}, "privacy": {"delta": 1e-200}},
+            "preset.epsilon",
+            "cannot be met: with noise of",
+        ),
+    ],
+)
+def test_a_preset_that_cannot_be(change: dict[str, Any], field: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        fdaudit.run(spec("fedavg", **change), tmp_path / "run")
+    assert caught.value.field == field
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_another_preset_is_not_gone_on_with(tmp_path: Path) -> None:
+    fdaudit.run(spec("fedavg", preset={"name": "private", "epsilon": 6.0}), tmp_path / "run")
+    with pytest.raises(SpecError, match="preset"):
+        fdaudit.run(spec("fedavg", preset={"name": "private", "epsilon": 5.0}), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("protocol", ["fkd", "pls"])
+def test_the_epsilon_of_classwise_presets_holds_for_whole_clients_and_says_so(
+    protocol: str, tmp_path: Path
+) -> None:
+    asked = tiny(
+        protocol={"name": protocol, "params": {"rounds": 2, "local_steps": 1, "batch_size": 16}},
+        preset={"name": "private", "epsilon": 8.0},
+    )
+    made = fdaudit.run(asked, tmp_path / "run")
+    record, client = (made.ledger("server", unit=unit) for unit in ("record", "client"))
+    assert record.finite
+    assert client.epsilon == record.epsilon <= 8.0
+    assert any("holds for a whole client" in line for line in REGISTRY.describe(protocol)["trust"])

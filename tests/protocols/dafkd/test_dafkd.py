@@ -1,0 +1,212 @@
+"""DaFKD's own promises: what goes missing, Appendix B against the default, who keeps what, threads, bad input."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fdaudit.protocols.dafkd.protocol import DaFKD
+from torch import nn
+
+from fdaudit.errors import SpecError, TrainingDivergedError
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common
+from fdaudit.models import architecture
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Trainer
+from fdaudit.transcript.wire import Outage
+
+from ...helpers import protocol_cases
+from ...helpers.protocol_cases import SHAPE, common, configured, network, records, run
+
+BACK = {"upload_discriminator": False}
+
+
+def close(one, other, **tolerance):
+    """Whether two runs' classifiers agree after every round."""
+    for a, b in zip(one.rounds, other.rounds, strict=True):
+        for name, tensor in a.models["server"].items():
+            torch.testing.assert_close(tensor, b.models["server"][name], rtol=1e-4, atol=1e-5, **tolerance)
+    return True
+
+
+def unlike(one, other):
+    return any(
+        (t - other.protocol.released()[n]).abs().max() > 1e-5 for n, t in one.protocol.released().items()
+    )
+
+
+# -- variants -----------------------------------------------------------------------------------------------------
+
+
+def test_appendix_b_distils_the_same_ensemble(tmp_path):
+    """Scores and weighted predictions come from the clients there, from the server here: the sum is one."""
+    strong = {"distill_lr": 0.5, "distill_steps": 5}
+    default = run(tmp_path / "a", "dafkd", strong)
+    assert close(run(tmp_path / "b", "dafkd", {**strong, **BACK}), default)
+    assert unlike(run(tmp_path / "c", "dafkd", {**strong, "weights": "uniform"}), default)
+
+
+def test_appendix_b_with_uniform_weights_is_the_default_with_uniform_weights(tmp_path):
+    strong = {"distill_lr": 0.5, "distill_steps": 5, "weights": "uniform"}
+    assert close(run(tmp_path / "b", "dafkd", {**strong, **BACK}), run(tmp_path / "a", "dafkd", strong))
+
+
+def test_scores_that_are_withheld_change_nothing_since_the_products_tell_them(tmp_path):
+    told = run(tmp_path / "a", "dafkd", BACK)
+    assert close(run(tmp_path / "b", "dafkd", BACK, withheld=["discriminator_scores"]), told)
+
+
+def test_without_discriminators_all_clients_are_weighed_alike(tmp_path):
+    uniform = run(tmp_path / "a", "dafkd", {"weights": "uniform"})
+    assert close(run(tmp_path / "b", "dafkd", withheld=["discriminator_parameters"]), uniform)
+
+
+def test_without_distillation_the_classifier_is_the_average(tmp_path):
+    ran = run(tmp_path / "a", "dafkd", {"distill_steps": 0})
+    for done in ran.rounds:
+        uploads = [
+            ran.tensors(m)
+            for m in ran.messages
+            if m.round == done.index and m.kind == "model_parameters" and m.sender != "server"
+        ]
+        for name, tensor in done.models["server"].items():
+            torch.testing.assert_close(tensor, torch.stack([u[name] for u in uploads]).mean(0))
+
+
+# -- who keeps what -----------------------------------------------------------------------------------------------
+
+
+def test_no_two_discriminators_start_alike_and_none_comes_from_the_server(tmp_path):
+    ran = run(tmp_path / "a", "dafkd", rounds=1)
+    assert not [m for m in ran.messages if m.sender == "server" and "discriminator" in m.kind]
+    sent = [ran.tensors(m)["weight"] for m in ran.messages if m.kind == "discriminator_parameters"]
+    assert len(sent) == 3
+    assert not any(torch.equal(a, b) for i, a in enumerate(sent) for b in sent[:i])
+
+
+def test_a_clients_models_depend_on_no_other_clients_records_before_the_first_average(tmp_path):
+    clients = records()
+    whole = run(tmp_path / "a", "dafkd", rounds=1)
+    clients["client/0"] = records(seed=9)["client/0"]
+    other = run(tmp_path / "b", "dafkd", rounds=1, clients=clients)
+    for a, b in zip(whole.messages, other.messages, strict=True):
+        assert (a.sender, a.kind) == (b.sender, b.kind)
+        same = whole.payload(a) == other.payload(b)
+        assert same == (a.sender in ("client/1", "client/2") or (a.sender == "server" and a.seq < 2)), a
+
+
+def test_the_active_ratio_is_the_share_of_clients_asked(tmp_path):
+    ran = run(tmp_path / "a", "dafkd", {"fraction": 0.67})
+    asked = [m.receivers for m in ran.messages if m.sender == "server" and m.kind == "generator_parameters"]
+    assert [len(r) for r in asked] == [2, 2, 2]
+    assert len({k for r in asked for k in r}) == 3
+
+
+# -- what does not arrive -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("after", "kinds"), [(1, {"model_parameters"}), (2, {"discriminator_parameters"})])
+def test_what_arrived_of_a_client_that_goes_silent_is_used(after, kinds, tmp_path):
+    gone = Outage(party="client/1", first=0, last=0, after=after)
+    ran = run(tmp_path / "a", "dafkd", {"distill_steps": 0}, rounds=2, outages=[gone])
+    arrived = {m.kind for m in ran.messages if m.sender == "client/1" and m.round == 0}
+    assert kinds <= arrived
+    assert "generator_parameters" not in arrived
+    uploads = {
+        k: {m.sender: ran.tensors(m) for m in ran.messages if (m.round, m.kind) == (0, k)} for k in arrived
+    }
+    models = [t for k, t in uploads["model_parameters"].items() if k != "server"]
+    assert len(models) == 3
+    for name, tensor in ran.rounds[0].models["server"].items():
+        torch.testing.assert_close(tensor, torch.stack([m[name] for m in models]).mean(0))
+    sent = {
+        m.sender: ran.tensors(m) for m in ran.messages if (m.round, m.kind) == (0, "generator_parameters")
+    }
+    after_it = next(
+        m for m in ran.messages if (m.round, m.sender, m.kind) == (1, "server", "generator_parameters")
+    )
+    for name, tensor in ran.tensors(after_it).items():
+        torch.testing.assert_close(tensor, (sent["client/0"][name] + sent["client/2"][name]) / 2)
+
+
+def test_nobody_answering_leaves_both_global_models_as_they_are(tmp_path):
+    everybody = [Outage(party=k, first=1, last=2) for k in records()]
+    ran = run(tmp_path / "a", "dafkd", outages=everybody)
+    first, *later = (done.models["server"] for done in ran.rounds)
+    for model in later:
+        assert all(torch.equal(t, model[n]) for n, t in first.items())
+    generators = [
+        ran.payload(m) for m in ran.messages if m.sender == "server" and m.kind == "generator_parameters"
+    ]
+    assert generators[1] == generators[2] != generators[0]
+
+
+# -- threads and networks -----------------------------------------------------------------------------------------
+
+
+def test_clients_side_by_side_end_bit_for_bit_as_one_after_the_other(tmp_path, monkeypatch):
+    one = run(tmp_path / "a", "dafkd")
+    two = Execution(device="cpu", threads=2, strategy="loop", memory_format="contiguous")
+    monkeypatch.setattr(protocol_cases, "execution", lambda: two)
+    assert run(tmp_path / "b", "dafkd").log == one.log
+
+
+def test_work_of_ones_own_comes_back_in_order_and_dropout_takes_turns():
+    two = Execution(device="cpu", threads=2, strategy="loop", memory_format="contiguous")
+    assert Trainer(network(), two).apart(lambda n: n * n, range(7)) == [n * n for n in range(7)]
+
+    class Dropping:
+        def build(self, generator):
+            return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 3))
+
+    running, most = [], []
+
+    def work(n):
+        running.append(n)
+        most.append(len(running))
+        running.remove(n)
+        return n
+
+    assert Trainer(Dropping(), two).apart(work, range(50)) == list(range(50))
+    assert max(most) == 1
+
+
+def test_networks_with_batchnorm_and_dropout_train_and_stay_finite(tmp_path, monkeypatch):
+    resnet = architecture(ModelSpec(name="resnet8"), SHAPE, 3)
+    made = Common(networks=Networks(resnet), execution=protocol_cases.execution(), public=common().public)
+    monkeypatch.setattr(protocol_cases, "common", lambda *_: made)
+    ran = run(tmp_path / "a", "dafkd", {"local_steps": 2}, rounds=1)
+    assert all(torch.isfinite(t).all() for m in ran.rounds[0].models.values() for t in m.values())
+
+
+# -- bad input ----------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_diverges_names_the_client_and_the_step(tmp_path):
+    with pytest.raises(TrainingDivergedError, match="client/0"):
+        run(tmp_path / "a", "dafkd", {"lr": 1e30, "local_steps": 4})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("fraction", 0),
+        ("fraction", 1.1),
+        ("adversarial", -1),
+        ("temperature", 0),
+        ("pseudo_samples", 0),
+        ("latent", 0),
+        ("generator_lr", 0),
+        ("weights", "eq8"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(field, value):
+    with pytest.raises(SpecError, match=field):
+        configured("dafkd", {field: value})
+
+
+def test_the_reference_line_trains_as_much_as_a_client():
+    config = DaFKD.Config(rounds=4, local_steps=7, lr=0.2, momentum=0.3)
+    assert config.alone()["rounds"] == 4
+    assert (config.alone()["local_steps"], config.alone()["lr"], config.alone()["momentum"]) == (7, 0.2, 0.3)

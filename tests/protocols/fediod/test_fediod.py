@@ -1,0 +1,393 @@
+"""FedIOD's parties by themselves: what they answer, what they hold, and how a step goes on without some of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fdaudit.protocols.fediod.protocol import FedIOD, FedIODConfig
+from fdaudit.protocols.fediod.server import Replay
+from torch.nn import functional as F
+
+from fdaudit.config import validate
+from fdaudit.errors import ProtocolError, SpecError, TrainingDivergedError
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common, PartyData
+from fdaudit.federation.rehearsal import NoWire, setting_of
+from fdaudit.models import architecture
+from fdaudit.rng import child
+from fdaudit.spec.schema import ModelSpec, load_spec
+from fdaudit.storage.files import encode
+from fdaudit.training.execution import Execution
+from fdaudit.transcript.wire import Outage
+
+from ...helpers import protocol_cases
+from ...helpers.docs_pages import ROOT
+from ...helpers.protocol_cases import CLASSES, SHAPE, SIZES, common, configured, records, run
+
+CLIENTS = tuple(records())
+
+
+def made(params=None, clients=None, unlike=False):
+    config = configured("fediod", params or {})
+    return FedIOD(config, setting_of(FedIOD, common(unlike), clients or records(), NoWire(), 5))
+
+
+def samples(n=4, seed=0):
+    return torch.rand(n, *SHAPE, generator=child(seed, "samples"))
+
+
+def of_kind(ran, kind, sender=None):
+    return [m for m in ran.messages if m.kind == kind and sender in (None, m.sender)]
+
+
+# -- settings -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"rounds": 1}, "rounds"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"student_steps": 0}, "student_steps"),
+        ({"mimic": -0.1}, "mimic"),
+        ({"weights": "eq9"}, "weights"),
+        ({"adam_lr": 0.0}, "adam_lr"),
+        ({"local_steps": 1, "local_epochs": 1}, "local_epochs"),
+        ({"gan": 0.0, "conf": 0.0, "unique": 0.0, "mimic": 0.0}, "nothing to learn"),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, dict) else "",
+)
+def test_impossible_settings_are_refused(params, field):
+    with pytest.raises(SpecError, match=field):
+        validate(FedIODConfig, params)
+
+
+def test_the_learning_rate_falls_from_its_start_to_nothing_along_a_cosine():
+    config = FedIODConfig(rounds=3, steps_per_round=5, adam_lr=0.2)
+    assert config.rate(0) == 0.2
+    assert config.rate(5) == pytest.approx(0.1)
+    assert 0 < config.rate(9) < 0.01
+    assert config.rate(10) == pytest.approx(0)
+
+
+def test_a_reference_line_trains_as_long_as_stage_1():
+    assert FedIODConfig().alone()["local_epochs"] == 50
+    alone = FedIODConfig(local_steps=7, lr=0.3, batch_size=5).alone()
+    assert {
+        "rounds": 1,
+        "local_steps": 7,
+        "local_epochs": None,
+        "lr": 0.3,
+        "batch_size": 5,
+    }.items() <= alone.items()
+
+
+def test_images_too_small_to_generate_are_refused():
+    shape = (1, 3, 3)
+    tiny = architecture(ModelSpec(name="mlp", params={"widths": [2]}), shape, CLASSES)
+    held = Common(
+        networks=Networks(tiny), execution=protocol_cases.execution(), public=torch.zeros(0, *shape)
+    )
+    data = {"client/0": PartyData(torch.zeros(2, *shape), torch.zeros(2, dtype=torch.int64))}
+    with pytest.raises(SpecError, match=r"image_size.*3x3.*8 or more"):
+        FedIOD(configured("fediod", {}), setting_of(FedIOD, held, data, NoWire(), 5))
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples" / "paper").glob("fediod*.yaml")), ids=lambda p: p.stem
+)
+def test_example_specs_are_valid(path):
+    spec = load_spec(path)
+    assert spec.protocol.name == "fediod"
+    config = validate(FedIODConfig, spec.protocol.params, "protocol.params")
+    if not path.stem.endswith("-small"):
+        assert (config.gan, config.conf, config.unique, config.mimic, config.student_steps) == (1, 1, 1, 1, 1)
+        assert (config.latent, config.samples, config.adam_lr, spec.clients) == (100, 64, 0.001, 20)
+
+
+# -- a client -----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_client_sends_back_is_the_gradient_of_the_joined_graph():
+    """Its T_k and D_k against one autograd graph that has both, at D_k as it was before its step."""
+    protocol = made()
+    client, x = protocol._clients["client/1"], samples().requires_grad_()
+    cotangents = torch.randn(4, CLASSES, generator=child(1, "c"))
+    joined = (cotangents * client._task(x)).sum() + 0.3 * F.softplus(-client._D.module(x)).mean()
+    (expected,) = torch.autograd.grad(joined, x)
+    client.answer(0, x.detach())
+    found = client.pull_back(cotangents, torch.tensor(0.3))
+    torch.testing.assert_close(found, expected)
+    assert x.grad is None
+
+
+def test_a_client_answers_by_its_own_models_and_says_which_records_it_looked_at():
+    protocol = made()
+    client, x = protocol._clients["client/1"], samples()
+    D, data = client._D.module, records()["client/1"]
+    with torch.no_grad():
+        on_x, z_k = D(x).sigmoid().mean((1, 2)), client._task(x)
+    before = encode(client._D.parameters())
+    answer = client.answer(0, x)
+    torch.testing.assert_close(answer.logits, z_k)
+    assert encode(client._D.parameters()) != before
+    fresh = made()._clients["client/1"]
+    with torch.no_grad():
+        on_real = fresh._D.module(data.x[answer.batch]).sigmoid().mean()
+    torch.testing.assert_close(answer.scores, on_x / on_real)
+
+
+def test_a_discriminator_learns_to_tell_real_from_generated():
+    protocol = made({"adam_lr": 0.01, "samples": 8, "steps_per_round": 100})
+    client = protocol._clients["client/2"]
+    bright = 1 - 0.2 * samples(8)  # the records are uniform noise
+    losses = [client.answer(t, bright).loss for t in range(60)]
+    assert losses[-1] < 0.5 * losses[0]
+    with torch.no_grad():
+        assert client._D.module(records()["client/2"].x).mean() > 0 > client._D.module(bright).mean()
+
+
+def test_cotangents_of_samples_never_answered_to_are_refused():
+    client = made()._clients["client/0"]
+    client.answer(0, samples())
+    client.pull_back(torch.zeros(4, CLASSES), torch.tensor(1.0))
+    with pytest.raises(ProtocolError, match="client/0"):
+        client.pull_back(torch.zeros(4, CLASSES), torch.tensor(1.0))
+
+
+def test_the_task_model_is_frozen_after_stage_1(tmp_path):
+    ran = run(tmp_path / "a", "fediod")
+    for k in CLIENTS:
+        first, last = ran.rounds[0].models[k], ran.rounds[-1].models[k]
+        assert encode(first) == encode(last)
+
+
+# -- the server ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("params", [{}, {"weights": "uniform", "replay": 0}], ids=["default", "uniform"])
+def test_the_server_needs_nothing_but_what_it_was_sent(params, tmp_path):
+    """A server of its own, fed from the record, says the same to the last bit and ends with the same student."""
+    ran = run(tmp_path / "a", "fediod", params)
+    server = made(params)._server
+    sent = {}
+    for message in ran.messages:
+        who = message.receivers[0] if message.kind == "logit_cotangents" else message.sender
+        sent.setdefault((message.round, message.step, message.kind), {})[who] = ran.tensors(message)
+    for k, tensors in sent.get((0, 0, "class_counts"), {}).items():
+        server.hear_counts(k, tensors["counts"])
+    for t, (r, s) in enumerate((r, s) for r in (1, 2) for s in (0, 1)):
+        x = server.generate(t)
+        assert torch.equal(x, sent[r, s, "generated_samples"]["server"]["samples"])
+        told = {
+            kind: {k: v["values"] for k, v in sent.get((r, s, kind), {}).items()}
+            for kind in ("logits", "discriminator_scores", "sample_gradients")
+        }
+        judged = server.judge(t, x, told["logits"], told["discriminator_scores"])
+        for k, tensors in judged.items():
+            assert encode(tensors) == encode(sent[r, s, "logit_cotangents"][k])
+        server.update(t, told["sample_gradients"])
+    assert encode(server.student()) == encode(ran.protocol.released())
+
+
+def test_the_generator_learns_from_the_gradients_that_came_back(tmp_path):
+    """Another gradient in the first step, and the next samples are others; none at all, and they stay."""
+
+    def next_samples(change):
+        server = made()._server
+        for k, n in zip(CLIENTS, SIZES, strict=True):
+            server.hear_counts(k, torch.full((CLASSES,), n))
+        x = server.generate(0)
+        server.judge(0, x, {k: torch.zeros(4, CLASSES) for k in CLIENTS}, {})
+        server.update(0, change({k: torch.full((4, *SHAPE), 0.1) for k in CLIENTS}))
+        return server.generate(1)
+
+    same, again = next_samples(lambda g: g), next_samples(lambda g: g)
+    assert torch.equal(same, again)
+    assert not torch.equal(same, next_samples(lambda g: {**g, "client/1": -3 * g["client/1"]}))
+    stays = made()._server
+    assert torch.equal(next_samples(lambda g: {}), stays.generate(1))
+
+
+def test_the_generator_goes_down_the_gradient_at_its_samples():
+    """Gradients that ask for darker images, and nothing else in the loss: the images get darker."""
+    only = {"conf": 0.0, "unique": 0.0, "mimic": 0.0, "adam_lr": 0.01, "steps_per_round": 40}
+    server = made(only)._server
+    first = server.generate(0).mean()
+    for t in range(30):
+        x = server.generate(t)
+        server.judge(t, x, {"client/0": torch.zeros(4, CLASSES)}, {})
+        server.update(t, {"client/0": torch.ones_like(x)})
+    assert server.generate(0).mean() < 0.5 * first
+
+
+@pytest.mark.parametrize("replay", [0, 3])
+def test_the_student_comes_to_say_what_the_clients_say(replay):
+    wanted = torch.tensor([3.0, -1.0, 0.5]).expand(4, CLASSES)
+    protocol = made({"replay": replay, "student_steps": 4, "adam_lr": 0.01, "steps_per_round": 60})
+    losses = []
+    for t in range(100):
+        x = protocol._server.generate(t)
+        protocol._server.judge(t, x, dict.fromkeys(CLIENTS, wanted), {})
+        losses.append(protocol._server.update(t, {}))
+    assert losses[-1] < 0.01 * losses[0]
+
+
+def test_further_student_steps_are_on_what_was_kept():
+    kept = Replay(3, 2, SHAPE, CLASSES, torch.device("cpu"))
+    for b in range(5):
+        kept.keep(torch.full((2, *SHAPE), float(b)), torch.full((2, CLASSES), 10.0 * b))
+        x, target = kept.draw(child(0, "draw", b))
+        oldest = max(b - 2, 0)
+        assert set(x.unique().tolist()) <= set(range(oldest, b + 1))
+        assert torch.equal(target[:, 0], 10 * x[:, 0, 0, 0])
+    found = torch.cat([kept.draw(child(1, "draw", s))[0] for s in range(30)])
+    assert set(found.unique().tolist()) == {2.0, 3.0, 4.0}
+    other = Replay(3, 2, SHAPE, CLASSES, torch.device("cpu"))
+    other.restore(kept.state())
+    pairs = zip(kept.draw(child(2, "draw")), other.draw(child(2, "draw")), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+# -- a step without some of its messages --------------------------------------------------------------------------
+
+
+def counts_of(ran):
+    return {m.sender: ran.tensors(m)["counts"] for m in of_kind(ran, "class_counts")}
+
+
+def test_a_step_is_five_kinds_of_messages(tmp_path):
+    ran = run(tmp_path / "a", "fediod")
+    step = [m.kind for m in ran.messages if (m.round, m.step) == (1, 1)]
+    each = ["logits", "discriminator_scores"] * 3 + ["logit_cotangents"] * 3 + ["sample_gradients"] * 3
+    assert step == ["generated_samples", *each]
+    assert of_kind(ran, "generated_samples")[0].receivers == CLIENTS
+    assert ran.messages[-1].receivers == (*CLIENTS, "world")
+
+
+@pytest.mark.parametrize(
+    ("params", "kinds"),
+    [
+        ({"weights": "samples"}, {"class_counts"}),
+        ({"weights": "uniform"}, {"class_counts"}),
+        ({"weights": "uniform", "shares": "uniform"}, set()),
+        ({"shares": "uniform"}, {"class_counts", "discriminator_scores"}),
+    ],
+)
+def test_counts_and_scores_are_sent_only_where_they_are_needed(params, kinds, tmp_path):
+    sent = {m.kind for m in run(tmp_path / "a", "fediod", params).messages}
+    assert sent & {"class_counts", "discriminator_scores"} == kinds
+
+
+def test_class_counts_are_those_of_the_clients_records(tmp_path):
+    ran = run(tmp_path / "a", "fediod")
+    for k, data in records().items():
+        assert counts_of(ran)[k].tolist() == [int((data.y == c).sum()) for c in range(CLASSES)]
+
+
+def test_the_shares_are_of_those_who_answered(tmp_path):
+    gone = Outage(party="client/1", first=2, last=2)
+    ran = run(tmp_path / "a", "fediod", {"gan": 0.5}, outages=[gone])
+    weights = {}
+    for m in of_kind(ran, "logit_cotangents"):
+        weights.setdefault(m.round, {})[m.receivers[0]] = float(ran.tensors(m)["gan_weight"])
+    for there, found in zip((CLIENTS, ("client/0", "client/2")), (weights[1], weights[2]), strict=True):
+        sizes = dict(zip(CLIENTS, SIZES, strict=True))
+        total = sum(sizes[k] for k in there)
+        assert found == pytest.approx({k: 0.5 * sizes[k] / total for k in there})
+
+
+def test_a_client_whose_counts_did_not_arrive_counts_as_the_mean_of_the_others(tmp_path):
+    gone = Outage(party="client/1", first=0, last=0)
+    ran = run(tmp_path / "a", "fediod", outages=[gone])
+    assert set(counts_of(ran)) == {"client/0", "client/2"}
+    found = {m.receivers[0]: float(ran.tensors(m)["gan_weight"]) for m in of_kind(ran, "logit_cotangents")}
+    total = 9 + 12 + 10.5
+    assert found == pytest.approx({"client/0": 9 / total, "client/1": 10.5 / total, "client/2": 12 / total})
+
+
+def test_a_client_silent_after_its_logits_still_counts_in_the_ensemble(tmp_path):
+    gone = Outage(party="client/1", first=1, last=1, after=1)
+    ran = run(tmp_path / "a", "fediod", outages=[gone])
+    first = [m for m in ran.messages if (m.round, m.step) == (1, 0)]
+    assert [m.sender for m in first if m.kind == "logits"] == list(CLIENTS)
+    assert [m.receivers[0] for m in first if m.kind == "logit_cotangents"] == list(CLIENTS)
+    for kind in ("discriminator_scores", "sample_gradients"):
+        assert [m.sender for m in first if m.kind == kind] == ["client/0", "client/2"]
+
+
+def test_when_nobody_answers_nothing_changes(tmp_path):
+    everybody = [Outage(party=k, first=1, last=2) for k in CLIENTS]
+    ran = run(tmp_path / "a", "fediod", outages=everybody)
+    assert encode(ran.rounds[0].models["server"]) == encode(ran.rounds[-1].models["server"])
+    assert not of_kind(ran, "logit_cotangents")
+
+
+# -- guarantees ---------------------------------------------------------------------------------------------------
+
+
+def test_logits_depend_on_nothing_but_own_records_and_the_samples(tmp_path):
+    """Another client's records are replaced: what is declared to depend on them may change, first logits may not."""
+    one, data = run(tmp_path / "a", "fediod", rounds=2), records()
+    data["client/2"] = records(seed=9)["client/2"]
+    other = run(tmp_path / "b", "fediod", rounds=2, clients=data)
+    for k, same in (("client/0", True), ("client/1", True), ("client/2", False)):
+        first, second = (of_kind(ran, "logits", k)[0] for ran in (one, other))
+        assert (one.payload(first) == other.payload(second)) == same
+
+
+def test_threads_change_nothing(tmp_path, monkeypatch):
+    one = run(tmp_path / "a", "fediod")
+    two = Execution(device="cpu", threads=2, strategy="loop", memory_format="contiguous")
+    monkeypatch.setattr(protocol_cases, "execution", lambda: two)
+    other = run(tmp_path / "b", "fediod")
+    assert other.setting.trainers["server"].execution.threads == 2
+    assert (one.log, one.states) == (other.log, other.states)
+
+
+def test_a_run_resumes_bit_for_bit_in_channels_last(tmp_path, monkeypatch):
+    last = Execution(device="cpu", threads=1, strategy="loop", memory_format="channels_last")
+    monkeypatch.setattr(protocol_cases, "execution", lambda: last)
+    wide = {"generator_width": 8, "discriminator_width": 8}
+    whole = run(tmp_path / "a", "fediod", wide)
+    part = run(tmp_path / "b", "fediod", wide, stop_after=1)
+    rest = run(tmp_path / "b", "fediod", wide, resume=(2, part.states[-1], part.positions[-1]))
+    assert (rest.log, rest.states[-1]) == (whole.log, whole.states[-1])
+
+
+def test_a_loss_that_is_not_finite_names_the_party(tmp_path):
+    with pytest.raises(
+        TrainingDivergedError, match=r"^(server|client/\d): the loss at local step \d+ is (nan|inf)"
+    ):
+        run(tmp_path / "a", "fediod", {"adam_lr": 1e30})
+
+
+def test_parties_hold_neither_each_other_nor_each_others_records():
+    """Everything that a client's or the server's own attributes lead to."""
+    protocol = made()
+    client, server = protocol._clients["client/0"], protocol._server
+
+    def reach(thing, seen):
+        if id(thing) in seen or isinstance(thing, (type, str, int, float)):
+            return
+        seen[id(thing)] = thing
+        inner = list(vars(thing).values()) if hasattr(thing, "__dict__") else []
+        inner += list(thing.values()) if isinstance(thing, dict) else []
+        inner += list(thing) if isinstance(thing, (list, tuple)) else []
+        for below in inner:
+            reach(below, seen)
+
+    for party, own in ((client, "client/0"), (server, None)):
+        seen = {}
+        reach(party, seen)
+        assert [t for t in seen.values() if type(t).__name__ in ("Client", "Server")] == [party]
+        data = [t for t in seen.values() if isinstance(t, PartyData)]
+        assert len(data) == (own is not None)
+        assert all(torch.equal(d.x, records()[own].x) for d in data)
+
+
+def test_unlike_networks_answer_with_their_own(tmp_path):
+    ran = run(tmp_path / "a", "fediod", unlike=True)
+    widths = [len(ran.rounds[-1].models[k]["extractor.1.bias"]) for k in (*CLIENTS, "server")]
+    assert widths == [4, 5, 6, 5]

@@ -1,0 +1,69 @@
+"""What FedIOD reaches on MNIST without auxiliary data, on the reduced example, seed by seed.
+
+Run with `-m slow -s` to see the figures. Each seed is three runs of a few minutes.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import fdaudit
+
+from ...helpers.docs_pages import ROOT
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.data,
+    pytest.mark.skipif("FDAUDIT_DATA" not in os.environ, reason="FDAUDIT_DATA is unset"),
+]
+
+EXAMPLE = ROOT / "examples" / "paper" / "fediod-mnist-small.yaml"
+
+
+def reached(folder: Path, seed: int, alpha: float, **params: Any) -> tuple[float, float | None]:
+    """Accuracy of the published student, and the mean standalone client's unless weights are changed."""
+    spec = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    spec |= {"seed": seed, "device": "cpu", "threads": 1, "references": [] if params else ["standalone"]}
+    spec["partition"]["alpha"] = alpha
+    spec["protocol"]["params"] |= params
+    start = time.process_time()
+    directory = fdaudit.run(spec, folder).directory
+    with (directory / "utility.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    student = [float(r["accuracy"]) for r in rows if r["party"] == "server"][-1]
+    alone = [float(r["accuracy"]) for r in rows if r["line"] == "standalone"]
+    mean = sum(alone) / len(alone) if alone else None
+    spent = time.process_time() - start
+    beside = "" if mean is None else f", mean standalone client {mean:.4f}"
+    print(
+        f"\nseed {seed}, alpha {alpha}, {params}: student {student:.4f}{beside}; {spent:.0f} s of processor time"
+    )
+    return student, mean
+
+
+SEEDS = pytest.mark.parametrize("seed", [1, 2, 3])
+
+
+@SEEDS
+def test_uneven_clients_the_student_beats_those_who_learn_alone_and_plain_averaging(
+    seed: int, tmp_path: Path
+) -> None:
+    student, alone = reached(tmp_path / "eq8", seed, 0.1)
+    plain, _ = reached(tmp_path / "plain", seed, 0.1, weights="uniform")
+    assert alone is not None
+    assert student >= alone + 0.2
+    assert student > plain
+
+
+@SEEDS
+def test_milder_clients_the_student_is_not_below_those_who_learn_alone(seed: int, tmp_path: Path) -> None:
+    student, alone = reached(tmp_path / "run", seed, 1.0)
+    assert alone is not None
+    assert student >= alone

@@ -1,0 +1,296 @@
+"""The record alone, read with `json` and `safetensors`, gives back every quantity of the baselines' servers.
+
+Nothing of fdaudit takes part in the reading; models are rebuilt from the record, the public samples and the public
+start by torch alone. A record with one message taken away no longer gives them back.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fdaudit.transcript.wire import Outage
+
+from ..helpers.protocol_cases import CLASSES, public, run
+from ..helpers.record_reader import Arrays, Record, read
+
+ROUNDS, CLIENTS = 3, 3
+
+
+class BrokenRecordError(Exception):
+    """The record does not give back what was sent."""
+
+
+# -- the reader: json and safetensors, numpy and torch --------------------------------------------------------------
+
+
+def of(record: Record, round: int, kind: str, role: str) -> Record:
+    return [
+        (m, t)
+        for m, t in record
+        if m["round"] == round and m["kind"] == kind and m["sender"].partition("/")[0] == role
+    ]
+
+
+def answers(record: Record, round: int, kinds: tuple[str, ...], silent: frozenset[str]) -> dict[str, Arrays]:
+    """What each client sent, once each, of those who were not silent."""
+    found = [(m["sender"], t) for kind in kinds for m, t in of(record, round, kind, "client")]
+    if sorted(k for k, _ in found) != sorted({f"client/{k}" for k in range(CLIENTS)} - silent):
+        raise BrokenRecordError(f"round {round}: answers of {[k for k, _ in found]}")
+    return dict(found)
+
+
+def only(found: Record, what: str) -> Arrays:
+    if len(found) != 1:
+        raise BrokenRecordError(f"{len(found)} messages of {what}")
+    return found[0][1]
+
+
+def equal(stated: NDArray[Any], made: NDArray[Any], what: str, tolerance: float = 1e-6) -> None:
+    if stated.shape != made.shape or not np.allclose(stated, made, rtol=1e-5, atol=tolerance):
+        raise BrokenRecordError(f"{what} is not what the messages before it make it")
+
+
+def mean_by_sample(sent: Mapping[str, Arrays], asked: NDArray[Any]) -> NDArray[Any]:
+    """The mean of what clients said of each sample that the server had named, votes as one-hot rows."""
+    rows = []
+    for tensors in sent.values():
+        if not np.array_equal(tensors["index"], asked):
+            raise BrokenRecordError("a client answered for other samples")
+        values = tensors["values"]
+        rows.append(values.astype(np.float64) if values.ndim == 2 else np.eye(CLASSES)[values])
+    return np.mean(rows, axis=0)
+
+
+def era(mean: NDArray[Any], temperature: float) -> NDArray[Any]:
+    powers = np.exp(mean / temperature)
+    return powers / powers.sum(1, keepdims=True)
+
+
+def logits(w: Mapping[str, Any], x: Tensor) -> Tensor:
+    """The MLP of one hidden layer that all parties train here."""
+    w = {n: torch.as_tensor(v) for n, v in w.items()}
+    hidden = torch.relu(x.flatten(1) @ w["extractor.1.weight"].T + w["extractor.1.bias"])
+    return hidden @ w["head.0.weight"].T + w["head.0.bias"]
+
+
+def distilled(
+    start: Arrays,
+    x: Tensor,
+    target: NDArray[Any],
+    steps: int,
+    rates: Callable[[int], float],
+    optimizer: type[torch.optim.Optimizer],
+) -> Arrays:
+    """`steps` steps of cross-entropy towards `target` (n, C) on all of x at once, step s at the rate `rates(s)`."""
+    w = {n: nn.Parameter(torch.tensor(v)) for n, v in start.items()}
+    chosen = optimizer(w.values(), lr=1.0)  # type: ignore[call-arg]
+    for step in range(steps):
+        chosen.param_groups[0]["lr"] = rates(step)
+        loss = -(torch.tensor(target).float() * logits(w, x).log_softmax(1)).sum(1).mean()
+        chosen.zero_grad()
+        loss.backward()
+        chosen.step()
+    return {n: p.detach().numpy() for n, p in w.items()}
+
+
+def constant(step: int) -> float:
+    return 0.1
+
+
+def cosine(steps: int) -> Callable[[int], float]:
+    """FedDF's: from 1e-3 to 1e-6 along half a cosine."""
+    return lambda step: 1e-6 + (1e-3 - 1e-6) * (1 + np.cos(np.pi * step / steps)) / 2
+
+
+def equal_models(stated: Arrays, made: Arrays, what: str) -> None:
+    if stated.keys() != made.keys():
+        raise BrokenRecordError(f"{what} has other parameters")
+    for name, values in made.items():
+        equal(stated[name], values, f"{what}, {name}", tolerance=1e-5)
+
+
+def server_models(record: Record) -> list[Arrays]:
+    """What the server broadcast at the start of each round, and at the end."""
+    found = [(m, t) for m, t in record if m["kind"] == "model_parameters" and m["sender"] == "server"]
+    if [m["round"] for m, _ in found] != [*range(ROUNDS), ROUNDS - 1] or "world" not in found[-1][0][
+        "receivers"
+    ]:
+        raise BrokenRecordError("a broadcast of the server's model is missing")
+    return [t for _, t in found]
+
+
+def fedmd(record: Record, settings: dict[str, Any], start: Arrays, silent: frozenset[str]) -> int:
+    """Every consensus is the mean of what was said of the samples asked about."""
+    for r in range(ROUNDS):
+        asked = only(of(record, r, "proxy_indices", "server"), "the samples' numbers")["index"]
+        mean = mean_by_sample(answers(record, r, (settings["share"],), silent), asked)
+        stated = only(of(record, r, "ensemble_labels", "server"), "the consensus")
+        equal(stated["index"], asked, "the consensus's index")
+        equal(stated["values"], mean, "the consensus")
+    return ROUNDS
+
+
+def ds_fl(record: Record, settings: dict[str, Any], start: Arrays, silent: frozenset[str]) -> int:
+    """Every label is the sharpened mean, and the server's model is what the labels teach its public start."""
+    w = start
+    for r in range(ROUNDS):
+        asked = only(of(record, r, "proxy_indices", "server"), "the samples' numbers")["index"]
+        mean = mean_by_sample(answers(record, r, (settings["share"],), silent), asked)
+        stated = only(of(record, r, "ensemble_labels", "server"), "the labels")
+        equal(stated["values"], era(mean, 0.1) if settings["aggregation"] == "era" else mean, "the labels")
+        w = distilled(
+            w, public()[asked], stated["values"], settings["distill_steps"], constant, torch.optim.SGD
+        )
+    equal_models(
+        only(of(record, ROUNDS - 1, "model_parameters", "server"), "the model"), w, "the server's model"
+    )
+    return ROUNDS + 1
+
+
+def feded(record: Record, settings: dict[str, Any], start: Arrays, silent: frozenset[str]) -> int:
+    """Every central model is the one before, taught the mean of the clients' predictions."""
+    sent = server_models(record)
+    equal_models(sent[0], start, "the first model")
+    for r in range(ROUNDS):
+        asked = only(of(record, r, "proxy_indices", "server"), "the samples' numbers")["index"]
+        mean = mean_by_sample(answers(record, r, (settings["share"],), silent), asked)
+        made = distilled(sent[r], public()[asked], mean, settings["distill_steps"], constant, torch.optim.SGD)
+        equal_models(sent[r + 1], made, f"the model after round {r}")
+    return ROUNDS
+
+
+def feddf(record: Record, settings: dict[str, Any], start: Arrays, silent: frozenset[str]) -> int:
+    """Every model is the weighted mean of the uploads, taught the mean of their logits."""
+    sent = server_models(record)
+    equal_models(sent[0], start, "the first model")
+    counts = {k: int(t["n"]) for k, t in answers(record, 0, ("sample_count",), silent).items()}
+    for r in range(ROUNDS):
+        uploads = answers(record, r, ("model_parameters",), silent)
+        total = sum(counts[k] for k in uploads)
+        mean = {
+            n: sum(counts[k] / total * u[n].astype(np.float64) for k, u in uploads.items()).astype(np.float32)
+            for n in start
+        }
+        z = torch.stack([logits(u, public()) for u in uploads.values()]).mean(0)
+        teacher = z.softmax(1).numpy()
+        steps = settings["distill_steps"]
+        made = distilled(mean, public(), teacher, steps, cosine(steps), torch.optim.Adam)
+        equal_models(sent[r + 1], made, f"the model after round {r}")
+    return ROUNDS
+
+
+def mean_by_class(tables: list[NDArray[Any]]) -> NDArray[Any]:
+    made = np.zeros((CLASSES, CLASSES))
+    for c in range(CLASSES):
+        rows = [t[c] for t in tables if t[c].any()]
+        if rows:
+            made[c] = np.mean(rows, axis=0)
+    return made
+
+
+def fkd(record: Record, settings: dict[str, Any], start: Arrays, silent: frozenset[str]) -> int:
+    """Every client is sent the mean of the others' tables."""
+    for r in range(ROUNDS):
+        tables = {k: t["values"] for k, t in answers(record, r, ("class_prototypes",), silent).items()}
+        back = {m["receivers"][0]: t["values"] for m, t in of(record, r, "class_prototypes", "server")}
+        if set(back) != {f"client/{k}" for k in range(CLIENTS)}:
+            raise BrokenRecordError(f"round {r}: tables to {sorted(back)}")
+        for k, stated in back.items():
+            equal(stated, mean_by_class([t for j, t in tables.items() if j != k]), f"the table to {k}")
+    return ROUNDS * CLIENTS
+
+
+def pls(record: Record, settings: dict[str, Any], start: Arrays, silent: frozenset[str]) -> int:
+    """Everybody is sent the mean of all tables."""
+    for r in range(ROUNDS):
+        tables = [t["values"] for t in answers(record, r, ("class_prototypes",), silent).values()]
+        stated = only(of(record, r, "class_prototypes", "server"), "the table")
+        equal(stated["values"], mean_by_class(tables), "the table")
+    return ROUNDS
+
+
+READERS = {"fedmd": fedmd, "ds-fl": ds_fl, "feded": feded, "feddf": feddf, "fkd": fkd, "pls": pls}
+
+
+# -- the runs -------------------------------------------------------------------------------------------------------
+
+STEPS = {"local_steps": 2, "lr": 0.1}
+ALONE = {**STEPS, "distill_steps": 3, "public_batch": 5, "distill_batch_size": None}
+FUSED = {**STEPS, "distill_steps": 3, "distill_batch_size": 128}
+CASES = [
+    pytest.param(name, settings, id="-".join([name, *map(str, list(settings.values())[len(base) :])]))
+    for name, base, more in (
+        ("fedmd", ALONE, {"share": ("logits", "soft_labels", "hard_labels")}),
+        ("ds-fl", {**ALONE, "share": "soft_labels"}, {"aggregation": ("era", "sa")}),
+        ("ds-fl", {**ALONE, "aggregation": "era"}, {"share": ("hard_labels",)}),
+        ("feded", ALONE, {"share": ("soft_labels", "hard_labels")}),
+        ("feddf", FUSED, {"fraction": (1.0,)}),
+        ("fkd", STEPS, {"share": ("soft", "hard")}),
+        ("pls", STEPS, {"share": ("soft", "hard")}),
+    )
+    for key, values in more.items()
+    for settings in ({**base, key: value} for value in values)
+]
+NOBODY: frozenset[str] = frozenset()
+
+
+def recorded(
+    folder: Path, name: str, settings: dict[str, Any], silent: frozenset[str] = NOBODY
+) -> tuple[Path, Arrays]:
+    """A run's transcript, and the public start of the server's model."""
+    gone = [Outage(party=k, first=0, last=ROUNDS - 1) for k in silent]
+    ran = run(folder, name, settings, rounds=ROUNDS, outages=gone)
+    return folder, {n: t.numpy() for n, t in ran.setting.initial["server"].items()}
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+@pytest.mark.parametrize("silent", [NOBODY, frozenset({"client/1"})], ids=["all", "one-silent"])
+def test_every_quantity_of_the_server_follows_from_the_record(name, settings, silent, tmp_path):
+    folder, start = recorded(tmp_path / "a", name, settings, silent)
+    assert READERS[name](read(folder), settings, start, silent) >= ROUNDS
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_taking_any_one_message_away_breaks_it(name, settings, tmp_path):
+    folder, start = recorded(tmp_path / "a", name, settings)
+    lines = (folder / "messages.jsonl").read_bytes().splitlines(keepends=True)
+    assert len(lines) >= ROUNDS * (CLIENTS + 1)
+    less = tmp_path / "less"
+    shutil.copytree(folder, less)
+    for k in range(len(lines)):
+        (less / "messages.jsonl").write_bytes(b"".join(lines[:k] + lines[k + 1 :]))
+        with pytest.raises(BrokenRecordError):
+            READERS[name](read(less), settings, start, NOBODY)
+
+
+@pytest.mark.parametrize(
+    ("name", "reader", "change"),
+    [
+        ("ds-fl", "ds-fl", {"aggregation": "sa"}),
+        ("ds-fl", "ds-fl", {"distill_steps": 2}),
+        ("ds-fl", "fedmd", {}),
+        ("feded", "feded", {"distill_steps": 2}),
+        ("feddf", "feddf", {"distill_steps": 2}),
+        ("fkd", "pls", {}),
+        ("pls", "fkd", {}),
+    ],
+)
+def test_the_reader_tells_another_rule_from_the_right_one(name, reader, change, tmp_path):
+    own = {
+        "ds-fl": {**ALONE, "share": "soft_labels", "aggregation": "era"},
+        "feded": {**ALONE, "share": "soft_labels"},
+        "feddf": FUSED,
+    }.get(name, STEPS)
+    folder, start = recorded(tmp_path / "a", name, own)
+    READERS[name](read(folder), own, start, NOBODY)
+    with pytest.raises(BrokenRecordError):
+        READERS[reader](read(folder), {**own, **change}, start, NOBODY)

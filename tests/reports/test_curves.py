@@ -1,0 +1,288 @@
+"""Curves: every figure is one of the results', recomputed here; the page shows every cell and asks nobody."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fdaudit.reports.curve_figures import WIDTHS
+from fdaudit.reports.sweep_rows import MEASURES, front, spread_of
+from hypothesis import example, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fdaudit.errors import RunError, UsageError
+from fdaudit.sweeps import sweep as engine
+from fdaudit.sweeps.curves import curve
+from fdaudit.sweeps.index import read_index
+
+from ..helpers.browser import chromium
+from ..helpers.report_cases import Document
+from ..helpers.run_cases import cli, tree
+from ..helpers.sweep_cases import grid, inline
+
+HOSTILE = "</script><script>alert(1)</script> $x_1$ \u202e &amp;"
+FORMULA = "=cmd|' /C calc'!A0"
+
+
+def swept() -> dict[str, Any]:
+    """Two seeds, a protocol that fails, one to which the defence does not apply, names that mean harm."""
+    made = grid(name=HOSTILE, base__attacks=[{"name": "loss-threshold"}], base__references=["standalone"])
+    made["base"]["dataset"]["limit"] = 300  # enough auxiliary records for the attack's control
+    made["base"]["splits"]["auxiliary"] = 0.3
+    made["base"]["model"] = {"name": "mlp", "params": {"widths": [32]}}
+    made["protocols"].append({"name": "fedavg", "label": FORMULA, "params": {"rounds": 40, "lr": 1e30}})
+    made["defences"][0]["name"] = HOSTILE
+    made["defences"][0]["not_applicable"] = {FORMULA: "it fails in any case"}
+    return made
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("curves") / "sweep"
+    index = engine.sweep(swept(), out, executor=inline)
+    assert [index.count(s) for s in ("done", "failed", "not-applicable")] == [6, 2, 4]
+    return out
+
+
+@pytest.fixture(scope="module")
+def drawn(sweep: Path) -> Path:
+    return curve(sweep, sweep.parent / "curves")[-1].parent
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def results(sweep: Path) -> dict[str, dict[str, Any]]:
+    return {p.parent.name: json.loads(p.read_bytes()) for p in sweep.glob("cells/*/result.json")}
+
+
+# -- the tables ----------------------------------------------------------------------------------------------------
+
+
+def test_every_cell_of_the_grid_has_a_row_with_its_own_figures(sweep: Path, drawn: Path) -> None:
+    table, index = rows(drawn / "curves.csv"), read_index(sweep)
+    assert [r["key"] for r in table] == [e.key for e in index.cells]
+    assert [r["status"] for r in table] == [e.status for e in index.cells]
+    found = results(sweep)
+    for row, entry in zip(table, index.cells, strict=True):
+        assert (float(row["level"]), int(row["seed"])) == (entry.level, entry.seed)
+        asked = entry.level if entry.asked or math.isinf(entry.level) else None
+        assert row["epsilon_asked"] == ("" if asked is None else repr(asked))
+        if entry.key not in found:
+            assert row["reason"]
+            assert not any(row[m.name] for m in MEASURES)
+            continue
+        value = found[entry.key]
+        own = [u for u in value["utility"]["final"] if u["line"] == value["run"]["protocol"]]
+        accuracy = {u["party"]: u["figure"]["value"] for u in own if u["figure"]["name"] == "accuracy"}
+        clients = [v for party, v in accuracy.items() if party.startswith("client/")]
+        expected = {
+            "utility": accuracy.get("server", statistics.fmean(clients) if clients else None),
+            "server": accuracy.get("server"),
+            "clients_mean": statistics.fmean(clients) if clients else None,
+            "worst_client": min(clients, default=None),
+            "membership_auc": strongest(value, "membership", "auc"),
+            "membership_tpr_at_1fpr": strongest(value, "membership", "tpr_at_1fpr"),
+            "psnr": None,
+            "psnr_gain": None,
+            "fid": None,
+            "bytes": sum(w["bytes"] for w in value["wire"]),
+            **{
+                f"epsilon_{e['adversary']}": math.inf if e["epsilon"] is None else e["epsilon"]
+                for e in value["ledger"]
+            },
+        }
+        for name, number in expected.items():
+            assert row[name] == ("" if number is None else repr(float(number))), name
+        for e in value["ledger"]:
+            assert row[f"cause_{e['adversary']}"] == e["cause"]
+            assert bool(e["cause"]) == (e["epsilon"] is None)
+    assert {r["epsilon_server"] for r in table if r["defence"] == "none" and r["epsilon_server"]} == {"inf"}
+
+
+def strongest(value: dict[str, Any], goal: str, figure: str) -> float | None:
+    return max(
+        (
+            f["value"]
+            for c in value["cells"]
+            for f in c["figures"]
+            if (c["goal"], c["status"], f["name"]) == (goal, "run", figure) and f["value"] is not None
+        ),
+        default=None,
+    )
+
+
+def test_the_summary_is_that_of_the_cells(drawn: Path) -> None:
+    cells, summary = rows(drawn / "curves.csv"), rows(drawn / "summary.csv")
+    groups = {(r["protocol"], r["defence"], r["level"]) for r in cells}
+    assert {(r["protocol"], r["defence"], r["level"]) for r in summary} == groups
+    for row in summary:
+        own = [r for r in cells if all(r[a] == row[a] for a in ("protocol", "defence", "level"))]
+        assert int(row["cells"]) == len(own) == 2
+        assert int(row["failed"]) == sum(r["status"] == "failed" for r in own)
+        values = [float(r[row["measure"]]) for r in own if row["measure"] and r[row["measure"]]]
+        assert int(row["n"]) == len(values)
+        if len(values) > 1:
+            mean, sd = np.mean(values), np.std(values, ddof=1)
+            assert float(row["mean"]) == pytest.approx(mean)
+            assert float(row["sd"]) == pytest.approx(sd)
+            if sd:
+                ends = stats.t.interval(0.95, len(values) - 1, mean, stats.sem(values))
+                assert (float(row["low"]), float(row["high"])) == pytest.approx(ends)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=9))
+def test_intervals_are_scipy_s(values: list[float]) -> None:
+    found = spread_of(values)
+    error = stats.sem(values)
+    assert found.n == len(values)
+    assert found.mean == pytest.approx(np.mean(values))
+    half = stats.t.ppf(0.975, len(values) - 1) * error
+    assert (found.low, found.high) == pytest.approx(
+        (np.mean(values) - half, np.mean(values) + half), abs=1e-6
+    )
+
+
+def test_one_seed_has_no_interval() -> None:
+    found = spread_of([0.5])
+    assert (found.mean, found.sd, found.low, found.high, found.n) == (0.5, None, None, None, 1)
+
+
+small = st.integers(0, 4).map(float)
+
+
+@given(st.lists(st.tuples(small, small), max_size=12))
+@example([(1.0, 1.0), (1.0, 1.0), (1.0, 2.0)])
+def test_the_front_is_what_nothing_betters(places: list[tuple[float, float]]) -> None:
+    best = [
+        i
+        for i, (cost, gain) in enumerate(places)
+        if not any(c <= cost and g >= gain and (c < cost or g > gain) for c, g in places)
+    ]
+    found = front(places)
+    assert sorted(found) == best
+    assert [places[i][0] for i in found] == sorted(places[i][0] for i in found)
+
+
+# -- the files -----------------------------------------------------------------------------------------------------
+
+
+def test_the_same_sweep_gives_the_same_bytes_in_every_format(
+    sweep: Path, drawn: Path, tmp_path: Path
+) -> None:
+    made = curve(sweep, tmp_path / "again")
+    assert tree(tmp_path / "again") == tree(drawn)
+    assert {p.name for p in made} == {p.name for p in drawn.iterdir()}
+    start = {".svg": b"<?xml", ".pdf": b"%PDF", ".png": b"\x89PNG", ".csv": b"proto", ".html": b"<!doc"}
+    for path in made:
+        assert path.read_bytes().lstrip()[:5].startswith(start[path.suffix]), path.name
+    for stem in ("utility-epsilon", "utility-membership-auc", "utility-bytes"):
+        assert b"/FontFile2" in (drawn / f"{stem}.pdf").read_bytes(), "TrueType, embedded"
+        assert b"<text" not in (drawn / f"{stem}.svg").read_bytes(), "glyphs are paths: no font is needed"
+    assert not (drawn / "utility-psnr-gain.svg").exists(), "an axis without a figure is not drawn"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_figures_have_the_width_that_is_asked_for(width: str, sweep: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    curve(sweep, tmp_path, width=width)
+    for path in tmp_path.glob("*.png"):
+        with Image.open(path) as image:
+            assert image.width == round(300 * WIDTHS[width])
+
+
+def test_names_are_text_wherever_they_stand(drawn: Path) -> None:
+    text = (drawn / "index.html").read_text(encoding="utf-8")
+    page = Document(text)
+    assert sum(tag == "script" for tag, _ in page.elements) == 1
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+    assert "\u202e" not in text
+    for path in drawn.glob("*.csv"):
+        raw = path.read_text(encoding="utf-8")
+        assert "\u202e" not in raw
+        for row in csv.reader(raw.splitlines()):
+            assert not any(cell.startswith(("=", "+", "@")) for cell in row)
+    assert any(r["protocol"] == f"'{FORMULA}" for r in rows(drawn / "curves.csv"))
+
+
+def test_what_was_not_measured_is_said_and_what_failed_is_shown(drawn: Path) -> None:
+    text = (drawn / "index.html").read_text(encoding="utf-8")
+    assert "Nothing was measured: no cell has a value of PSNR gain over the prior." in text
+    assert "Nothing was measured: no cell has a value of FID of reconstructions." in text
+    assert "TrainingDivergedError" in text
+    assert "it fails in any case" in text
+    assert "Of 12 cells 2 failed" in text
+
+
+@pytest.mark.browser
+def test_the_page_opens_without_a_request_and_sorts(drawn: Path, tmp_path: Path) -> None:
+    with chromium(tmp_path) as browser:
+        page = browser.open(drawn / "index.html")
+        assert page.errors == ()
+        assert page.requests == (page.url,)
+        column = "return [...document.querySelectorAll('#cells tbody tr')].map(r => r.cells[%d].textContent)"
+        before = browser.run(column % 4)
+        press = "document.querySelectorAll('#cells thead th')[4].querySelector('button').click()"
+        browser.run(press)
+        assert browser.run(column % 4) == sorted(before)
+        browser.run(press)
+        assert browser.run(column % 4) == sorted(before, reverse=True)
+        assert (
+            browser.run("return document.querySelector('#cells [aria-sort]').getAttribute('aria-sort')")
+            == "descending"
+        )
+        browser.run("document.querySelectorAll('#cells thead th')[2].querySelector('button').click()")
+        levels = browser.run(column % 2)
+        assert levels == ["8"] * 6 + ["none"] * 6
+        narrow = browser.open(drawn / "index.html", width=390)
+        assert narrow.errors == ()
+        assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------
+
+
+def test_a_cell_whose_result_is_damaged_is_shown_as_failed(sweep: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "sweep"
+    shutil.copytree(sweep, copy)
+    gone, broken = (p for p in sorted(copy.glob("cells/*/result.json"))[:2])
+    gone.unlink()
+    broken.write_text("{}")
+    curve(copy, tmp_path / "out")
+    found = {r["key"]: r for r in rows(tmp_path / "out" / "curves.csv")}
+    for path in (gone, broken):
+        assert found[path.parent.name]["status"] == "failed"
+        assert found[path.parent.name]["reason"].startswith("its result cannot be read")
+
+
+def test_no_sweep_and_no_width_are_refused(sweep: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="holds no sweep"):
+        curve(tmp_path, tmp_path / "out")
+    with pytest.raises(UsageError, match="Did you mean 'column'"):
+        curve(sweep, tmp_path / "out", width="colum")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError, match="out"):
+        curve(sweep, tmp_path / "file")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_prints_the_paths(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = cli(monkeypatch, capsys, "curve", sweep, "--out", tmp_path / "out", "--json")
+    value = json.loads(out)
+    assert (code, err) == (0, "")
+    assert value["page"] == str(tmp_path / "out" / "index.html")
+    assert {Path(p).name for p in value["files"]} == {p.name for p in (tmp_path / "out").iterdir()}
+    assert cli(monkeypatch, capsys, "curve", tmp_path, "--out", tmp_path / "other")[0] == 2

@@ -1,0 +1,87 @@
+"""Acceptance: the reports of five protocols, as `make audit` writes them, in a browser: whole, closed, usable by all.
+
+FDAUDIT_AUDIT may name the directory of a finished quickstart, whose reports are then written anew; else it is run here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fdaudit
+from fdaudit.quickstart import suite
+
+from ..helpers.browser import Browser, axe, chromium
+from ..helpers.report_cases import SECTIONS
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+
+
+@pytest.fixture(scope="module")
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    given = os.environ.get("FDAUDIT_AUDIT")
+    if not given:
+        out = tmp_path_factory.mktemp("audit")
+        suite.quickstart(out)
+        return out
+    for name in suite.PROTOCOLS:
+        fdaudit.report(fdaudit.load(Path(given) / name))
+    return Path(given)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("protocol", suite.PROTOCOLS)
+def test_a_report_is_whole_and_usable(browser: Browser, audit: Path, protocol: str, tmp_path: Path) -> None:
+    path = audit / protocol / "report" / "index.html"
+    size = path.stat().st_size
+    print(f"\n{protocol}: {size / 1e6:.2f} MB")
+    assert size < 5_000_000
+    for width in (390, 794, 1280):
+        page = browser.open(path, width)
+        assert page.errors == ()
+        assert page.requests == (page.url,)
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+    for section in SECTIONS:
+        text = browser.run("return document.getElementById(arguments[0]).innerText", section)
+        assert len(text) > 200, section
+    rows = "return [...document.querySelectorAll('#attack-matrix tbody tr')].map(r => r.cells[1].textContent.trim())"
+    before = browser.run(rows)
+    browser.run("document.querySelector('#attack-matrix thead th:nth-child(2) button').click()")
+    assert browser.run(rows) == sorted(before, key=str.lower)
+    browser.run("document.querySelector('.enlarge').click()")
+    assert browser.run("return document.querySelector('dialog.viewer').open")
+    browser.pdf(tmp_path / "page.pdf")
+    assert (tmp_path / "page.pdf").stat().st_size > 100_000
+
+
+@pytest.mark.parametrize("protocol", suite.PROTOCOLS)
+def test_axe_finds_nothing_serious_in_a_report(browser: Browser, audit: Path, protocol: str) -> None:
+    """Section by section; of the attacks, which one template makes, the matrix and the first of each goal."""
+    browser.open(audit / protocol / "report" / "index.html")
+    parts = [f"#{section}" for section in SECTIONS if section != "attacks"] + ["#attack-matrix", "header"]
+    cells = browser.run(
+        "const first = {}; for (const a of document.querySelectorAll('article.cell')) {"
+        "const goal = a.querySelector('dl dd').textContent.trim(); first[goal] ??= '#' + a.id; }"
+        "return Object.values(first)"
+    )
+    assert cells
+    for part in [*parts, *cells]:
+        found = axe(browser, part)
+        assert [v for v in found if v["impact"] in ("serious", "critical")] == [], part
+
+
+def test_the_comparison_links_to_five_reports(browser: Browser, audit: Path) -> None:
+    page = browser.open(audit / "index.html")
+    assert page.errors == ()
+    assert page.requests == (page.url,)
+    links = browser.run("return [...document.querySelectorAll('a')].map(a => a.getAttribute('href'))")
+    assert {f"{name}/report/index.html" for name in suite.PROTOCOLS} <= set(links)
+    assert [v for v in axe(browser, "main") if v["impact"] in ("serious", "critical")] == []

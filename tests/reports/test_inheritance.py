@@ -1,0 +1,135 @@
+"""Adversaries inherit the leaks of those whose views they contain; headlines name who is affected."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fdaudit.reports.document import document
+from fdaudit.reports.inheritance import standings
+from fdaudit.reports.schema import Cell, Control, Controls, Result, Target, ViewRow
+from fdaudit.reports.summary import summarise
+from fdaudit.reports.verdict import LEVELS, judge_all
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fdaudit.types import Figure
+
+from ..helpers.report_cases import minimal
+from .test_verdict import PASSED, figure
+
+ORDER = list(LEVELS)
+LEAKING: dict[str, tuple[Figure, ...]] = {
+    "leak": (figure("auc", 0.9, 0.8, 1.0),),
+    "partial": (figure("auc", 0.6, 0.55, 0.65),),
+    "none-seen": (figure("auc", 0.5, 0.4, 0.6),),
+}
+ADVERSARIES = ("server", "client/0", "server+client/0", "aggregator", "eavesdropper", "world")
+
+
+def cell(adversary: str, level: str, attack: str = "a", affected: tuple[str, ...] = ()) -> Cell:
+    """A membership cell that is judged to be of a level; the leak is that of single victims if they are named."""
+    ran = level in LEAKING or level == "inconclusive"
+    victims = ("client/0", "client/1", "client/2")
+    quiet = LEAKING["none-seen"]
+    targets = tuple(Target(target=v, figures=LEAKING[level] if v in affected else quiet) for v in victims)
+    failed = Controls(positive=PASSED.positive, negative=Control(what="noise", passed=False))
+    return Cell(
+        id=f"{adversary}/{attack}",
+        protocol="fedavg",
+        adversary=adversary,
+        attack=attack,
+        goal="membership",
+        status="run" if ran else level,
+        reason="" if ran else "Because.",
+        figures=(quiet if affected else LEAKING.get(level, quiet)) if ran else (),
+        targets=targets if ran else (),
+        controls=failed if level == "inconclusive" else PASSED,
+    )
+
+
+def result(cells: list[Cell], views: dict[str, tuple[str, ...]] | None = None) -> Result:
+    rows = tuple(ViewRow(adversary=a, contains=b) for a, b in (views or {}).items())
+    read = Result.model_validate_json(json.dumps(minimal()))
+    return read.model_copy(update={"cells": tuple(cells), "views": rows})
+
+
+def levels(made: Result) -> dict[str, str]:
+    return {s.adversary: s.level for s in standings(made, judge_all(made))}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(ADVERSARIES), st.sampled_from(ORDER)), min_size=1, max_size=9),
+    st.dictionaries(st.sampled_from(ADVERSARIES), st.lists(st.sampled_from(ADVERSARIES)).map(tuple)),
+)
+def test_no_adversary_reads_weaker_than_one_whose_view_it_contains(
+    cells: list[tuple[str, str]], views: dict[str, tuple[str, ...]]
+) -> None:
+    made = result([cell(a, level, f"attack-{i}") for i, (a, level) in enumerate(cells)], views)
+    held = levels(made)
+    members = {(a, b) for a in held for b in held if set(b.split("+")) <= set(a.split("+"))}
+    for larger, smaller in {(a, b) for a, inside in views.items() for b in inside} | members:
+        if larger in held and held.get(smaller) in ("leak", "partial"):
+            assert ORDER.index(held[larger]) <= ORDER.index(held[smaller])
+    for adversary, level in held.items():
+        own = min(ORDER.index(judged) for a, judged in cells if a == adversary)
+        assert ORDER.index(level) <= own
+        if level not in ("leak", "partial"):
+            assert ORDER.index(level) == own  # only leaks are inherited
+    page = summarise(made, judge_all(made))
+    shown = {row.adversary: e.finding.level for row in page.matrix for e in row.entries if e.finding}
+    assert shown == held
+
+
+@pytest.mark.parametrize("own", ["partial", "none-seen", "inconclusive", "failed", "not-applicable"])
+def test_a_coalition_inherits_its_member_s_leak_and_says_so(own: str) -> None:
+    made = result([cell("server", "leak"), cell("server+client/0", own)])
+    assert levels(made) == {"server": "leak", "server+client/0": "leak"}
+    page = summarise(made, judge_all(made))
+    said = "Inherits the finding of server: it sees everything that server sees."
+    assert page.matrix[1].entries[0].inherited == said
+    assert page.matrix[0].entries[0].inherited == ""
+    assert page.headline == (
+        "The server and the server with client/0 could tell which records were trained on (3 victims together)."
+    )
+    parts = document(made, judge_all(made), {}).adversaries
+    assert [(p.adversary, p.level, p.cell, p.inherited) for p in parts] == [
+        ("server", "leak", "server/a", ""),
+        ("server+client/0", "leak", "server/a", said),
+    ]
+
+
+def test_its_own_finding_of_the_same_level_comes_first() -> None:
+    made = result([cell("server", "partial"), cell("server+client/0", "partial")])
+    assert [s.inherited for s in standings(made, judge_all(made))] == ["", ""]
+
+
+def test_a_finding_about_a_member_of_the_coalition_names_it() -> None:
+    made = result([cell("server", "leak", affected=("client/0",)), cell("server+client/0", "none-seen")])
+    coalition = standings(made, judge_all(made))[1]
+    assert coalition.level == "leak"
+    assert coalition.inherited.endswith("The finding is about client/0, a member of this coalition.")
+
+
+@pytest.mark.parametrize(
+    ("affected", "named"),
+    [
+        (("client/2",), "(client/2 of 3 victims)"),
+        (("client/0", "client/2"), "(client/0 and client/2 of 3 victims)"),
+        (("client/0", "client/1", "client/2"), "(all 3 victims)"),
+    ],
+)
+def test_the_headline_names_who_is_affected_and_of_how_many(affected: tuple[str, ...], named: str) -> None:
+    made = result([cell("server", "leak", affected=affected)])
+    (finding,) = judge_all(made)
+    assert finding.affected == affected
+    assert (
+        summarise(made, [finding]).headline == f"The server could tell which records were trained on {named}."
+    )
+
+
+def test_what_does_not_hold_after_correction_is_not_called_no_leak() -> None:
+    near = cell("server", "none-seen").model_copy(update={"figures": (figure("auc", 0.6, 0.5, 0.7, p=0.03),)})
+    made = result([near, near.model_copy(update={"id": "server/b"})])
+    headline = summarise(made, judge_all(made)).headline
+    assert headline == "No leak is significant after correction. That is not evidence of safety."

@@ -1,0 +1,286 @@
+"""The security report as a reader sees it: in Chromium, from a file, on a phone and on a laptop."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fdaudit.reports import write_comparison, write_report
+
+from ..helpers.browser import Browser, axe, chromium
+from ..helpers.report_cases import FIXTURES, SECTIONS, TIMINGS, load
+from .test_comparison import distilled, entries
+from .test_report import HOSTILE, poison
+
+pytestmark = pytest.mark.browser
+
+CONTRAST = """
+const parse = c => c.match(/[\\d.]+/g).map(Number);
+const over = (top, below) => { const a = top.length > 3 ? top[3] : 1;
+  return [0, 1, 2].map(i => a * top[i] + (1 - a) * below[i]); };
+const ground = e => { let stack = [];
+  for (let n = e; n; n = n.parentElement) stack.push(parse(getComputedStyle(n).backgroundColor));
+  return stack.reverse().reduce((below, top) => over(top, below), [255, 255, 255]); };
+const light = rgb => rgb.map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+  .reduce((s, v, i) => s + v * [0.2126, 0.7152, 0.0722][i], 0);
+const found = [];
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const e = walker.currentNode.parentElement, style = getComputedStyle(e);
+  if (!walker.currentNode.data.trim() || e.closest('svg') || style.opacity === '0') continue;
+  const below = ground(e), a = light(over(parse(style.color), below)), b = light(below);
+  const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  found.push([ratio, walker.currentNode.data.trim().slice(0, 40)]);
+}
+return found.sort((x, y) => x[0] - y[0]);
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "security.html"
+    write_report(load(), FIXTURES, path, TIMINGS)
+    return path
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_opens_from_a_file_without_errors_requests_or_overflow(
+    browser: Browser, report: Path, width: int
+) -> None:
+    page = browser.open(report, width)
+    assert page.errors == ()
+    assert page.requests == (page.url,)
+    found = browser.run("return [...document.querySelectorAll('main > section')].map(s => s.id)")
+    assert tuple(found) == SECTIONS
+    heights = browser.run("return [...document.querySelectorAll('section')].map(s => s.offsetHeight)")
+    assert min(heights) > 100
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    assert browser.run("return document.scripts.length") == 1
+
+
+def test_all_pictures_are_drawn(browser: Browser, report: Path) -> None:
+    browser.open(report)
+    sizes = browser.run(
+        "return [...document.querySelectorAll('.trio img')].map(i => [i.complete, i.naturalWidth, i.clientWidth])"
+    )
+    assert len(sizes) == 48
+    assert all(complete and natural == 8 and shown > 40 for complete, natural, shown in sizes)
+    charts = browser.run(
+        "return [...document.querySelectorAll('svg')].map(s => [s.clientWidth, s.getBBox().height])"
+    )
+    assert len(charts) == 10
+    assert all(width > 200 and height > 50 for width, height in charts)
+
+
+def test_text_stands_out_from_its_ground(browser: Browser, report: Path) -> None:
+    browser.open(report)
+    ratios = browser.run(CONTRAST)
+    assert len(ratios) > 300
+    assert ratios[0][0] >= 4.5, ratios[:5]
+
+
+def test_the_keyboard_reaches_the_summary_first(browser: Browser, report: Path) -> None:
+    browser.open(report)
+    first = browser.run("return document.querySelector('a, button, input, [tabindex]').getAttribute('href')")
+    assert first == "#summary"
+
+
+@pytest.mark.parametrize("payload", HOSTILE)
+def test_hostile_text_runs_nothing(browser: Browser, tmp_path: Path, payload: str) -> None:
+    raw = poison(load(), lambda text: payload if text else text)
+    path = tmp_path / "security.html"
+    write_report(raw, FIXTURES, path, {payload: 1.0})
+    page = browser.open(path, 390)
+    assert page.errors == ()
+    assert page.requests == (page.url,)
+    assert browser.run("return document.title").startswith("Security report: ")
+    assert browser.run("return document.scripts.length") == 1
+    assert browser.run("return document.documentElement.scrollWidth") <= 390
+
+
+def test_names_of_ten_thousand_characters_do_not_break_the_layout(browser: Browser, tmp_path: Path) -> None:
+    raw = poison(load(), lambda text: text + "w" * 10_000 if text else text)
+    path = tmp_path / "security.html"
+    write_report(raw, FIXTURES, path, TIMINGS)
+    for width in (390, 1280):
+        assert browser.open(path, width).errors == ()
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+
+
+def test_prints_on_a4_with_whole_figures(browser: Browser, report: Path) -> None:
+    browser.open(report)
+    made = browser.driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
+    content = base64.b64decode(made["data"])
+    assert content.startswith(b"%PDF-")
+    boxes = set(re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", content))
+    assert len(boxes) == 1
+    width, height = (float(v) for v in boxes.pop())
+    assert (width, height) == pytest.approx((595, 842), abs=1.5)
+
+
+# -- the comparison -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_comparison(entries(load(), distilled()), tmp_path_factory.mktemp("comparison"))
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_the_comparison_fits_every_width(browser: Browser, comparison: Path, width: int) -> None:
+    page = browser.open(comparison, width)
+    assert page.errors == ()
+    assert page.requests == (page.url,)
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    heights = browser.run("return [...document.querySelectorAll('section')].map(s => s.offsetHeight)")
+    assert len(heights) == 5
+    assert min(heights) > 100
+
+
+def test_the_comparison_s_text_stands_out_from_its_ground(browser: Browser, comparison: Path) -> None:
+    browser.open(comparison)
+    ratios = browser.run(CONTRAST)
+    assert len(ratios) > 100
+    assert ratios[0][0] >= 4.5, ratios[:5]
+
+
+def test_the_comparison_survives_names_of_ten_thousand_characters(browser: Browser, tmp_path: Path) -> None:
+    raws = [poison(raw, lambda text: text + "w" * 10_000 if text else text) for raw in (load(), distilled())]
+    path = write_comparison(entries(*raws), tmp_path)
+    for width in (390, 1280):
+        assert browser.open(path, width).errors == ()
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+
+
+def test_the_comparison_prints(browser: Browser, comparison: Path) -> None:
+    browser.open(comparison)
+    made = browser.driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
+    assert base64.b64decode(made["data"]).startswith(b"%PDF-")
+
+
+# -- with the script ----------------------------------------------------------------------------------------------
+
+COLUMN = """
+const table = document.querySelector(arguments[0]);
+return [...table.tBodies[0].rows].filter(r => !r.hidden).map(r => {
+  const cell = r.cells[arguments[1]]; const data = cell.querySelector('data');
+  return data ? Number(data.value) : cell.textContent.trim(); });
+"""
+
+
+@pytest.fixture
+def long_report(tmp_path: Path) -> Path:
+    """The fixture with its cells many times over, so that tables are long enough to be filtered."""
+    raw = load()
+    cells = [
+        {**cell, "id": f"{cell['id']}-{k}", "attack": f"{cell['attack']}-{k}"}
+        for k in range(3)
+        for cell in raw["cells"]
+    ]
+    path = tmp_path / "long.html"
+    write_report(raw | {"cells": cells}, FIXTURES, path, TIMINGS)
+    return path
+
+
+def test_tables_sort_by_value_and_say_so(browser: Browser, long_report: Path) -> None:
+    browser.open(long_report)
+    before = browser.run(COLUMN, "#attack-matrix", 3)
+    press = "document.querySelector('#attack-matrix thead th:nth-child(4) button').click();"
+    browser.run(press)
+    once = browser.run(COLUMN, "#attack-matrix", 3)
+    assert once == sorted(before)
+    assert once != before
+    state = "return document.querySelector('#attack-matrix thead th:nth-child(4)').getAttribute('aria-sort')"
+    assert browser.run(state) == "ascending"
+    browser.run(press)
+    assert browser.run(COLUMN, "#attack-matrix", 3) == sorted(before, reverse=True)
+    assert browser.run(state) == "descending"
+
+
+def test_a_sort_button_works_by_keyboard(browser: Browser, long_report: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(long_report)
+    browser.run("document.querySelector('#attack-matrix thead button').focus()")
+    browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    names = browser.run(COLUMN, "#attack-matrix", 0)
+    assert names == sorted(names)
+
+
+def test_long_tables_filter(browser: Browser, long_report: Path) -> None:
+    browser.open(long_report)
+    assert browser.run("return document.querySelectorAll('.filter').length") >= 2
+    total = len(browser.run(COLUMN, "#attack-matrix", 0))
+    browser.run(
+        "const f = document.querySelector('#attacks .filter input'); f.value = 'DLG-1';"
+        "f.dispatchEvent(new Event('input'));"
+    )
+    left = browser.run(COLUMN, "#attack-matrix", 0)
+    assert 0 < len(left) < total
+    assert all("dlg-1" in name for name in left)
+    said = browser.run("return document.querySelector('#attacks .filter output').textContent")
+    assert said == f"{len(left)} of {total}"
+
+
+def test_pictures_enlarge_and_close_by_escape(browser: Browser, report: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(report)
+    browser.run("document.querySelector('.gallery .enlarge').focus()")
+    browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    assert browser.run("return document.querySelector('dialog.viewer').open")
+    assert browser.run("return document.querySelector('dialog.viewer img').clientWidth") > 300
+    shown = browser.run("return document.querySelector('dialog.viewer p').textContent")
+    assert shown.startswith("True image 1 of ")
+    browser.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert not browser.run("return document.querySelector('dialog.viewer').open")
+
+
+def test_a_script_that_is_not_the_page_s_own_does_not_run(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "injected.html"
+    write_report(load(), FIXTURES, path, TIMINGS)
+    page = path.read_text("utf-8").replace("</main>", "<script>document.title = 'owned'</script></main>")
+    path.write_text(page, "utf-8")
+    opened = browser.open(path)
+    assert any("Content Security Policy" in error for error in opened.errors)
+    assert browser.run("return document.title").startswith("Security report")
+
+
+def test_everything_is_there_without_the_script(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "plain.html"
+    write_report(load(), FIXTURES, path, TIMINGS)
+    whole = path.read_text("utf-8")
+    path.write_text(re.sub(r"<script>.*?</script>", "", whole, flags=re.DOTALL), "utf-8")
+    browser.open(path)
+    hidden = "return [...document.querySelectorAll('main *')].filter(e => e.hidden).length"
+    assert browser.run(hidden) == 0
+    heights = browser.run("return [...document.querySelectorAll('section')].map(s => s.offsetHeight)")
+    assert len(heights) == len(SECTIONS)
+    assert min(heights) > 100
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("which", ["report", "comparison"])
+def test_axe_finds_nothing_serious(
+    browser: Browser, request: pytest.FixtureRequest, which: str, width: int
+) -> None:
+    browser.open(request.getfixturevalue(which), width)
+    found = axe(browser)
+    assert [v for v in found if v["impact"] in ("serious", "critical")] == []
+
+
+def test_axe_would_find_something_serious(browser: Browser, report: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.html"
+    page = report.read_text("utf-8").replace("--muted: #56626f", "--muted: #c9c9c9").replace(' lang="en"', "")
+    broken.write_text(page, "utf-8")
+    browser.open(broken)
+    assert {"color-contrast", "html-has-lang"} <= {v["id"] for v in axe(browser)}

@@ -1,0 +1,218 @@
+"""The report as JSON, its public variant, the attack matrix and the annex: all say the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from fdaudit.reports import render_report, report_json, write_report
+from fdaudit.reports.annex import DOCUMENTS, annex
+from fdaudit.reports.document import json_schema
+from fdaudit.reports.matrix import attack_matrix
+from fdaudit.reports.schema import Result, read
+from fdaudit.reports.verdict import LEVELS, judge_all
+
+from ..helpers.report_cases import FIXTURES, TIMINGS, Document, load, minimal, numbers
+
+ROOT = Path(__file__).parents[2]
+
+
+def as_json(raw: dict[str, Any], *, public: bool = False) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(report_json(raw, TIMINGS, public=public))
+    return value
+
+
+def matrix_of(result: Result) -> Any:
+    return attack_matrix(judge_all(result))
+
+
+@pytest.mark.parametrize("raw", [load(), minimal()], ids=["fixture", "least"])
+@pytest.mark.parametrize("public", [False, True])
+def test_the_json_follows_the_published_schema(raw: dict[str, Any], public: bool) -> None:
+    published = json.loads((ROOT / "docs" / "report.schema.json").read_text("utf-8"))
+    assert published == json_schema()
+    jsonschema.Draft202012Validator(published).validate(as_json(raw, public=public))
+
+
+def test_the_schema_refuses_what_is_no_report() -> None:
+    validator = jsonschema.Draft202012Validator(json_schema())
+    value = as_json(load())
+    for broken in (
+        {**value, "schema": "fdaudit-report/2"},
+        {**value, "verdict": {**value["verdict"], "level": "safe"}},
+        {k: v for k, v in value.items() if k != "result"},
+    ):
+        assert not validator.is_valid(broken)
+
+
+def test_the_json_says_what_the_page_says() -> None:
+    text = " ".join(Document(render_report(load(), FIXTURES, TIMINGS)).text.split())
+    value = as_json(load())
+    verdict = value["verdict"]
+    said = [verdict["headline"], verdict["standing"]]
+    said += [s["text"] for s in (*verdict["reasons"], *verdict["actions"])]
+    said += [f["because"] for f in value["findings"]] + [item["what"] for item in value["annex"]]
+    assert len(said) > 40
+    for sentence in said:
+        assert " ".join(sentence.split()) in text, sentence
+
+
+def test_the_json_holds_the_whole_result() -> None:
+    held = set(numbers(as_json(load())["result"]))
+    assert set(numbers(load())) <= held
+
+
+def test_the_json_is_written_beside_the_page(tmp_path: Path) -> None:
+    write_report(load(), FIXTURES, tmp_path / "page.html", TIMINGS)
+    assert json.loads((tmp_path / "page.json").read_text("utf-8")) == as_json(load())
+
+
+# -- the attack matrix --------------------------------------------------------------------------------------------
+
+
+def test_the_matrix_has_every_attack_that_ran_the_gravest_first() -> None:
+    result = read(load())
+    lines = matrix_of(result)
+    assert {line.finding.cell.id for line in lines} == {c.id for c in result.cells if c.status == "run"}
+    order = [list(LEVELS).index(line.finding.level) for line in lines]
+    assert order == sorted(order)
+    assert len(set(order)) > 1
+
+
+def test_a_line_s_figures_are_the_cell_s_own() -> None:
+    raw = load()
+    for line in matrix_of(read(raw)):
+        (cell,) = [c for c in raw["cells"] if c["id"] == line.finding.cell.id]
+        by_name = {f["name"]: f["value"] for f in cell["figures"]}
+        assert line.mean is not None
+        assert line.mean.value == by_name[line.figure]
+        (worst,) = [t for t in cell["targets"] if t["target"] == line.finding.worst.target]
+        assert line.worst.value == {f["name"]: f["value"] for f in worst["figures"]}[line.figure]
+        if cell["goal"] == "membership":
+            assert (line.figure, line.baseline) == ("auc", 0.5)
+        else:
+            assert line.baseline == by_name["psnr_prior"]
+
+
+def test_the_worst_record_of_a_membership_attack_is_read_off_the_roc() -> None:
+    raw = load()
+    (cell,) = [c for c in raw["cells"] if c["goal"] == "membership" and c["status"] == "run"][:1]
+    cell["targets"][0]["roc"] = {"fpr": [0.0, 0.0, 0.5, 1.0], "tpr": [0.0, 0.3, 0.6, 1.0]}
+    cell["targets"][1]["roc"] = {"fpr": [0.0, 0.1, 1.0], "tpr": [0.0, 0.9, 1.0]}
+    for target in cell["targets"][2:]:
+        target["roc"] = None
+    (line,) = [x for x in matrix_of(read(raw)) if x.finding.cell.id == cell["id"]]
+    assert line.record.value == 0.3
+
+
+# -- the public variant -------------------------------------------------------------------------------------------
+
+
+def test_the_public_variant_shows_no_record_and_no_class_count() -> None:
+    raw = load()
+    raw["run"]["dataset"] = "npz:/home/auditor/secret/patients.npz"
+    raw["run"]["dataset_provenance"] = "read from /home/auditor/secret/patients.npz"
+    raw["run"]["spec"]["dataset"] = {"name": "npz:/home/auditor/secret/patients.npz", "root": "/home/auditor"}
+    page = render_report(raw, FIXTURES, TIMINGS, public=True)
+    document, value = Document(page), as_json(raw, public=True)
+    assert "Auditor-only" not in page
+    assert "Public variant." in page
+    assert [tag for tag, _ in document.elements if tag == "img"] == []
+    assert "data:image/png" not in page
+    for text in (page, json.dumps(value)):
+        assert "/home/auditor" not in text
+        assert "patients" not in text
+    result = value["result"]
+    assert result["auditor_only"] is False
+    assert result["class_table"] is None
+    assert all(t["images"] is None and t["shares"] is None for c in result["cells"] for t in c["targets"])
+    assert len(result["withheld"]) > 0
+    assert all(line in document.sections["system"] for line in result["withheld"])
+
+
+def test_the_public_variant_keeps_every_finding() -> None:
+    whole, part = as_json(load()), as_json(load(), public=True)
+    assert part["verdict"]["level"] == whole["verdict"]["level"]
+    assert "(all 2 victims)" in whole["verdict"]["headline"]
+    assert part["verdict"]["headline"] == whole["verdict"]["headline"].replace(" (all 2 victims)", "")
+    assert [(f["cell"], f["level"]) for f in part["findings"]] == [
+        (f["cell"], f["level"]) for f in whole["findings"]
+    ]
+    assert [line["cell"] for line in part["matrix"]] == [line["cell"] for line in whole["matrix"]]
+    assert all(f["worst_target"] is None for f in part["findings"])
+
+
+# -- the annex ----------------------------------------------------------------------------------------------------
+
+
+def test_the_annex_speaks_of_all_four_documents_and_certifies_nothing() -> None:
+    text = Document(render_report(load(), FIXTURES, TIMINGS)).sections["annex"]
+    assert "This is no certification" in text
+    for document in DOCUMENTS:
+        assert document.title in text
+    wanted = (
+        "Attribute inference", "Membership inference", "Exfiltration", "Regurgitation", "Model inversion",
+        "Context in which the model is released", "Unit of privacy", "relation", "Sampling", "Composition", "tuning",
+        "Trust model", "randomness", "goals", "capabilities", "knowledge", "Threat modelling", "Adversarial testing",
+        "Maximum or average risk",
+    )  # fmt: skip
+    assert [item for item in wanted if item not in text] == []
+
+
+def provided(raw: dict[str, Any]) -> dict[str, str]:
+    return {f"{i.document.name}: {i.asked}": i.provided for i in annex(read(raw))}
+
+
+def test_an_item_is_provided_only_where_the_result_provides_it() -> None:
+    raw = load()
+    before = provided(raw)
+    assert before["EDPB Opinion 28/2024: Membership inference"] == "yes"
+    raw["cells"] = [c for c in raw["cells"] if c["goal"] != "membership"]
+    assert provided(raw)["EDPB Opinion 28/2024: Membership inference"] == "no"
+    assert before["EDPB Opinion 28/2024: Context in which the model is released"] == "no"
+    raw["run"]["release"] = "api"
+    assert provided(raw)["EDPB Opinion 28/2024: Context in which the model is released"] == "yes"
+    ledger = {
+        "adversary": "server", "epsilon": 4.0, "delta": 1e-5, "unit": "record", "relation": "add-or-remove",
+        "accountant": "RDP", "sampling": "Poisson", "assumptions": ["Noise is drawn from a secure source."],
+        "contributions": [
+            {"kind": "logits", "sender": "client", "mechanism": "Gaussian", "charges": 1, "epsilon": 4.0}
+        ],
+    }  # fmt: skip
+    raw["ledger"] = []
+    none = provided(raw)
+    raw["ledger"] = [ledger]
+    some = provided(raw)
+    for asked in ("Privacy parameters ε and δ", "Unit of privacy", "Composition", "Sampling",
+                  "Source of randomness and arithmetic"):  # fmt: skip
+        assert (none[f"NIST SP 800-226: {asked}"], some[f"NIST SP 800-226: {asked}"]) == ("no", "yes"), asked
+
+
+def test_every_place_that_the_annex_names_is_a_section() -> None:
+    from ..helpers.report_cases import SECTIONS
+
+    assert {place for raw in (load(), minimal()) for i in annex(read(raw)) for place in i.where} <= set(
+        SECTIONS
+    )
+
+
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [
+        ("internal", "the trained models stay with the parties"),
+        ("api", "others may ask a trained model"),
+        ("public-weights", "anyone may hold the trained model"),
+        (None, "Not stated in the spec."),
+    ],
+)
+def test_the_system_card_states_the_release(release: str | None, said: str) -> None:
+    raw = load()
+    raw["run"]["release"] = release
+    card = Document(render_report(raw, FIXTURES, TIMINGS)).sections["system"]
+    assert said in card
+    raw["cells"] = [c for c in raw["cells"] if c["adversary"] != "world"]
+    unseen = Document(render_report(raw, FIXTURES, TIMINGS)).sections["system"]
+    assert ("No attack ran on what such a release shows" in unseen) == (release in ("api", "public-weights"))

@@ -1,0 +1,173 @@
+"""The report's parts: the schema it reads, the ledger's place, the diagram, the charts and the words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fdaudit.reports import render_report
+from fdaudit.reports.diagram import arrows, diagram
+from fdaudit.reports.figures import ForestRow, forest_chart, roc_chart, utility_chart
+from fdaudit.reports.schema import CurvePoint, Exposure, Roc, read
+from fdaudit.reports.text import amount, clip, joined, label
+
+from fdaudit.errors import UsageError
+
+from ..helpers.report_cases import FIXTURES, TIMINGS, Document, load
+
+
+def render(raw: dict[str, Any]) -> str:
+    return render_report(raw, FIXTURES, TIMINGS)
+
+
+def _spoil(raw: dict[str, Any], *path: Any, value: Any) -> dict[str, Any]:
+    place: Any = raw
+    for part in path[:-1]:
+        place = place[part]
+    if value is ...:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        (("run",), ..., "result.run"),
+        (("schema",), "fdaudit-result/2", "result.schema"),
+        (("cells", 0, "status"), "done", "result.cells.0.status"),
+        (("cells", 1, "reason"), " ", "result.cells.1"),
+        (("cells", 0, "figures", 0, "value"), float("nan"), "result.cells.0.figures.0.value"),
+        (("cells", 0, "figures", 0, "value"), None, "result.cells.0.figures.0"),
+        (("cells", 4, "targets", 0, "roc", "tpr"), [0.0], "result.cells.4.targets.0.roc"),
+        (("run", "clients"), "five", "result.run.clients"),
+    ],
+)
+def test_a_result_off_its_schema_is_one_clear_error(path: tuple[Any, ...], value: Any, field: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        render(_spoil(load(), *path, value=value))
+    assert caught.value.field == field
+    assert caught.value.exit_code == 2
+
+
+def test_members_of_a_newer_result_are_passed_over() -> None:
+    raw = load() | {"new": {"a": 1}}
+    raw["cells"][0]["also_new"] = 3
+    assert render(raw) == render(load())
+
+
+def test_the_ledger_has_its_place() -> None:
+    entry = {
+        "adversary": "server",
+        "epsilon": 3.25,
+        "delta": 1e-5,
+        "unit": "record",
+        "relation": "replace-one",
+    }
+    raw = load() | {"ledger": [entry, {"adversary": "world", "epsilon": None, "cause": "message 17 is bare"}]}
+    text = Document(render(raw)).sections["ledger"]
+    assert "3.250" in text
+    assert "∞" in text
+    assert "message 17 is bare" in text
+    assert "No ε is claimed" not in text
+    assert "No ε is claimed" in Document(render(load())).sections["ledger"]
+
+
+def test_the_ledger_says_from_what_and_under_which_assumptions() -> None:
+    part = {"kind": "lo<gits", "sender": "client", "mechanism": "Laplace", "charges": 7, "epsilon": 1.5}
+    entry = {
+        "adversary": "server",
+        "epsilon": 3.25,
+        "victim": "client/4",
+        "accountant": "RDP",
+        "sampling": "assumed: Poisson; done: not on record",
+        "contributions": [part],
+        "assumptions": ["noise is secret"],
+        "warnings": ["delta is generous"],
+    }
+    quiet = {"adversary": "world", "epsilon": 0.0, "assumptions": ["noise is secret"]}
+    text = " ".join(Document(render(load() | {"ledger": [entry, quiet]})).sections["ledger"].split())
+    for said in ("lo<gits of client: 7 times Laplace", "client/4", "Poisson", "delta is generous"):
+        assert said in text
+    assert text.count("noise is secret") == 1
+    assert "Nothing that depends on another party's private records reaches it." in text
+
+
+def test_the_summary_says_what_is_bounded_and_of_whom_nothing_is() -> None:
+    raw = load()
+    seers = list(dict.fromkeys(cell["adversary"] for cell in raw["cells"]))
+    part = {
+        "kind": "release",
+        "sender": "client",
+        "mechanism": "SampledGaussian",
+        "charges": 7,
+        "epsilon": 1.5,
+    }
+    stated = {"delta": 1e-5, "unit": "record", "relation": "add-or-remove", "contributions": [part]}
+    plain = " ".join(Document(render(raw)).sections["summary"].split())
+    assert "with no defence on the way" in plain
+    assert "ε is at most" not in plain
+    ledger = [{"adversary": a, "epsilon": 2.0 + n, **stated} for n, a in enumerate(seers)]
+    text = " ".join(Document(render(raw | {"ledger": ledger})).sections["summary"].split())
+    assert f"ε is at most {1.0 + len(seers):.3f}" in text
+    assert "with no defence on the way" not in text
+
+
+def test_the_diagram_counts_what_the_exposure_counts() -> None:
+    exposure = read(load()).exposure
+    drawn = arrows(exposure)
+    received = [r for r in exposure if r.direction == "received" and r.party != "eavesdropper"]
+    assert sum(a.messages for a in drawn) == sum(r.count for r in received)
+    assert sum(a.bytes for a in drawn) == sum(r.bytes for r in received)
+    assert not any(a.defended or a.shared for a in drawn)
+    assert diagram([], 5) == ""
+    odd = Exposure(
+        party="x<y", kind="k", direction="received", count=3, bytes=5, senders=("a", "b"), recorded="full"
+    )
+    svg = diagram([odd], 5)
+    assert "up to 3 received" in svg
+    assert "x&lt;y" in svg
+    assert "x<y" not in svg
+
+
+def test_charts_take_any_name_and_any_range() -> None:
+    name = "$x_{<script>\u202e漢" * 700
+    curve = [CurvePoint(line=name, round=r, party=name, accuracy=0.5) for r in (1, 2)]
+    rows = [ForestRow(name=name, value=1.0, low=None, high=None, role="victim")]
+    flat = Roc(fpr=(0.0, 0.0, 1.0), tpr=(0.0, 0.0, 1.0))
+    for svg in (
+        utility_chart(curve, "u", name[:50]),
+        forest_chart(rows, None, "x", "f", "t"),
+        roc_chart([(name, flat)], "", "r", "t"),
+    ):
+        assert "<script" not in svg
+        assert svg.startswith("<svg")
+        assert svg.endswith("</svg>")
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.12345, "fraction", "12.3 %"),
+        (-1.26, "dB", "−1.3 dB"),
+        (12345, "count", "12,345"),
+        (49380, "bytes", "49.4 kB"),
+        (0.5, "", "0.500"),
+        (0.0324, "dB", "0.032 dB"),
+        (0.00001, "", "1e−05"),
+        (0.0, "", "0.000"),
+        (8.6e6, "", "8,600,000.0"),
+    ],
+)
+def test_amounts(value: float, unit: str, text: str) -> None:
+    assert amount(value, unit).replace("\N{NO-BREAK SPACE}", " ") == text
+
+
+def test_words() -> None:
+    assert joined([]) == ""
+    assert joined(["a"]) == "a"
+    assert joined(["a", "b", "c"]) == "a, b and c"
+    assert clip("a" * 10, 4) == "aaaa… (+6 characters)"
+    assert label("psnr_prior_max") == "PSNR, the prior's luckiest"
+    assert label("my_figure") == "my figure"

@@ -1,0 +1,304 @@
+"""The verdict: each rule by example, and laws that hold whatever the figures say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+from fdaudit.reports.rules import RULES
+from fdaudit.reports.schema import Cell, Control, Controls, Image, Result, Target
+from fdaudit.reports.summary import private_kinds, summarise
+from fdaudit.reports.text import odds
+from fdaudit.reports.verdict import LEVELS, Level, judge, judge_all, strongest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fdaudit.types import Figure, Goal
+
+from ..helpers.report_cases import load, minimal
+
+PASSED = Controls(
+    positive=Control(what="bare gradient", passed=True), negative=Control(what="noise", passed=True)
+)
+
+
+def figure(
+    name: str,
+    value: float | None,
+    low: float | None = None,
+    high: float | None = None,
+    p: float | None = None,
+) -> Figure:
+    unit, missing = "dB" if name.startswith("psnr") else "", "" if value is not None else "none"
+    return Figure(name=name, value=value, low=low, high=high, unit=unit, unavailable=missing, p=p)
+
+
+def cell(goal: str, *figures: Figure, controls: Controls | None = PASSED, **rest: Any) -> Cell:
+    return Cell(
+        id="server/a",
+        protocol="fedavg",
+        adversary="server",
+        attack="a",
+        goal=goal,
+        status="run",
+        figures=figures,
+        controls=controls,
+        **rest,
+    )
+
+
+WITHHELD = (
+    figure("psnr_gain", 0.2, -0.3, 0.7),
+    figure("evaluator_prior", 0.3),
+    figure("evaluator_chance", 0.2),
+)
+"""Of classes that an adversary lacked: nothing by likeness, and what prior and chance give an evaluator."""
+
+
+@pytest.mark.parametrize(
+    ("goal", "figures", "level"),
+    [
+        ("reconstruction", [figure("psnr_gain", 9, 8, 10), figure("psnr", 25)], "leak"),
+        ("reconstruction", [figure("psnr_gain", 9, 8, 10), figure("psnr", 19.9)], "partial"),
+        ("reconstruction", [figure("psnr_gain", 9, -0.1, 20), figure("psnr", 25)], "none-seen"),
+        ("reconstruction", [figure("psnr_gain", 0.9, 0.5, 1.3), figure("psnr", 25)], "none-seen"),
+        ("reconstruction", [figure("psnr_gain", 1.0, 0.5, 1.5), figure("psnr", 15)], "partial"),
+        ("reconstruction", [figure("psnr_gain", 9), figure("psnr", 25)], "inconclusive"),
+        ("reconstruction", [figure("psnr_gain", None), figure("psnr", 25)], "inconclusive"),
+        ("reconstruction", [*WITHHELD, figure("evaluator_accuracy", 0.8, 0.4, 0.97, p=1e-4)], "partial"),
+        ("reconstruction", [*WITHHELD, figure("evaluator_accuracy", 0.8, 0.4, 0.97, p=0.2)], "none-seen"),
+        ("reconstruction", [*WITHHELD, figure("evaluator_accuracy", 0.25, 0.1, 0.97, p=1e-4)], "none-seen"),
+        ("reconstruction", [*WITHHELD, figure("evaluator_accuracy", 0.8, 0.4, 0.97)], "none-seen"),
+        (
+            "reconstruction",
+            [figure("psnr_gain", None), WITHHELD[2], figure("evaluator_accuracy", 0.1, 0.01, 0.4, p=0.9)],
+            "none-seen",
+        ),
+        ("membership", [figure("auc", 0.8, 0.7, 0.9)], "leak"),
+        ("membership", [figure("auc", 0.6, 0.51, 0.7)], "partial"),
+        ("membership", [figure("auc_mean", 0.6, 0.51, 0.7)], "partial"),
+        ("membership", [figure("auc", 0.6, 0.5, 0.7)], "none-seen"),
+        ("membership", [figure("auc", 0.9)], "inconclusive"),
+        ("membership", [figure("auc", 0.5, 0.4, 0.6), figure("tpr_at_1fpr", 0.2, 0.1, 0.3)], "leak"),
+        (
+            "membership",
+            [figure("auc", 0.5, 0.4, 0.6), figure("tpr_at_0.1fpr", 0.004, 0.0021, 0.1)],
+            "partial",
+        ),
+        (
+            "membership",
+            [figure("auc", 0.5, 0.4, 0.6), figure("tpr_at_0.1fpr", 0.004, 0.0019, 0.1)],
+            "none-seen",
+        ),
+        ("membership", [figure("auc", 0.5, 0.4, 0.6), figure("tpr_at_10fpr", 0.2, 0.09, 0.3)], "none-seen"),
+        ("label-distribution", [figure("label_tv", 0.05), figure("label_tv_prior", 0.4)], "leak"),
+        ("label-distribution", [figure("label_tv", 0.2), figure("label_tv_prior", 0.4)], "partial"),
+        ("label-distribution", [figure("label_tv", 0.3), figure("label_tv_prior", 0.4)], "none-seen"),
+        ("label-distribution", [figure("label_tv", 0.05)], "inconclusive"),
+        ("something-new", [figure("auc", 0.9, 0.8, 1.0)], "inconclusive"),
+    ],
+)
+def test_rules_by_example(goal: str, figures: list[Figure], level: str) -> None:
+    assert judge(cell(goal, *figures)).level == level
+
+
+def test_a_single_clear_image_is_a_leak_though_the_mean_is_below_the_prior() -> None:
+    images = tuple(Image(truth="t", guess="g", psnr=p, prior_psnr=11.0) for p in (31.0, 5.0, 4.0))
+    victim = Target(target="client/0", figures=(figure("psnr_gain", 2.3, -7, 12),), images=images)
+    found = judge(cell("reconstruction", figure("psnr_gain", 2.3, -7, 12), targets=(victim,)))
+    assert found.level == "leak"
+    assert "1 of 3 images" in found.because
+    faint = tuple(Image(truth="t", guess="g", psnr=21.0, prior_psnr=p) for p in (15.5, 16.0))
+    victim = victim.model_copy(update={"images": faint})
+    assert (
+        judge(cell("reconstruction", figure("psnr_gain", 5, -1, 9), targets=(victim,))).level == "none-seen"
+    )
+
+
+@pytest.mark.parametrize("positive", [None, False])
+def test_nothing_found_without_a_passed_positive_control_shows_nothing(positive: bool | None) -> None:
+    control = None if positive is None else Control(what="overfit", passed=positive)
+    quiet = cell("membership", figure("auc", 0.5, 0.4, 0.6), controls=Controls(positive=control))
+    assert judge(quiet).level == "inconclusive"
+    loud = cell("membership", figure("auc", 0.9, 0.8, 1.0), controls=Controls(positive=control))
+    found = judge(loud)
+    assert found.level == "leak"
+    assert any("positive control" in caution for caution in found.cautions)
+
+
+def test_chances_are_told_as_counts() -> None:
+    assert odds(3e-5, 0.05) == "3 times in 100,000; our limit is 5,000"
+    assert odds(0.02, 0.05) == "2 times in 100; our limit is 5"
+    assert odds(1e-60, 0.05) == "less than once in 1,000,000; our limit is 50,000"
+
+
+def test_a_headline_says_what_was_shown_where_only_classes_were() -> None:
+    shown = (figure("evaluator_accuracy", 0.9, 0.6, 1.0, 1e-4), figure("evaluator_chance", 0.2))
+    victims = tuple(Target(target=f"client/{k}", figures=shown) for k in range(2))
+    classes = cell("reconstruction", *shown, targets=victims)
+    said = _summary(minimal() | {"cells": [json.loads(classes.model_dump_json())]}).headline
+    assert "could show what private classes look like" in said
+    assert "training inputs" not in said
+
+
+def test_a_positive_control_that_failed_hides_no_leak() -> None:
+    controls = Controls(positive=Control(what="overfit", passed=False), negative=PASSED.negative)
+    loud = cell("membership", figure("auc", 0.9, 0.8, 1.0, 1e-6), controls=controls)
+    assert judge(loud.model_copy(update={"status": "inconclusive"})).level == "leak"
+    quiet = cell("membership", figure("auc", 0.5, 0.4, 0.6, 0.5), controls=controls)
+    assert judge(quiet.model_copy(update={"status": "inconclusive"})).level == "inconclusive"
+
+
+def test_a_failed_negative_control_outweighs_any_figure() -> None:
+    controls = Controls(positive=PASSED.positive, negative=Control(what="noise", passed=False))
+    assert judge(cell("membership", figure("auc", 1.0, 0.99, 1.0), controls=controls)).level == "inconclusive"
+
+
+def test_one_victim_out_of_many_is_reported_with_the_caution_it_needs() -> None:
+    targets = tuple(
+        Target(target=f"client/{k}", figures=(figure("auc", a, a - 0.05, a + 0.05),))
+        for k, a in enumerate((0.5, 0.58, 0.52))
+    )
+    found = judge(cell("membership", figure("auc", 0.53, 0.49, 0.57), targets=targets))
+    assert found.level == "partial"
+    assert found.worst is not None
+    assert found.worst.target == "client/1"
+    assert "Only client/1 is affected; the pooled result is not significant." in found.cautions
+    assert found.affected == ("client/1",)
+    assert "client/1" in found.measured
+
+
+def test_the_worst_victim_of_a_distance_is_the_smallest() -> None:
+    targets = tuple(
+        Target(target=f"client/{k}", figures=(figure("label_tv", v), figure("label_tv_prior", 0.5)))
+        for k, v in enumerate((0.4, 0.05, 0.2))
+    )
+    found = judge(cell("label-distribution", figure("label_tv", 0.22), targets=targets))
+    assert found.worst is targets[1]
+
+
+def test_every_goal_of_the_vocabulary_has_a_rule() -> None:
+    assert set(get_args(Goal)) == set(RULES)
+    assert set(get_args(Level)) == set(LEVELS)
+
+
+bounded = st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)).map(sorted)
+controls = st.builds(
+    Controls,
+    positive=st.none() | st.builds(Control, what=st.just("p"), passed=st.booleans()),
+    negative=st.none() | st.builds(Control, what=st.just("n"), passed=st.booleans()),
+)
+
+
+@given(st.lists(bounded, min_size=1, max_size=4), controls)
+def test_laws_of_the_membership_verdict(aucs: list[list[float]], tried: Controls) -> None:
+    targets = tuple(
+        Target(target=f"client/{k}", figures=(figure("auc", mid, low, high),))
+        for k, (low, mid, high) in enumerate(aucs)
+    )
+    found = judge(cell("membership", targets=targets, controls=tried))
+    crossing = any(low > 0.5 for low, _, _ in aucs)
+    if tried.negative is not None and not tried.negative.passed:
+        assert found.level == "inconclusive"
+    elif crossing:
+        assert found.level in ("leak", "partial")
+    else:
+        proven = tried.positive is not None and tried.positive.passed
+        assert found.level == ("none-seen" if proven else "inconclusive")
+    assert found.worst is not None
+    assert found.worst_key is not None
+    assert found.worst_key.value == max(mid for _, mid, _ in aucs)
+
+
+def _summary(raw: dict[str, Any]) -> Any:
+    result = Result.model_validate_json(json.dumps(raw))
+    return summarise(result, judge_all(result))
+
+
+def test_the_summary_of_the_fixture_names_who_and_what() -> None:
+    summary = _summary(load())
+    assert summary.level == "leak"
+    assert summary.headline.startswith(
+        "The server could reconstruct private training inputs (all 2 victims)."
+    )
+    assert len(summary.reasons) == 3
+    assert summary.reasons[0].number == 1
+    by_adversary = {
+        row.adversary: [e.finding and e.finding.level for e in row.entries] for row in summary.matrix
+    }
+    assert by_adversary["server"] == ["leak", None]
+    assert by_adversary["client/1"] == ["not-applicable", None]
+    world = next(row for row in summary.matrix if row.adversary == "world").entries[1]
+    assert (world.conclusive, world.tried) == (2, 4)
+
+
+def test_no_verdict_says_safe() -> None:
+    raw = load()
+    raw["cells"] = [c for c in raw["cells"] if c["id"] == "world/gap"]
+    summary = _summary(raw)
+    assert summary.level == "none-seen"
+    assert summary.headline == "No leak was measured. That is not evidence of safety."
+    raw["cells"] = []
+    summary = _summary(raw)
+    assert summary.level == "inconclusive"
+    assert summary.headline.startswith("Nothing can be concluded")
+    raw["cells"] = [c for c in load()["cells"] if c["status"] != "run"]
+    assert _summary(raw).level == "inconclusive"
+
+
+def test_failed_gates_come_first_among_the_actions() -> None:
+    raw = load()
+    assert "gate" in _summary(raw).actions[0].do
+    raw["gates"] = []
+    assert "gate" not in " ".join(a.do for a in _summary(raw).actions)
+
+
+def test_a_coalition_sees_what_its_members_see() -> None:
+    raw = load()
+    result = Result.model_validate_json(json.dumps(raw))
+    both = dict(private_kinds(result, "server+client/3"))
+    assert set(both) == set(dict(private_kinds(result, "server"))) | set(
+        dict(private_kinds(result, "client/3"))
+    )
+    raw["exposure"][0]["private"] = False
+    result = Result.model_validate_json(json.dumps(raw))
+    assert "gradient" not in dict(private_kinds(result, "server"))
+
+
+def test_the_strongest_of_nothing_is_nothing() -> None:
+    assert strongest([]) is None
+
+
+@pytest.mark.parametrize(
+    ("p", "others", "level"), [(0.01, 1, "partial"), (0.01, 9, "none-seen"), (1e-4, 9, "partial")]
+)
+def test_an_auc_that_stands_out_among_many_counts_only_where_chance_would_hardly_do_it(
+    p: float, others: int, level: Level
+) -> None:
+    one = cell("membership", figure("auc", 0.65, 0.51, 0.8, p=p))
+    rest = [cell("membership", figure("auc", 0.5, 0.4, 0.6, p=0.5)) for _ in range(others)]
+    idle = cell("membership", figure("auc", 0.5, 0.4, 0.6, p=0.5)).model_copy(update={"status": "failed"})
+    result = Result.model_validate_json(json.dumps(minimal())).model_copy(
+        update={"cells": (one, *rest, *[idle] * 20)}
+    )
+    found = judge_all(result)
+    assert found[0].level == level
+    assert all(f.level == "none-seen" for f in found[1 : 1 + others])
+    assert ("lies above 0.5. Guessing would score this well" in found[0].because) == (level == "partial")
+    assert found[0].because.startswith("Not significant after correction") == (level == "none-seen")
+    assert found[0].corrected_away == (level == "none-seen")
+    assert not any(f.corrected_away for f in found[1:])
+
+
+def test_recognised_classes_share_the_level_among_their_cells() -> None:
+    def cells(number: int, p: float) -> Result:
+        shown = [*WITHHELD, figure("evaluator_accuracy", 0.8, 0.4, 0.97, p=p)]
+        made = [
+            cell("reconstruction", *shown).model_copy(update={"id": f"server/{k}"}) for k in range(number)
+        ]
+        return Result.model_validate_json(json.dumps(minimal())).model_copy(update={"cells": tuple(made)})
+
+    assert {f.level for f in judge_all(cells(10, 0.004))} == {"partial"}
+    assert {f.level for f in judge_all(cells(20, 0.004))} == {"none-seen"}
+    assert "of which it was given no record" in judge_all(cells(1, 0.01))[0].because

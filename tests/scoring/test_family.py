@@ -1,0 +1,135 @@
+"""The family of a run: which figures it holds, how its level is shared, and that verdicts read it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fdaudit.reports.public import public
+from fdaudit.reports.schema import Family, read
+from fdaudit.reports.verdict import judge_all
+
+from fdaudit.metrics import Pairs, holm, reflip
+from fdaudit.rng import child_numpy
+from fdaudit.scoring import family
+from fdaudit.scoring.family import BY_COINS, LEVEL, family_of
+
+from ..helpers.report_cases import load
+
+RUN: Any = SimpleNamespace(plan=SimpleNamespace(seed=5))
+
+
+def figure(name: str, p: float | None) -> dict[str, Any]:
+    return {"name": name, "value": 0.5, "p": p}
+
+
+def cell(
+    name: str, goal: str, *figures: dict[str, Any], fooled: bool = False, status: str = "run"
+) -> dict[str, Any]:
+    return {
+        "id": name,
+        "goal": goal,
+        "status": status,
+        "controls": {"negative": {"passed": not fooled}},
+        "figures": list(figures),
+        "targets": [{"target": "client/0", "figures": list(figures[:1])}],
+    }
+
+
+@pytest.fixture
+def scores(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Pairs]]:
+    rng = np.random.default_rng(1)
+    made = {"server/rmia": {"client/0": Pairs(rng.random(30) + 0.2, rng.random(30))}}
+    monkeypatch.setattr(family, "candidate_scores", lambda run, cells: made)
+    monkeypatch.setattr(family, "reflip", lambda *a, **k: reflip(*a, **k, reflips=500))
+    return made
+
+
+RECONSTRUCTED = cell(
+    "server/dlg", "reconstruction", figure("identification", 0.001), figure("psnr_worst", 0.5)
+)
+MEMBERSHIP = cell("server/rmia", "membership", figure("auc", 0.2))
+
+
+def adjusted(found: Any) -> dict[tuple[str, str | None, str], float]:
+    return {(row["cell"], row["target"], row["figure"]): row["p"] for row in found["adjusted"]}
+
+
+def test_coins_and_own_tests_share_the_level(scores: Any) -> None:
+    found = family_of(RUN, [MEMBERSHIP, RECONSTRUCTED])
+    share = LEVEL * BY_COINS
+    assert found["by_coins"]["level"] + found["by_themselves"]["level"] == pytest.approx(LEVEL)
+    alone = reflip(scores, child_numpy(5, "family"), level=share, reflips=500)
+    told = adjusted(found)
+    for key, p in alone.p.items():
+        assert told[key] == pytest.approx(min(1.0, p / BY_COINS))
+    first, second = holm([0.001, 0.001])
+    assert told["server/dlg", None, "identification"] == pytest.approx(first / (1 - BY_COINS))
+    assert told["server/dlg", "client/0", "identification"] == pytest.approx(second / (1 - BY_COINS))
+    assert len(told) == len(alone.p) + 2
+    floors = {k: row["floor"] for k, row in zip(told, found["adjusted"], strict=True)}
+    assert (
+        floors["server/rmia", None, "auc"]
+        == found["by_coins"]["floor"]
+        == pytest.approx(alone.floors["server/rmia", None, "auc"])
+    )
+
+
+def test_one_kind_of_tests_has_the_whole_level(scores: Any) -> None:
+    found = family_of(RUN, [MEMBERSHIP])
+    assert found["by_themselves"] is None
+    assert found["by_coins"]["level"] == LEVEL
+    scores.clear()
+    found = family_of(RUN, [RECONSTRUCTED])
+    assert found["by_coins"] is None
+    assert found["by_themselves"] == {"level": LEVEL, "tests": 2}
+    assert adjusted(found) == {
+        ("server/dlg", None, "identification"): 0.002,
+        ("server/dlg", "client/0", "identification"): 0.002,
+    }
+    assert family_of(RUN, [])["adjusted"] == []
+
+
+def test_membership_scores_that_the_vault_does_not_keep_stand_by_their_own_p_values(scores: Any) -> None:
+    scores.clear()
+    outside = cell("server/external-x", "membership", figure("auc", 0.01))
+    assert adjusted(family_of(RUN, [outside]))["server/external-x", None, "auc"] == 0.02
+
+
+@pytest.mark.parametrize("more", [{"fooled": True}, {"status": "failed"}])
+def test_cells_on_which_no_verdict_rests_are_not_tested(scores: Any, more: dict[str, Any]) -> None:
+    scores.clear()
+    idle = cell("server/dlg", "reconstruction", figure("identification", 0.001), **more)
+    assert family_of(RUN, [idle])["adjusted"] == []
+
+
+def test_verdicts_read_the_family_and_say_what_could_have_been_detected() -> None:
+    """The family's p-value alone decides whether the same figures are a leak."""
+    raw = load()
+    raw["cells"] = [c for c in raw["cells"] if c["id"] == "world/loss-threshold"]
+    (only,) = raw["cells"]
+    for holder in (only, *only["targets"]):
+        holder["figures"] = [f | {"p": 1e-3} for f in holder["figures"] if f["name"] == "auc"]
+
+    def judged(p: float) -> Any:
+        rows = [
+            {"cell": only["id"], "target": t, "figure": "auc", "p": p, "floor": floor}
+            for t, floor in ((None, 0.6212), *((t["target"], 0.7001) for t in only["targets"]))
+        ]
+        result = read(raw | {"family": {"level": 0.05, "adjusted": rows}})
+        assert isinstance(result.family, Family)
+        return judge_all(result)[0]
+
+    shown, _ = public(read(raw | {"family": {"level": 0.05, "adjusted": []}}))
+    assert shown.family is None  # p-values follow from coins
+    assert judged(0.049).level in ("leak", "partial")
+    assert "our limit is 50" in judged(0.049).because
+    quiet = judged(0.051)
+    assert quiet.level == "none-seen"
+    assert quiet.because.startswith("Not significant after correction (Area under the ROC curve, ")
+    assert (
+        quiet.cautions[0]
+        == "In this run it could have detected AUC 0.63 or more, and 0.71 or more for one victim alone."
+    )
