@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from fdaudit.transcript.messages import ALL, DATA, Message, role
@@ -14,10 +15,13 @@ __all__ = [
     "Cell",
     "Control",
     "TargetResult",
+    "cell_directory",
     "derived_from_data",
     "exposure",
     "figure_json",
     "gates",
+    "noted",
+    "plain_name",
 ]
 
 SCHEMA = "fdaudit-result/1"
@@ -152,6 +156,25 @@ class Cell:
             "controls": {k: c.to_json() for k, c in self.controls.items()} or None,
             **({} if self.canaries is None else {"canaries": dict(self.canaries)}),
         }
+
+
+def noted(figure: Figure, note: str, name: str = "auc") -> Figure:
+    """Add the attack's note about its guess to the figure `name`; return other figures unchanged."""
+    if figure.name != name or not note:
+        return figure
+    return replace(figure, note="; ".join(filter(None, [figure.note, note])))
+
+
+def plain_name(cell: str) -> str:
+    """Return a cell's id as part of a file name."""
+    return cell.replace("/", "-").replace("+", "_")
+
+
+def cell_directory(run: Path, cell: str) -> Path:
+    """Return the directory of a cell's own files."""
+    path = run / "attacks" / plain_name(cell)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def _figures(values: Iterable[Mapping[str, Any]]) -> tuple[Figure, ...]:

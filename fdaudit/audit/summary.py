@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fdaudit.audit.containment import contained
 from fdaudit.audit.ledgers import books_of, views_of
 from fdaudit.config import validate
 from fdaudit.errors import IntegrityError, SpecError
@@ -19,7 +20,6 @@ from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
 from fdaudit.scoring.claims import check_claims
-from fdaudit.scoring.containment import contained
 from fdaudit.scoring.family import family_of
 from fdaudit.storage.files import load_json, save_json
 from fdaudit.storage.vault import Vault

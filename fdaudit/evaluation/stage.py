@@ -31,11 +31,12 @@ from fdaudit.isolation.attacker import AttackFailedError, attack
 from fdaudit.isolation.schema import Case
 from fdaudit.planning.plan import Plan
 from fdaudit.planning.run_directory import RunDirectory
-from fdaudit.result import Cell, Control, TargetResult
+from fdaudit.result import Cell, Control, TargetResult, cell_directory
 from fdaudit.rng import SecretStream, child_seed
 from fdaudit.scoring.extraction import RELEASED, Copies
-from fdaudit.scoring.ground_truth import Truth, check_guesses
-from fdaudit.scoring.scoring import Scorer, cell_directory, keep_scores
+from fdaudit.scoring.ground_truth import Truth
+from fdaudit.scoring.guesses import check_guesses, refuse_too_many
+from fdaudit.scoring.scoring import Scorer, keep_scores
 from fdaudit.transcript.manifest import read_manifest
 from fdaudit.transcript.transcript import Position, Transcript
 from fdaudit.types import (
@@ -71,7 +72,7 @@ class Stage:
         self._truth = Truth(plan, self._vault)
         self._answering = Answering(plan, self._vault)
         self._rehearsed = Rehearsed(plan, self._vault.directory / "rehearsal", self._truth)
-        self._scorer = Scorer(self._truth, run.path, plan.seed, plan.encoder, Copies(plan, self._vault))
+        self._scorer = Scorer(self._truth, run.path, plan.encoder, Copies(plan, self._vault))
 
     # -- what an attack is given ----------------------------------------------------------------------------
 
@@ -130,7 +131,7 @@ class Stage:
         candidates = {k: len(c.y) for k, c in self.challenges(adversary).items()}
         view, classes = self.view(adversary), self.plan.dataset.classes
         check_guesses(guesses, _named(guesses, self.victims(adversary)), candidates, view, classes)
-        self._truth.refuse_too_many(guesses, view)
+        refuse_too_many(guesses, view, self._truth)
         return self._scorer.score(cell, guesses)
 
     def task(self, adversary: str, attack: AttackPlan, canaries: bool = False) -> AttackTask:
@@ -231,7 +232,7 @@ class Stage:
             named, classes = _named(guesses, task.targets), self.plan.dataset.classes
             check_guesses(guesses, named, candidates, adversary.view, classes)
             _refuse_another_goal(guesses, base.attack.card["goal"])
-            self._truth.refuse_too_many(guesses, adversary.view)
+            refuse_too_many(guesses, adversary.view, self._truth)
         made = merged(found, assumed)
         return made, queries, "" if made else "no victim has a message that the attack can use"
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fdaudit.events import Relation
 from fdaudit.metrics import (
@@ -32,19 +33,16 @@ from fdaudit.metrics import (
     mu_p_value,
 )
 from fdaudit.planning.run_directory import RunDirectory
-from fdaudit.scoring.client_coins import by_client
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.scoring.scoring import kept_scores
 from fdaudit.spec.privacy import CanarySpec
 from fdaudit.types import Challenge
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fdaudit.accounting.ledger import Ledger
     from fdaudit.planning.plan import Plan
 
-__all__ = ["CONFIDENCE", "Check", "Evidence", "check_claims", "judge"]
+__all__ = ["CONFIDENCE", "Check", "Evidence", "by_client", "check_claims", "judge"]
 
 CONFIDENCE = 0.95
 """Probability that no true claim of a run is contradicted."""
@@ -339,3 +337,27 @@ def _told_apart(scores: Sequence[Tensor], design: str) -> np.ndarray[Any, Any]:
     ranks = np.empty(len(values))
     ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
     return ranks
+
+
+def by_client(scores: Mapping[str, Tensor], member: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return one matched pair a client: the set that it holds, and the set that its coin rejected.
+
+    An attack scores single records. The guess for a client is the set with the higher mean score. Its strength is the
+    difference of the means in units of the scores' spread, so that clients can be ranked.
+
+    Args:
+        scores: (n,) by client, of the records of both sets.
+        member: (n,) booleans by client: which records it holds.
+
+    Returns:
+        Scores (2 K,) of both sets, which set is held (2 K,), and the number of the client (2 K,).
+    """
+    values, held = [], []
+    for client, one in scores.items():
+        score, inside = one.double(), member[client]
+        spread = float(score.std(correction=0)) or 1.0
+        apart = float(score[inside].mean() - score[~inside].mean()) / spread
+        values += [apart / 2, -apart / 2]
+        held += [True, False]
+    pair = torch.arange(len(scores)).repeat_interleave(2)
+    return torch.tensor(values, dtype=torch.float64), torch.tensor(held), pair

@@ -25,6 +25,7 @@ from fdaudit.metrics import (
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import Cell
+from fdaudit.scoring.guesses import refuse_too_many
 from fdaudit.spec.schema import DatasetSpec
 from fdaudit.storage.vault import Vault
 from fdaudit.types import LabelDistribution, Membership, Reconstruction
@@ -315,10 +316,10 @@ def test_secret_batches_do_not_fail_an_attack_that_guesses_as_many_as_a_step_tak
     n = len(run.plan.records("client/0")[1])
     truth = Stage(RunDirectory(tmp_path / "run", run.plan))._truth
     guess = Reconstruction(target="client/0", messages=(own[-1],), images=torch.zeros(n, 1, 8, 8))
-    truth.refuse_too_many([guess], run.view("server"))
+    refuse_too_many([guess], run.view("server"), truth)
     with pytest.raises(ValueError, match=f"more than the {max(n, 16)} records"):
-        truth.refuse_too_many(
-            [replace(guess, images=torch.zeros(max(n, 16) + 1, 1, 8, 8))], run.view("server")
+        refuse_too_many(
+            [replace(guess, images=torch.zeros(max(n, 16) + 1, 1, 8, 8))], run.view("server"), truth
         )
 
 
@@ -328,7 +329,9 @@ def test_secret_batches_do_not_fail_an_attack_that_guesses_as_many_as_a_step_tak
 def scored(home: Path, images: torch.Tensor):
     run = fdaudit.load(home / "run")
     guess = Reconstruction(target="client/0", messages=(upload(run),), images=images)
-    return Stage(RunDirectory(home / "run", run.plan))._truth.reconstruction([guess], "test").figures
+    return (
+        Stage(RunDirectory(home / "run", run.plan))._scorer._reconstruction.compared([guess], "test").figures
+    )
 
 
 def test_as_many_images_of_a_public_dataset_as_allowed_gain_nothing(home):

@@ -16,7 +16,7 @@ from scipy.stats import binom
 import fdaudit
 from fdaudit import defenses
 from fdaudit.metrics import epsilon_lower_bound, most_contradictable
-from fdaudit.scoring.client_coins import by_client
+from fdaudit.scoring.claims import by_client
 
 from ..helpers.run_cases import tiny
 

@@ -21,7 +21,7 @@ from fdaudit.metrics import kl_divergence
 from fdaudit.planning.plan import make_plan
 from fdaudit.registry import Registry
 from fdaudit.result import gates
-from fdaudit.scoring.ground_truth import check_guesses
+from fdaudit.scoring.guesses import check_guesses
 from fdaudit.spec.schema import load_spec
 from fdaudit.types import Applicability, LabelDistribution
 

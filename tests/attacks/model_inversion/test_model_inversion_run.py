@@ -15,7 +15,7 @@ from fdaudit.evaluation.stage import Stage
 from fdaudit.planning.plan import make_plan
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.registry import loaded
-from fdaudit.scoring.ground_truth import check_guesses
+from fdaudit.scoring.guesses import check_guesses
 from fdaudit.spec.schema import load_spec
 from fdaudit.types import Reconstruction
 
@@ -90,10 +90,10 @@ def test_a_record_itself_has_the_ceilings_psnr(
     stage = Stage(RunDirectory(run.directory, make_plan(load_spec(tiny(**CHANGES)), known(7))))
     x, y = stage.plan.records("client/0")
     guess = Reconstruction(target="client/0", messages=(), images=x[:3], labels=y[:3])
-    score = stage._truth.reconstruction([guess], "test")
+    score = stage._scorer._reconstruction.compared([guess], "test")
     assert score.figures["psnr"].value == 100
     assert [r.truth for r in score.images] == [0, 1, 2]
-    prior = stage._truth.prior_images(guess, score, "test")
+    prior = stage._scorer._reconstruction.prior_images(guess, score, "test")
     assert prior.shape == x[:3].shape
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from fdaudit.adversary.view import EAVESDROPPER, View, members_of
+from fdaudit.audit.containment import contained
 from fdaudit.handout.oracle_access import Access
-from fdaudit.scoring.containment import contained
 from fdaudit.transcript.messages import Message
 
 PARTIES = ("server", "client/0", "client/1", "world")

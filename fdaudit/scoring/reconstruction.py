@@ -1,0 +1,225 @@
+"""Score reconstructed images against the records behind a victim's messages, or against its classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fdaudit.errors import FdauditError
+from fdaudit.handout.auxiliary import Assumption, others
+from fdaudit.metrics import (
+    OWN_IMAGES,
+    AuxiliaryPool,
+    Rank,
+    ReconstructionScore,
+    WeightsUnavailableError,
+    fid_figure,
+    load_lpips,
+    match,
+    score_reconstruction,
+    task_encoder_distance,
+)
+from fdaudit.result import TargetResult, cell_directory, noted
+from fdaudit.rng import child_numpy
+from fdaudit.scoring.class_truth import class_priors, evaluate_classes, score_classes
+from fdaudit.scoring.galleries import bystanders_of, gallery_tests
+from fdaudit.scoring.ground_truth import Truth
+from fdaudit.storage.files import write_atomically
+from fdaudit.training.encoder import TaskEncoder
+from fdaudit.types import Figure, Reconstruction, task_of
+
+__all__ = ["ReconstructionScorer"]
+
+
+class ReconstructionScorer:
+    """Scores reconstructions.
+
+    Args:
+        truth: the auditor's side.
+        run: the run directory, where pictures go.
+        encode: the task encoder, for distances between sets of images.
+    """
+
+    def __init__(self, truth: Truth, run: Path, encode: Callable[[Tensor], Tensor]) -> None:
+        self._truth, self._plan, self._run, self._encode = truth, truth.plan, run, encode
+        try:
+            self._lpips: torch.nn.Module | None = load_lpips()
+        except WeightsUnavailableError:
+            self._lpips = None  # the metric then says itself what is missing
+
+    def score(
+        self, cell: str, guesses: Sequence[Reconstruction], assumed: Sequence[Assumption]
+    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+        """Return the figures over all victims, and each victim's own with pictures.
+
+        Args:
+            cell: the cell's id; names its random draws and its directory.
+            guesses: one a victim.
+            assumed: the adversaries that guessed.
+        """
+        whole = self.compared(guesses, cell, assumed)
+        found = gallery_tests(self._plan, guesses, [self._truth.rows(g) for g in guesses], cell)
+        targets = []
+        for guess in guesses:
+            own = f"{cell}/{guess.target}"
+            score = self.compared([guess], own, assumed)
+            shown = self._evaluated([guess], own, assumed, together=False)
+            targets.append(
+                TargetResult(
+                    target=guess.target,
+                    messages=guess.messages,
+                    figures=(
+                        *(noted(f, guess.note, "psnr") for f in score.figures.values()),
+                        *shown,
+                        *found.targets[guess.target],
+                    ),
+                    images=self._pictures(cell, guess, score, assumed, found.ranks[guess.target]),
+                )
+            )
+        note = "; ".join(dict.fromkeys(filter(None, (g.note for g in guesses))))
+        figures = (noted(f, note, "psnr") for f in whole.figures.values())
+        evaluated = self._evaluated(guesses, cell, assumed, together=True)
+        return (*figures, *evaluated, *self._distances(guesses), *found.figures), tuple(targets)
+
+    def compared(
+        self, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption] = ()
+    ) -> ReconstructionScore:
+        """Score reconstructions, one batch a guess, against the prior baseline from what the adversaries hold.
+
+        In the multi-label task the baseline knows no labels.
+
+        Raises:
+            FdauditError: no record stands behind a victim's messages; Poisson sampling can draw empty batches.
+        """
+        if guesses[0].by_class:
+            beside = bystanders_of(self._plan, [g.target for g in guesses])
+            return score_classes(self._plan, guesses, cell, assumed, beside, self._lpips)
+        truths = [self._truth.behind(g.target, g.messages) for g in guesses]
+        for guess, (x, _) in zip(guesses, truths, strict=True):
+            if not len(x):
+                raise FdauditError(
+                    f"{guess.target}: no record stands behind its messages {list(guess.messages)}: the steps of its "
+                    "training drew nobody. There is nothing to be reconstructed; raise the defence's sample_rate."
+                )
+        auxiliary_x, auxiliary_y = others(self._plan).prior
+        labelled = self._plan.dataset.task == "single-label"
+        return score_reconstruction(
+            [g.images for g in guesses],
+            [x for x, _ in truths],
+            auxiliary_x,
+            child_numpy(self._plan.seed, "score", cell),
+            guess_labels=[g.labels for g in guesses] if all(g.labels is not None for g in guesses) else None,
+            true_labels=[y for _, y in truths] if labelled else None,
+            auxiliary_labels=auxiliary_y if labelled else None,
+            bystanders=bystanders_of(self._plan, [g.target for g in guesses]),
+            targets=[g.target for g in guesses],
+            lpips_network=self._lpips,
+        )
+
+    def _evaluated(
+        self, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption], *, together: bool
+    ) -> tuple[Figure, ...]:
+        """Return figures of guesses of classes by the auditor's evaluator, for all victims or for one."""
+        by_class = guesses[0].by_class
+        return evaluate_classes(self._plan, guesses, cell, assumed, together) if by_class else ()
+
+    def _distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:
+        """Measure the distance between all guesses and all true images as sets: FID, and the task encoder's."""
+        guess = torch.cat([g.images for g in guesses])
+        truth = torch.cat([self._truth.records(g)[0] for g in guesses])
+        if min(len(guess), len(truth)) < 2:
+            why = "a distance between sets needs at least two images on each side"
+            return tuple(Figure(name=n, value=None, unavailable=why) for n in ("fid", "frechet_task_encoder"))
+        return (
+            fid_figure(guess, truth),
+            task_encoder_distance(guess, truth, self._encode, TaskEncoder.name),
+        )
+
+    def prior_images(
+        self,
+        guess: Reconstruction,
+        score: ReconstructionScore,
+        cell: str,
+        assumed: Sequence[Assumption] = (),
+    ) -> Tensor | None:
+        """Return the prior baseline's images for a score's true images, (rows, c, h, w) in the order of `score.images`.
+
+        They are one draw of the baseline's best PSNR strategy. They are matched to the truth as guesses are, or belong
+        to the class of the guess.
+        """
+        played = score.strategies.get("psnr", ())
+        if not played or played[0] == OWN_IMAGES:
+            return None
+        x, y = self._truth.records(guess)
+        generator = child_numpy(self._plan.seed, "prior-images", cell, guess.target)
+        rows = [r.truth for r in score.images]
+        if guess.by_class:
+            of = y[rows].numpy()  # a guess is of the class of its nearest record
+            priors = class_priors(self._plan, assumed)
+            return None if priors is None else priors.guess(played[0], of, generator).float()
+        auxiliary, labels = others(self._plan).prior
+        labelled = task_of(y) == "single-label"
+        pool = AuxiliaryPool(auxiliary, labels if labelled else None)
+        shown = pool.guess(played[0], len(x), y.numpy() if labelled else None, generator)
+        return shown[match(shown, x)].float()[rows]
+
+    def _pictures(
+        self,
+        cell: str,
+        guess: Reconstruction,
+        score: ReconstructionScore,
+        assumed: Sequence[Assumption],
+        ranks: Mapping[int, Rank],
+    ) -> tuple[Mapping[str, Any], ...]:
+        """Write true images and guesses as PNG; return one entry an image, most similar first."""
+        x, y = self._truth.records(guess)
+        folder = cell_directory(self._run, cell)
+        prior = self.prior_images(guess, score, cell, assumed)
+        entries = []
+        for place, row in sorted(enumerate(score.images), key=lambda r: -r[1].psnr):
+            # Guesses of classes may share a nearest record, so the guess's number names their pictures.
+            number = row.guess if guess.by_class else row.truth
+            stem = f"{guess.target.replace('/', '-')}-{number:03d}"
+            paths = {"truth": f"{stem}-truth.png", "guess": f"{stem}-guess.png"}
+            write_atomically(folder / paths["truth"], _png(x[row.truth]), sync=False)
+            write_atomically(folder / paths["guess"], _png(guess.images[row.guess]), sync=False)
+            if prior is not None:
+                paths["prior"] = f"{stem}-prior.png"
+                write_atomically(folder / paths["prior"], _png(prior[place]), sync=False)
+            entries.append(
+                {
+                    "prior": None,
+                    **{k: (folder / p).relative_to(self._run).as_posix() for k, p in paths.items()},
+                    "psnr": row.psnr,
+                    "prior_psnr": row.psnr_prior,
+                    "ssim": row.ssim,
+                    "true_label": int(y[row.truth]) if y.ndim == 1 else None,
+                    "guessed_label": (
+                        label := None if guess.labels is None else int(guess.labels[row.guess])
+                    ),
+                    **_ranked(ranks.get(label if guess.by_class and label is not None else row.truth)),
+                }
+            )
+        return tuple(entries)
+
+
+def _ranked(rank: Rank | None) -> dict[str, int]:
+    """Return a record's rank in its gallery, for its picture; empty if it has no gallery."""
+    return {} if rank is None else {"rank": rank.rank, "gallery": rank.of}
+
+
+def _png(image: Tensor) -> bytes:
+    """Return an image (c, h, w) in [0, 1] as 8-bit PNG, grey or RGB."""
+
+    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+    array = pixels[:, :, 0] if pixels.shape[2] != 3 else pixels
+    stream = BytesIO()
+    Image.fromarray(np.ascontiguousarray(array)).save(stream, format="PNG")
+    return stream.getvalue()
