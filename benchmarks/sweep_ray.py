@@ -1,7 +1,7 @@
 """The same sweep on Ray with one worker, with two, and in two processes without Ray: by the wall clock, all told.
 
 Each sweep is a process of its own, as a command is; importing is not counted. All start from the same seeds and secrets
-and from nothing else, so every cell's `result.json` must be the same bytes.
+and from nothing else, so every run's `result.json` must be the same bytes.
 Target: two workers at least 1.7 times as fast as one, on a machine with two processors to spare.
 """
 
@@ -45,13 +45,13 @@ def nothing(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None
 
 
 def cut(grid: dict[str, Any]) -> dict[str, Any]:
-    """A handful of cells of the reference grid."""
+    """A handful of runs of the reference grid."""
     kept = [p for p in grid["protocols"] if p["name"] in PROTOCOLS]
     return {**grid, "protocols": kept, "defences": [], "epsilon": ["inf"], "seeds": SEEDS}
 
 
 def results(out: Path) -> dict[str, bytes]:
-    return {p.parent.name: p.read_bytes() for p in sorted(out.glob("cells/*/result.json"))}
+    return {p.parent.name: p.read_bytes() for p in sorted(out.glob("runs/*/result.json"))}
 
 
 def apart(way: str, start: Path, out: Path) -> tuple[float, dict[str, bytes]]:
@@ -71,15 +71,13 @@ def here(way: str, out: Path) -> None:
     index = engine.sweep(grid, out, resume=True, executor=WAYS[way]())
     seconds = time.perf_counter() - before
     if index.count("failed") or index.count("pending"):
-        sys.exit("\n".join(f"{e.called}: {e.status} {e.reason}" for e in index.cells))
+        sys.exit("\n".join(f"{e.called}: {e.status} {e.reason}" for e in index.runs))
     print(seconds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "grid", nargs="?", type=Path, help="default: a handful of cells of the reference grid"
-    )
+    parser.add_argument("grid", nargs="?", type=Path, help="default: a handful of runs of the reference grid")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--times", type=int, default=1, help="how often; every other time in reverse order")
     options = parser.parse_args()
@@ -102,14 +100,12 @@ def main() -> None:
         for number in range(options.times):
             for way in list(WAYS)[:: -1 if number % 2 else 1]:
                 load = os.getloadavg()[0]
-                seconds, cells = apart(way, start, Path(folder) / f"{number}-{way}")
+                seconds, runs = apart(way, start, Path(folder) / f"{number}-{way}")
                 found[way].append(seconds)
-                made.append(cells)
-                print(
-                    f"{way}: {seconds:.1f} s, {len(cells)} cells, load average before {load:.1f}", flush=True
-                )
+                made.append(runs)
+                print(f"{way}: {seconds:.1f} s, {len(runs)} runs, load average before {load:.1f}", flush=True)
     report(found)
-    if any(cells != made[0] for cells in made) or not made[0]:
+    if any(runs != made[0] for runs in made) or not made[0]:
         sys.exit("results differ")
     print(f"all {len(made)} sweeps gave the same {len(made[0])} results, bit for bit")
 

@@ -60,11 +60,11 @@ def conclusions(points: Sequence[Point], rows: Sequence[Row], adversary: str) ->
             found.append(
                 f"{measure.label} is largest for {called(worst, adversary)}: {_said(worst, measure.name)}."
             )
-    counts = Counter(r.cell.status for r in rows)
+    counts = Counter(r.run.status for r in rows)
     parts = ((counts["failed"], "failed"), (counts["pending"], "not run yet"))
     missing = [f"{count} {word}" for count, word in parts if count]
     if missing:
-        found.append(f"Of {len(rows)} cells {joined(missing)}: the figures lack their values.")
+        found.append(f"Of {len(rows)} runs {joined(missing)}: the figures lack their values.")
     return found
 
 
@@ -163,7 +163,9 @@ def _empty(measure: Measure | None, asked: bool) -> str:
         return "No level of this sweep is an ε that a defence was asked for, so this axis has no figure."
     if measure is None:
         return "No run has a ledger of this view, so this axis has no figure."
-    return f"Nothing was measured: no cell has a value of {_lower(measure.label)}. That is no evidence of safety."
+    return (
+        f"Nothing was measured: no run has a value of {_lower(measure.label)}. That is no evidence of safety."
+    )
 
 
 def _resting_on(curve: Curve, seeds: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 Guarantees:
   * an ε on an axis is the ledger's, for one adversary; the requested ε has a separate axis;
-  * every cell of the grid is in `curves.csv` and on the page, with the reason if it failed or does not apply;
+  * every run of the grid is in `curves.csv` and on the page, with the reason if it failed or does not apply;
   * each file is written completely or not at all, and the same sweep gives the same bytes;
   * a cell or heading of a CSV file that came from the grid is text to a spreadsheet, never a formula.
 """
@@ -41,9 +41,9 @@ class Sweep:
 
     Attributes:
         name: the grid's.
-        rows: one a cell, in the order of the grid.
+        rows: one a run, in the order of the grid.
         adversary: the adversary of the ledger's ε, on the axis and in the table over seeds.
-        left_out: cells of earlier grids, which are not drawn.
+        left_out: runs of earlier grids, which are not drawn.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Sweep:
     @property
     def seeds(self) -> tuple[int, ...]:
         """Return all seeds."""
-        return tuple(sorted({r.cell.seed for r in self.rows}))
+        return tuple(sorted({r.run.seed for r in self.rows}))
 
     @property
     def measured_by(self) -> str:
@@ -69,7 +69,7 @@ class Sweep:
 
     @property
     def references(self) -> tuple[tuple[str, float], ...]:
-        """Return each reference line's mean over the cells that trained it."""
+        """Return each reference line's mean over the runs that trained it."""
         lines = sorted({line for r in self.rows for line in r.references}, reverse=True)
         held = {line: [r.references[line] for r in self.rows if line in r.references] for line in lines}
         return tuple((line, math.fsum(values) / len(values)) for line, values in held.items())
@@ -99,7 +99,7 @@ class Sweep:
             adversary=self.adversary,
             utility=self.measured_by,
             references=self.references,
-            protocols=tuple(dict.fromkeys(r.cell.protocol for r in self.rows)),
+            protocols=tuple(dict.fromkeys(r.run.protocol for r in self.rows)),
         )
 
     @property
@@ -119,7 +119,7 @@ def write_curves(sweep: Sweep, out: Path, width: str) -> list[Path]:
     """Write `curves.csv`, `summary.csv`, the figures and `index.html` into a directory.
 
     Args:
-        sweep: all cells of the grid.
+        sweep: all runs of the grid.
         out: the directory, which exists.
         width: a name of `WIDTHS`.
 
@@ -143,7 +143,7 @@ def write_curves(sweep: Sweep, out: Path, width: str) -> list[Path]:
 
 
 def curves_csv(sweep: Sweep) -> str:
-    """Return one row a cell: axes, status, every measure, and each adversary's ledger.
+    """Return one row a run: axes, status, every measure, and each adversary's ledger.
 
     `epsilon_asked` is empty if the level is no ε. `epsilon_SERVER` and the like are the ledger's ε, `inf` if
     none can be claimed, with δ, unit, relation and cause beside it.
@@ -154,12 +154,12 @@ def curves_csv(sweep: Sweep) -> str:
     head += [*(m.name for m in MEASURES), *(f"{n}_{a}" for a in adversaries for n in _LEDGER), *lines]
     body = [
         [
-            *(visible(v) for v in (r.cell.protocol, r.cell.defence)),
-            *(_number(v) for v in (r.cell.level, r.cell.epsilon_asked)),
-            r.cell.seed,
-            r.cell.status,
-            visible(r.cell.reason),
-            r.cell.key,
+            *(visible(v) for v in (r.run.protocol, r.run.defence)),
+            *(_number(v) for v in (r.run.level, r.run.epsilon_asked)),
+            r.run.seed,
+            r.run.status,
+            visible(r.run.reason),
+            r.run.key,
             *(_number(r.values.get(m.name)) for m in MEASURES),
             *(v for a in adversaries for v in _entry(r, a)),
             *(_number(r.references.get(line)) for line in lines),
@@ -186,11 +186,11 @@ def summary_csv(sweep: Sweep) -> str:
     body: list[list[Any]] = [
         [
             "protocol", "defence", "level", "epsilon_asked", "adversary", "epsilon_ledger", "epsilon_ledger_least",
-            "delta", "cause", "measure", "unit", "mean", "sd", "low", "high", "n", "cells", "failed", "not_applicable",
+            "delta", "cause", "measure", "unit", "mean", "sd", "low", "high", "n", "runs", "failed", "not_applicable",
         ]
     ]  # fmt: skip
     for point in sweep.points:
-        count = Counter(r.cell.status for r in point.rows)
+        count = Counter(r.run.status for r in point.rows)
         axes = [
             visible(point.protocol),
             visible(point.defence),
@@ -245,7 +245,7 @@ def render_curves(sweep: Sweep) -> str:
             "figures": drawn,
             "conclusions": conclusions(sweep.points, sweep.rows, sweep.adversary),
             "view": view_of(sweep.adversary),
-            "counts": Counter(r.cell.status for r in sweep.rows),
+            "counts": Counter(r.run.status for r in sweep.rows),
             "measures": [m for m in shown if m.name not in ("server", "psnr")],
             "adversaries": list(dict.fromkeys(a for r in sweep.rows for a in r.ledger)),
             "infinite": math.inf,

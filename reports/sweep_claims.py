@@ -90,12 +90,12 @@ def contradictions(rows: Sequence[Row]) -> Contradictions:
 
 def _least(row: Row) -> Check | None:
     """Return the check of a run with the least p-value, or None if none has one."""
-    checks = () if row.cell.result is None else row.cell.result.checks
+    checks = () if row.run.result is None else row.run.result.checks
     return min((c for c in checks if c.p is not None), key=lambda c: c.p or 0.0, default=None)
 
 
 def _called(found: Contradiction) -> str:
-    cell, check = found.row.cell, found.check
-    under = f" under {clip(cell.defence, 40)}" if cell.level != float("inf") else ""
+    run, check = found.row.run, found.check
+    under = f" under {clip(run.defence, 40)}" if run.level != float("inf") else ""
     claim = f"{amount(check.claimed or 0.0)} for {party(check.adversary)}"
-    return f"{clip(cell.protocol, 40)}{under}, seed {cell.seed} ({claim}, p = {found.p:.1g})"
+    return f"{clip(run.protocol, 40)}{under}, seed {run.seed} ({claim}, p = {found.p:.1g})"

@@ -1,7 +1,7 @@
-"""A sweep as rows: each cell's measurements, and summaries over its seeds. Nothing is measured here.
+"""A sweep as rows: each run's measurements, and summaries over its seeds. Nothing is measured here.
 
 Guarantees:
-  * every cell of the grid has a row; a missing measurement is absent, never 0;
+  * every run of the grid has a row; a missing measurement is absent, never 0;
   * an attack whose controls failed gives no figure;
   * the ε of a point is the largest of its runs' ledgers, and infinite if one of them has none;
   * the strongest of several attacks counts, for every defence, so that none is chosen by its outcome alone.
@@ -27,7 +27,7 @@ __all__ = [
     "Point",
     "Row",
     "Spread",
-    "SweepCell",
+    "SweepRun",
     "axis_adversary",
     "front",
     "points",
@@ -40,8 +40,8 @@ _LEVEL = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepCell:
-    """A cell of a sweep with its result, if it has one.
+class SweepRun:
+    """A run of a sweep with its result, if it has one.
 
     Attributes:
         level: its place on the grid's ε axis; infinite without a defence.
@@ -147,9 +147,9 @@ MEASURES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One cell: its values by measure, its ledger by adversary, reference lines."""
+    """One run: its values by measure, its ledger by adversary, reference lines."""
 
-    cell: SweepCell
+    run: SweepRun
     values: dict[str, float] = field(default_factory=dict)
     ledger: dict[str, LedgerEntry] = field(default_factory=dict)
     references: dict[str, float] = field(default_factory=dict)
@@ -210,12 +210,12 @@ class Point:
     @property
     def epsilon_asked(self) -> float | None:
         """ε that was asked of the defence; infinite without one; None where the level is no ε."""
-        found = {r.cell.epsilon_asked for r in self.rows if r.cell.status != "not-applicable"}
+        found = {r.run.epsilon_asked for r in self.rows if r.run.status != "not-applicable"}
         return found.pop() if len(found) == 1 else None
 
     def bill(self, adversary: str) -> Bill | None:
         """Return the ledgers' result; None if a run with a result does not mention this adversary."""
-        finished = [r for r in self.rows if r.cell.result is not None]
+        finished = [r for r in self.rows if r.run.result is not None]
         entries = [r.ledger[adversary] for r in finished if adversary in r.ledger]
         if not entries or len(entries) < len(finished):
             return None
@@ -244,11 +244,11 @@ def axis_adversary(rows: Iterable[Row], wanted: str | None) -> str:
     return "server" if "server" in known or not known else known[0]
 
 
-def row_of(cell: SweepCell) -> Row:
-    """Return the row of a cell."""
-    result = cell.result
+def row_of(run: SweepRun) -> Row:
+    """Return the row of a run."""
+    result = run.result
     if result is None:
-        return Row(cell=cell)
+        return Row(run=run)
     own = utility(result.utility.final, result.run.protocol)
     values = {
         "utility": own.best,
@@ -261,7 +261,7 @@ def row_of(cell: SweepCell) -> Row:
     lines = dict.fromkeys(f.line for f in result.utility.final if f.line != result.run.protocol)
     references = {line: utility(result.utility.final, line).best for line in lines}
     return Row(
-        cell=cell,
+        run=run,
         values={name: v for name, v in values.items() if v is not None},
         ledger={e.adversary: e for e in result.ledger or ()},
         references={line: v for line, v in references.items() if v is not None},
@@ -285,7 +285,7 @@ def points(rows: Iterable[Row]) -> tuple[Point, ...]:
     """Return rows grouped over seeds, in their order; a point without any result has no spreads."""
     groups: dict[tuple[str, str, float], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.cell.protocol, row.cell.defence, row.cell.level), []).append(row)
+        groups.setdefault((row.run.protocol, row.run.defence, row.run.level), []).append(row)
     made = []
     for (protocol, defence, level), same in groups.items():
         spreads = {

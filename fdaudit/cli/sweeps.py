@@ -27,17 +27,17 @@ def sweep(
     grid: Annotated[Path, typer.Argument(metavar="GRID", help="A grid (YAML).")],
     out: Annotated[str, typer.Option(metavar="DIR", help="The sweep's directory, or a URL.")],
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted sweep; try failed cells again.")
+        bool, typer.Option("--resume", help="Continue an interrupted sweep; try failed runs again.")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Cells at a time; default: one per processor.")
+        int | None, typer.Option(min=1, max=1024, help="Runs at a time; default: one per processor.")
     ] = None,
     executor: ExecutorName = "local",
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a grid of protocols x defences x ε x seeds, in parallel; each cell is a run."""
-    from fdaudit.remote.selection import whole_cells
+    """Run a grid of protocols x defences x ε x seeds, in parallel."""
+    from fdaudit.remote.selection import whole_runs
     from fdaudit.sweeps import sweep as engine
 
     chosen = _executor(executor, workers, address)
@@ -47,8 +47,8 @@ def sweep(
             out,
             "resume" if resume else "new",
             field="out",
-            need=whole_cells,
-            ready=whole_cells,
+            need=whole_runs,
+            ready=whole_runs,
             quiet=as_json,
         ) as place,
         redirect_stdout(sys.stderr),
@@ -56,13 +56,13 @@ def sweep(
     ):
         index = engine.sweep(grid, place.path, resume=resume, executor=chosen, tick=place.ticking(tick))
         named = place.shown(place.path)
-    gone = [e for e in index.cells if not e.in_grid]
+    gone = [e for e in index.runs if not e.in_grid]
     if as_json:
         show(json.dumps({"sweep": named, **index.model_dump(mode="json", by_alias=True)}))
     else:
         show(*_table(index), "", f"sweep   {named}")
     if gone:
-        say(f"{len(gone)} cells of an earlier grid are kept, and are not part of this one")
+        say(f"{len(gone)} runs of an earlier grid are kept, and are not part of this one")
     _end(index)
 
 
@@ -91,7 +91,7 @@ def curve(
 
 
 def _executor(name: str, workers: int | None, address: str | None) -> Executor:
-    """Return the executor of the cells, by its name."""
+    """Return the executor of the runs, by its name."""
     from fdaudit.sweeps.sweep import local
 
     refuse_misfit(name, address)
@@ -103,9 +103,9 @@ def _executor(name: str, workers: int | None, address: str | None) -> Executor:
 
 
 def _table(index: Index) -> list[str]:
-    """Return lines that count the cells of each protocol and defence by status."""
+    """Return lines that count the runs of each protocol and defence by status."""
     found: dict[tuple[str, str], Counter[str]] = {}
-    for entry in index.cells:
+    for entry in index.runs:
         if entry.in_grid:
             found.setdefault((entry.protocol, entry.defence), Counter())[entry.status] += 1
     width = max(len(protocol) + len(defence) for protocol, defence in found) + 2
@@ -116,9 +116,9 @@ def _table(index: Index) -> list[str]:
 
 
 def _end(index: Index) -> None:
-    """Print a line for each failed cell, and then exit with 1."""
+    """Print a line for each failed run, and then exit with 1."""
     failed = [
-        e for e in index.cells if e.in_grid and (e.status == "failed" or (e.status == "done" and e.reason))
+        e for e in index.runs if e.in_grid and (e.status == "failed" or (e.status == "done" and e.reason))
     ]
     for entry in failed:
         say(f"{entry.called} ({entry.key}): {entry.reason}")

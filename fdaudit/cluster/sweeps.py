@@ -1,12 +1,12 @@
-"""A sweep's cells on the workers of a Ray cluster: this machine's own, or an existing one.
+"""A sweep's runs on the workers of a Ray cluster: this machine's own, or an existing one.
 
 Guarantees:
-  * cells give bit for bit the same outcomes as on one machine, with the same versions, threads and processors;
-  * the loss of a worker or node affects only its own cell: the cell is tried again, at most
+  * runs give bit for bit the same outcomes as on one machine, with the same versions, threads and processors;
+  * the loss of a worker or node affects only its own run: the run is tried again, at most
     `fdaudit.cluster.tasks.RETRIES` times. It continues after its last complete round if the sweep's directory is
     shared;
-  * a cell from a node that does not share the directory is placed completely or not at all;
-  * a cluster that was started here ends here, and no cell keeps running on any other cluster.
+  * a run from a node that does not share the directory is placed completely or not at all;
+  * a cluster that was started here ends here, and no run keeps running on any other cluster.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def ray_cluster(workers: int | None = None, address: str | None = None) -> Execu
     """Return workers of a Ray cluster, each on one thread.
 
     Args:
-        workers: cells at a time; default: one per processor of the cluster.
+        workers: runs at a time; default: one per processor of the cluster.
         address: address of an existing cluster: `HOST:PORT`, or `auto` for the one of this machine. Default: the
             cluster that this process is connected to; without one, a cluster of this machine's own, which ends with the
             sweep.
@@ -51,13 +51,13 @@ def ray_cluster(workers: int | None = None, address: str | None = None) -> Execu
             return
         scratch = Path(pieces[0]["scratch"])
         with connection.connected(workers, address) as size, connection.marked(scratch) as mark:
-            yield from spread(_Cells(pieces, mark), [p.get("like") for p in pieces], size)
+            yield from spread(_Runs(pieces, mark), [p.get("like") for p in pieces], size)
 
     return work
 
 
-class _Cells:
-    """A sweep's cells as errands."""
+class _Runs:
+    """A sweep's runs as errands."""
 
     def __init__(self, pieces: Sequence[Mapping[str, Any]], mark: Path) -> None:
         self._pieces, self._mark = pieces, mark
@@ -72,8 +72,8 @@ class _Cells:
         return (said if again else {"status": "failed", "reason": said["failed"]}), again
 
 
-class _Cell(Attempt):
-    """A cell that some worker is running."""
+class _Run(Attempt):
+    """A run that some worker is running."""
 
     def __init__(self, piece: Mapping[str, Any], lines: Any) -> None:
         super().__init__(lines)
@@ -81,22 +81,22 @@ class _Cell(Attempt):
         self._arrival: Arrival | None = None
 
     def take(self, line: dict[str, Any]) -> dict[str, Any]:
-        """Return the line, after its files are in place and its control outcomes are shared with other cells."""
+        """Return the line, after its files are in place and its control outcomes are shared with other runs."""
         if "folder" in line or "file" in line:
             if self._arrival is None:
-                place = Path(self._piece["cell"])
+                place = Path(self._piece["run"])
                 self._arrival = Arrival(Path(self._piece["scratch"]) / f"arrival-{uuid4().hex}", place)
             self._arrival.take(line)
             return {}
         if line.get("status") == "done":
             if self._arrival is not None:
-                place = Path(self._piece["cell"])
+                place = Path(self._piece["run"])
                 with (
                     alone(Path(self._piece["lock"])),
                     writing(place, wait=True) if place.is_dir() else nullcontext(),
                 ):
                     self._arrival.place()
-            take_controls(Path(self._piece["cell"]), Path(self._piece["shared"]))
+            take_controls(Path(self._piece["run"]), Path(self._piece["shared"]))
         return line
 
     def forget(self) -> None:
@@ -105,7 +105,7 @@ class _Cell(Attempt):
 
 
 def _begin(piece: Mapping[str, Any], mark: Path) -> Attempt:
-    """Send a cell to the cluster, with the files that earlier cells left for it."""
+    """Send a run to the cluster, with the files that earlier runs left for it."""
     import ray
 
     shared = Path(piece["shared"])
@@ -120,4 +120,4 @@ def _begin(piece: Mapping[str, Any], mark: Path) -> Attempt:
         surroundings=surroundings(),
     )
     task = ray.remote(serve_here).options(num_cpus=1, max_retries=0, num_returns="streaming")
-    return _Cell(piece, task.remote(errand))
+    return _Run(piece, task.remote(errand))

@@ -1,10 +1,10 @@
-"""The Ray worker for a cell of a sweep: it gives the cell to a process and forwards the process's output.
+"""The Ray worker for a run of a sweep: it gives the run to a process and forwards the process's output.
 
 Guarantees:
-  * the cell is run by the code that runs it on one machine (`fdaudit.sweeps.worker`), with the same versions and the
+  * the run is run by the code that runs it on one machine (`fdaudit.sweeps.worker`), with the same versions and the
     same thread variables;
-  * if the node does not share the sweep's directory, nothing of the cell stays on it, unless the node itself or all
-    processes of the cell are killed at once;
+  * if the node does not share the sweep's directory, nothing of the run stays on it, unless the node itself or all
+    processes of the run are killed at once;
   * killing a worker also kills its process.
 """
 
@@ -47,7 +47,7 @@ class Errand:
     Attributes:
         piece: the piece as its process receives it, with paths of the requesting machine.
         mark: a file below the directory of the sweep or run: a node that sees it shares the directory.
-        given: files of a cell's `shared` directory, by relative name: seed, secret, outcomes of controls.
+        given: files of a run's `shared` directory, by relative name: seed, secret, outcomes of controls.
         versions: versions of the packages that affect results, on the requesting machine.
         surroundings: variables for threads and devices on the requesting machine; None if not set.
     """
@@ -92,15 +92,15 @@ def prepare(wanted: Mapping[str, str], variables: Mapping[str, str | None]) -> N
 
 
 def serve(errand: Errand, node: str) -> Iterator[dict[str, Any]]:
-    """Run a cell on this node.
+    """Carry out a run on this node.
 
     Args:
-        errand: the cell.
+        errand: the run.
         node: a unique name of the node in the cluster.
 
     Yields:
-        Lines as `fdaudit.sweeps.worker` prints them. If the node does not share the sweep's directory, the cell's
-        directory comes before the last line, as `pack` gives it. `{"lost": True}` if the cell's process ended early.
+        Lines as `fdaudit.sweeps.worker` prints them. If the node does not share the sweep's directory, the run's
+        directory comes before the last line, as `pack` gives it. `{"lost": True}` if the run's process ended early.
     """
     try:
         prepare(errand.versions, errand.surroundings)
@@ -109,7 +109,7 @@ def serve(errand: Errand, node: str) -> Iterator[dict[str, Any]]:
             yield from told(_WORKER, {**errand.piece, "scratch": str(Path(errand.piece["scratch"]) / node)})
         else:
             yield from _told_elsewhere(errand)
-    except Exception as error:  # every error belongs to this cell, and few survive the way to the sweep
+    except Exception as error:  # every error belongs to this run, and few survive the way to the sweep
         yield {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
 
 
@@ -124,12 +124,12 @@ def serve_here(errand: Errand) -> Iterator[dict[str, Any]]:
 
 
 def _told_elsewhere(errand: Errand) -> Iterator[dict[str, Any]]:
-    """Run the cell below a temporary directory; yield its lines, and the directory before the last line."""
-    home, last = Path(tempfile.mkdtemp(prefix="fdaudit-cell-")), dict[str, Any]()
+    """Carry out the run below a temporary directory; yield its lines, and the directory before the last line."""
+    home, last = Path(tempfile.mkdtemp(prefix="fdaudit-sweep-")), dict[str, Any]()
     try:
         for line in told(_WORKER, _elsewhere(errand, home)):
             if line.get("status") == "done":
-                yield from pack(home / "cell")
+                yield from pack(home / "run")
             if "status" in line:
                 last = line
             else:
@@ -167,9 +167,9 @@ def _paced(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def _shares_directory(errand: Errand) -> bool:
     """Return whether this node sees the sweep's own directory, and may read and write there."""
     secrets = Path(errand.piece["shared"]) / "vault" / "secrets.json"
-    cells = Path(errand.piece["cell"]).parent
+    runs = Path(errand.piece["run"]).parent
     readable = all(os.access(path, os.R_OK) for path in (errand.mark, secrets))
-    return readable and os.access(cells, os.W_OK)
+    return readable and os.access(runs, os.W_OK)
 
 
 def _elsewhere(errand: Errand, home: Path) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _elsewhere(errand: Errand, home: Path) -> dict[str, Any]:
         path.write_bytes(data)
     return {
         **errand.piece,
-        "cell": str(home / "cell"),
+        "run": str(home / "run"),
         "lock": str(home / "lock"),
         "shared": str(home / "shared"),
         "scratch": str(home / "scratch"),

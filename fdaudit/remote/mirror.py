@@ -39,7 +39,7 @@ _ORDER = tuple(
         r"(^|/)attacks/[^/]+$",
         r"(^|/)(timings|result)\.json$",
         r"",
-        r"(^|/)(cell|card|statement\.dsse)\.json$",
+        r"(^|/)(run|card|statement\.dsse)\.json$",
         r"^sweep\.json$",
     )
 )

@@ -13,7 +13,7 @@ __all__ = [
     "for_curves",
     "for_verification",
     "seed_and_controls",
-    "whole_cells",
+    "whole_runs",
 ]
 
 Choice = Callable[[Collection[str]], Collection[str]]
@@ -23,9 +23,9 @@ _BUNDLE = frozenset({"statement.dsse.json", "files.json"})
 _UNVERIFIED = ("vault/", "attacks/", "report/")
 _COVERED = ("manifest.json", "spec.yaml", "utility.csv")
 _COMPARED = frozenset({*_COVERED, "result.json", "timings.json"})
-_DRAWN = re.compile(r"sweep\.json|cells/[^/]+/(result\.json|manifest\.json|spec\.yaml|utility\.csv)")
+_DRAWN = re.compile(r"sweep\.json|runs/[^/]+/(result\.json|manifest\.json|spec\.yaml|utility\.csv)")
 _SEED = re.compile(r"vault/secrets\.json|vault/handed-out/[^/]+\.json|attacks/controls/[^/]+\.json")
-_CELL = re.compile(r"(cells/[^/]+)/")
+_RUN = re.compile(r"(runs/[^/]+)/")
 _HERE = re.compile(r"(locks|scratch)/|\.lock$")
 
 
@@ -55,7 +55,7 @@ def for_comparison(names: Collection[str]) -> Collection[str]:
 
 
 def for_curves(names: Collection[str]) -> Collection[str]:
-    """Return a sweep's index and the results of its cells, with their manifests and what these cover."""
+    """Return a sweep's index and the results of its runs, with their manifests and what these cover."""
     return [name for name in names if _DRAWN.fullmatch(name)]
 
 
@@ -64,12 +64,12 @@ def seed_and_controls(names: Collection[str]) -> Collection[str]:
     return [name for name in names if _SEED.fullmatch(name)]
 
 
-def whole_cells(names: Collection[str]) -> Collection[str]:
-    """Return a sweep's files without unfinished cells and without files of this machine only."""
-    done = {name.removesuffix("/cell.json") for name in names if name.endswith("/cell.json")}
+def whole_runs(names: Collection[str]) -> Collection[str]:
+    """Return a sweep's files without unfinished runs and without files of this machine only."""
+    done = {name.removesuffix("/run.json") for name in names if name.endswith("/run.json")}
 
     def wanted(name: str) -> bool:
-        cell = _CELL.match(name)
-        return not _HERE.match(name) and (cell is None or cell[1] in done)
+        run = _RUN.match(name)
+        return not _HERE.match(name) and (run is None or run[1] in done)
 
     return [name for name in names if wanted(name)]

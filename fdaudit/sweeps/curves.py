@@ -1,4 +1,4 @@
-"""Draw a sweep's curves from `sweep.json` and the cells' results; read nothing else."""
+"""Draw a sweep's curves from `sweep.json` and the runs' results; read nothing else."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from fdaudit.errors import FdauditError, RunError, UsageError, nearest
 from fdaudit.reports.curve_figures import WIDTHS
 from fdaudit.reports.curves import Sweep, write_curves
 from fdaudit.reports.schema import read
-from fdaudit.reports.sweep_rows import SweepCell, axis_adversary, row_of
+from fdaudit.reports.sweep_rows import SweepRun, axis_adversary, row_of
 from fdaudit.storage.files import load_json
 from fdaudit.storage.paths import local_path
 from fdaudit.sweeps.index import Entry, read_index
-from fdaudit.sweeps.sweep import cell_directory
+from fdaudit.sweeps.sweep import run_directory
 from fdaudit.transcript.manifest import refuse_changed
 
 __all__ = ["curve"]
@@ -40,8 +40,8 @@ def curve(
         raise UsageError("width", width, "is not known", nearest(width, WIDTHS))
     directory, target = local_path(sweep, "sweep"), local_path(out, "out")
     index = read_index(directory)
-    cells = [_cell(directory, e) for e in index.cells if e.in_grid]
-    rows = tuple(row_of(c) for c in cells)
+    runs = [_run(directory, e) for e in index.runs if e.in_grid]
+    rows = tuple(row_of(c) for c in runs)
     wanted = adversary if adversary is not None else index.grid.get("adversary")
     found = axis_adversary(rows, wanted if isinstance(wanted, str) else None)
     try:
@@ -49,23 +49,23 @@ def curve(
     except OSError as error:
         problem = f"cannot be made ({error.strerror})"
         raise RunError("out", str(out), problem, "Give another directory.") from None
-    left_out = sum(not e.in_grid for e in index.cells)
+    left_out = sum(not e.in_grid for e in index.runs)
     name = str(index.grid.get("name", "sweep"))
     return write_curves(Sweep(name=name, rows=rows, adversary=found, left_out=left_out), target, width)
 
 
-def _cell(directory: Path, entry: Entry) -> SweepCell:
-    """Return a cell with its result; a cell whose result cannot be read is shown as failed."""
+def _run(directory: Path, entry: Entry) -> SweepRun:
+    """Return a run with its result; a run whose result cannot be read is shown as failed."""
     result, status, reason = None, entry.status, entry.reason
     if status == "done":
         try:
-            place = cell_directory(directory, entry.key)
+            place = run_directory(directory, entry.key)
             refuse_changed(place, results=True)
             result = read(load_json(place / "result.json"))
         except (OSError, FdauditError) as error:
             said = error.strerror if isinstance(error, OSError) else str(error)
             status, reason = "failed", f"its result cannot be read: {said}"
-    return SweepCell(
+    return SweepRun(
         key=entry.key,
         protocol=entry.protocol,
         defence=entry.defence,

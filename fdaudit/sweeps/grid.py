@@ -1,9 +1,9 @@
 """The grid of a sweep: axes of spec fragments over one base, and the runs that they describe.
 
 Guarantees:
-  * a cell's key depends on its complete spec alone, not on the names of the grid or an axis;
-  * the run without a defence is one cell for each protocol and seed, independent of the number of defences;
-  * an impossible combination is a cell with a reason, never a gap.
+  * a run's key depends on its complete spec alone, not on the names of the grid or an axis;
+  * there is one run without a defence for each protocol and seed, independent of the number of defences;
+  * an impossible combination is a run with a reason, never a gap.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from fdaudit.spec.schema import Spec
 from fdaudit.storage.digests import canonical
 from fdaudit.sweeps.levels import PLACEHOLDER, UNDEFENDED, asks_for_epsilon, filled, in_words
 
-__all__ = ["DefenceAxis", "Grid", "GridCell", "ProtocolAxis", "expand", "load_grid"]
+__all__ = ["DefenceAxis", "Grid", "GridRun", "ProtocolAxis", "expand", "load_grid"]
 
-_MOST_CELLS = 10_000
+_MOST_RUNS = 10_000
 
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 Fragment = dict[str, Any]
@@ -110,8 +110,8 @@ class Grid(Config):
             raise SpecError(
                 "defences", len(self.defences), "are never used at ε = inf", "Add finite values of ε."
             )
-        if self.size > _MOST_CELLS:
-            raise SpecError("sweep", self.size, f"is more than {_MOST_CELLS:,} cells", "Shorten an axis.")
+        if self.size > _MOST_RUNS:
+            raise SpecError("sweep", self.size, f"is more than {_MOST_RUNS:,} runs", "Shorten an axis.")
         return self
 
     @staticmethod
@@ -141,14 +141,14 @@ class Grid(Config):
 
     @property
     def size(self) -> int:
-        """Return the number of cells, including those that do not apply."""
+        """Return the number of runs, including those that do not apply."""
         finite = sum(not math.isinf(e) for e in self.levels)
         each = len(self.defences) * finite + (len(self.levels) - finite)
         return len(self.protocols) * len(self.seeds) * each
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridCell:
+class GridRun:
     """One point of a grid.
 
     Attributes:
@@ -173,7 +173,7 @@ class GridCell:
 
     @property
     def called(self) -> str:
-        """Return the cell in words."""
+        """Return the run in words."""
         return in_words(self.protocol, self.defence, self.epsilon, self.seed, asked=self.asked)
 
     @property
@@ -234,33 +234,33 @@ def _base(folder: Path, name: str) -> Any:
 # -- expansion -------------------------------------------------------------------------------------------------
 
 
-def expand(grid: Grid) -> tuple[GridCell, ...]:
-    """Return every cell of a grid, those without a defence first, seeds innermost.
+def expand(grid: Grid) -> tuple[GridRun, ...]:
+    """Return every run of a grid, those without a defence first, seeds innermost.
 
     Raises:
-        SpecError: a cell's spec is wrong, two cells are the same run, or no run has the axis's adversary.
+        SpecError: a run's spec is wrong, two runs are the same, or no run has the axis's adversary.
     """
-    cells = tuple(_cells(grid))
-    _check_adversary(grid, cells)
-    seen: dict[str, GridCell] = {}
-    for cell in cells:
-        if (other := seen.setdefault(cell.key, cell)) is not cell:
+    runs = tuple(_runs(grid))
+    _check_adversary(grid, runs)
+    seen: dict[str, GridRun] = {}
+    for run in runs:
+        if (other := seen.setdefault(run.key, run)) is not run:
             problem = f"is the same run as {other.called!r}"
             raise SpecError(
-                "grid", cell.called, problem, f"Let its spec say what differs; {PLACEHOLDER!r} is ε."
+                "grid", run.called, problem, f"Let its spec say what differs; {PLACEHOLDER!r} is ε."
             )
-    return cells
+    return runs
 
 
-def _check_adversary(grid: Grid, cells: Sequence[GridCell]) -> None:
+def _check_adversary(grid: Grid, runs: Sequence[GridRun]) -> None:
     """Refuse an adversary whose ledger no run has. Parties other than clients always have a ledger."""
-    known = {"server", "aggregator", *(a for c in cells if c.spec is not None for a in c.spec.adversaries)}
+    known = {"server", "aggregator", *(a for c in runs if c.spec is not None for a in c.spec.adversaries)}
     if grid.adversary is not None and grid.adversary not in known:
         problem = "is an adversary of no run of this grid"
         raise SpecError("adversary", grid.adversary, problem, nearest(grid.adversary, known))
 
 
-def _cells(grid: Grid) -> Iterator[GridCell]:
+def _runs(grid: Grid) -> Iterator[GridRun]:
     _refuse_axes_in("base", grid.base, ("seed", "protocol"))
     _refuse_axes_in("undefended", grid.undefended, ("seed",))
     levels = sorted(grid.levels, reverse=True)
@@ -269,12 +269,12 @@ def _cells(grid: Grid) -> Iterator[GridCell]:
         for defence in defences:
             for protocol in grid.protocols:
                 for seed in grid.seeds:
-                    yield _cell(grid, protocol, defence, epsilon, seed)
+                    yield _run(grid, protocol, defence, epsilon, seed)
 
 
-def _cell(
+def _run(
     grid: Grid, protocol: ProtocolAxis, defence: DefenceAxis | None, epsilon: float, seed: int
-) -> GridCell:
+) -> GridRun:
     axes: dict[str, Any] = {"protocol": protocol.called, "epsilon": epsilon, "seed": seed}
     where = f"protocols.{[p.called for p in grid.protocols].index(protocol.called)}.spec"
     _refuse_axes_in(where, protocol.spec, ("seed", "protocol"))
@@ -285,23 +285,23 @@ def _cell(
     else:
         name = defence.name
         if protocol.called in defence.not_applicable:
-            return GridCell(**axes, defence=name, reason=defence.not_applicable[protocol.called])
+            return GridRun(**axes, defence=name, reason=defence.not_applicable[protocol.called])
         explicit = protocol.called in defence.protocols
         fragment = defence.protocols[protocol.called] if explicit else defence.spec or {}
         where = f"defences.{name}.{'protocols.' + protocol.called if explicit else 'spec'}"
         _refuse_axes_in(where, fragment, ("seed",))
         delta, asked = _delta(_merge(merged, fragment)), asks_for_epsilon(fragment)
         made = _merge(merged, filled(fragment, epsilon, delta, where))
-    bare = GridCell(**axes, defence=name, explicit=explicit, asked=asked)
+    bare = GridRun(**axes, defence=name, explicit=explicit, asked=asked)
     named = {**made, "name": f"{grid.name}: {bare.called}", "seed": seed, "threads": made.get("threads") or 1}
     return replace(bare, spec=_valid(named, bare.called))
 
 
-def _valid(values: dict[str, Any], cell: str) -> Spec:
+def _valid(values: dict[str, Any], run: str) -> Spec:
     try:
         return validate(Spec, values)
     except SpecError as error:
-        raise SpecError(error.field, error.value, f"{error.problem} (in {cell})", error.remedy) from None
+        raise SpecError(error.field, error.value, f"{error.problem} (in {run})", error.remedy) from None
 
 
 def _refuse_axes_in(where: str, fragment: Mapping[str, Any], axes: tuple[str, ...]) -> None:

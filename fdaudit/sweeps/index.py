@@ -1,7 +1,7 @@
-"""The index of a sweep, `sweep.json`: its grid, and the status of every cell.
+"""The index of a sweep, `sweep.json`: its grid, and the status of every run.
 
 Guarantees:
-  * it is written completely or not at all, after every cell;
+  * it is written completely or not at all, after every run;
   * it is checked like any other input when it is read: a key cannot lead out of the sweep.
 """
 
@@ -28,10 +28,10 @@ Key = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
 
 class Entry(Config):
-    """A cell: its place on the axes and its status."""
+    """A run: its place on the axes and its status."""
 
     key: Key
-    """Digest of its spec; its run is in `cells/KEY`."""
+    """Digest of its spec; it is in `runs/KEY`."""
     protocol: str
     """Its protocol on the axis."""
     defence: str
@@ -58,7 +58,7 @@ class Entry(Config):
 
     @property
     def called(self) -> str:
-        """Return the cell in words."""
+        """Return the run in words."""
         return in_words(self.protocol, self.defence, self.level, self.seed, asked=self.asked)
 
 
@@ -71,12 +71,12 @@ class Index(Config):
     """Version of fdaudit that wrote it last."""
     grid: dict[str, Any]
     """The grid with every default written out, its base included."""
-    cells: tuple[Entry, ...]
-    """Every cell, in the order of the grid; those that it no longer has come last."""
+    runs: tuple[Entry, ...]
+    """Every run, in the order of the grid; those that it no longer has come last."""
 
     def count(self, status: Status) -> int:
-        """Return the number of cells with a status."""
-        return sum(e.status == status for e in self.cells if e.in_grid)
+        """Return the number of runs with a status."""
+        return sum(e.status == status for e in self.runs if e.in_grid)
 
 
 def read_index(directory: Path) -> Index:

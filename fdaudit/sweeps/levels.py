@@ -35,7 +35,7 @@ _ROUNDING = 1e-9
 
 
 def in_words(protocol: str, defence: str, level: float, seed: int, *, asked: bool) -> str:
-    """Return a cell's name for people; it mentions ε only if the level is one."""
+    """Return a run's name for people; it mentions ε only if the level is one."""
     strength = f"{'ε asked' if asked else 'level'} {level:g}"
     kept = "no defence" if defence == UNDEFENDED else f"{defence}, {strength}"
     return f"{protocol}, {kept}, seed {seed}"

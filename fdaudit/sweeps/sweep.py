@@ -1,10 +1,10 @@
-"""A sweep: run the cells of a grid, each as a run of its own, side by side in processes.
+"""A sweep: carry out the runs of a grid side by side, each in a process.
 
 Guarantees:
-  * a cell's result equals, bit for bit, that of `fdaudit run` on its spec with the sweep's seed and secret;
-  * a killed sweep can resume: finished cells are not run again, an unfinished one continues from its last complete
+  * a run's result equals, bit for bit, that of `fdaudit run` on its spec with the sweep's seed and secret;
+  * a killed sweep can resume: finished runs are not run again, an unfinished one continues from its last complete
     round;
-  * a failed cell is recorded with its error, and other cells continue;
+  * a failed run is recorded with its error, and other runs continue;
   * no process outlives its parent.
 """
 
@@ -30,17 +30,17 @@ from fdaudit.storage.locks import make_private, writing
 from fdaudit.storage.paths import local_path
 from fdaudit.storage.timings import read_timings
 from fdaudit.storage.vault import Secrets, Vault
-from fdaudit.sweeps.grid import Grid, GridCell, expand, load_grid
+from fdaudit.sweeps.grid import Grid, GridRun, expand, load_grid
 from fdaudit.sweeps.index import INDEX, SCHEMA, Entry, Index, read_index, write_index
 from fdaudit.sweeps.levels import UNDEFENDED
 from fdaudit.transcript.manifest import MANIFEST
 
-__all__ = ["KEPT", "Executor", "cell_directory", "local", "shared_directory", "sweep"]
+__all__ = ["KEPT", "Executor", "local", "run_directory", "shared_directory", "sweep"]
 
-KEPT = ("spec.yaml", MANIFEST, "result.json", "utility.csv", "timings.json", "cell.json")
-"""Files of a finished cell that stay with `keep: results`."""
+KEPT = ("spec.yaml", MANIFEST, "result.json", "utility.csv", "timings.json", "run.json")
+"""Files of a finished run that stay with `keep: results`."""
 _WORKER = "fdaudit.sweeps.worker"
-_DONE = "cell.json"
+_DONE = "run.json"
 _ALIKE = (
     "seed",
     "dataset",
@@ -60,10 +60,10 @@ _ALIKE = (
     "precision",
     "compile",
 )
-"""Fields of a spec that are equal in cells that share a secret and outcomes of controls."""
+"""Fields of a spec that are equal in runs that share a secret and outcomes of controls."""
 
 Executor = Callable[[Sequence[Mapping[str, Any]]], Generator[Answer, None, None]]
-"""Runs cells: maps tasks to lines about them, as `Pool.work` does."""
+"""Carries out runs: maps tasks to lines about them, as `Pool.work` does."""
 
 
 def local(workers: int | None = None) -> Executor:
@@ -82,13 +82,13 @@ def local(workers: int | None = None) -> Executor:
     return work
 
 
-def cell_directory(out: Path, key: str) -> Path:
-    """Return the directory of a cell's run."""
-    return out / "cells" / key
+def run_directory(out: Path, key: str) -> Path:
+    """Return the directory of a run."""
+    return out / "runs" / key
 
 
 def shared_directory(out: Path, spec: Any) -> Path:
-    """Return the directory of the seed, secret and control outcomes that cells on the same records share."""
+    """Return the directory of the seed, secret and control outcomes that runs on the same records share."""
     fields = spec.model_dump(mode="json", include=set(_ALIKE))
     return out / "shared" / hashlib.sha256(canonical(fields)).hexdigest()[:16]
 
@@ -101,15 +101,15 @@ def sweep(
     executor: Executor | None = None,
     tick: Tick = lambda what, done, total: None,
 ) -> Index:
-    """Run every cell of a grid that has no result yet.
+    """Carry out every run of a grid that has no result yet.
 
     Args:
         source: the grid: a YAML file, or a mapping.
         out: the sweep's directory; must be empty or absent, unless `resume`.
-        resume: continue an interrupted sweep. Failed cells are tried again. The grid may have changed: new cells are
-            added, cells that it no longer has are kept and marked.
-        executor: where cells are run; default: `local()`.
-        tick: called with the current activity, the number of finished cells, and their total.
+        resume: continue an interrupted sweep. Failed runs are tried again. The grid may have changed: new runs are
+            added, runs that it no longer has are kept and marked.
+        executor: where runs are carried out; default: `local()`.
+        tick: called with the current activity, the number of finished runs, and their total.
 
     Returns:
         The index, as written to `sweep.json`.
@@ -118,56 +118,56 @@ def sweep(
         UsageError: the grid is wrong, or the directory is occupied; nothing was written.
     """
     grid, directory = load_grid(source), local_path(out, "out")
-    cells = expand(grid)
+    runs = expand(grid)
     _refuse_occupied(directory, resume)
     before = read_index(directory) if (directory / INDEX).is_file() else None
-    cells = _known_not_to_apply(cells, before)
+    runs = _known_not_to_apply(runs, before)
     if before is None or before.grid != grid.model_dump(mode="json"):
-        cells = _checked(cells, tick)
+        runs = _checked(runs, tick)
     make_private(directory)
     with writing(directory):
         shutil.rmtree(directory / "scratch", ignore_errors=True)
         before = read_index(directory) if (directory / INDEX).is_file() else None
-        book = _Book(directory, grid, cells, before)
+        book = _Book(directory, grid, runs, before)
         book.write()
-        due = _staggered([c for c in cells if book.entries[c.key].status in ("pending", "failed")])
+        due = _staggered([c for c in runs if book.entries[c.key].status in ("pending", "failed")])
         with closing((executor or local())([_piece(directory, c) for c in due])) as answers:
             _listen(book, due, answers, tick)
         shutil.rmtree(directory / "scratch", ignore_errors=True)
         return book.index
 
 
-def _point(cell: GridCell) -> str:
-    """Return the settings that cells share when they differ only in their seeds."""
-    return f"{cell.protocol}, {cell.defence}, {cell.epsilon}"
+def _point(run: GridRun) -> str:
+    """Return the settings that runs share when they differ only in their seeds."""
+    return f"{run.protocol}, {run.defence}, {run.epsilon}"
 
 
-def _staggered(cells: Iterable[GridCell]) -> list[GridCell]:
-    """Return the cells point by point; each point begins with a later seed than the one before.
+def _staggered(runs: Iterable[GridRun]) -> list[GridRun]:
+    """Return the runs point by point; each point begins with a later seed than the one before.
 
     Controls depend on the seed. Two workers that begin with two points then begin with different controls.
     """
-    points: dict[str, list[GridCell]] = {}
-    for cell in cells:
-        points.setdefault(_point(cell), []).append(cell)
+    points: dict[str, list[GridRun]] = {}
+    for run in runs:
+        points.setdefault(_point(run), []).append(run)
     turned = ((p[n % len(p) :], p[: n % len(p)]) for n, p in enumerate(points.values()))
-    return [cell for later, earlier in turned for cell in (*later, *earlier)]
+    return [run for later, earlier in turned for run in (*later, *earlier)]
 
 
-def _listen(book: _Book, due: Sequence[GridCell], answers: Generator[Answer, None, None], tick: Tick) -> None:
-    """Record each cell's outcome as it arrives."""
+def _listen(book: _Book, due: Sequence[GridRun], answers: Generator[Answer, None, None], tick: Tick) -> None:
+    """Record each run's outcome as it arrives."""
     done = 0
     for number, line in answers:
-        cell = due[number]
+        run = due[number]
         if line is not None and "tick" in line:
             what, step, of = line["tick"]
-            tick(f"{cell.called}: {what} {step}/{of}", done, len(due))
+            tick(f"{run.called}: {what} {step}/{of}", done, len(due))
             continue
         if line is None:
             line = {"status": "failed", "reason": "the process that ran it ended before it was done"}
-        book.note(cell, str(line["status"]), str(line["reason"]))
+        book.note(run, str(line["status"]), str(line["reason"]))
         done += 1
-        tick(cell.called, done, len(due))
+        tick(run.called, done, len(due))
 
 
 # -- the directory ---------------------------------------------------------------------------------------------
@@ -187,56 +187,56 @@ def _refuse_occupied(out: Path, resume: bool) -> None:
         raise RunError("out", str(out), "holds no sweep", "Choose another directory.")
 
 
-def _piece(out: Path, cell: GridCell) -> dict[str, Any]:
-    """Return a cell as a task for a process. Seed and secret are drawn when the first cell needs them."""
-    if cell.spec is None:
-        raise ValueError("a cell without a spec is not run")
-    shared = shared_directory(out, cell.spec)
-    for folder in (out / "cells", out / "locks", out / "scratch", out / "shared", shared):
+def _piece(out: Path, run: GridRun) -> dict[str, Any]:
+    """Return a run as a task for a process. Seed and secret are drawn when the first run needs them."""
+    if run.spec is None:
+        raise ValueError("a run without a spec is not carried out")
+    shared = shared_directory(out, run.spec)
+    for folder in (out / "runs", out / "locks", out / "scratch", out / "shared", shared):
         make_private(folder)
     if not (shared / "vault" / "secrets.json").is_file():
-        Vault(shared / "vault").create(Secrets.draw(cell.seed))
+        Vault(shared / "vault").create(Secrets.draw(run.seed))
     return {
-        "cell": str(cell_directory(out, cell.key).resolve()),
-        "lock": str((out / "locks" / cell.key).resolve()),
+        "run": str(run_directory(out, run.key).resolve()),
+        "lock": str((out / "locks" / run.key).resolve()),
         "scratch": str((out / "scratch").resolve()),
         "shared": str(shared.resolve()),
-        "spec": cell.spec.model_dump(mode="json"),
-        "defended": cell.defence != UNDEFENDED,
-        "like": _point(cell),
+        "spec": run.spec.model_dump(mode="json"),
+        "defended": run.defence != UNDEFENDED,
+        "like": _point(run),
     }
 
 
 # -- what does not apply ---------------------------------------------------------------------------------------
 
 
-def _known_not_to_apply(cells: Sequence[GridCell], before: Index | None) -> tuple[GridCell, ...]:
-    """Return the cells; those that the index already marks as impossible have no spec."""
-    known = {e.key: e.reason for e in (before.cells if before else ()) if e.status == "not-applicable"}
-    bare = [replace(c, spec=None) for c in cells]
+def _known_not_to_apply(runs: Sequence[GridRun], before: Index | None) -> tuple[GridRun, ...]:
+    """Return the runs; those that the index already marks as impossible have no spec."""
+    known = {e.key: e.reason for e in (before.runs if before else ()) if e.status == "not-applicable"}
+    bare = [replace(c, spec=None) for c in runs]
     return tuple(
         replace(b, reason=known[b.key]) if c.spec is not None and b.key in known else c
-        for b, c in zip(bare, cells, strict=True)
+        for b, c in zip(bare, runs, strict=True)
     )
 
 
-def _checked(cells: Sequence[GridCell], tick: Tick) -> tuple[GridCell, ...]:
-    """Return the cells; where a defence does not fit a protocol they have no spec.
+def _checked(runs: Sequence[GridRun], tick: Tick) -> tuple[GridRun, ...]:
+    """Return the runs; where a defence does not fit a protocol they have no spec.
 
-    Only cells with the first seed and the largest ε are planned for this check.
+    Only runs with the first seed and the largest ε are planned for this check.
 
     Raises:
         UsageError: a run without a defence is impossible, or a defence fits no protocol, or does not fit one that the
             grid names for it.
     """
     planned: dict[tuple[str, str], SpecError | None] = {}
-    firsts: dict[tuple[str, str], GridCell] = {}
-    for cell in cells:
-        if cell.spec is not None:
-            firsts.setdefault((cell.protocol, cell.defence), cell)
-    for number, (pair, cell) in enumerate(firsts.items()):
-        tick(f"checking {cell.called}", number, len(firsts))
-        planned[pair] = _refusal(cell)
+    firsts: dict[tuple[str, str], GridRun] = {}
+    for run in runs:
+        if run.spec is not None:
+            firsts.setdefault((run.protocol, run.defence), run)
+    for number, (pair, run) in enumerate(firsts.items()):
+        tick(f"checking {run.called}", number, len(firsts))
+        planned[pair] = _refusal(run)
     for defence in {d for _, d in planned} - {UNDEFENDED}:
         found = [error for (_, d), error in planned.items() if d == defence]
         if (first := found[0]) is not None and all(found):
@@ -250,40 +250,40 @@ def _checked(cells: Sequence[GridCell], tick: Tick) -> tuple[GridCell, ...]:
         replace(c, spec=None, reason=str(error))
         if c.spec is not None and (error := planned[c.protocol, c.defence]) is not None
         else c
-        for c in cells
+        for c in runs
     )
 
 
-def _refusal(cell: GridCell) -> SpecError | None:
+def _refusal(run: GridRun) -> SpecError | None:
     """Return why a run is impossible, for a defence that the grid does not name for this protocol."""
     from fdaudit.planning.plan import make_plan
 
     try:
-        if cell.spec is not None:
-            make_plan(cell.spec, Secrets.draw(cell.seed))
+        if run.spec is not None:
+            make_plan(run.spec, Secrets.draw(run.seed))
     except SpecError as error:
-        if cell.explicit:
-            problem = f"{error.problem} (in {cell.called})"
+        if run.explicit:
+            problem = f"{error.problem} (in {run.called})"
             raise SpecError(error.field, error.value, problem, error.remedy) from None
         return error
     return None
 
 
-# -- what became of cells --------------------------------------------------------------------------------------
+# -- what became of runs --------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Book:
-    """The index during a sweep, with the actions at the end of each cell."""
+    """The index during a sweep, with the actions at the end of each run."""
 
     out: Path
     grid: Grid
-    cells: Sequence[GridCell]
+    runs: Sequence[GridRun]
     before: Index | None
 
     def __post_init__(self) -> None:
-        earlier = {e.key: e for e in self.before.cells} if self.before else {}
-        self.entries = {c.key: self._entry(c, earlier.get(c.key)) for c in self.cells}
+        earlier = {e.key: e for e in self.before.runs} if self.before else {}
+        self.entries = {c.key: self._entry(c, earlier.get(c.key)) for c in self.runs}
         for key, entry in earlier.items():
             if key not in self.entries:
                 self.entries[key] = entry.model_copy(update={"in_grid": False})
@@ -291,21 +291,21 @@ class _Book:
             if entry.status == "done":
                 self._prune(key)
 
-    def _entry(self, cell: GridCell, earlier: Entry | None) -> Entry:
-        place = cell_directory(self.out, cell.key) / _DONE
+    def _entry(self, run: GridRun, earlier: Entry | None) -> Entry:
+        place = run_directory(self.out, run.key) / _DONE
         entry = Entry(
-            key=cell.key,
-            protocol=cell.protocol,
-            defence=cell.defence,
-            epsilon="inf" if cell.defence == UNDEFENDED else cell.epsilon,
-            asked=cell.asked,
-            seed=cell.seed,
-            status="pending" if cell.spec is not None else "not-applicable",
-            reason=cell.reason,
+            key=run.key,
+            protocol=run.protocol,
+            defence=run.defence,
+            epsilon="inf" if run.defence == UNDEFENDED else run.epsilon,
+            asked=run.asked,
+            seed=run.seed,
+            status="pending" if run.spec is not None else "not-applicable",
+            reason=run.reason,
         )
-        if cell.spec is not None and place.is_file():
+        if run.spec is not None and place.is_file():
             kept = load_json(place)
-            return entry.model_copy(update={"status": "done", **_of_cell(kept)})
+            return entry.model_copy(update={"status": "done", **_of_run(kept)})
         if earlier is not None and earlier.status in ("failed", "not-applicable"):
             return entry.model_copy(update={"status": earlier.status, "reason": earlier.reason})
         return entry
@@ -317,45 +317,45 @@ class _Book:
             schema=SCHEMA,
             version=version("fdaudit"),
             grid=self.grid.model_dump(mode="json"),
-            cells=tuple(self.entries.values()),
+            runs=tuple(self.entries.values()),
         )
 
     def write(self) -> None:
         """Replace `sweep.json`."""
         write_index(self.out, self.index)
 
-    def note(self, cell: GridCell, status: str, reason: str) -> None:
-        """Record a cell's outcome; for a finished cell, in its own directory first."""
+    def note(self, run: GridRun, status: str, reason: str) -> None:
+        """Record a run's outcome; for a finished run, in its own directory first."""
         seconds = None
         if status == "done":
             try:
-                reason, seconds = self._finish(cell)
+                reason, seconds = self._finish(run)
             except (OSError, IntegrityError, RunError) as error:
                 status, reason = "failed", f"{type(error).__name__}: {error}"
         update = {"status": status, "reason": reason, "seconds": seconds}
-        self.entries[cell.key] = self.entries[cell.key].model_copy(update=update)
+        self.entries[run.key] = self.entries[run.key].model_copy(update=update)
         self.write()
 
-    def _finish(self, cell: GridCell) -> tuple[str, float]:
-        with writing(cell_directory(self.out, cell.key)):
-            return self._finished(cell)
+    def _finish(self, run: GridRun) -> tuple[str, float]:
+        with writing(run_directory(self.out, run.key)):
+            return self._finished(run)
 
-    def _finished(self, cell: GridCell) -> tuple[str, float]:
-        place = cell_directory(self.out, cell.key)
-        if cell.spec is not None:
-            take_controls(place, shared_directory(self.out, cell.spec))
+    def _finished(self, run: GridRun) -> tuple[str, float]:
+        place = run_directory(self.out, run.key)
+        if run.spec is not None:
+            take_controls(place, shared_directory(self.out, run.spec))
         failed = [c for c in load_json(place / "result.json")["cells"] if c["status"] == "failed"]
         reason = "; ".join(f"{c['id']} failed: {c['reason']}" for c in failed)
         seconds = round(sum(read_timings(place).values()), 3)
-        save_json(place / _DONE, {"key": cell.key, "reason": reason, "seconds": seconds}, indent=1)
-        self._prune(cell.key)
+        save_json(place / _DONE, {"key": run.key, "reason": reason, "seconds": seconds}, indent=1)
+        self._prune(run.key)
         return reason, seconds
 
     def _prune(self, key: str) -> None:
-        """Remove files that a finished cell no longer needs. Repeat this if it was interrupted."""
+        """Remove files that a finished run no longer needs. Repeat this if it was interrupted."""
         if self.grid.keep == "runs":
             return
-        place = cell_directory(self.out, key)
+        place = run_directory(self.out, key)
         if not place.is_dir():
             return
         with writing(place):
@@ -366,7 +366,7 @@ class _Book:
                     path.unlink()
 
 
-def _of_cell(kept: Any) -> dict[str, Any]:
+def _of_run(kept: Any) -> dict[str, Any]:
     if not isinstance(kept, dict) or not isinstance(kept.get("reason"), str):
         raise IntegrityError([f"{_DONE} is malformed"])
     seconds = kept.get("seconds")

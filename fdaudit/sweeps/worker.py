@@ -1,10 +1,10 @@
-"""A process that runs cells of a sweep: it reads them from its input, one a line, and prints each outcome.
+"""A process that carries out runs of a sweep: it reads them from its input, one a line, and prints each outcome.
 
 `fdaudit.sweeps.sweep` starts it. Only outcomes go to standard output; everything else goes to standard error.
 
 Guarantees:
-  * it ends at once when its input ends, even in the middle of a cell, and leaves no adversary's view behind;
-  * two processes never work on one cell: a new process waits for an orphaned one.
+  * it ends at once when its input ends, even in the middle of a run, and leaves no adversary's view behind;
+  * two processes never work on one run: a new process waits for an orphaned one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _home: str | None = None
 
 
 def main() -> None:
-    """Run cells until the input ends."""
+    """Carry out runs until the input ends."""
     pieces = SimpleQueue[dict[str, Any]]()
     outcomes = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
@@ -48,16 +48,16 @@ def main() -> None:
 
 
 def _outcome(piece: dict[str, Any], tick: Any) -> dict[str, Any]:
-    """Run a cell; return its `status`, and a `reason` unless it is done."""
+    """Carry out a run; return its `status`, and a `reason` unless it is done."""
     from fdaudit.audit.pipeline import perform
     from fdaudit.errors import SpecError
 
-    place = Path(piece["cell"])
+    place = Path(piece["run"])
     try:
-        # An orphan lets go of the cell's lock and of its directory when it ends, not of both at once.
+        # An orphan lets go of the run's lock and of its directory when it ends, not of both at once.
         with alone(Path(piece["lock"])), writing(place, wait=True) if place.is_dir() else nullcontext():
             perform(piece["spec"], place, resume=True, seed_from=Path(piece["shared"]), tick=tick)
-    except Exception as error:  # any error fails only this cell
+    except Exception as error:  # any error fails only this run
         unfit = piece["defended"] and isinstance(error, SpecError) and not place.exists()
         return {
             "status": "not-applicable" if unfit else "failed",
@@ -68,7 +68,7 @@ def _outcome(piece: dict[str, Any], tick: Any) -> dict[str, Any]:
 
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """Wait until no other process works on the cell. The lock ends with the process."""
+    """Wait until no other process works on the run. The lock ends with the process."""
     with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -77,7 +77,7 @@ def alone(lock: Path) -> Iterator[None]:
 def _work_in(piece: dict[str, Any]) -> None:
     """Put temporary files below the sweep's own directory, where it finds them if this process is killed.
 
-    If the task names a `home`, a directory on this machine for this cell alone, it is removed when this process ends.
+    If the task names a `home`, a directory on this machine for this run alone, it is removed when this process ends.
     """
     global _home
     own = Path(piece["scratch"]) / str(os.getpid())

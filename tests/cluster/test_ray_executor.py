@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from fdaudit.cluster import connection, tasks
-from fdaudit.cluster.sweeps import _Cell, ray_cluster
+from fdaudit.cluster.sweeps import _Run, ray_cluster
 from fdaudit.cluster.worker import Errand, serve
 from fdaudit.errors import UsageError
 from fdaudit.sweeps import sweep as engine
@@ -32,7 +32,7 @@ ROUNDS = 25
 
 
 def made(**changes: Any) -> dict[str, Any]:
-    """Two cells long enough to be interrupted, and kept whole."""
+    """Two runs long enough to be interrupted, and kept whole."""
     small = grid(defences=[], epsilon=["inf"], seeds=[1, 2], keep="runs", **changes)
     small["protocols"] = small["protocols"][:1]
     small["protocols"][0]["params"]["rounds"] = ROUNDS
@@ -55,14 +55,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def again(done: Path, out: Path, **options: Any) -> Index:
-    """The cells once more on Ray, with the seeds and secrets of the first time."""
+    """The runs once more on Ray, with the seeds and secrets of the first time."""
     shutil.copytree(done, out)
-    shutil.rmtree(out / "cells")
+    shutil.rmtree(out / "runs")
     return engine.sweep(made(), out, resume=True, executor=ray_cluster(), **options)
 
 
 def worker_at(out: Path, key: str) -> int | None:
-    """The worker of Ray behind the process that holds a cell's lock, or whose files lie where the cell is run."""
+    """The worker of Ray behind the process that holds a run's lock, or whose files lie where the run is run."""
     for place in Path("/proc").glob("[0-9]*"):
         try:
             held = {os.readlink(link) for link in (place / "fd").iterdir()}
@@ -77,12 +77,12 @@ def worker_at(out: Path, key: str) -> int | None:
 
 
 def records(out: Path) -> dict[str, bytes]:
-    """Every file of every cell that does not say how long something took."""
-    return {n: b for n, b in tree(out / "cells").items() if not n.endswith(("timings.json", "/cell.json"))}
+    """Every file of every run that does not say how long something took."""
+    return {n: b for n, b in tree(out / "runs").items() if not n.endswith(("timings.json", "/run.json"))}
 
 
 class Killer:
-    """Listens to a sweep, kills the worker of one cell in its middle, and counts what is said."""
+    """Listens to a sweep, kills the worker of one run in its middle, and counts what is said."""
 
     def __init__(self, where: Path, key: str, called: str, times: int = 1) -> None:
         self.where, self.key, self.called, self.left = where, key, called, times
@@ -91,14 +91,14 @@ class Killer:
         self._killed = set[int]()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        cell, _, step = what.partition(": ")
+        run, _, step = what.partition(": ")
         if step.startswith("worker lost"):
-            self.lost[cell] += 1
+            self.lost[run] += 1
         if not step.startswith("fedavg "):
             return
         count = int(step.removeprefix("fedavg ").partition("/")[0])
-        self.rounds.setdefault(cell, []).append(count)
-        if cell == self.called and self.left and count >= 3:
+        self.rounds.setdefault(run, []).append(count)
+        if run == self.called and self.left and count >= 3:
             pid = worker_at(self.where, self.key)
             if pid is not None and pid not in self._killed:  # what it said before may come after
                 self.left -= 1
@@ -106,11 +106,11 @@ class Killer:
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_a_killed_worker_costs_only_its_cell_and_the_bytes_are_the_same(
+def test_a_killed_worker_costs_only_its_run_and_the_bytes_are_the_same(
     node: Path, done: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    first = engine.read_index(done).cells[0]
+    first = engine.read_index(done).runs[0]
     killer = Killer(out, first.key, first.called)
     index = again(done, out, tick=killer)
     assert killer.left == 0
@@ -130,36 +130,38 @@ def apart(node: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return node
 
 
-def test_nodes_without_the_directory_send_their_cells_and_keep_nothing(
+def test_nodes_without_the_directory_send_their_runs_and_keep_nothing(
     apart: Path, done: Path, tmp_path: Path
 ) -> None:
     out, seen = tmp_path / "out", set[str]()
     with cancellations() as cancelled:
-        index = again(done, out, tick=lambda *said: seen.update(p.name for p in apart.glob("fdaudit-cell-*")))
+        index = again(
+            done, out, tick=lambda *said: seen.update(p.name for p in apart.glob("fdaudit-sweep-*"))
+        )
     assert cancelled == []
     assert index.count("done") == 2
-    assert seen, "cells were run in directories of their own"
+    assert seen, "runs were run in directories of their own"
     assert records(out) == records(done)
-    assert {v.stat().st_mode & 0o777 for v in out.glob("cells/*/vault")} == {0o700}
-    assert not list(apart.glob("fdaudit-cell-*"))
+    assert {v.stat().st_mode & 0o777 for v in out.glob("runs/*/vault")} == {0o700}
+    assert not list(apart.glob("fdaudit-sweep-*"))
 
 
-def test_a_cell_that_always_loses_its_worker_fails_with_the_reason_and_leaves_nothing(
+def test_a_run_that_always_loses_its_worker_fails_with_the_reason_and_leaves_nothing(
     apart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tasks.RETRIES == 2
     monkeypatch.setattr(tasks, "RETRIES", 1)
     small = made()
     small["seeds"] = [1]
-    (cell,) = engine.expand(engine.load_grid(small))
-    killer = Killer(apart, "lock", cell.called, times=9)
+    (run,) = engine.expand(engine.load_grid(small))
+    killer = Killer(apart, "lock", run.called, times=9)
     index = engine.sweep(small, tmp_path / "out", executor=ray_cluster(), tick=killer)
-    (entry,) = index.cells
+    (entry,) = index.runs
     assert (entry.status, killer.left) == ("failed", 7)
     assert entry.reason.startswith("the worker that ran it was lost 2 times, last: ")
     assert [rounds.count(1) for rounds in killer.rounds.values()] == [2], "it began anew"
-    assert not list((tmp_path / "out").glob("cells/*"))
-    until(lambda: not list(apart.glob("fdaudit-cell-*")), 10)
+    assert not list((tmp_path / "out").glob("runs/*"))
+    until(lambda: not list(apart.glob("fdaudit-sweep-*")), 10)
 
 
 def test_who_is_connected_gives_no_address(node: Path, tmp_path: Path) -> None:
@@ -199,16 +201,16 @@ def test_a_wrong_executor_or_address_is_refused(
 
 
 @pytest.mark.parametrize("status", ["done", "failed"])
-def test_the_end_of_a_whole_cell_is_told_with_its_outcomes_of_controls_in_common(
+def test_the_end_of_a_whole_run_is_told_with_its_outcomes_of_controls_in_common(
     status: str, tmp_path: Path
 ) -> None:
-    """The next cell is begun before anything else is done about the end of this one."""
+    """The next run is begun before anything else is done about the end of this one."""
     controls = Path("attacks", "controls", "loss-threshold.json")
-    (tmp_path / "cell" / controls).parent.mkdir(parents=True)
-    (tmp_path / "cell" / controls).write_bytes(b"{}")
-    piece = {name: str(tmp_path / name) for name in ("cell", "lock", "scratch", "shared")}
+    (tmp_path / "run" / controls).parent.mkdir(parents=True)
+    (tmp_path / "run" / controls).write_bytes(b"{}")
+    piece = {name: str(tmp_path / name) for name in ("run", "lock", "scratch", "shared")}
     line = {"status": status, "reason": ""}
-    assert _Cell(piece, iter(())).take(line) == line
+    assert _Run(piece, iter(())).take(line) == line
     assert (tmp_path / "shared" / controls).is_file() == (status == "done")
 
 
@@ -242,7 +244,7 @@ def test_a_killed_command_leaves_nothing_at_work(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fdaudit", "sweep", str(tmp_path / "grid.yaml"), "--out", str(out)]
     process = subprocess.Popen([*command, "--executor", "ray", "--workers", "1"], stdout=subprocess.DEVNULL)
     try:
-        until(lambda: any(out.glob("cells/*/vault/round.json")))
+        until(lambda: any(out.glob("runs/*/vault/round.json")))
         left = descendants(process.pid)
     finally:
         process.send_signal(signal.SIGKILL)

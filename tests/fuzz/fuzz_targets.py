@@ -184,7 +184,7 @@ def _of_documents(folder: Path, handed_out: Path) -> dict[str, Target]:
         "status": "pending",
     }
     (index / "sweep.json").write_text(
-        json.dumps({"schema": "fdaudit-sweep/1", "version": "0", "grid": wanted, "cells": [cell]})
+        json.dumps({"schema": "fdaudit-sweep/1", "version": "0", "grid": wanted, "runs": [cell]})
     )
     return {
         "spec": Target(spec, lambda f: load_spec(f / "spec.yaml").model_dump()),

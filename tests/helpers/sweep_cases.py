@@ -1,4 +1,4 @@
-"""What the tests of sweeps share: a grid whose cells take a second."""
+"""What the tests of sweeps share: a grid whose runs take a second."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ def grid(**changes: Any) -> dict[str, Any]:
 
 
 def inline(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
-    """An executor without processes: each cell in turn, here."""
+    """An executor without processes: each run in turn, here."""
     for number, piece in enumerate(pieces):
         yield number, _outcome(dict(piece), lambda *tick: None)

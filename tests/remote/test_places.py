@@ -143,8 +143,8 @@ def test_the_quickstart_and_sweeps_take_urls(
     found = json.loads(shell.told("sweep", small, "--out", "memory://far-sweep", "--workers", 1, "--json")[0])
     assert found["sweep"] == "memory://far-sweep"
     files = held("/far-sweep/")
-    (key,) = [c["key"] for c in found["cells"] if c["status"] == "done"]
-    assert f"cells/{key}/result.json" in files
+    (key,) = [c["key"] for c in found["runs"] if c["status"] == "done"]
+    assert f"runs/{key}/result.json" in files
     assert not [name for name in files if name.startswith((".lock", "locks/", "scratch/"))]
     shell.told("sweep", small, "--out", "memory://far-sweep", "--workers", 1, "--resume")
     assert held("/far-sweep/").keys() == files.keys()
@@ -156,25 +156,25 @@ def test_the_quickstart_and_sweeps_take_urls(
     assert list((tmp_path / "cache").glob("fdaudit-copy-*")) == []
 
 
-def test_a_sweep_sends_whole_cells_only_and_goes_on_without_the_others(shell: Shell, tmp_path: Path) -> None:
+def test_a_sweep_sends_whole_runs_only_and_goes_on_without_the_others(shell: Shell, tmp_path: Path) -> None:
     """A cell whose files came in part is run anew; one that is done is not."""
     small = write_spec(
         tmp_path / "grid.yaml", grid(protocols=grid()["protocols"][:1], epsilon=["inf"], defences=[])
     )
     shell.told("sweep", small, "--out", FAR, "--workers", 1)
     before, removed = held(), 0
-    first, _ = sorted({n.split("/")[1] for n in before if n.endswith("/cell.json")})
+    first, _ = sorted({n.split("/")[1] for n in before if n.endswith("/run.json")})
     for name in list(MemoryFileSystem.store):
-        if name.endswith((f"{first}/cell.json", f"{first}/spec.yaml")):
+        if name.endswith((f"{first}/run.json", f"{first}/spec.yaml")):
             del MemoryFileSystem.store[name]
             removed += 1
     assert removed == 2
     with dying(None) as calls:
         shell.told("sweep", small, "--out", FAR, "--workers", 1, "--resume")
-    assert {n.split("/")[1] for n in calls if n.startswith("cells/")} == {first}
+    assert {n.split("/")[1] for n in calls if n.startswith("runs/")} == {first}
     unlike = {n for n, data in held().items() if before[n] != data}
     assert held().keys() == before.keys()
-    assert unlike <= {f"cells/{first}/cell.json", "sweep.json"}, "seconds differ"
+    assert unlike <= {f"runs/{first}/run.json", "sweep.json"}, "seconds differ"
 
 
 # -- dying --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.remote.mirror import Mirror, rank
-from fdaudit.remote.selection import everything, for_curves, for_verification, seed_and_controls, whole_cells
+from fdaudit.remote.selection import everything, for_curves, for_verification, seed_and_controls, whole_runs
 from fdaudit.remote.store import Store
 from fdaudit.storage.paths import is_url, local_path
 
@@ -116,15 +116,15 @@ def test_files_are_sent_after_what_they_rely_on(tmp_path: Path) -> None:
         "result.json",
         "report/index.html",
     ]
-    runs = [f"{prefix}{name}" for name in order for prefix in ("", "fedavg/", "cells/0123/")]
-    written(tmp_path / "here", dict.fromkeys([*reversed(runs), "cells/0123/cell.json", "sweep.json"], b"1"))
+    runs = [f"{prefix}{name}" for name in order for prefix in ("", "fedavg/", "runs/0123/")]
+    written(tmp_path / "here", dict.fromkeys([*reversed(runs), "runs/0123/run.json", "sweep.json"], b"1"))
     (tmp_path / "here" / ".spec.yaml.tmp").write_text("half")
     with dying(None) as calls:
         Mirror(Store("memory://far", "run"), tmp_path / "here").push()
-    assert sorted(calls) == sorted([*runs, "cells/0123/cell.json", "sweep.json"])
+    assert sorted(calls) == sorted([*runs, "runs/0123/run.json", "sweep.json"])
     assert [rank(name) for name in calls] == sorted(rank(name) for name in calls)
     assert [name for name in calls if name in order] == order
-    assert calls[-2:] == ["cells/0123/cell.json", "sweep.json"]
+    assert calls[-2:] == ["runs/0123/run.json", "sweep.json"]
 
 
 def test_what_is_gone_is_removed_last_and_what_was_never_fetched_stays(tmp_path: Path) -> None:
@@ -337,8 +337,8 @@ def test_each_command_fetches_what_it_needs() -> None:
     assert for_verification(bundle) == bundle, "whatever lies beside evidence is a finding"
     assert set(seed_and_controls(run)) == {"vault/secrets.json", "attacks/controls/a.json"}
     cells = {"sweep.json", ".lock", "locks/a", "scratch/1/x", "shared/a/vault/secrets.json",
-             "cells/a/cell.json", "cells/a/result.json", "cells/b/result.json"}  # fmt: skip
-    assert set(whole_cells(cells)) == {
-        "sweep.json", "shared/a/vault/secrets.json", "cells/a/cell.json", "cells/a/result.json"
+             "runs/a/run.json", "runs/a/result.json", "runs/b/result.json"}  # fmt: skip
+    assert set(whole_runs(cells)) == {
+        "sweep.json", "shared/a/vault/secrets.json", "runs/a/run.json", "runs/a/result.json"
     }  # fmt: skip
-    assert set(for_curves(cells)) == {"sweep.json", "cells/a/result.json", "cells/b/result.json"}
+    assert set(for_curves(cells)) == {"sweep.json", "runs/a/result.json", "runs/b/result.json"}

@@ -1,4 +1,4 @@
-"""Curves: every figure is one of the results', recomputed here; the page shows every cell and asks nobody."""
+"""Curves: every figure is one of the results', recomputed here; the page shows every run and asks nobody."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def results(sweep: Path) -> dict[str, dict[str, Any]]:
-    return {p.parent.name: json.loads(p.read_bytes()) for p in sweep.glob("cells/*/result.json")}
+    return {p.parent.name: json.loads(p.read_bytes()) for p in sweep.glob("runs/*/result.json")}
 
 
 # -- the tables ----------------------------------------------------------------------------------------------------
 
 
-def test_every_cell_of_the_grid_has_a_row_with_its_own_figures(sweep: Path, drawn: Path) -> None:
+def test_every_run_of_the_grid_has_a_row_with_its_own_figures(sweep: Path, drawn: Path) -> None:
     table, index = rows(drawn / "curves.csv"), read_index(sweep)
-    assert [r["key"] for r in table] == [e.key for e in index.cells]
-    assert [r["status"] for r in table] == [e.status for e in index.cells]
+    assert [r["key"] for r in table] == [e.key for e in index.runs]
+    assert [r["status"] for r in table] == [e.status for e in index.runs]
     found = results(sweep)
-    for row, entry in zip(table, index.cells, strict=True):
+    for row, entry in zip(table, index.runs, strict=True):
         assert (float(row["level"]), int(row["seed"])) == (entry.level, entry.seed)
         asked = entry.level if entry.asked or math.isinf(entry.level) else None
         assert row["epsilon_asked"] == ("" if asked is None else repr(asked))
@@ -122,13 +122,13 @@ def strongest(value: dict[str, Any], goal: str, figure: str) -> float | None:
     )
 
 
-def test_the_summary_is_that_of_the_cells(drawn: Path) -> None:
-    cells, summary = rows(drawn / "curves.csv"), rows(drawn / "summary.csv")
-    groups = {(r["protocol"], r["defence"], r["level"]) for r in cells}
+def test_the_summary_is_that_of_the_runs(drawn: Path) -> None:
+    runs, summary = rows(drawn / "curves.csv"), rows(drawn / "summary.csv")
+    groups = {(r["protocol"], r["defence"], r["level"]) for r in runs}
     assert {(r["protocol"], r["defence"], r["level"]) for r in summary} == groups
     for row in summary:
-        own = [r for r in cells if all(r[a] == row[a] for a in ("protocol", "defence", "level"))]
-        assert int(row["cells"]) == len(own) == 2
+        own = [r for r in runs if all(r[a] == row[a] for a in ("protocol", "defence", "level"))]
+        assert int(row["runs"]) == len(own) == 2
         assert int(row["failed"]) == sum(r["status"] == "failed" for r in own)
         values = [float(r[row["measure"]]) for r in own if row["measure"] and r[row["measure"]]]
         assert int(row["n"]) == len(values)
@@ -218,11 +218,11 @@ def test_names_are_text_wherever_they_stand(drawn: Path) -> None:
 
 def test_what_was_not_measured_is_said_and_what_failed_is_shown(drawn: Path) -> None:
     text = (drawn / "index.html").read_text(encoding="utf-8")
-    assert "Nothing was measured: no cell has a value of PSNR gain over the prior." in text
-    assert "Nothing was measured: no cell has a value of FID of reconstructions." in text
+    assert "Nothing was measured: no run has a value of PSNR gain over the prior." in text
+    assert "Nothing was measured: no run has a value of FID of reconstructions." in text
     assert "TrainingDivergedError" in text
     assert "it fails in any case" in text
-    assert "Of 12 cells 2 failed" in text
+    assert "Of 12 runs 2 failed" in text
 
 
 @pytest.mark.browser
@@ -231,18 +231,18 @@ def test_the_page_opens_without_a_request_and_sorts(drawn: Path, tmp_path: Path)
         page = browser.open(drawn / "index.html")
         assert page.errors == ()
         assert page.requests == (page.url,)
-        column = "return [...document.querySelectorAll('#cells tbody tr')].map(r => r.cells[%d].textContent)"
+        column = "return [...document.querySelectorAll('#runs tbody tr')].map(r => r.cells[%d].textContent)"
         before = browser.run(column % 4)
-        press = "document.querySelectorAll('#cells thead th')[4].querySelector('button').click()"
+        press = "document.querySelectorAll('#runs thead th')[4].querySelector('button').click()"
         browser.run(press)
         assert browser.run(column % 4) == sorted(before)
         browser.run(press)
         assert browser.run(column % 4) == sorted(before, reverse=True)
         assert (
-            browser.run("return document.querySelector('#cells [aria-sort]').getAttribute('aria-sort')")
+            browser.run("return document.querySelector('#runs [aria-sort]').getAttribute('aria-sort')")
             == "descending"
         )
-        browser.run("document.querySelectorAll('#cells thead th')[2].querySelector('button').click()")
+        browser.run("document.querySelectorAll('#runs thead th')[2].querySelector('button').click()")
         levels = browser.run(column % 2)
         assert levels == ["8"] * 6 + ["none"] * 6
         narrow = browser.open(drawn / "index.html", width=390)
@@ -253,10 +253,10 @@ def test_the_page_opens_without_a_request_and_sorts(drawn: Path, tmp_path: Path)
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 
-def test_a_cell_whose_result_is_damaged_is_shown_as_failed(sweep: Path, tmp_path: Path) -> None:
+def test_a_run_whose_result_is_damaged_is_shown_as_failed(sweep: Path, tmp_path: Path) -> None:
     copy = tmp_path / "sweep"
     shutil.copytree(sweep, copy)
-    gone, broken = (p for p in sorted(copy.glob("cells/*/result.json"))[:2])
+    gone, broken = (p for p in sorted(copy.glob("runs/*/result.json"))[:2])
     gone.unlink()
     broken.write_text("{}")
     curve(copy, tmp_path / "out")

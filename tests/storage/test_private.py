@@ -112,8 +112,8 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: py
 
 def test_a_sweep_and_its_cells_are_private(umask: int, tmp_path: Path) -> None:
     sweep.sweep(grid(keep="runs"), tmp_path / "sweep", executor=inline)
-    assert list((tmp_path / "sweep" / "cells").iterdir())
-    tops = [tmp_path / "sweep", tmp_path / "sweep" / "cells", *(tmp_path / "sweep" / "cells").iterdir()]
+    assert list((tmp_path / "sweep" / "runs").iterdir())
+    tops = [tmp_path / "sweep", tmp_path / "sweep" / "runs", *(tmp_path / "sweep" / "runs").iterdir()]
     tops += [tmp_path / "sweep" / "shared", *(tmp_path / "sweep" / "shared").iterdir()]
     assert {mode(top) for top in tops} == {0o700}
 

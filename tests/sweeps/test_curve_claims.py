@@ -17,7 +17,7 @@ from fdaudit.reports.curve_figures import Curve, files
 from fdaudit.reports.curve_words import conclusions
 from fdaudit.reports.curves import Sweep, curves_csv, render_curves, summary_csv
 from fdaudit.reports.schema import LedgerEntry, Result
-from fdaudit.reports.sweep_rows import Row, SweepCell, axis_adversary
+from fdaudit.reports.sweep_rows import Row, SweepRun, axis_adversary
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -141,7 +141,7 @@ def sweeps(draw: st.DrawFn) -> Sweep:
     for protocol, defence, level in draw(st.lists(st.sampled_from(SLOTS), unique=True, min_size=1)):
         asked = draw(st.booleans())
         for seed in range(draw(st.integers(1, 3))):
-            cell = SweepCell(
+            run = SweepRun(
                 key=f"{len(rows):016x}", protocol=protocol, defence=defence, seed=seed, status="done",
                 level=math.inf if defence == "none" else level, asked=asked and defence != "none", result=result,
             )  # fmt: skip
@@ -150,7 +150,7 @@ def sweeps(draw: st.DrawFn) -> Sweep:
                 for a, e in draw(ledgers).items()
             }
             value = draw(st.floats(0, 1))
-            rows.append(Row(cell=cell, values={"utility": value, "bytes": 9.0}, ledger=made))
+            rows.append(Row(run=run, values={"utility": value, "bytes": 9.0}, ledger=made))
     return Sweep(name="random", rows=tuple(rows), adversary=draw(st.sampled_from(["server", "world"])))
 
 
@@ -191,7 +191,7 @@ def test_marks_stand_where_the_ledger_says(sweep: Sweep) -> None:
 @given(sweeps())
 def test_the_axis_of_the_epsilon_asked_shows_only_levels_that_are_one(sweep: Sweep) -> None:
     made = sweep.curve(None, asked=True)
-    assert made is None or all(r.cell.asked or not p.defended for p in made.points for r in p.rows)
+    assert made is None or all(r.run.asked or not p.defended for p in made.points for r in p.rows)
 
 
 @settings(max_examples=50, deadline=None)
@@ -221,11 +221,11 @@ def test_tables_and_sentences_hold_no_epsilon_but_the_ledger_s(sweep: Sweep) -> 
 
 def row(level: float, **ledger: float | None) -> Row:
     made = {a: LedgerEntry(adversary=a, epsilon=e, delta=1e-5) for a, e in ledger.items()}
-    cell = SweepCell(
+    run = SweepRun(
         key="0" * 16, protocol="a", defence="dp", level=level, seed=1, status="done", asked=True,
         result=Result.model_construct(),
     )  # fmt: skip
-    return Row(cell=cell, values={"utility": 0.5}, ledger=made)
+    return Row(run=run, values={"utility": 0.5}, ledger=made)
 
 
 def test_the_axis_names_its_adversary_and_shows_that_adversary_s_epsilon() -> None:

@@ -1,4 +1,4 @@
-"""Sweeps: each cell is a run like any other, whatever interrupts it; what fails or does not apply is shown."""
+"""Sweeps: each run is a run like any other, whatever interrupts it; what fails or does not apply is shown."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def nowhere(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None
 
 
 def statuses(index: Index) -> dict[tuple[str, str, int], str]:
-    return {(e.protocol, e.defence, e.seed): e.status for e in index.cells if e.in_grid}
+    return {(e.protocol, e.defence, e.seed): e.status for e in index.runs if e.in_grid}
 
 
 def results(out: Path) -> dict[str, bytes]:
-    return {p.parent.name: p.read_bytes() for p in sorted(out.glob("cells/*/result.json"))}
+    return {p.parent.name: p.read_bytes() for p in sorted(out.glob("runs/*/result.json"))}
 
 
 def by_itself(out: Path, made: Mapping[str, Any], folder: Path) -> dict[str, bytes]:
     """Results of the grid's specs by `fdaudit run`, with the seeds and secrets that the sweep keeps."""
     found = {}
-    for cell in expand(load_grid(made)):
-        if cell.spec is not None and engine.cell_directory(out, cell.key).is_dir():
-            shared = engine.shared_directory(out, cell.spec)
-            ran = fdaudit.run(cell.spec, folder / cell.key, seed_from=shared)
-            found[cell.key] = (ran.directory / "result.json").read_bytes()
+    for run in expand(load_grid(made)):
+        if run.spec is not None and engine.run_directory(out, run.key).is_dir():
+            shared = engine.shared_directory(out, run.spec)
+            ran = fdaudit.run(run.spec, folder / run.key, seed_from=shared)
+            found[run.key] = (ran.directory / "result.json").read_bytes()
     return found
 
 
@@ -64,7 +64,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- a finished sweep ----------------------------------------------------------------------------------------------
 
 
-def test_every_cell_is_what_its_spec_makes_by_itself(done: Path, tmp_path: Path) -> None:
+def test_every_run_is_what_its_spec_makes_by_itself(done: Path, tmp_path: Path) -> None:
     index = read_index(done)
     assert statuses(index) == {
         ("fedavg", "none", 1): "done",
@@ -76,16 +76,16 @@ def test_every_cell_is_what_its_spec_makes_by_itself(done: Path, tmp_path: Path)
         ("standalone", "clipped", 1): "not-applicable",
         ("standalone", "clipped", 2): "not-applicable",
     }
-    assert all("model_update" in e.reason for e in index.cells if e.status == "not-applicable")
+    assert all("model_update" in e.reason for e in index.runs if e.status == "not-applicable")
     assert results(done) == by_itself(done, grid(), tmp_path)
     assert len(results(done)) == 6
 
 
-def test_a_seed_gives_all_cells_the_same_records_and_another_seed_others(done: Path) -> None:
+def test_a_seed_gives_all_runs_the_same_records_and_another_seed_others(done: Path) -> None:
     tables: dict[int, set[str]] = {}
-    for entry in read_index(done).cells:
+    for entry in read_index(done).runs:
         if entry.status == "done":
-            value = json.loads((engine.cell_directory(done, entry.key) / "result.json").read_bytes())
+            value = json.loads((engine.run_directory(done, entry.key) / "result.json").read_bytes())
             tables.setdefault(entry.seed, set()).add(
                 json.dumps([value["class_table"], value["run"]["seed_commitment"]])
             )
@@ -94,8 +94,8 @@ def test_a_seed_gives_all_cells_the_same_records_and_another_seed_others(done: P
 
 
 def test_results_stay_and_records_go(done: Path) -> None:
-    for entry in read_index(done).cells:
-        place = engine.cell_directory(done, entry.key)
+    for entry in read_index(done).runs:
+        place = engine.run_directory(done, entry.key)
         if entry.status == "done":
             assert {p.name for p in place.iterdir()} == set(engine.KEPT)
             assert entry.seconds == pytest.approx(
@@ -109,7 +109,7 @@ def test_results_stay_and_records_go(done: Path) -> None:
     assert {v.stat().st_mode & 0o777 for v in vaults} == {0o700}
 
 
-def test_points_are_begun_with_different_seeds_and_every_cell_is_run_once(tmp_path: Path) -> None:
+def test_points_are_begun_with_different_seeds_and_every_run_is_done_once(tmp_path: Path) -> None:
     handed = list[Mapping[str, Any]]()
 
     def noting(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
@@ -117,9 +117,9 @@ def test_points_are_begun_with_different_seeds_and_every_cell_is_run_once(tmp_pa
         yield from ()
 
     index = engine.sweep(grid(seeds=[1, 2, 3]), tmp_path / "out", executor=noting)
-    entries = {e.key: e for e in index.cells}
-    met = [entries[Path(piece["cell"]).name] for piece in handed]
-    assert sorted(e.key for e in met) == sorted(e.key for e in index.cells if e.status == "pending")
+    entries = {e.key: e for e in index.runs}
+    met = [entries[Path(piece["run"]).name] for piece in handed]
+    assert sorted(e.key for e in met) == sorted(e.key for e in index.runs if e.status == "pending")
     points = [(e.protocol, e.defence, e.epsilon) for e in met]
     assert [e.seed for e in met] == [1, 2, 3, 2, 3, 1, 3, 1, 2]
     assert [len({p["like"] for p in handed[n : n + 3]}) for n in (0, 3, 6)] == [1, 1, 1]
@@ -135,8 +135,8 @@ def test_a_finished_sweep_has_nothing_to_do(done: Path) -> None:
 def test_whole_runs_are_kept_where_the_grid_says_so(tmp_path: Path) -> None:
     small = grid(keep="runs", seeds=[1], defences=[], epsilon=["inf"])
     index = engine.sweep(small, tmp_path / "out", executor=inline)
-    for entry in index.cells:
-        assert fdaudit.load(engine.cell_directory(tmp_path / "out", entry.key)).verify() == []
+    for entry in index.runs:
+        assert fdaudit.load(engine.run_directory(tmp_path / "out", entry.key)).verify() == []
 
 
 # -- interruptions -------------------------------------------------------------------------------------------------
@@ -170,13 +170,13 @@ def test_killed_in_the_middle_it_leaves_no_process_and_goes_on_to_the_same_resul
     command = [sys.executable, "-m", "fdaudit", "sweep", str(tmp_path / "grid.yaml"), "--out", str(out)]
     process = subprocess.Popen([*command, "--workers", "1"], stdout=subprocess.DEVNULL)
     try:
-        # One cell is done, and another has whole rounds on record but no end.
-        _until(lambda: any(out.glob("cells/*/cell.json")))
-        finished = {p.parent.name for p in out.glob("cells/*/cell.json")}
+        # One run is done, and another has whole rounds on record but no end.
+        _until(lambda: any(out.glob("runs/*/run.json")))
+        finished = {p.parent.name for p in out.glob("runs/*/run.json")}
         _until(
             lambda: any(
                 p.parents[1].name not in finished and not (p.parents[1] / "manifest.json").exists()
-                for p in out.glob("cells/*/vault/round.json")
+                for p in out.glob("runs/*/vault/round.json")
             )
         )
         workers = _children(process.pid)
@@ -186,10 +186,10 @@ def test_killed_in_the_middle_it_leaves_no_process_and_goes_on_to_the_same_resul
     assert len(workers) == 1
     _until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 30)
     assert len(results(out)) == 1
-    touched = {p: p.stat().st_mtime_ns for p in out.glob("cells/*/cell.json")}
+    touched = {p: p.stat().st_mtime_ns for p in out.glob("runs/*/run.json")}
     index = engine.sweep(made, out, resume=True, executor=inline)
-    assert [e.status for e in index.cells] == ["done", "done"]
-    assert {p: p.stat().st_mtime_ns for p in touched} == touched, "finished cells are not run again"
+    assert [e.status for e in index.runs] == ["done", "done"]
+    assert {p: p.stat().st_mtime_ns for p in touched} == touched, "finished runs are not run again"
     assert results(out) == by_itself(out, made, tmp_path / "alone")
 
 
@@ -213,32 +213,32 @@ def test_stopped_at_a_seam_it_goes_on(where: str, tmp_path: Path, monkeypatch: p
     assert read_index(out).count("pending") == 1
     engine.sweep(made, out, resume=True, executor=inline)
     assert results(out) == by_itself(out, made, tmp_path / "alone")
-    for entry in read_index(out).cells:
+    for entry in read_index(out).runs:
         if entry.status == "done":
-            assert {p.name for p in engine.cell_directory(out, entry.key).iterdir()} == set(engine.KEPT)
+            assert {p.name for p in engine.run_directory(out, entry.key).iterdir()} == set(engine.KEPT)
 
 
-def test_a_changed_grid_adds_cells_and_marks_those_that_it_no_longer_has(done: Path, tmp_path: Path) -> None:
+def test_a_changed_grid_adds_runs_and_marks_those_that_it_no_longer_has(done: Path, tmp_path: Path) -> None:
     import shutil
 
     out = tmp_path / "out"
     shutil.copytree(done, out)
     index = engine.sweep(grid(seeds=[2, 3]), out, resume=True, executor=inline)
-    inside = {e.seed: e.status for e in index.cells if e.in_grid and e.protocol == "fedavg"}
+    inside = {e.seed: e.status for e in index.runs if e.in_grid and e.protocol == "fedavg"}
     assert inside == {2: "done", 3: "done"}
-    outside = [e for e in index.cells if not e.in_grid]
+    outside = [e for e in index.runs if not e.in_grid]
     assert {e.seed for e in outside} == {1}
     assert all(
-        (engine.cell_directory(out, e.key) / "result.json").is_file() for e in outside if e.status == "done"
+        (engine.run_directory(out, e.key) / "result.json").is_file() for e in outside if e.status == "done"
     )
     back = engine.sweep(grid(seeds=[1, 2, 3]), out, resume=True, executor=nowhere)
-    assert all(e.in_grid for e in back.cells)
+    assert all(e.in_grid for e in back.runs)
 
 
 # -- failures ------------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_cell_is_shown_and_the_others_go_on(
+def test_a_failed_run_is_shown_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = grid(seeds=[1], defences=[], epsilon=["inf"])
@@ -263,23 +263,23 @@ def test_a_failed_cell_is_shown_and_the_others_go_on(
         yield from inline(pieces)
 
     index = engine.sweep(made, out, resume=True, executor=counting)
-    assert len(tried) == 1, "a failed cell is tried again, and nothing else is"
+    assert len(tried) == 1, "a failed run is tried again, and nothing else is"
     assert index.count("failed") == 1
 
 
-def test_a_lost_process_fails_its_cell_alone(tmp_path: Path) -> None:
+def test_a_lost_process_fails_its_run_alone(tmp_path: Path) -> None:
     def losing(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
         yield 0, None
         yield from ((n + 1, line) for n, line in inline(pieces[1:]))
 
     index = engine.sweep(grid(seeds=[1]), tmp_path / "out", executor=losing)
-    assert [e.status for e in index.cells].count("failed") == 1
+    assert [e.status for e in index.runs].count("failed") == 1
     assert index.count("done") == 2
-    assert "ended before it was done" in next(e.reason for e in index.cells if e.status == "failed")
+    assert "ended before it was done" in next(e.reason for e in index.runs if e.status == "failed")
 
 
 @pytest.mark.usefixtures("attacks_here")
-def test_a_failed_attack_of_a_finished_cell_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_attack_of_a_finished_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fdaudit.attacks.loss_threshold import LossThreshold
 
     def broken(self: Any, *arguments: Any) -> Any:
@@ -288,7 +288,7 @@ def test_a_failed_attack_of_a_finished_cell_is_said(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(LossThreshold, "run", broken)
     made = grid(seeds=[1], defences=[], epsilon=["inf"], base__attacks=[{"name": "loss-threshold"}])
     index = engine.sweep(made, tmp_path / "out", executor=inline)
-    reasons = {e.protocol: e.reason for e in index.cells}
+    reasons = {e.protocol: e.reason for e in index.runs}
     assert index.count("done") == 2
     assert reasons["fedavg"] == "server/loss-threshold failed: RuntimeError: no"
 
@@ -321,7 +321,7 @@ def test_what_is_in_the_way_is_left_alone(what: str, resume: bool, tmp_path: Pat
     if what == "file":
         out.write_text("mine")
     elif what == "folder":
-        (out / "cells").mkdir(parents=True)
+        (out / "runs").mkdir(parents=True)
     else:
         out.symlink_to(tmp_path / "nowhere")
     before = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*"))
@@ -341,8 +341,8 @@ def test_two_sweeps_do_not_share_a_directory(done: Path) -> None:
     "damage",
     [
         {"schema": "fdaudit-sweep/9"},
-        {"cells": [{"key": "../../../../etc", "protocol": "a", "defence": "b", "epsilon": 1, "seed": 1}]},
-        {"cells": [{"key": "0" * 16, "protocol": "a", "defence": "b", "epsilon": -1, "seed": 1}]},
+        {"runs": [{"key": "../../../../etc", "protocol": "a", "defence": "b", "epsilon": 1, "seed": 1}]},
+        {"runs": [{"key": "0" * 16, "protocol": "a", "defence": "b", "epsilon": -1, "seed": 1}]},
         {"more": 1},
     ],
 )

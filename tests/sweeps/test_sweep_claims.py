@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fdaudit.reports.schema import Check, Result
 from fdaudit.reports.sweep_claims import contradictions
-from fdaudit.reports.sweep_rows import Row, SweepCell
+from fdaudit.reports.sweep_rows import Row, SweepRun
 from scipy.stats import binom
 
 
@@ -26,7 +26,7 @@ def check(p: float | None, adversary: str = "server") -> Check:
 def row(seed: int, *checks: Check, **changes: Any) -> Row:
     result = Result.model_construct(checks=checks) if checks else None
     stated: dict[str, Any] = {"key": f"{seed:016x}", "protocol": "fedavg", "defence": "dp-sgd", "level": 2.0}
-    return Row(cell=SweepCell(**{**stated, "seed": seed, "status": "done", "result": result, **changes}))
+    return Row(run=SweepRun(**{**stated, "seed": seed, "status": "done", "result": result, **changes}))
 
 
 def test_one_weak_contradiction_among_many_runs_does_not_survive() -> None:

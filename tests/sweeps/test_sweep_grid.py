@@ -1,4 +1,4 @@
-"""Grids: what is refused, how many cells there are, and what their keys depend on."""
+"""Grids: what is refused, how many runs there are, and what their keys depend on."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ def of_axes(
 
 @settings(max_examples=20, deadline=None)
 @given(names, names, levels, st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True))
-def test_every_point_of_the_axes_is_one_cell_and_the_undefended_one_is_shared(
+def test_every_point_of_the_axes_is_one_run_and_the_undefended_one_is_shared(
     protocols: list[str], defences: list[str], epsilon: list[Any], seeds: list[int]
 ) -> None:
     if epsilon == ["inf"]:
         epsilon = ["inf", 3.0]
     made = load_grid(of_axes(protocols, defences, epsilon, seeds))
-    cells = expand(made)
+    runs = expand(made)
     finite = [e for e in epsilon if e != "inf"]
-    assert len(cells) == made.size
-    assert {(c.protocol, c.defence, c.epsilon, c.seed) for c in cells} == {
+    assert len(runs) == made.size
+    assert {(c.protocol, c.defence, c.epsilon, c.seed) for c in runs} == {
         *((p, d, e, s) for p in protocols for d in defences for e in finite for s in seeds),
         *((p, UNDEFENDED, math.inf, s) for p in protocols for s in seeds if "inf" in epsilon),
     }
-    assert len({c.key for c in cells}) == len(cells)
+    assert len({c.key for c in runs}) == len(runs)
 
 
-def test_a_key_depends_on_the_run_and_not_on_what_it_is_called_nor_on_the_other_cells() -> None:
+def test_a_key_depends_on_the_run_and_not_on_what_it_is_called_nor_on_the_other_runs() -> None:
     before = {(c.protocol, c.defence, c.epsilon, c.seed): c.key for c in expand(load_grid(grid()))}
     wider = grid(name="another", epsilon=["inf", 2, 8], seeds=[2, 5, 1])
     wider["defences"][0]["name"] = "renamed"
@@ -77,12 +77,12 @@ def test_a_key_depends_on_the_run_and_not_on_what_it_is_called_nor_on_the_other_
 def test_fragments_are_merged_and_their_placeholders_filled() -> None:
     made = grid(undefended={"references": ["standalone"]}, base__privacy={"delta": 1e-4})
     made["protocols"][0]["spec"] = {"splits": {"auxiliary": 0.2}}
-    cells = {(c.protocol, c.epsilon): c.spec for c in expand(load_grid(made)) if c.seed == 1}
-    plain, noised = cells["fedavg", math.inf], cells["fedavg", 8.0]
+    runs = {(c.protocol, c.epsilon): c.spec for c in expand(load_grid(made)) if c.seed == 1}
+    plain, noised = runs["fedavg", math.inf], runs["fedavg", 8.0]
     assert plain is not None
     assert noised is not None
     assert (plain.splits.auxiliary, plain.splits.test) == (0.2, 0.2), "merged over the base, field by field"
-    assert cells["standalone", math.inf].splits.auxiliary == 0.1  # type: ignore[union-attr]
+    assert runs["standalone", math.inf].splits.auxiliary == 0.1  # type: ignore[union-attr]
     assert (plain.references, noised.references) == (("standalone",), ())
     assert (plain.defenses, len(noised.defenses)) == ((), 1)
     expected, reached = noise_for("gaussian-noise", Shape(releases=2, sensitivity=2.0), 8.0, 1e-4)
@@ -153,7 +153,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"base": [1]}, "base", "is refused"),
     ({"keep": "all"}, "keep", "is not a valid choice"),
     ({"grids": 1}, "grids", "is an unknown key"),
-    ({"seeds": list(range(6000))}, "sweep", "is more than 10,000 cells"),
+    ({"seeds": list(range(6000))}, "sweep", "is more than 10,000 runs"),
 ]
 
 
@@ -207,7 +207,7 @@ def test_the_example_grids_expand(path: Path, monkeypatch: pytest.MonkeyPatch) -
         "fdaudit.sweeps.levels._calibrated", lambda defence, shape, epsilon, delta: 1 / epsilon
     )
     made = load_grid(path)
-    cells = expand(made)
+    runs = expand(made)
     assert path.read_text(encoding="utf-8").startswith("# ")
-    assert len(cells) == made.size
-    assert all(c.spec.profile == "quick" for c in cells if c.spec)
+    assert len(runs) == made.size
+    assert all(c.spec.profile == "quick" for c in runs if c.spec)
