@@ -71,7 +71,7 @@ def test_listing_and_describing_everything_imports_no_torch():
         "assert len(cards) >= 5 and all(c['doc'] for c in cards)\n"
         "assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules), 'imported'\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 def test_installed_packages_add_names(monkeypatch):

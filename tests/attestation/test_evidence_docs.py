@@ -97,7 +97,7 @@ def by_hand(made: Made, tmp_path: Path) -> Path:
 
 def _said(folder: Path) -> list[str]:
     done = subprocess.run(
-        ["bash", "check.sh"], cwd=folder, capture_output=True, text=True, check=False, timeout=60
+        ["bash", "check.sh"], cwd=folder, capture_output=True, text=True, check=False, timeout=600
     )
     due = (
         "Signature Verified Successfully",

@@ -71,6 +71,6 @@ def test_an_interrupted_run_says_how_to_go_on(shell: Shell) -> None:
     while not checkpoint.exists() and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert (process.returncode, err) == (130, "fdaudit: interrupted; go on with --resume\n")
     assert not (shell.home / "here" / "manifest.json").exists()

@@ -189,6 +189,7 @@ class Ran:
 
     folder: Path
     parties: tuple[str, ...]
+    clients: Mapping[str, PartyData]
     rounds: list[Round] = field(default_factory=list)
     states: list[bytes] = field(default_factory=list)
     positions: list[Position] = field(default_factory=list)
@@ -214,6 +215,8 @@ class Ran:
 def configured(name: str, params: Mapping[str, Any], rounds: int = 3) -> Config:
     cls = REGISTRY.load(name)
     small = {name: value for name, value in SMALL.items() if name in cls.Config.model_fields}
+    if name in ("fedkd", "fediod") and "local_steps" not in params:  # by default 50 epochs and 20
+        small["local_epochs"] = 5
     if name == "selective-fd":  # by default it sends predicted classes
         small["lr"] = FAST["lr"]
     if "rounds" in cls.Config.model_fields:
@@ -260,7 +263,7 @@ def run(
     for key, given in (defenses or {}).items():
         attached[key] = (*given, *attached.get(key, ()))
     first, state, start = resume or (0, b"", None)
-    made = Ran(folder, parties)
+    made = Ran(folder, parties, clients)
     with Transcript(folder, secret=SECRET, start=start) as transcript:
         wire = Watched(
             transcript,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from fdaudit.federation.protocol import PartyData
 from fdaudit.transcript.messages import ALL, DATA
 from fdaudit.transcript.wire import Delivery
 
-from ..helpers.protocol_cases import CLASSES, Ran, ancestry, case_id, every_case, records, run
+from ..helpers.protocol_cases import CASES, CLASSES, Ran, ancestry, case_id, every_case, records, run
 
 FEDAVG = REGISTRY.load("fedavg")
 Case = tuple[str, dict[str, Any]]
@@ -38,6 +38,14 @@ def disturbed(name: str, tensor: Tensor) -> Tensor:
     return tensor + 1 + torch.arange(tensor.numel()).reshape(tensor.shape)
 
 
+def with_a_client() -> list[Any]:
+    """Return every protocol's defaults with each client, and each other setting with one client, in turn."""
+    clients = sorted(records())
+    plain = [(case, client) for case in every_case() if not case[1] for client in clients]
+    other = [(case, clients[i % len(clients)]) for i, case in enumerate(CASES)]
+    return [pytest.param(*both, id=f"{both[1]}-{case_id(both[0])}") for both in [*plain, *other]]
+
+
 def changed(one: Ran, two: Ran) -> set[int]:
     """The messages that differ in anything but what chains them to lines before."""
     assert len(one.messages) == len(two.messages)
@@ -53,20 +61,6 @@ def changed(one: Ran, two: Ran) -> set[int]:
         if one.payload(a) != two.payload(b):
             found.add(a.seq)
     return found
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
-    """The run of a case that nothing disturbs, made once for all that is compared with it."""
-    made: dict[tuple[str, int], Ran] = {}
-
-    def of(case: Case, rounds: int = 3) -> Ran:
-        key = case_id(case), rounds
-        if key not in made:
-            made[key] = run(tmp_path_factory.mktemp("undisturbed"), *case, rounds=rounds)
-        return made[key]
-
-    return of
 
 
 def undeclared_data(
@@ -94,7 +88,11 @@ def undeclared_messages(
                 return delivery
             return Delivery({n: disturbed(n, t) for n, t in delivery.items()}, delivery.seq)
 
-        again = run(tmp_path / f"altered-{target}", name, params, cls=cls, alter=alter, rounds=rounds)
+        folder, first, resume = tmp_path / f"altered-{target}", base.messages[target].round, None
+        if first:  # until then it is the same run
+            shutil.copytree(base.folder, folder)
+            resume = (first, base.states[first - 1], base.positions[first - 1])
+        again = run(folder, name, params, cls=cls, alter=alter, rounds=rounds, resume=resume)
         for seq in changed(base, again):
             (right if target in reached[seq][1] else wrong).add((seq, target))
     return wrong, right
@@ -103,8 +101,7 @@ def undeclared_messages(
 # -- data ---------------------------------------------------------------------------------------------------------
 
 
-@every_protocol
-@pytest.mark.parametrize("client", ["client/0", "client/1", "client/2"])
+@pytest.mark.parametrize(("case", "client"), with_a_client())
 def test_a_message_that_does_not_declare_a_clients_data_does_not_change_with_it(
     case, client, undisturbed, tmp_path
 ):

@@ -92,8 +92,8 @@ def test_the_declaration_is_complete_and_literal(name):
 
 
 @every_protocol
-def test_only_declared_messages_cross_the_wire_and_the_record_is_sound(case, tmp_path):
-    ran = run(tmp_path / "a", *case)
+def test_only_declared_messages_cross_the_wire_and_the_record_is_sound(case, undisturbed):
+    ran = undisturbed(case)
     declared = {
         (m["kind"], m["from"], to.strip())
         for m in REGISTRY.load(case[0]).messages
@@ -108,8 +108,8 @@ def test_only_declared_messages_cross_the_wire_and_the_record_is_sound(case, tmp
 
 
 @every_protocol
-def test_declared_inputs_are_messages_that_the_sender_held(case, tmp_path):
-    messages = run(tmp_path / "a", *case).messages
+def test_declared_inputs_are_messages_that_the_sender_held(case, undisturbed):
+    messages = undisturbed(case).messages
     for message in messages:
         if message.inputs != ALL:
             for i in message.inputs:
@@ -118,16 +118,14 @@ def test_declared_inputs_are_messages_that_the_sender_held(case, tmp_path):
 
 
 @every_protocol
-def test_what_was_delivered_or_given_is_never_changed(case, tmp_path):
-    given = {k: (d.x.clone(), d.y.clone()) for k, d in records().items()}
-    clients = records()
-    ran = run(tmp_path / "a", *case, clients=clients)
+def test_what_was_delivered_or_given_is_never_changed(case, undisturbed):
+    ran = undisturbed(case)
     for delivery, copy in ran.delivered:
         assert delivery.keys() == copy.keys()
         assert all(torch.equal(delivery[n], copy[n]) for n in copy)
-    for k, (x, y) in given.items():
-        assert torch.equal(clients[k].x, x)
-        assert torch.equal(clients[k].y, y)
+    for k, given in records().items():
+        assert torch.equal(ran.clients[k].x, given.x)
+        assert torch.equal(ran.clients[k].y, given.y)
     assert torch.equal(ran.setting.public, public())
     for party, start in ran.setting.initial.items():
         assert all(torch.equal(t, start[n]) for n, t in initial(party).items())
@@ -137,8 +135,8 @@ def test_what_was_delivered_or_given_is_never_changed(case, tmp_path):
 
 
 @every_protocol
-def test_every_round_yields_models_losses_and_the_truth_behind_its_messages(case, tmp_path):
-    ran = run(tmp_path / "a", *case)
+def test_every_round_yields_models_losses_and_the_truth_behind_its_messages(case, undisturbed):
+    ran = undisturbed(case)
     assert [r.index for r in ran.rounds] == list(range(configured(*case).rounds))
     messages = ran.messages
     sizes = (
@@ -162,19 +160,22 @@ def test_every_round_yields_models_losses_and_the_truth_behind_its_messages(case
 
 
 @every_protocol
-def test_state_is_kept_by_party_and_survives_safetensors(case, tmp_path):
-    ran = run(tmp_path / "a", *case)
-    for name, tensor in ran.protocol.state.items():
+def test_state_is_kept_by_party_and_survives_safetensors(case, undisturbed):
+    ran = undisturbed(case)
+    state = ran.protocol.state
+    back = decode(encode(state))
+    assert back.keys() == state.keys()
+    for name, tensor in state.items():
         assert name.startswith(tuple(f"{p}/" for p in ran.parties)), name
-        assert torch.equal(decode(encode(ran.protocol.state))[name], tensor)
-        assert decode(encode(ran.protocol.state))[name].dtype == tensor.dtype
+        assert torch.equal(back[name], tensor)
+        assert back[name].dtype == tensor.dtype
 
 
 @every_protocol
 @pytest.mark.parametrize("defended", [False, True], ids=["bare", "noised"])
-def test_a_run_resumed_after_any_round_ends_bit_for_bit_the_same(case, defended, tmp_path):
+def test_a_run_resumed_after_any_round_ends_bit_for_bit_the_same(case, defended, undisturbed, tmp_path):
     attached = noise(REGISTRY.load(case[0])) if defended else {}
-    whole = run(tmp_path / "whole", *case, defenses=attached)
+    whole = run(tmp_path / "whole", *case, defenses=attached) if defended else undisturbed(case)
     for last in range(configured(*case).rounds - 1):
         part = run(tmp_path / f"part{last}", *case, defenses=attached, stop_after=last)
         assert part.states[-1] == whole.states[last]
@@ -193,8 +194,8 @@ def test_a_run_resumed_after_any_round_ends_bit_for_bit_the_same(case, defended,
 
 
 @every_protocol
-def test_what_is_released_is_what_was_published_and_can_be_had_from_the_state(case, tmp_path):
-    ran = run(tmp_path / "a", *case)
+def test_what_is_released_is_what_was_published_and_can_be_had_from_the_state(case, undisturbed, tmp_path):
+    ran = undisturbed(case)
     public = [m for m in ran.messages if "world" in m.receivers]
     released = ran.protocol.released()
     assert (released is None) == (not public)
@@ -206,14 +207,15 @@ def test_what_is_released_is_what_was_published_and_can_be_had_from_the_state(ca
         rounds = configured(*case).rounds
         assert public[0].round == rounds - 1
         assert encode(released) == ran.payload(public[0])
-        restored = run(ran.folder, *case, resume=(rounds, ran.states[-1], ran.positions[-1]))
+        shutil.copytree(ran.folder, tmp_path / "again")
+        restored = run(tmp_path / "again", *case, resume=(rounds, ran.states[-1], ran.positions[-1]))
         assert encode(restored.protocol.released()) == encode(released)
 
 
 @by_name
-def test_a_kind_can_be_withheld_where_declared_and_is_missed_where_not(name, tmp_path):
+def test_a_kind_can_be_withheld_where_declared_and_is_missed_where_not(name, undisturbed, tmp_path):
     cls = REGISTRY.load(name)
-    sent = {m.kind for m in run(tmp_path / "all", name).messages}
+    sent = {m.kind for m in undisturbed((name, {})).messages}
     for kind in sent:
         if kind in cls.withholdable:
             ran = run(tmp_path / kind, name, withheld=(kind,))
@@ -226,9 +228,9 @@ def test_a_kind_can_be_withheld_where_declared_and_is_missed_where_not(name, tmp
 
 @every_protocol
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_round_is_completed_without_a_client_that_goes_silent(case, after, tmp_path):
+def test_a_round_is_completed_without_a_client_that_goes_silent(case, after, undisturbed, tmp_path):
     """Silent in every round after its first message, or from the start: on record, and nothing else is missing."""
-    whole = run(tmp_path / "whole", *case)
+    whole = undisturbed(case)
     rounds = configured(*case).rounds
     gone = Outage(party="client/1", first=0, last=rounds - 1, after=after)
     ran = run(tmp_path / "a", *case, outages=[gone])

@@ -204,7 +204,7 @@ def test_the_reader_uses_nothing_of_fdaudit(tmp_path: Path) -> None:
         [sys.executable, str(script), str(run / "transcript"), json.dumps(settings), str(CLIENTS)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "4"), done.stderr

@@ -76,4 +76,4 @@ def test_fsspec_is_loaded_for_urls_only(whole: Path) -> None:
         f"with mirrored({f'file://{whole}'!r}) as place: pass\n"
         "assert 'fsspec' in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

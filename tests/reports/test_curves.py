@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fdaudit.reports.curve_figures import WIDTHS
+from fdaudit.reports.curve_figures import FORMATS, WIDTHS
 from fdaudit.reports.sweep_rows import MEASURES, front, spread_of
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -50,6 +50,12 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     index = engine.sweep(swept(), out, executor=inline)
     assert [index.count(s) for s in ("done", "failed", "not-applicable")] == [6, 2, 4]
     return out
+
+
+@pytest.fixture
+def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws no figure: for tests of tables and paths, which need none."""
+    monkeypatch.setattr("fdaudit.reports.curves.files", lambda curve, width: dict.fromkeys(FORMATS, b""))
 
 
 @pytest.fixture(scope="module")
@@ -192,14 +198,16 @@ def test_the_same_sweep_gives_the_same_bytes_in_every_format(
     assert not (drawn / "utility-psnr-gain.svg").exists(), "an axis without a figure is not drawn"
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_figures_have_the_width_that_is_asked_for(width: str, sweep: Path, tmp_path: Path) -> None:
+def test_figures_have_the_width_that_is_asked_for(sweep: Path, drawn: Path, tmp_path: Path) -> None:
     from PIL import Image
 
-    curve(sweep, tmp_path, width=width)
-    for path in tmp_path.glob("*.png"):
-        with Image.open(path) as image:
-            assert image.width == round(300 * WIDTHS[width])
+    curve(sweep, tmp_path, width="column")
+    assert {"column", "text"} == set(WIDTHS)
+    for width, folder in (("column", tmp_path), ("text", drawn)):
+        assert len(list(folder.glob("*.png"))) >= 3
+        for path in folder.glob("*.png"):
+            with Image.open(path) as image:
+                assert image.width == round(300 * WIDTHS[width])
 
 
 def test_names_are_text_wherever_they_stand(drawn: Path) -> None:
@@ -253,6 +261,7 @@ def test_the_page_opens_without_a_request_and_sorts(drawn: Path, tmp_path: Path)
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_run_whose_result_is_damaged_is_shown_as_failed(sweep: Path, tmp_path: Path) -> None:
     copy = tmp_path / "sweep"
     shutil.copytree(sweep, copy)
@@ -277,6 +286,7 @@ def test_no_sweep_and_no_width_are_refused(sweep: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_the_command_prints_the_paths(
     sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

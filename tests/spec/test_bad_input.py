@@ -352,7 +352,7 @@ def test_the_installed_command_does_the_same(
         [sys.executable, "-m", "fdaudit", "run", str(path), "--out", str(tmp_path / "run")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")

@@ -148,7 +148,7 @@ def test_a_stranger_reads_it_with_json_and_safetensors_alone(tmp_path: Path) -> 
         [sys.executable, "-c", STRANGER, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -309,6 +309,6 @@ def test_the_reader_uses_nothing_of_fdaudit_or_torch(tmp_path: Path) -> None:
     )
     where = [str(run / "transcript"), str(run / "initial.safetensors"), json.dumps(settings), str(CLIENTS)]
     done = subprocess.run(
-        [sys.executable, str(script), *where], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(script), *where], capture_output=True, text=True, timeout=600, check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, str(4 * CLIENTS)), done.stderr
