@@ -92,7 +92,7 @@ def federated(
             return plan
         if elsewhere.cells is None:
             stand_by(plan)
-        tick(plan.protocol.name, 0, plan.protocol_config.rounds)  # type: ignore[attr-defined]
+        tick(plan.protocol.name, 0, plan.protocol_config.rounds)
         seconds = time.perf_counter()
         end = federate(plan, out, tick)
         _seal(plan, out, secrets, end)

@@ -202,7 +202,7 @@ def _rounds_run(plan: Plan, run: Path) -> int:
 
 def _stopped(plan: Plan, run: Path) -> list[str]:
     """Return a note if a privacy budget ended the run early."""
-    rounds, done = plan.protocol_config.rounds, _rounds_run(plan, run)  # type: ignore[attr-defined]
+    rounds, done = plan.protocol_config.rounds, _rounds_run(plan, run)
     budget = plan.spec.privacy.budget
     if budget is None or done >= rounds:
         return []

@@ -12,14 +12,14 @@ from fdaudit.accounting.costs import Charge
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian, SampledGaussian
-from fdaudit.federation.protocol import ProtocolConfig
+from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig
 from fdaudit.spec.privacy import PresetSpec
 from fdaudit.spec.schema import DefenseEntry, Spec
 
 __all__ = ["written_out"]
 
 
-def written_out(spec: Spec, protocol: Any, records: int) -> Spec:
+def written_out(spec: Spec, protocol: type[FederatedProtocol], records: int) -> Spec:
     """Return the spec with its preset expanded into the fields that it stands for.
 
     One noise multiplier is found for all noise of the private combination. With it the server's view costs at most the
@@ -64,7 +64,7 @@ def written_out(spec: Spec, protocol: Any, records: int) -> Spec:
 def _entries(
     combination: Mapping[str, Any],
     preset: PresetSpec,
-    protocol: Any,
+    protocol: type[FederatedProtocol],
     config: ProtocolConfig,
     records: float,
 ) -> list[DefenseEntry]:
@@ -115,7 +115,7 @@ def _charges(entries: list[DefenseEntry], config: ProtocolConfig) -> dict[Charge
             event = Gaussian(
                 sensitivity=2 * entry.params["clip"],
                 scale=entry.params["sigma"],
-                count=config.rounds,  # type: ignore[attr-defined]
+                count=config.rounds,
                 unit="record",
                 relation="add-or-remove",
                 covers=("data", "messages"),
