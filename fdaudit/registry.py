@@ -19,7 +19,7 @@ from fdaudit.types import KINDS, Goal
 
 __all__ = ["METHODS", "REQUIRED", "Registry", "loaded"]
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 _TEXTS, _RECORDS = "a tuple of texts", "a tuple of mappings"
 REQUIRED: Mapping[str, Mapping[str, str]] = {
     "fdaudit.attacks": {
@@ -189,7 +189,7 @@ def _refusal(group: str, name: str, target: str, problem: str) -> SpecError:
     return SpecError(f"{room}.{name}", target, f"{problem}{place}", remedy)
 
 
-class Registry(Generic[T]):
+class Registry(Generic[T_co]):
     """The public names of one extension point.
 
     Guarantees:
@@ -223,13 +223,13 @@ class Registry(Generic[T]):
         """Return all public names, sorted."""
         return sorted(self._targets)
 
-    def load(self, name: str, field: str | None = None) -> type[T]:
+    def load(self, name: str, field: str | None = None) -> type[T_co]:
         """Return the class behind a name.
 
         Raises:
             SpecError: the name is unknown; `field` is the spec's field that gave it. Or the class breaks its contract.
         """
-        found: type[T] = loaded(self.target(name, field), self.group, name)
+        found: type[T_co] = loaded(self.target(name, field), self.group, name)
         return found
 
     def target(self, name: str, field: str | None = None) -> str:

@@ -105,7 +105,7 @@ class _Stage:
 
     @classmethod
     def set_up(
-        cls, plan: Plan, protocol: type[FederatedProtocol], config: ProtocolConfig, wire: Wire | NoWire
+        cls, plan: Plan, protocol: type[FederatedProtocol], config: ProtocolConfig, wire: Wire
     ) -> _Stage:
         clients = {k: PartyData(*plan.records(k)) for k in plan.clients}
         setting = setting_of(protocol, plan.common, clients, wire, plan.seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +13,7 @@ from fdaudit.config import validate
 from fdaudit.errors import SpecError, nearest
 from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, applies, has_public_index
 from fdaudit.training.private_step import unfit
+from fdaudit.transcript.wire import Defense, acts_in_training
 from fdaudit.types import DefenseSpec, GradientRule, Trained
 
 if TYPE_CHECKING:
@@ -52,13 +53,13 @@ def attach(spec: Spec, protocol: type[FederatedProtocol], config: ProtocolConfig
     own = [(f"protocol.defenses.{d.kind}", d) for d in config.defenses()]
     for where, entry in [*asked, *own]:
         cls = defenses.REGISTRY.load(entry.name, f"{where}.name")
-        belongs = getattr(cls, "at", "message")
+        belongs = "training" if acts_in_training(cls) else "message"
         if belongs != entry.at:
             problem = f"acts at {belongs}, not at {entry.at}"
             raise SpecError(
                 f"{where}.name", entry.name, problem, f"Set at to {belongs!r}, or choose another."
             )
-        if entry.at == "message":
+        if not acts_in_training(cls):
             key, built = _on_messages(where, entry, protocol, config, cls, spec.clients)
             messages[key] = (*messages.get(key, ()), built)
             continue
@@ -165,17 +166,14 @@ def _in_training(
     of: Trained,
     protocol: type[FederatedProtocol],
     config: ProtocolConfig,
-    cls: type[Defense],
+    cls: type[GradientRule],
 ) -> GradientRule:
     trains: Mapping[str, str] = getattr(protocol, "trains", {})
     if of not in trains:
         problem = f"is nothing that clients of {protocol.name} train by themselves"
         remedy = f"They train: {', '.join(trains)}." if trains else "Remove it, or choose another protocol."
         raise SpecError(f"{where}.of", of, problem, remedy)
-    built: GradientRule = cls(
-        validate(cls.Config, entry.params, f"{where}.params"), getattr(config, trains[of])
-    )
-    return built
+    return cls(validate(cls.Config, entry.params, f"{where}.params"), getattr(config, trains[of]))
 
 
 def _unfit(network: Architecture) -> str | None:

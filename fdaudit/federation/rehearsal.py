@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 
 from fdaudit.adversary.view import View, view_of
-from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common, FederatedProtocol, PartyData, ProtocolConfig, Setting, applies
@@ -28,15 +27,18 @@ if TYPE_CHECKING:
 __all__ = ["NoWire", "kinds_of", "networks_of", "parties_of", "rehearse", "roles_of", "set_up", "setting_of"]
 
 
-class NoWire:
+class NoWire(Wire):
     """A wire that carries no messages and no defences: for a reference line, or for a protocol that is only set up."""
 
-    training: ClassVar[Mapping[Trained, GradientRule]] = {}
+    def __init__(self) -> None:
+        self.training = {}
 
     def begin(self, round: int, step: int = 0) -> None:
         """Do nothing."""
 
-    def send(self, sender: str, receivers: Any, kind: str, *_: Any, **__: Any) -> Delivery | None:
+    def send(
+        self, sender: str, receivers: Sequence[str], kind: str, *_: object, **__: object
+    ) -> Delivery | None:
         """Refuse to send."""
         raise ProtocolError(f"{sender} sent {kind} where nothing may be sent.")
 
@@ -67,7 +69,7 @@ def setting_of(
     protocol: type[FederatedProtocol],
     common: Common,
     clients: Mapping[str, PartyData],
-    wire: Wire | NoWire,
+    wire: Wire,
     seed: int,
 ) -> Setting:
     """Return the protocol's inputs; if it pools data, one client has all records and the shared network."""

@@ -15,6 +15,7 @@ from fdaudit.events import Gaussian, SampledGaussian
 from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig
 from fdaudit.spec.privacy import PresetSpec
 from fdaudit.spec.schema import DefenseEntry, Spec
+from fdaudit.transcript.wire import acts_in_training
 
 __all__ = ["written_out"]
 
@@ -106,9 +107,8 @@ def _charges(entries: list[DefenseEntry], config: ProtocolConfig) -> dict[Charge
     found = dict[Charge, int]()
     for entry in entries:
         cls = defenses.REGISTRY.load(entry.name)
-        params = validate(cls.Config, entry.params)
-        if entry.at == "training":
-            rule = cls(params, 1)
+        if acts_in_training(cls):
+            rule = cls(validate(cls.Config, entry.params), 1)
             steps = sum(rule.steps(length) for length in config.trainings(entry.of or "model"))
             event: SampledGaussian | Gaussian = rule.event(max(steps, 1))
         else:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fdaudit import protocols
 from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.config import validate
 from fdaudit.evaluation.controls._membership import Design, Measured, attack_seed, design, guessed, passed
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common
@@ -61,7 +62,10 @@ def _attacked(attack: AttackPlan, plan: Plan, made: Design, held: tuple[Tensor, 
         view = rehearse(
             folder / "transcript",
             protocol=fedavg,
-            config=fedavg.Config(rounds=_ROUNDS, upload="gradient", local_steps=1, batch_size=_BATCH, lr=_LR),
+            config=validate(
+                fedavg.Config,
+                {"rounds": _ROUNDS, "upload": "gradient", "local_steps": 1, "batch_size": _BATCH, "lr": _LR},
+            ),
             common=Common(
                 networks=Networks(plan.architecture),
                 execution=plan.execution,
