@@ -110,7 +110,9 @@ def _charges(entries: list[DefenseEntry], config: ProtocolConfig) -> dict[Charge
         if acts_in_training(cls):
             rule = cls(validate(cls.Config, entry.params), 1)
             steps = sum(rule.steps(length) for length in config.trainings(entry.of or "model"))
-            event: SampledGaussian | Gaussian = rule.event(max(steps, 1))
+            event = rule.event(max(steps, 1))
+            if not isinstance(event, SampledGaussian | Gaussian):
+                raise TypeError(f"{entry.name} gives no event that a preset can charge")
         else:
             event = Gaussian(
                 sensitivity=2 * entry.params["clip"],

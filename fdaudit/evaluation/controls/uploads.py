@@ -57,15 +57,13 @@ def recorded_uploads(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
 def _attacked(attack: AttackPlan, plan: Plan, made: Design, held: tuple[Tensor, Tensor]) -> Measured:
     """Return the attack's AUC about a client that holds these records."""
     fedavg = protocols.REGISTRY.load("fedavg")
+    settings = {"rounds": _ROUNDS, "upload": "gradient", "local_steps": 1, "batch_size": _BATCH, "lr": _LR}
     (x, y), count = made.rest, len(held[1])
     with scratch("control") as folder:
         view = rehearse(
             folder / "transcript",
             protocol=fedavg,
-            config=validate(
-                fedavg.Config,
-                {"rounds": _ROUNDS, "upload": "gradient", "local_steps": 1, "batch_size": _BATCH, "lr": _LR},
-            ),
+            config=validate(fedavg.Config, settings),
             common=Common(
                 networks=Networks(plan.architecture),
                 execution=plan.execution,
