@@ -1,10 +1,18 @@
 """Attacks: they take a view, declared knowledge and a budget, and return guesses."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fdaudit.registry import Registry
 
-__all__ = ["REGISTRY"]
+if TYPE_CHECKING:
+    from fdaudit.adversary.task import Attack
 
-REGISTRY: Registry = Registry(
+__all__ = ["REGISTRY", "Attack"]
+
+REGISTRY: Registry[Attack] = Registry(
     "fdaudit.attacks",
     {
         "accept-set": "fdaudit.attacks.membership.accept_set:AcceptSet",
@@ -43,3 +51,9 @@ REGISTRY: Registry = Registry(
     },
 )
 """Public names of attacks; installed packages add theirs through the entry-point group."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Attack":  # its module loads torch
+        return import_module("fdaudit.adversary.task").Attack
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

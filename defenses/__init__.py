@@ -1,10 +1,18 @@
 """Defences. The sender applies them to its data before the wire."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fdaudit.registry import Registry
 
-__all__ = ["REGISTRY"]
+if TYPE_CHECKING:
+    from fdaudit.transcript.wire import Defense
 
-REGISTRY: Registry = Registry(
+__all__ = ["REGISTRY", "Defense"]
+
+REGISTRY: Registry[Defense] = Registry(
     "fdaudit.defenses",
     {
         "confident-gnmax": "fdaudit.defenses.pate.aggregators:ConfidentGNMax",
@@ -25,3 +33,9 @@ REGISTRY: Registry = Registry(
     },
 )
 """Public names of defences; installed packages add theirs through the entry-point group."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Defense":  # its module loads torch
+        return import_module("fdaudit.transcript.wire").Defense
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

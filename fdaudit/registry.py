@@ -10,27 +10,194 @@ from copy import deepcopy
 from functools import cache, cached_property
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar, get_args
 
 from fdaudit.errors import FdauditError, SpecError, nearest
+from fdaudit.types import KINDS, Goal
 
-__all__ = ["Registry", "loaded"]
+__all__ = ["METHODS", "REQUIRED", "Registry", "loaded"]
+
+T_co = TypeVar("T_co", covariant=True)
+_TEXTS, _RECORDS = "a tuple of texts", "a tuple of mappings"
+REQUIRED: Mapping[str, Mapping[str, str]] = {
+    "fdaudit.attacks": {
+        **dict.fromkeys(("name", "goal", "source"), "text"),
+        **dict.fromkeys(("needs", "assumes"), _TEXTS),
+        "profiles": "a mapping",
+    },
+    "fdaudit.protocols": {
+        **dict.fromkeys(("name", "source"), "text"),
+        **dict.fromkeys(("roles", "trust", "deviations", "withholdable"), _TEXTS),
+        **dict.fromkeys(("messages", "oracles"), _RECORDS),
+        **dict.fromkeys(("pools_data", "heterogeneous", "needs_public"), "true or false"),
+    },
+    "fdaudit.defenses": {"name": "text"},
+}
+"""The literal attributes that a class of each entry-point group must have, with their types in words."""
+_OPTIONAL: Mapping[str, Mapping[str, str]] = {
+    "fdaudit.attacks": {"oracle": "text or None", "tasks": _TEXTS, "control": "a mapping"},
+    "fdaudit.protocols": {
+        **dict.fromkeys(("roles_when", "privacy", "trains"), "a mapping"),
+        "tasks": _TEXTS,
+    },
+    "fdaudit.defenses": {
+        **dict.fromkeys(("source", "protects", "at", "makes"), "text"),
+        "accepts": _TEXTS,
+        "fixed_size": "true or false",
+    },
+}
+METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "fdaudit.attacks": {
+        "__init__": ("config",),
+        "applicable": ("view", "knowledge", "task"),
+        "run": ("view", "knowledge", "task", "generator"),
+    },
+    "fdaudit.protocols": {"__init__": ("config", "setting"), "rounds": ("start",), "released": ()},
+    "fdaudit.defenses": {
+        "__init__": ("config",),
+        "describe": (),
+        "release": ("kind", "tensors", "noise"),
+    },
+}
+"""The methods of a class of each group, with the names of their arguments after `self`."""
+_IN_TRAINING: Mapping[str, tuple[str, ...]] = {
+    "__init__": ("config", "batch_size"),
+    "describe": (),
+    "steps": ("length",),
+    "draw": ("records", "noise"),
+    "clipped": ("per_sample",),
+    "noised": ("total", "noise"),
+    "event": ("steps",),
+}
+_COMPUTED = object()
+"""Stands for an attribute whose value the source does not state as a literal."""
 
 
-def loaded(target: str) -> Any:
-    """Return the class that `"module:Class"` names; this runs its module's code."""
+def loaded(target: str, group: str = "", name: str = "") -> Any:
+    """Return the class that `"module:Class"` names; this runs its module's code.
+
+    Raises:
+        SpecError: it cannot be loaded, or breaks the contract of `group`.
+    """
     module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    if group not in REQUIRED:
+        return getattr(importlib.import_module(module), attribute)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+        if not isinstance(found, type):
+            raise TypeError(f"{attribute} is no class")
+    except Exception as error:  # foreign code may raise anything
+        raise _refusal(group, name, target, f"cannot be loaded ({error})") from error
+    members = {m: getattr(found, m) for m in dir(found) if hasattr(found, m)}
+    settings = members.get("Config")
+    base: type = importlib.import_module("fdaudit.config").Config
+    if settings is not None and not (isinstance(settings, type) and issubclass(settings, base)):
+        raise _refusal(group, name, target, "has a Config that is no class below fdaudit.config.Config")
+    _refuse_broken(group, name, target, members, True)
+    return found
 
 
-class Registry:
+def _refuse_broken(group: str, name: str, target: str, members: Mapping[str, object], whole: bool) -> None:
+    """Refuse a class whose members break the contract; `whole` if methods of other modules are among them."""
+    required = REQUIRED[group]
+    for attribute, kind in {**required, **_OPTIONAL[group]}.items():
+        if attribute not in members and attribute in required:
+            raise _refusal(group, name, target, f"has no {attribute}, which is {kind}")
+        value = members.get(attribute)
+        if value is _COMPUTED and attribute in required:
+            raise _refusal(group, name, target, f"computes {attribute}, which must be a plain literal")
+        if attribute in members and value is not _COMPUTED and not _is(kind, value):
+            raise _refusal(group, name, target, f"has {attribute} {value!r:.60}, which is not {kind}")
+    if members["name"] != name:
+        raise _refusal(group, name, target, f"calls itself {members['name']!r}")
+    problem = _wrong_word(group, members)
+    if problem:
+        raise _refusal(group, name, target, problem)
+    in_training = group == "fdaudit.defenses" and members.get("at") == "training"
+    for method, arguments in (_IN_TRAINING if in_training else METHODS[group]).items():
+        found = members.get(method)
+        if found is None and (not whole or method == "__init__"):
+            continue
+        shown = f"{method}(self{''.join(f', {a}' for a in arguments)})"
+        if found is None:
+            raise _refusal(group, name, target, f"has no method {shown}")
+        if found is not _COMPUTED and not _takes(found, arguments):
+            raise _refusal(group, name, target, f"has a method {method} that is not called as {shown}")
+    if whole and "Config" not in members:
+        raise _refusal(group, name, target, "has no Config, the class of its settings")
+
+
+def _wrong_word(group: str, members: Mapping[str, Any]) -> str:
+    """Return what is wrong with words of a closed vocabulary, or nothing."""
+    if group == "fdaudit.attacks":
+        if members["goal"] not in get_args(Goal):
+            return f"has the unknown goal {members['goal']!r}. {nearest(members['goal'], get_args(Goal))}"
+        missing = [
+            p for p in ("quick", "standard", "full") if not _is("a mapping", members["profiles"].get(p))
+        ]
+        return f"has no settings in profiles for {', '.join(missing)}" if missing else ""
+    if group == "fdaudit.protocols":
+        for attribute, keys in (("messages", {"kind", "from", "to"}), ("oracles", {"name", "available_to"})):
+            for record in members[attribute]:
+                if missing := sorted(keys - record.keys()):
+                    return f"has an entry of {attribute} without {', '.join(missing)}"
+        unknown = [m["kind"] for m in members["messages"] if m["kind"] not in KINDS]
+        return (
+            f"has messages of the unknown kind {unknown[0]!r}. {nearest(unknown[0], KINDS)}"
+            if unknown
+            else ""
+        )
+    return ""
+
+
+def _is(kind: str, value: object) -> bool:
+    """Return whether a value has a type that is given in words."""
+    if kind in (_TEXTS, _RECORDS):
+        part = str if kind == _TEXTS else Mapping
+        return isinstance(value, tuple) and all(isinstance(v, part) for v in value)
+    if kind == "text or None":
+        return value is None or isinstance(value, str)
+    return isinstance(value, {"text": str, "a mapping": Mapping, "true or false": bool}[kind])
+
+
+def _takes(method: object, arguments: tuple[str, ...]) -> bool:
+    """Return whether a function, or the signature read from its source, can be called with `self` and these."""
+    try:
+        found = method if isinstance(method, Signature) else signature(method)  # type: ignore[arg-type]
+        found.bind(None, *arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _refusal(group: str, name: str, target: str, problem: str) -> SpecError:
+    """Return an error with the class's file and line, if there is one."""
+    module, _, attribute = target.partition(":")
+    try:
+        path, source = _source(module)
+        lines = (
+            n.lineno for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == attribute
+        )
+        place = f" ({path}, line {next(lines, 1)})"
+    except (FdauditError, OSError, SyntaxError, UnicodeDecodeError):
+        place = ""
+    problem, dot, hint = problem.partition(". ")
+    room = group.rpartition(".")[2]
+    remedy = f"{hint}{' ' * bool(dot)}Correct the class, or uninstall its package."
+    return SpecError(f"{room}.{name}", target, f"{problem}{place}", remedy)
+
+
+class Registry(Generic[T_co]):
     """The public names of one extension point.
 
     Guarantees:
       * a duplicate name, from fdaudit or an installed package, is an error;
       * `describe` parses the class's source for its docstring and literal attributes and imports neither it
-        nor torch.
+        nor torch;
+      * a class that breaks the contract of its group is an error with its file and line. `describe` finds what
+        the class's own module shows, and `load` all of it.
 
     Args:
         group: entry-point group through which installed packages add names, such as `fdaudit.protocols`.
@@ -56,13 +223,14 @@ class Registry:
         """Return all public names, sorted."""
         return sorted(self._targets)
 
-    def load(self, name: str, field: str | None = None) -> Any:
+    def load(self, name: str, field: str | None = None) -> type[T_co]:
         """Return the class behind a name.
 
         Raises:
-            SpecError: the name is unknown; `field` is the spec's field that gave it.
+            SpecError: the name is unknown; `field` is the spec's field that gave it. Or the class breaks its contract.
         """
-        return loaded(self.target(name, field))
+        found: type[T_co] = loaded(self.target(name, field), self.group, name)
+        return found
 
     def target(self, name: str, field: str | None = None) -> str:
         """Return the location of the class behind a name, as `"module:Class"`; import nothing.
@@ -80,28 +248,45 @@ class Registry:
         return name in self._own
 
     def describe(self, name: str, field: str | None = None) -> dict[str, Any]:
-        """Return the class's docstring (key `doc`) and every class attribute that is a plain literal."""
-        module, _, attribute = self.target(name, field).partition(":")
-        return deepcopy(_described(_source(module), attribute))
+        """Return the class's docstring (key `doc`) and every class attribute that is a plain literal.
+
+        Raises:
+            SpecError: the name is unknown, or the class's own module shows that it breaks its contract.
+        """
+        target = self.target(name, field)
+        module, _, attribute = target.partition(":")
+        try:
+            doc, members, whole = _described(_source(module)[1], attribute)
+        except (FdauditError, OSError, SyntaxError, UnicodeDecodeError, KeyError) as error:
+            raise _refusal(self.group, name, target, f"cannot be read ({error})") from error
+        if self.group in REQUIRED:
+            _refuse_broken(self.group, name, target, members, whole)
+        literals = {n: v for n, v in members.items() if v is not _COMPUTED and not isinstance(v, Signature)}
+        return deepcopy({"doc": doc, **literals})
 
 
 @cache
-def _described(source: str, name: str) -> dict[str, Any]:
-    """Return the docstring and literal attributes of a class, including those inherited within its module."""
+def _described(source: str, name: str) -> tuple[str, dict[str, Any], bool]:
+    """Return a class's docstring, its members and those it inherits within its module, and whether these are all."""
     classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
-    described: dict[str, Any] = {}
+    members: dict[str, Any] = {}
+    whole = True
     for base in classes[name].bases:
         if isinstance(base, ast.Name) and base.id in classes:
-            described |= _literals(classes[base.id])
-    described |= _literals(classes[name])
-    return {"doc": ast.get_docstring(classes[name]) or "", **described}
+            members |= _members(classes[base.id])
+            whole = whole and not classes[base.id].bases
+        else:
+            whole = False
+    members |= _members(classes[name])
+    return ast.get_docstring(classes[name]) or "", members, whole
 
 
-def _source(module: str) -> str:
+def _source(module: str) -> tuple[str, str]:
+    """Return the file of a module, and its text."""
     spec = _found(module)
     if spec is None or spec.origin is None:
         raise FdauditError(f"module {module} is not installed")
-    return Path(spec.origin).read_text(encoding="utf-8")
+    return spec.origin, Path(spec.origin).read_text(encoding="utf-8")
 
 
 def _found(module: str) -> ModuleSpec | None:
@@ -120,9 +305,16 @@ def _found(module: str) -> ModuleSpec | None:
     return spec
 
 
-def _literals(node: ast.ClassDef) -> dict[str, Any]:
-    found = {}
+def _members(node: ast.ClassDef) -> dict[str, Any]:
+    """Return a class's literal attributes, the signatures of its methods, and `_COMPUTED` for all others."""
+    found: dict[str, Any] = {}
     for statement in node.body:
+        if isinstance(statement, ast.FunctionDef):
+            found[statement.name] = _COMPUTED if statement.decorator_list else _signature(statement.args)
+            continue
+        if isinstance(statement, ast.ClassDef):
+            found[statement.name] = _COMPUTED
+            continue
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             name, value = statement.target.id, statement.value
         elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
@@ -132,5 +324,20 @@ def _literals(node: ast.ClassDef) -> dict[str, Any]:
         try:
             found[name] = ast.literal_eval(value) if value is not None else None
         except ValueError:
-            continue
+            found[name] = _COMPUTED
     return found
+
+
+def _signature(arguments: ast.arguments) -> Signature:
+    """Return a function's signature with its arguments' kinds, and whether they have defaults."""
+    positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+    required = len(positional) - len(arguments.defaults)
+    made = [
+        Parameter(a, Parameter.POSITIONAL_ONLY, default=Parameter.empty if n < required else None)
+        for n, a in enumerate(positional)
+    ]
+    if arguments.vararg:
+        made.append(Parameter(arguments.vararg.arg, Parameter.VAR_POSITIONAL))
+    for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        made.append(Parameter(a.arg, Parameter.KEYWORD_ONLY, default=None if default else Parameter.empty))
+    return Signature(made)

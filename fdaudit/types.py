@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
 
+    from fdaudit import config as settings
     from fdaudit.events import Event
     from fdaudit.rng import SecretStream
 
@@ -97,6 +98,10 @@ class GradientRule(Protocol):
     adds up `clipped` over parts of them, and passes the whole sum to `noised`. Training learns nothing else about the
     records in that step.
     """
+
+    Config: ClassVar[type[settings.Config]]
+
+    def __init__(self, config: Any, batch_size: int) -> None: ...
 
     def describe(self) -> Mapping[str, Any]:
         """Return name and parameters, as recorded with the release."""

@@ -1,10 +1,18 @@
 """Protocols: one file each, in the order of the paper's algorithm box."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fdaudit.registry import Registry
 
-__all__ = ["REGISTRY"]
+if TYPE_CHECKING:
+    from fdaudit.federation.protocol import FederatedProtocol
 
-REGISTRY: Registry = Registry(
+__all__ = ["REGISTRY", "FederatedProtocol"]
+
+REGISTRY: Registry[FederatedProtocol] = Registry(
     "fdaudit.protocols",
     {
         "centralized": "fdaudit.protocols.standalone:Centralized",
@@ -23,3 +31,9 @@ REGISTRY: Registry = Registry(
     },
 )
 """Public names of protocols; installed packages add theirs through the entry-point group."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "FederatedProtocol":  # its module loads torch
+        return import_module("fdaudit.federation.protocol").FederatedProtocol
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -39,7 +39,7 @@ raise RuntimeError("this module was imported")
 def stranger(tmp_path, monkeypatch):
     (tmp_path / "strange_module.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    return Registry("fdaudit.attacks", {"thing": "strange_module:Thing"})
+    return Registry("fdaudit.things", {"thing": "strange_module:Thing"})
 
 
 def entries(monkeypatch, *names):

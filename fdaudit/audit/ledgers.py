@@ -39,7 +39,7 @@ def books_of(run: RunDirectory) -> Books:
 
 def _assumptions(plan: Plan) -> tuple[str, ...]:
     """Return the assumptions that a run's settings add to those of every ledger."""
-    found: tuple[str, ...] = plan.protocol_config.assumptions()  # type: ignore[attr-defined]
+    found: tuple[str, ...] = plan.protocol_config.assumptions()
     preset = plan.spec.preset
     if preset is None or preset.name == "as-published" or preset.sample_rate is not None:
         return found

@@ -72,7 +72,7 @@ def federated(
         plan = run.plan
         if elsewhere.cells is None:
             stand_by(plan)
-        tick(plan.protocol.name, 0, plan.protocol_config.rounds)  # type: ignore[attr-defined]
+        tick(plan.protocol.name, 0, plan.protocol_config.rounds)
         seconds = time.perf_counter()
         _seal(run, federate(run, tick))
         malloc.give_back()

@@ -14,7 +14,7 @@ import torch
 from fdaudit.accounting.budget import Meter
 from fdaudit.federation.checkpoints import Checkpoints
 from fdaudit.federation.networks import Trainers
-from fdaudit.federation.protocol import PartyData, Round
+from fdaudit.federation.protocol import FederatedProtocol, PartyData, ProtocolConfig, Round
 from fdaudit.federation.rehearsal import NoWire, kinds_of, networks_of, setting_of
 from fdaudit.handout.oracle_access import exposed
 from fdaudit.metrics import accuracy, macro_f1, mean_auc, mean_auc_figure, multilabel_macro_f1
@@ -100,11 +100,13 @@ class _Stage:
     """A protocol set up on a plan: the run's own, or a reference line."""
 
     plan: Plan
-    protocol: Any
+    protocol: FederatedProtocol
     evaluators: Trainers
 
     @classmethod
-    def set_up(cls, plan: Plan, protocol: Any, config: Any, wire: Any) -> _Stage:
+    def set_up(
+        cls, plan: Plan, protocol: type[FederatedProtocol], config: ProtocolConfig, wire: Wire
+    ) -> _Stage:
         clients = {k: PartyData(*plan.records(k)) for k in plan.clients}
         setting = setting_of(protocol, plan.common, clients, wire, plan.seed)
         # The auditor measures with its own training cores: a protocol's cores hold its parties' weights.
@@ -150,7 +152,7 @@ def federate(run: RunDirectory, tick: Tick) -> Position:
         stage = _Stage.set_up(plan, plan.protocol, plan.protocol_config, wire)
         if checkpoint:
             stage.protocol.state = vault.load(checkpoint["state"], checkpoint["state_sha256"])
-        rounds = plan.protocol_config.rounds  # type: ignore[attr-defined]
+        rounds = plan.protocol_config.rounds
         done: Round | None = None
         first = checkpoint["round"] + 1 if checkpoint else 0
         for done in stage.protocol.rounds(first) if _goes_on(meter) else ():
@@ -214,7 +216,9 @@ def _goes_on(meter: Meter | None) -> bool:
     return meter is None or meter.allows_another()
 
 
-def _reference_line(plan: Plan, protocol: Any, config: Any, utility: Utility, tick: Tick) -> Iterator[None]:
+def _reference_line(
+    plan: Plan, protocol: type[FederatedProtocol], config: ProtocolConfig, utility: Utility, tick: Tick
+) -> Iterator[None]:
     stage = _Stage.set_up(plan, protocol, config, NoWire())
     for done in stage.protocol.rounds(0):
         last = done.index == config.rounds - 1

@@ -205,7 +205,7 @@ def _rounds_run(run: RunDirectory) -> int:
 def _stopped(run: RunDirectory) -> list[str]:
     """Return a note if a privacy budget ended the run early."""
     plan = run.plan
-    rounds, done = plan.protocol_config.rounds, _rounds_run(run)  # type: ignore[attr-defined]
+    rounds, done = plan.protocol_config.rounds, _rounds_run(run)
     budget = plan.spec.privacy.budget
     if budget is None or done >= rounds:
         return []

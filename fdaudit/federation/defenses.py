@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from fdaudit import defenses
 from fdaudit.config import validate
 from fdaudit.errors import SpecError, nearest
-from fdaudit.federation.protocol import applies, has_public_index
+from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, applies, has_public_index
 from fdaudit.training.private_step import unfit
+from fdaudit.transcript.wire import Defense, acts_in_training
 from fdaudit.types import DefenseSpec, GradientRule, Trained
 
 if TYPE_CHECKING:
@@ -34,31 +35,31 @@ class Attached:
         entries: the spec's field of each training defence, by the trained object.
     """
 
-    messages: Mapping[tuple[str, str], tuple[Any, ...]]
+    messages: Mapping[tuple[str, str], tuple[Defense, ...]]
     training: Mapping[Trained, GradientRule]
     entries: Mapping[Trained, str]
 
 
-def attach(spec: Spec, protocol: Any, config: Config) -> Attached:
+def attach(spec: Spec, protocol: type[FederatedProtocol], config: ProtocolConfig) -> Attached:
     """Return the defences of the spec, followed by those of the protocol's own settings.
 
     Raises:
         SpecError: a defence would act on nothing, twice, or where it does not belong.
     """
-    messages: dict[tuple[str, str], tuple[Any, ...]] = {}
+    messages: dict[tuple[str, str], tuple[Defense, ...]] = {}
     training: dict[Trained, GradientRule] = {}
     entries: dict[Trained, str] = {}
     asked = [(f"defenses.{n}", DefenseSpec(**entry.model_dump())) for n, entry in enumerate(spec.defenses)]
-    own = [(f"protocol.defenses.{d.kind}", d) for d in config.defenses()]  # type: ignore[attr-defined]
+    own = [(f"protocol.defenses.{d.kind}", d) for d in config.defenses()]
     for where, entry in [*asked, *own]:
         cls = defenses.REGISTRY.load(entry.name, f"{where}.name")
-        belongs = getattr(cls, "at", "message")
+        belongs = "training" if acts_in_training(cls) else "message"
         if belongs != entry.at:
             problem = f"acts at {belongs}, not at {entry.at}"
             raise SpecError(
                 f"{where}.name", entry.name, problem, f"Set at to {belongs!r}, or choose another."
             )
-        if entry.at == "message":
+        if not acts_in_training(cls):
             key, built = _on_messages(where, entry, protocol, config, cls, spec.clients)
             messages[key] = (*messages.get(key, ()), built)
             continue
@@ -72,7 +73,7 @@ def attach(spec: Spec, protocol: Any, config: Config) -> Attached:
 
 
 def _refuse_recast(
-    entries: Sequence[tuple[str, DefenseSpec]], messages: Mapping[tuple[str, str], tuple[Any, ...]]
+    entries: Sequence[tuple[str, DefenseSpec]], messages: Mapping[tuple[str, str], tuple[Defense, ...]]
 ) -> None:
     """Refuse a public index on others' messages if a defence changes the kind of the clients' answers."""
     recast = [
@@ -92,8 +93,13 @@ def _refuse_recast(
 
 
 def _on_messages(
-    where: str, entry: DefenseSpec, protocol: Any, config: Config, cls: Any, clients: int
-) -> tuple[tuple[str, str], Any]:
+    where: str,
+    entry: DefenseSpec,
+    protocol: type[FederatedProtocol],
+    config: ProtocolConfig,
+    cls: type[Defense],
+    clients: int,
+) -> tuple[tuple[str, str], Defense]:
     sends = [m for m in protocol.messages if m["from"] == entry.sender and applies(m.get("when", {}), config)]
     sent = sorted({m["kind"] for m in sends if "made_of" not in m})
     if entry.kind is None or entry.kind not in sent:
@@ -111,9 +117,9 @@ def _on_messages(
     return (entry.kind, entry.sender), cls(params)
 
 
-def _refuse_unfounded(where: str, params: Config, clients: int, config: Config) -> None:
+def _refuse_unfounded(where: str, params: Config, clients: int, config: ProtocolConfig) -> None:
     """Refuse a defence that relies on a random draw of one client if the protocol does not declare the draw."""
-    claimed, drawn = getattr(params, "drawn_from", 1), config.drawn_from(clients)  # type: ignore[attr-defined]
+    claimed, drawn = getattr(params, "drawn_from", 1), config.drawn_from(clients)
     if claimed not in (1, drawn):
         done = f"one of {drawn} clients is" if drawn > 1 else "every client is"
         problem = f"is not what these settings do: {done} asked a step"
@@ -122,7 +128,7 @@ def _refuse_unfounded(where: str, params: Config, clients: int, config: Config) 
 
 
 def _refuse_public_index(
-    where: str, params: Config, entry: DefenseSpec, protocol: Any, config: Config
+    where: str, params: Config, entry: DefenseSpec, protocol: type[FederatedProtocol], config: ProtocolConfig
 ) -> None:
     """Refuse a defence that calls an index public if the protocol's card does not promise it."""
     asked = getattr(params, "public_index", False)
@@ -136,7 +142,12 @@ def _refuse_public_index(
 
 
 def _refuse_unfit(
-    where: str, kind: str, entry: DefenseSpec, cls: Any, protocol: Any, read: Collection[str]
+    where: str,
+    kind: str,
+    entry: DefenseSpec,
+    cls: type[Defense],
+    protocol: type[FederatedProtocol],
+    read: Collection[str],
 ) -> None:
     """Refuse a defence on a kind that it cannot treat, or whose output kind no party reads."""
     accepts = getattr(cls, "accepts", (kind,))
@@ -150,17 +161,19 @@ def _refuse_unfit(
 
 
 def _in_training(
-    where: str, entry: DefenseSpec, of: Trained, protocol: Any, config: Config, cls: Any
+    where: str,
+    entry: DefenseSpec,
+    of: Trained,
+    protocol: type[FederatedProtocol],
+    config: ProtocolConfig,
+    cls: type[GradientRule],
 ) -> GradientRule:
     trains: Mapping[str, str] = getattr(protocol, "trains", {})
     if of not in trains:
         problem = f"is nothing that clients of {protocol.name} train by themselves"
         remedy = f"They train: {', '.join(trains)}." if trains else "Remove it, or choose another protocol."
         raise SpecError(f"{where}.of", of, problem, remedy)
-    built: GradientRule = cls(
-        validate(cls.Config, entry.params, f"{where}.params"), getattr(config, trains[of])
-    )
-    return built
+    return cls(validate(cls.Config, entry.params, f"{where}.params"), getattr(config, trains[of]))
 
 
 def _unfit(network: Architecture) -> str | None:

@@ -34,6 +34,13 @@ __all__ = [
 class ProtocolConfig(Config):
     """Settings common to all protocols; `rounds` is a field or a property of each."""
 
+    if TYPE_CHECKING:
+
+        @property
+        def rounds(self) -> int:
+            """Return the number of rounds."""
+            ...
+
     def alone(self) -> dict[str, Any]:
         """Return the settings of a reference line that trains a model as much as a client does here."""
         return {}
@@ -62,12 +69,12 @@ class ProtocolConfig(Config):
         return 1
 
 
-def applies(when: Mapping[str, Any], config: Any) -> bool:
+def applies(when: Mapping[str, Any], config: Config) -> bool:
     """Return whether a declaration for given settings, a value by name, holds under these settings."""
     return all(getattr(config, name) == value for name, value in when.items())
 
 
-def has_public_index(protocol: Any, config: Any, kind: str, sender: str) -> bool:
+def has_public_index(protocol: type[FederatedProtocol], config: Config, kind: str, sender: str) -> bool:
     """Return whether a protocol promises that a message's index and number of rows do not depend on private data.
 
     Args:
@@ -233,7 +240,7 @@ class FederatedProtocol(Protocol):
     needs_public: ClassVar[bool]
     tasks: ClassVar[tuple[str, ...]]
     trains: ClassVar[dict[str, str]]
-    Config: ClassVar[type[Any]]
+    Config: ClassVar[type[ProtocolConfig]]
 
     state: dict[str, Tensor]
     """The state between rounds, by name; restored by assignment before `rounds` is called."""

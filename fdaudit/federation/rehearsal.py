@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 
 from fdaudit.adversary.view import View, view_of
-from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common, PartyData, ProtocolConfig, Setting, applies
+from fdaudit.federation.protocol import Common, FederatedProtocol, PartyData, ProtocolConfig, Setting, applies
 from fdaudit.rng import SecretStream, child_seed
 from fdaudit.storage.files import written_whole
 from fdaudit.transcript.transcript import Transcript
-from fdaudit.transcript.wire import Delivery, Wire
+from fdaudit.transcript.wire import Defense, Delivery, Wire
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,43 +27,50 @@ if TYPE_CHECKING:
 __all__ = ["NoWire", "kinds_of", "networks_of", "parties_of", "rehearse", "roles_of", "set_up", "setting_of"]
 
 
-class NoWire:
+class NoWire(Wire):
     """A wire that carries no messages and no defences: for a reference line, or for a protocol that is only set up."""
 
-    training: ClassVar[Mapping[Trained, GradientRule]] = {}
+    def __init__(self) -> None:
+        self.training = {}
 
     def begin(self, round: int, step: int = 0) -> None:
         """Do nothing."""
 
-    def send(self, sender: str, receivers: Any, kind: str, *_: Any, **__: Any) -> Delivery | None:
+    def send(
+        self, sender: str, receivers: Sequence[str], kind: str, *_: object, **__: object
+    ) -> Delivery | None:
         """Refuse to send."""
         raise ProtocolError(f"{sender} sent {kind} where nothing may be sent.")
 
 
-def kinds_of(protocol: Any) -> list[str]:
+def kinds_of(protocol: type[FederatedProtocol]) -> list[str]:
     """Return the message kinds that a protocol declares."""
     return sorted({m["kind"] for m in protocol.messages} | {"silence", "release"})
 
 
-def roles_of(protocol: Any, config: Config) -> tuple[str, ...]:
+def roles_of(protocol: type[FederatedProtocol], config: ProtocolConfig) -> tuple[str, ...]:
     """Return the roles that take part with these settings, in the order of their declaration."""
     conditions = getattr(protocol, "roles_when", {})
     return tuple(r for r in protocol.roles if applies(conditions.get(r, {}), config))
 
 
-def parties_of(protocol: Any, config: Config, clients: int) -> tuple[str, ...]:
+def parties_of(protocol: type[FederatedProtocol], config: ProtocolConfig, clients: int) -> tuple[str, ...]:
     """Return every party that takes part with these settings, in the order of the roles; `world` comes last."""
     others = tuple(r for r in roles_of(protocol, config) if r != "client")
     return (*others, *(f"client/{k}" for k in range(clients)), "world")
 
 
-def networks_of(protocol: Any, networks: Networks) -> Networks:
+def networks_of(protocol: type[FederatedProtocol], networks: Networks) -> Networks:
     """Return the networks of this protocol's parties; the holder of pooled data trains the shared network."""
     return Networks(networks.shared) if protocol.pools_data else networks
 
 
 def setting_of(
-    protocol: Any, common: Common, clients: Mapping[str, PartyData], wire: Any, seed: int
+    protocol: type[FederatedProtocol],
+    common: Common,
+    clients: Mapping[str, PartyData],
+    wire: Wire,
+    seed: int,
 ) -> Setting:
     """Return the protocol's inputs; if it pools data, one client has all records and the shared network."""
     if not protocol.pools_data:
@@ -74,14 +80,19 @@ def setting_of(
     return alone.setting({"client/0": PartyData(x, y)}, wire, seed)
 
 
-def set_up(protocol: Any, config: Config, common: Common, clients: Sequence[str], seed: int) -> Any:
+def set_up(
+    protocol: type[FederatedProtocol],
+    config: ProtocolConfig,
+    common: Common,
+    clients: Sequence[str],
+    seed: int,
+) -> FederatedProtocol:
     """Return the protocol without records and wire: a check of its settings, and access to what it released.
 
     Raises:
         SpecError: the protocol refuses its settings for these networks and images.
     """
-    if isinstance(config, ProtocolConfig):
-        config.fits(len(clients))
+    config.fits(len(clients))
     nobody = {k: PartyData(torch.zeros(0), torch.zeros(0)) for k in clients}
     return protocol(config, setting_of(protocol, common, nobody, NoWire(), seed))
 
@@ -89,13 +100,13 @@ def set_up(protocol: Any, config: Config, common: Common, clients: Sequence[str]
 def rehearse(
     folder: Path,
     *,
-    protocol: Any,
-    config: Config,
+    protocol: type[FederatedProtocol],
+    config: ProtocolConfig,
     common: Common,
     data: Sequence[tuple[Tensor, Tensor]],
     seed: int,
     adversary: str = "server",
-    defenses: Mapping[tuple[str, str], Sequence[Any]] | None = None,
+    defenses: Mapping[tuple[str, str], Sequence[Defense]] | None = None,
     training: Mapping[Trained, GradientRule] | None = None,
     withheld: Sequence[str] = (),
     transport: str = "plain",

@@ -108,7 +108,7 @@ def answered_by(plan: Plan) -> tuple[str, frozenset[str]] | None:
 def finished(plan: Plan, vault: Vault) -> bool:
     """Return whether a run reached its last round; a run that its budget ended did not."""
     checkpoint = vault.load_round()
-    rounds: int = plan.protocol_config.rounds  # type: ignore[attr-defined]
+    rounds: int = plan.protocol_config.rounds
     return checkpoint is not None and checkpoint["round"] == rounds - 1
 
 
@@ -202,7 +202,7 @@ def _holders(plan: Plan) -> tuple[str, ...]:
 
 def _will_publish(plan: Plan, holder: str) -> bool:
     """Return whether the spec lets a party publish its model."""
-    last: int = plan.protocol_config.rounds - 1  # type: ignore[attr-defined]
+    last: int = plan.protocol_config.rounds - 1
     silent = any(o.party == holder and o.first <= last <= o.last for o in plan.outages)
     return "model_parameters" not in plan.spec.withhold and not silent
 

@@ -251,18 +251,20 @@ def _reason(frame: Frame) -> str:
     return str(frame.fields.get("reason", ""))[:_LONGEST_REASON]
 
 
-def settings_of(target: str, profile: str, params: Mapping[str, Any], where: str) -> dict[str, Any]:
+def settings_of(
+    name: str, target: str, profile: str, params: Mapping[str, Any], where: str
+) -> dict[str, Any]:
     """Return an attack's settings under a profile; a separate process finds them, so its code is not loaded here.
 
     Raises:
         SpecError: a setting is unknown or out of range, or the attack cannot be loaded.
     """
-    return dict(_settings_of(target, profile, json.dumps(params, sort_keys=True), where))
+    return dict(_settings_of(name, target, profile, json.dumps(params, sort_keys=True), where))
 
 
 @cache
-def _settings_of(target: str, profile: str, params: str, where: str) -> dict[str, Any]:
-    asked = {"target": target, "profile": profile, "params": json.loads(params), "where": where}
+def _settings_of(name: str, target: str, profile: str, params: str, where: str) -> dict[str, Any]:
+    asked = {"name": name, "target": target, "profile": profile, "params": json.loads(params), "where": where}
     remedy = "Correct the attack, or uninstall its package."
     try:
         with _attacker(own=False) as attacker:

@@ -109,7 +109,7 @@ def _settings(asked: Mapping[str, Any]) -> dict[str, Any]:
     from fdaudit.config import validate
     from fdaudit.registry import loaded
 
-    attack = loaded(asked["target"])
+    attack = loaded(asked["target"], "fdaudit.attacks", asked["name"])
     params = {**attack.profiles[asked["profile"]], **asked["params"]}
     made: dict[str, Any] = validate(attack.Config, params, asked["where"]).model_dump(mode="json")
     return made

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdaudit import protocols
-from fdaudit.config import Config, validate
+from fdaudit.config import validate
 from fdaudit.federation.defenses import Attached, attach
-from fdaudit.federation.protocol import Common
+from fdaudit.federation.protocol import Common, FederatedProtocol, ProtocolConfig
 from fdaudit.federation.rehearsal import rehearse
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.cache import digest_of
@@ -66,13 +66,12 @@ class Rehearsal:
         )
 
     @cached_property
-    def _protocol(self) -> Any:
+    def _protocol(self) -> type[FederatedProtocol]:
         return protocols.REGISTRY.load(self.setting["protocol"]["name"])
 
     @cached_property
-    def _config(self) -> Config:
-        made: Config = validate(self._protocol.Config, self.setting["protocol"]["params"])
-        return made
+    def _config(self) -> ProtocolConfig:
+        return validate(self._protocol.Config, self.setting["protocol"]["params"])
 
     @cached_property
     def _attached(self) -> Attached:

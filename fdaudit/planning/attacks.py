@@ -57,7 +57,7 @@ def plan_attack(
     """
     registry = attacks.REGISTRY
     if not registry.owns(name):
-        settings = settings_of(registry.target(name, "attack"), spec.profile, params, where)
+        settings = settings_of(name, registry.target(name, "attack"), spec.profile, params, where)
         return _attack_plan(name, settings, adversaries)
     cls = registry.load(name, "attack")
     config = validate(cls.Config, {**cls.profiles[spec.profile], **params}, where)

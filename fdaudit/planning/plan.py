@@ -12,12 +12,12 @@ import torch
 from fdaudit import protocols
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.adversary.view import members_of
-from fdaudit.config import Config, validate
+from fdaudit.config import validate
 from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_splits, test_xy
 from fdaudit.errors import DataError, SpecError
 from fdaudit.federation.defenses import attach, refuse_untrainable
 from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common, applies
+from fdaudit.federation.protocol import Common, FederatedProtocol, ProtocolConfig, applies
 from fdaudit.federation.rehearsal import networks_of, parties_of, set_up
 from fdaudit.models import Architecture, architecture
 from fdaudit.planning.attacks import plan_attacks, refuse_attacks_without_controls
@@ -30,7 +30,7 @@ from fdaudit.training.encoder import TaskEncoder
 from fdaudit.training.evaluator import Evaluator
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Parameters, Trainer
-from fdaudit.transcript.wire import Outage
+from fdaudit.transcript.wire import Defense, Outage
 from fdaudit.types import ONLY_SINGLE_LABEL, GradientRule, Trained
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ class Plan:
     networks: Networks
     public: Tensor
     execution: Execution
-    protocol: Any
-    protocol_config: Config
-    references: tuple[tuple[Any, Config], ...]
-    defenses: Mapping[tuple[str, str], tuple[Any, ...]]
+    protocol: type[FederatedProtocol]
+    protocol_config: ProtocolConfig
+    references: tuple[tuple[type[FederatedProtocol], ProtocolConfig], ...]
+    defenses: Mapping[tuple[str, str], tuple[Defense, ...]]
     training: Mapping[Trained, GradientRule]
     attacks: tuple[AttackPlan, ...]
     identity: str
@@ -263,7 +263,7 @@ def _records(spec: Spec, secrets: Secrets) -> tuple[Dataset, Splits]:
     return dataset, make_splits(dataset, spec.clients, spec.partition, shares, secrets.truth("splits"))
 
 
-def _refuse_other_tasks(spec: Spec, protocol: Any, dataset: Dataset) -> None:
+def _refuse_other_tasks(spec: Spec, protocol: type[FederatedProtocol], dataset: Dataset) -> None:
     """Refuse a dataset whose task (single-label or multi-label) the protocol does not support."""
     if dataset.task not in getattr(protocol, "tasks", ONLY_SINGLE_LABEL):
         registry = protocols.REGISTRY
@@ -278,7 +278,7 @@ def _refuse_other_tasks(spec: Spec, protocol: Any, dataset: Dataset) -> None:
         )
 
 
-def _networks(spec: Spec, protocol: Any, dataset: Dataset) -> Networks:
+def _networks(spec: Spec, protocol: type[FederatedProtocol], dataset: Dataset) -> Networks:
     shared = architecture(spec.model, dataset.input_shape, dataset.classes)
     own = []
     for number, entry in enumerate(spec.client_models):
@@ -294,17 +294,20 @@ def _networks(spec: Spec, protocol: Any, dataset: Dataset) -> Networks:
     return Networks(shared, tuple(own))
 
 
-def _public(spec: Spec, protocol: Any, dataset: Dataset, splits: Splits, secrets: Secrets) -> Tensor:
+def _public(
+    spec: Spec, protocol: type[FederatedProtocol], dataset: Dataset, splits: Splits, secrets: Secrets
+) -> Tensor:
     """Return the public samples: the proxy split, or the images of another dataset."""
     if spec.public_dataset is None:
-        samples, field, value = dataset.x[splits.proxy], "splits.proxy", spec.splits.proxy
+        samples, field = dataset.x[splits.proxy], "splits.proxy"
+        value: float | str = spec.splits.proxy
     else:
         try:
             other = load_dataset(spec.public_dataset, secrets.truth("public-dataset"))
         except DataError as error:
             field = error.field.replace("dataset", "public_dataset", 1)
             raise DataError(field, error.value, error.problem, error.remedy) from None
-        samples, field, value = other.x, "public_dataset.name", spec.public_dataset.name  # type: ignore[assignment]
+        samples, field, value = other.x, "public_dataset.name", spec.public_dataset.name
         if samples.shape[1:] != dataset.x.shape[1:]:
             sides = ["x".join(map(str, t.shape[1:])) for t in (samples, dataset.x)]
             problem = f"has images of {sides[0]}, the clients' are {sides[1]}"
@@ -316,7 +319,7 @@ def _public(spec: Spec, protocol: Any, dataset: Dataset, splits: Splits, secrets
     return samples
 
 
-def _refuse_strangers(spec: Spec, protocol: Any, config: Config) -> None:
+def _refuse_strangers(spec: Spec, protocol: type[FederatedProtocol], config: ProtocolConfig) -> None:
     """Refuse an adversary that is not a party of this protocol with these settings."""
     asked = [("adversaries", spec.adversaries)]
     for number, entry in enumerate(() if spec.attacks == "all" else spec.attacks):
@@ -329,8 +332,8 @@ def _refuse_strangers(spec: Spec, protocol: Any, config: Config) -> None:
                 raise SpecError(field, name, f"{error.problem} of {protocol.name}", error.remedy) from None
 
 
-def _refuse_rounds_beyond(spec: Spec, config: Config) -> None:
-    rounds: int = config.rounds  # type: ignore[attr-defined]
+def _refuse_rounds_beyond(spec: Spec, config: ProtocolConfig) -> None:
+    rounds = config.rounds
     beyond = [r for r in spec.record.rounds if r >= rounds] if isinstance(spec.record, RecordRounds) else []
     if beyond:
         problem = f"is no round of a run of {rounds}"
@@ -346,10 +349,12 @@ def _refuse_absent_device(device: str) -> None:
         raise SpecError("device", device, problem, "Set device to 'cpu' or 'auto'.")
 
 
-def _reference(name: str, config: Config, clients: int) -> tuple[Any, Config]:
+def _reference(
+    name: str, config: ProtocolConfig, clients: int
+) -> tuple[type[FederatedProtocol], ProtocolConfig]:
     """Return a reference protocol that trains as the run does, with as many records a round in total."""
     cls = protocols.REGISTRY.load(name)
-    shared = config.alone()  # type: ignore[attr-defined]
+    shared = config.alone()
     if name == "centralized":
         shared["publish"] = False
         if shared.get("local_steps") is not None:

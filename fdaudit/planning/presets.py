@@ -12,14 +12,15 @@ from fdaudit.accounting.costs import Charge
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian, SampledGaussian
-from fdaudit.federation.protocol import ProtocolConfig
+from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig
 from fdaudit.spec.privacy import PresetSpec
 from fdaudit.spec.schema import DefenseEntry, Spec
+from fdaudit.transcript.wire import acts_in_training
 
 __all__ = ["written_out"]
 
 
-def written_out(spec: Spec, protocol: Any, records: int) -> Spec:
+def written_out(spec: Spec, protocol: type[FederatedProtocol], records: int) -> Spec:
     """Return the spec with its preset expanded into the fields that it stands for.
 
     One noise multiplier is found for all noise of the private combination. With it the server's view costs at most the
@@ -64,7 +65,7 @@ def written_out(spec: Spec, protocol: Any, records: int) -> Spec:
 def _entries(
     combination: Mapping[str, Any],
     preset: PresetSpec,
-    protocol: Any,
+    protocol: type[FederatedProtocol],
     config: ProtocolConfig,
     records: float,
 ) -> list[DefenseEntry]:
@@ -106,16 +107,17 @@ def _charges(entries: list[DefenseEntry], config: ProtocolConfig) -> dict[Charge
     found = dict[Charge, int]()
     for entry in entries:
         cls = defenses.REGISTRY.load(entry.name)
-        params = validate(cls.Config, entry.params)
-        if entry.at == "training":
-            rule = cls(params, 1)
+        if acts_in_training(cls):
+            rule = cls(validate(cls.Config, entry.params), 1)
             steps = sum(rule.steps(length) for length in config.trainings(entry.of or "model"))
-            event: SampledGaussian | Gaussian = rule.event(max(steps, 1))
+            event = rule.event(max(steps, 1))
+            if not isinstance(event, SampledGaussian | Gaussian):
+                raise TypeError(f"{entry.name} gives no event that a preset can charge")
         else:
             event = Gaussian(
                 sensitivity=2 * entry.params["clip"],
                 scale=entry.params["sigma"],
-                count=config.rounds,  # type: ignore[attr-defined]
+                count=config.rounds,
                 unit="record",
                 relation="add-or-remove",
                 covers=("data", "messages"),

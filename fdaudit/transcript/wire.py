@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
 from fdaudit.errors import ProtocolError, nearest
 from fdaudit.events import Event, NoGuarantee
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from fdaudit import config as settings
     from fdaudit.types import GradientRule, Trained
 
-__all__ = ["Defense", "Delivery", "Meter", "Outage", "Released", "Wire"]
+__all__ = ["Defense", "Delivery", "Meter", "Outage", "Released", "Wire", "acts_in_training"]
 
 
 class Delivery(dict[str, "Tensor"]):
@@ -60,7 +61,10 @@ class Meter(Protocol):
 class Defense(Protocol):
     """A message defence: maps tensors to tensors on the sender's side and reports the event."""
 
-    name: str
+    name: ClassVar[str]
+    Config: ClassVar[type[settings.Config]]
+
+    def __init__(self, config: Any) -> None: ...
 
     def describe(self) -> Mapping[str, Any]:
         """Return name and parameters, as recorded with the message; an adaptive attacker reads them."""
@@ -69,6 +73,11 @@ class Defense(Protocol):
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
         """Return the tensors to send; `noise` is drawn from the run's key in the vault, never from the run's seed."""
         ...
+
+
+def acts_in_training(cls: type[Defense]) -> TypeGuard[type[GradientRule]]:
+    """Return whether a class is a defence in training, not of messages."""
+    return getattr(cls, "at", "message") == "training"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from fdaudit import defenses, protocols
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import View
+from fdaudit.config import validate
 from fdaudit.evaluation.controls._membership import attack_seed
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common
@@ -20,6 +21,7 @@ from fdaudit.federation.rehearsal import rehearse
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Case
 from fdaudit.metrics import score_reconstruction
+from fdaudit.protocols.fedavg import FedAvg
 from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy, child_seed
 from fdaudit.storage.scratch import scratch
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.planning.plan import Plan
     from fdaudit.protocols._fedavg_settings import FedAvgConfig
+    from fdaudit.transcript.wire import Defense
 
 __all__ = ["bare_gradients"]
 
@@ -88,7 +91,7 @@ def _as_in_the_run(plan: Plan, most: int) -> tuple[FedAvgConfig, int]:
     given = {name: config[name] for name in local if config.get(name) is not None}
     upload = str(config.get("upload", "model_parameters"))
     weighting = "samples" if config.get("weighting") == "samples" else "uniform"
-    fedavg = protocols.REGISTRY.load("fedavg").Config(rounds=1, upload=upload, weighting=weighting, **given)
+    fedavg = validate(FedAvg.Config, {"rounds": 1, "upload": upload, "weighting": weighting, **given})
     one_batch = upload == "gradient" or config.get("local_steps") == 1
     held = sum(len(plan.records(k)[1]) for k in plan.clients) // len(plan.clients)
     records = min(fedavg.batch_size, held) if one_batch else held
@@ -117,9 +120,9 @@ class _Case:
                 return self._attacked(view, x, y, {})
             spread = self._spread(view)
         noise = defenses.REGISTRY.load("gaussian-noise")
-        defense = noise(noise.Config(sigma=_DROWNING * spread))
+        defense = noise(validate(noise.Config, {"sigma": _DROWNING * spread}))
         with scratch("control") as noisy:
-            attached: dict[tuple[str, str], Any] = {(self.fedavg.upload, "client"): [defense]}
+            attached: dict[tuple[str, str], Sequence[Defense]] = {(self.fedavg.upload, "client"): [defense]}
             replaced = dict(self.attack.card["control"].get("drowned", {}))
             return self._attacked(self._rehearsed(noisy, x, y, attached), x, y, replaced)
 
@@ -132,12 +135,13 @@ class _Case:
             torch.cat([(t - start[n] if whole else t).flatten() for u in sent for n, t in u.items()]).std()
         )
 
-    def _rehearsed(self, folder: Path, x: Tensor, y: Tensor, attached: Mapping[tuple[str, str], Any]) -> View:
-        fedavg = protocols.REGISTRY.load("fedavg")
+    def _rehearsed(
+        self, folder: Path, x: Tensor, y: Tensor, attached: Mapping[tuple[str, str], Sequence[Defense]]
+    ) -> View:
         seed = child_seed(self.plan.seed, "control", self.attack.name)
         return rehearse(
             folder / "transcript",
-            protocol=fedavg,
+            protocol=protocols.REGISTRY.load("fedavg"),
             config=self.fedavg,
             common=Common(
                 networks=Networks(self.plan.architecture),

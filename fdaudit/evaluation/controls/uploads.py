@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fdaudit import protocols
 from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.config import validate
 from fdaudit.evaluation.controls._membership import Design, Measured, attack_seed, design, guessed, passed
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common
@@ -56,12 +57,13 @@ def recorded_uploads(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
 def _attacked(attack: AttackPlan, plan: Plan, made: Design, held: tuple[Tensor, Tensor]) -> Measured:
     """Return the attack's AUC about a client that holds these records."""
     fedavg = protocols.REGISTRY.load("fedavg")
+    settings = {"rounds": _ROUNDS, "upload": "gradient", "local_steps": 1, "batch_size": _BATCH, "lr": _LR}
     (x, y), count = made.rest, len(held[1])
     with scratch("control") as folder:
         view = rehearse(
             folder / "transcript",
             protocol=fedavg,
-            config=fedavg.Config(rounds=_ROUNDS, upload="gradient", local_steps=1, batch_size=_BATCH, lr=_LR),
+            config=validate(fedavg.Config, settings),
             common=Common(
                 networks=Networks(plan.architecture),
                 execution=plan.execution,

@@ -1,0 +1,228 @@
+"""Contracts of extensions: a class that breaks one is found by its file and line before anything runs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fdaudit import attacks, defenses, protocols
+from fdaudit.errors import SpecError
+from fdaudit.registry import METHODS, REQUIRED, Registry
+
+from .docs_pages import blocks
+
+_PLACE = "extra"
+_TYPES = {"attacks": "Attack", "protocols": "FederatedProtocol", "defenses": "Defense"}
+_ROOMS = {"attacks": attacks, "protocols": protocols, "defenses": defenses}
+_NAMES = {
+    "attacks": ("confidence", "Confidence"),
+    "protocols": ("one-shot", "OneShot"),
+    "defenses": ("sign", "Sign"),
+}
+
+
+def _source(room: str) -> str:
+    """The page's own example, which keeps the contract."""
+    return next(b for b in blocks("docs/extending.md", "python") if f"class {_NAMES[room][1]}:" in b)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop(_PLACE, None)
+
+
+def _registry(site: Path, room: str, source: str) -> Registry[object]:
+    (site / f"{_PLACE}.py").write_text(source)
+    name, cls = _NAMES[room]
+    return Registry(f"fdaudit.{room}", {name: f"{_PLACE}:{cls}"})
+
+
+def _without(source: str, attribute: str) -> str:
+    """The source without a class attribute or method."""
+    pattern = (
+        rf"    {attribute}: ClassVar.*?(?=\n    \w|\n\n)|    def {attribute}\(.*?(?=\n    def |\n\n\n|\Z)"
+    )
+    changed, times = re.subn(pattern, "", source, count=1, flags=re.DOTALL)
+    assert times == 1
+    return changed
+
+
+def _line(source: str, cls: str) -> int:
+    return next(n for n, text in enumerate(source.split("\n"), 1) if re.match(rf"class {cls}\b", text))
+
+
+def _refused(registry: Registry[object], room: str, word: str, site: Path, source: str) -> None:
+    """Both ways to a class refuse it, with what is wrong, file, line and remedy."""
+    name, cls = _NAMES[room]
+    for way in (registry.describe, registry.load):
+        with pytest.raises(SpecError) as caught:
+            way(name)
+        text = str(caught.value)
+        assert word in text
+        assert f"{site / _PLACE}.py, line {_line(source, cls)}" in text
+        assert text.endswith("Correct the class, or uninstall its package.")
+        assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("room", _ROOMS)
+def test_the_examples_keep_their_contracts(room: str, site: Path) -> None:
+    registry, name = _registry(site, room, _source(room)), _NAMES[room][0]
+    assert registry.load(name).name == registry.describe(name)["name"] == name  # type: ignore[attr-defined]
+
+
+_MEMBERS = [
+    (room, member)
+    for room in _ROOMS
+    for member in (*REQUIRED[f"fdaudit.{room}"], "Config", *METHODS[f"fdaudit.{room}"])
+    if member != "__init__"
+]
+
+
+@pytest.mark.parametrize(("room", "member"), _MEMBERS)
+def test_a_missing_member_is_named(room: str, member: str, site: Path) -> None:
+    source = _without(_source(room), member)
+    method = "method " * (member in METHODS[f"fdaudit.{room}"])
+    _refused(_registry(site, room, source), room, f"has no {method}{member}", site, source)
+
+
+@pytest.mark.parametrize(("room", "member"), [(r, m) for r in _ROOMS for m in REQUIRED[f"fdaudit.{r}"]])
+def test_an_attribute_of_a_wrong_type_is_named(room: str, member: str, site: Path) -> None:
+    source = re.sub(
+        rf"    {member}: ClassVar(.*?)\] = ", rf"    {member}: ClassVar\1] = 7 or ", _source(room)
+    )
+    literal = _without(source, member).replace("    Config: ", f"    {member} = 7\n    Config: ", 1)
+    _refused(_registry(site, room, literal), room, f"has {member} 7, which is not", site, literal)
+
+
+@pytest.mark.parametrize(("room", "method"), [(r, m) for r in _ROOMS for m in METHODS[f"fdaudit.{r}"]])
+def test_a_method_of_other_arguments_is_named(room: str, method: str, site: Path) -> None:
+    source = _source(room).replace(
+        f"def {method}(", f"def {method}(one, two, three, four, five, six, *, of, ", 1
+    )
+    source = re.sub(rf"(def {method}\(one[^)]*?of, ).*?\) ->", r"\1) ->", source, count=1, flags=re.DOTALL)
+    _refused(
+        _registry(site, room, source), room, f"has a method {method} that is not called as", site, source
+    )
+
+
+@pytest.mark.parametrize(
+    ("room", "old", "new", "word"),
+    [
+        ("attacks", '"membership"', '"mischief"', "unknown goal 'mischief'"),
+        ("attacks", '"standard": {}, ', "", "no settings in profiles for standard"),
+        ("attacks", '= "confidence"', '= "other"', "calls itself 'other'"),
+        ("attacks", '("oracle (soft labels)",)', '("oracle (soft labels)")', "which is not a tuple of texts"),
+        (
+            "protocols",
+            '"kind": "model_parameters", "from": "client"',
+            '"from": "client"',
+            "messages without kind",
+        ),
+        (
+            "protocols",
+            '"model_parameters", "from": "client"',
+            '"gossip", "from": "client"',
+            "unknown kind 'gossip'",
+        ),
+        ("protocols", '"available_to": ("world",), ', "", "oracles without available_to"),
+    ],
+)
+def test_a_word_that_means_nothing_is_named(room: str, old: str, new: str, word: str, site: Path) -> None:
+    source = _source(room).replace(old, new, 1)
+    assert source != _source(room)
+    _refused(_registry(site, room, source), room, word, site, source)
+
+
+@pytest.mark.parametrize("settings", ["dict", "3"])
+def test_settings_of_a_strange_type_are_found_when_the_class_loads(settings: str, site: Path) -> None:
+    source = re.sub(r"Config: ClassVar.*", f"Config = {settings}", _source("attacks"))
+    with pytest.raises(SpecError, match=r"has a Config that is no class below fdaudit\.config\.Config"):
+        _registry(site, "attacks", source).load("confidence")
+
+
+def test_what_a_class_inherits_from_elsewhere_is_found_when_it_loads(site: Path) -> None:
+    source = _without(_source("attacks"), "run").replace("class Confidence:", "class Confidence(Base):")
+    (site / "base_of_it.py").write_text("class Base:\n    pass\n")
+    registry = _registry(
+        site, "attacks", source.replace("import torch\n", "import torch\nfrom base_of_it import Base\n")
+    )
+    assert registry.describe("confidence")["goal"] == "membership"
+    with pytest.raises(SpecError, match="has no method run"):
+        registry.load("confidence")
+
+
+@pytest.mark.parametrize("source", ["", "class Other:\n    pass\n", "class Confidence(:\n"])
+def test_a_class_that_is_not_there_is_named(source: str, site: Path) -> None:
+    registry = _registry(site, "attacks", source)
+    for way in (registry.describe, registry.load):
+        with pytest.raises(SpecError, match=r"attacks\.confidence: 'extra:Confidence' cannot be"):
+            way("confidence")
+
+
+@pytest.mark.parametrize("room", _ROOMS)
+def test_a_room_exports_its_contract_and_the_checks_follow_it(room: str) -> None:
+    module: ModuleType = _ROOMS[room]
+    contract = getattr(module, _TYPES[room])
+    stated = set(inspect.get_annotations(contract)) - {"Config", "state"}
+    assert set(REQUIRED[f"fdaudit.{room}"]) <= stated
+    for method, arguments in METHODS[f"fdaudit.{room}"].items():
+        assert tuple(inspect.signature(getattr(contract, method)).parameters)[1:] == arguments
+
+
+def _command(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    paths = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-c", "from fdaudit.cli.app import main; main()", *words]
+    return subprocess.run(program, capture_output=True, text=True, timeout=300, env=paths, cwd=site)
+
+
+def _installed(site: Path, source: str) -> None:
+    (site / f"{_PLACE}.py").write_text(source)
+    info = site / "extra-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text(f"[fdaudit.attacks]\nconfidence = {_PLACE}:Confidence\n")
+
+
+_SPEC = {
+    "clients": 2,
+    "profile": "quick",
+    "dataset": {"name": "digits", "limit": 240},
+    "model": {"name": "mlp", "params": {"widths": [8]}},
+    "protocol": {"name": "fedavg", "params": {"rounds": 1}},
+    "attacks": [{"name": "confidence"}],
+}
+
+
+@pytest.mark.parametrize("inherits", [False, True])
+def test_every_command_refuses_a_broken_attack_and_no_run_directory_is_left(
+    inherits: bool, tmp_path: Path
+) -> None:
+    source = _without(_source("attacks"), "run")
+    if inherits:
+        (tmp_path / "base_of_it.py").write_text("class Base:\n    pass\n")
+        source = source.replace("import torch\n", "import torch\nfrom base_of_it import Base\n")
+        source = source.replace("class Confidence:", "class Confidence(Base):")
+    _installed(tmp_path, source)
+    (tmp_path / "spec.yaml").write_text(json.dumps(_SPEC))
+    commands = [["run", "spec.yaml", "--out", "out"]]
+    if not inherits:
+        commands += [["list"], ["explain", "confidence"]]
+    for words in commands:
+        done = _command(tmp_path, *words)
+        assert done.returncode == 2, done.stderr
+        told = " ".join(done.stderr.split())
+        assert re.search(r"attacks\.confidence: .*extra:Confidence.* has no method run", told)
+        assert "Correct the class, or uninstall its package." in told
+        assert "Traceback" not in told
+    assert not (tmp_path / "out").exists()
