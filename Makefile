@@ -61,4 +61,4 @@ format: $(READY) ## format the code
 	$(BIN)/ruff format .
 
 clean: ## remove what the targets above made, but no run
-	rm -rf .venv .venv-locked .check build docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* .check build docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

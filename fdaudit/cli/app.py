@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fdaudit.cli.directories import open_directory
 from fdaudit.cli.evidence import evidence, verify
 from fdaudit.cli.options import Address, AsJson, ExecutorName, RunPath, RunWorkers
 from fdaudit.cli.privacy import calibrate, ledger
@@ -20,9 +21,8 @@ from fdaudit.cli.sweeps import curve, sweep
 from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import FdauditError, IntegrityError, UsageError
 from fdaudit.progress import progress, say, show
-from fdaudit.remote.workspace import Place, mirrored
 from fdaudit.storage.locks import together
-from fdaudit.storage.paths import is_url
+from fdaudit.storage.paths import Place, is_url
 
 if TYPE_CHECKING:
     from fdaudit.audit.backend import Elsewhere
@@ -91,7 +91,7 @@ def quickstart(
     from fdaudit.quickstart import suite
     from fdaudit.storage.files import load_json
 
-    with mirrored(out, "resume" if resume else "new", field="out", quiet=as_json) as place:
+    with open_directory(out, "resume" if resume else "new", field="out", quiet=as_json) as place:
         with _at_work(as_json, executor, workers, address) as (tick, far):
             # Files must not change while they are sent to a URL.
             finished, page = suite.quickstart(
@@ -132,17 +132,16 @@ def run(
 ) -> None:
     """Run a spec: federation, transcript, attacks, result, report."""
     from fdaudit import api
-    from fdaudit.remote.selection import seed_and_controls
 
     if spec is None and not (resume and out is not None):
         raise UsageError("SPEC", None, "is missing", "Give a spec, or --resume with --out.")
     with ExitStack() as stack:
         place = source = None
         if seed_from is not None:
-            opened = mirrored(seed_from, field="seed-from", need=seed_and_controls, quiet=as_json)
+            opened = open_directory(seed_from, field="seed-from", need="seed_and_controls", quiet=as_json)
             source = stack.enter_context(opened).path
         if out is not None:
-            opened = mirrored(out, "resume" if resume else "new", field="out", quiet=as_json)
+            opened = open_directory(out, "resume" if resume else "new", field="out", quiet=as_json)
             place = stack.enter_context(opened)
         with together():  # no other process writes between the run and its report
             with _at_work(as_json, executor, workers, address) as (tick, far):
@@ -271,13 +270,12 @@ def attack(
 ) -> None:
     """Attack a finished run and store the outcome in it."""
     from fdaudit import api
-    from fdaudit.remote.selection import but_reports
 
     if every == (name is not None):
         problem = "and --all exclude each other" if every else "is missing"
         raise UsageError("ATTACK", name, problem, "Name one attack, or give --all.")
     settings = dict(_setting(p) for p in param or [])
-    with mirrored(run, "change", need=but_reports, quiet=as_json) as place:
+    with open_directory(run, "change", need="but_reports", quiet=as_json) as place:
         loaded = api.load(place.path)
         with _at_work(as_json, executor, workers, address) as (tick, far):
             if name is None:
@@ -320,17 +318,16 @@ def report(
 ) -> None:
     """Write the security report of a run: one self-contained HTML file, and the same content as JSON."""
     from fdaudit import api
-    from fdaudit.remote.selection import but_reports
 
     with ExitStack() as stack:
         changes = out is None or public  # the vault records the published outcomes
         place = stack.enter_context(
-            mirrored(run, "change" if changes else "read", need=but_reports, quiet=as_json)
+            open_directory(run, "change" if changes else "read", need="but_reports", quiet=as_json)
         )
         loaded, target = api.load(place.path), None
         if out is not None:
             folder, file = os.path.split(out) if is_url(out) else ("", out)
-            place = stack.enter_context(mirrored(folder, "over", field="out", quiet=as_json))
+            place = stack.enter_context(open_directory(folder, "over", field="out", quiet=as_json))
             target = place.path / file
         path = api.report(loaded, target, public=public)
         place.push()
@@ -348,11 +345,12 @@ def compare(
 ) -> None:
     """Compare finished runs in one HTML file: accuracy, traffic, visible messages and leakage of each."""
     from fdaudit import api
-    from fdaudit.remote.selection import for_comparison
 
     with ExitStack() as stack:
-        opened = [stack.enter_context(mirrored(p, need=for_comparison, quiet=as_json)).path for p in paths]
-        place = stack.enter_context(mirrored(out, "over", field="out", quiet=as_json))
+        opened = [
+            stack.enter_context(open_directory(p, need="for_comparison", quiet=as_json)).path for p in paths
+        ]
+        place = stack.enter_context(open_directory(out, "over", field="out", quiet=as_json))
         path = api.compare([api.load(p) for p in opened], place.path)
         place.push()
         show(json.dumps({"page": place.shown(path)}) if as_json else place.shown(path))

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fdaudit.cli.directories import open_directory
 from fdaudit.cli.options import AsJson, RunPath
 from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.progress import say, show
-from fdaudit.remote.workspace import Place, mirrored
-from fdaudit.storage.paths import is_url
+from fdaudit.storage.paths import Place, is_url
 
 if TYPE_CHECKING:
     from fdaudit.attestation.check import Outcome
@@ -44,8 +44,8 @@ def evidence(
     if is_url(run) and out.startswith(f"{run.rstrip('/')}/"):
         raise RunError("out", out, "lies in the run itself", "Choose a directory beside it.")
     with (
-        mirrored(run, quiet=as_json) as source,
-        mirrored(out, "new", field="out", quiet=as_json) as place,
+        open_directory(run, quiet=as_json) as source,
+        open_directory(out, "new", field="out", quiet=as_json) as place,
     ):
         written = write(load(source.path), place.path, sign=sign, passphrase=_ask)
         envelope, made = open_envelope((written / STATEMENT).read_bytes(), STATEMENT), place.shown(written)
@@ -80,14 +80,13 @@ def verify(
 ) -> None:
     """Check every byte of a run's transcript against its manifest, or evidence against its statement."""
     from fdaudit.attestation.check import is_bundle
-    from fdaudit.remote.selection import for_verification
 
     with ExitStack() as stack:
-        place = stack.enter_context(mirrored(run, need=for_verification, quiet=as_json))
+        place = stack.enter_context(open_directory(run, need="for_verification", quiet=as_json))
         if is_bundle(place.path):
             revealed = None
             if vault is not None:
-                revealed = stack.enter_context(mirrored(vault, field="--vault", quiet=as_json)).path
+                revealed = stack.enter_context(open_directory(vault, field="--vault", quiet=as_json)).path
             _verify_evidence(place, key, revealed, as_json)
             return
         for name, given in (("--key", key), ("--vault", vault)):

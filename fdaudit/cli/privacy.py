@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from fdaudit.cli.directories import open_directory
 from fdaudit.cli.options import AsJson
 from fdaudit.errors import UsageError, nearest
 from fdaudit.events import Relation, Unit
 from fdaudit.progress import say, show
-from fdaudit.remote.workspace import mirrored
 
 if TYPE_CHECKING:
     from fdaudit.accounting.ledger import Ledger
@@ -81,9 +81,8 @@ def _opened(runs: list[str], stack: ExitStack, *, quiet: bool) -> Run | JointRun
     """Return the run, or several runs as one recipient holds them."""
     from fdaudit.api import load
     from fdaudit.audit.joint_ledger import joint
-    from fdaudit.remote.selection import but_reports
 
-    places = [stack.enter_context(mirrored(run, need=but_reports, quiet=quiet)) for run in runs]
+    places = [stack.enter_context(open_directory(run, need="but_reports", quiet=quiet)) for run in runs]
     loaded = [load(place.path) for place in places]
     return loaded[0] if len(loaded) == 1 else joint(loaded)
 
@@ -103,7 +102,7 @@ def _written(
         return []
     from fdaudit.audit.ledger_files import write_profiles
 
-    place = stack.enter_context(mirrored(curve, "new", field="curve", quiet=quiet))
+    place = stack.enter_context(open_directory(curve, "new", field="curve", quiet=quiet))
     profiles = [
         opened.profile(entry.view, delta=entry.delta, unit=entry.unit, relation=entry.relation)
         for entry in ledgers

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from fdaudit.cli.directories import open_directory
 from fdaudit.cli.options import AsJson, RunPath
 from fdaudit.progress import show
-from fdaudit.remote.workspace import mirrored
 
 __all__ = ["export_view", "score"]
 
@@ -32,12 +32,11 @@ def export_view(
     """Export an adversary's view and assumed knowledge, without the truth, for an external attack."""
     from fdaudit import api
     from fdaudit.audit import red_team
-    from fdaudit.remote.selection import but_reports
     from fdaudit.storage.files import load_json
 
     with (
-        mirrored(run, "change" if challenges else "read", need=but_reports, quiet=as_json) as source,
-        mirrored(out, "new", field="out", quiet=as_json) as place,
+        open_directory(run, "change" if challenges else "read", need="but_reports", quiet=as_json) as source,
+        open_directory(out, "new", field="out", quiet=as_json) as place,
     ):
         path = red_team.export_view(api.load(source.path), adversary, place.path, challenges=challenges)
         if challenges:
@@ -62,9 +61,8 @@ def score(
     """Score a red team's guesses from an exported view, and store the outcome in the run."""
     from fdaudit import api
     from fdaudit.audit import red_team
-    from fdaudit.remote.selection import but_reports
 
-    with mirrored(run, "change", need=but_reports, quiet=as_json) as place:
+    with open_directory(run, "change", need="but_reports", quiet=as_json) as place:
         cell = red_team.score(api.load(place.path), guesses)
     if as_json:
         show(json.dumps(cell.to_json()))

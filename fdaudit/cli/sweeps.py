@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fdaudit.cli.directories import open_directory
 from fdaudit.cli.options import Address, AsJson, ExecutorName
 from fdaudit.cluster.backends import refuse_misfit
 from fdaudit.progress import progress, say, show
-from fdaudit.remote.workspace import mirrored
 
 if TYPE_CHECKING:
     from fdaudit.sweeps.index import Index
@@ -37,18 +37,17 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Run a grid of protocols x defences x ε x seeds, in parallel."""
-    from fdaudit.remote.selection import whole_runs
     from fdaudit.sweeps import sweep as engine
 
     chosen = _executor(executor, workers, address)
     # Ray prints worker failures; they are not part of this command's output.
     with (
-        mirrored(
+        open_directory(
             out,
             "resume" if resume else "new",
             field="out",
-            need=whole_runs,
-            ready=whole_runs,
+            need="whole_runs",
+            ready="whole_runs",
             quiet=as_json,
         ) as place,
         redirect_stdout(sys.stderr),
@@ -79,12 +78,11 @@ def curve(
     as_json: AsJson = False,
 ) -> None:
     """Draw a sweep: utility against the ledger's ε, leakage and bytes, as SVG, PDF, PNG, CSV and one page."""
-    from fdaudit.remote.selection import for_curves
     from fdaudit.sweeps.curves import curve as draw
 
     with (
-        mirrored(path, field="sweep", need=for_curves, quiet=as_json) as source,
-        mirrored(out, "over", field="out", quiet=as_json) as place,
+        open_directory(path, field="sweep", need="for_curves", quiet=as_json) as source,
+        open_directory(out, "over", field="out", quiet=as_json) as place,
     ):
         made = [place.shown(p) for p in draw(source.path, place.path, width=width, adversary=adversary)]
     show(json.dumps({"files": made, "page": made[-1]}) if as_json else made[-1])

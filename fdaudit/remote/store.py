@@ -41,7 +41,7 @@ class Store:
         field: what errors call it.
 
     Raises:
-        UsageError: the scheme is unknown, or needs a package that is not installed.
+        UsageError: fsspec is not installed, the scheme is unknown, or it needs a package that is not installed.
     """
 
     def __init__(self, url: str, field: str) -> None:
@@ -55,7 +55,13 @@ class Store:
 
     def _opened(self, url: str) -> tuple[Any, str]:
         """Return the file system behind a URL, and the path in it."""
-        import fsspec
+        try:
+            import fsspec
+        except ImportError:
+            remedy = "Install it: pip install 'fdaudit[remote]'."
+            raise UsageError(
+                self._field, self.url, "is a URL, and needs the package fsspec", remedy
+            ) from None
 
         scheme = url.partition("://")[0]
         try:

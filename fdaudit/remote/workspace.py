@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 from fdaudit.errors import FdauditError, IntegrityError, RunError, UsageError
 from fdaudit.progress import progress, say
 from fdaudit.storage.cache import DIRECTORY, private_directory
-from fdaudit.storage.paths import is_url
+from fdaudit.storage.paths import Place, is_url
 
 if TYPE_CHECKING:
     from fdaudit.progress import Tick
@@ -39,28 +39,6 @@ _EVERY = 30.0
 
 def _quietly(what: str, done: int, total: int) -> None:
     """Ignore progress."""
-
-
-class Place:
-    """A directory that a user named.
-
-    Attributes:
-        path: the directory, or its local copy.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def push(self) -> None:
-        """Send what was written; do nothing for a local directory."""
-
-    def ticking(self, tick: Tick) -> Tick:
-        """Return a progress callback that also pushes complete files at intervals."""
-        return tick
-
-    def shown(self, path: Path) -> str:
-        """Return a path in the directory as the user would write it."""
-        return str(path)
 
 
 class _Copy(Place):

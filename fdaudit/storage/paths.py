@@ -4,14 +4,40 @@ from __future__ import annotations
 
 import re
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from fdaudit.errors import IntegrityError, UsageError
 
-__all__ = ["inside", "is_url", "local_path"]
+if TYPE_CHECKING:
+    from fdaudit.progress import Tick
+
+__all__ = ["Place", "inside", "is_url", "local_path"]
 
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z0-9+.-]+)*://")
 """At least two letters, because one letter before a colon is a drive, as in `C:/runs`."""
+
+
+class Place:
+    """A directory that a user named.
+
+    Attributes:
+        path: the directory, or its local copy.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def push(self) -> None:
+        """Send what was written; do nothing for a local directory."""
+
+    def ticking(self, tick: Tick) -> Tick:
+        """Return a progress callback that also pushes complete files at intervals."""
+        return tick
+
+    def shown(self, path: Path) -> str:
+        """Return a path in the directory as the user would write it."""
+        return str(path)
 
 
 def is_url(where: object) -> bool:

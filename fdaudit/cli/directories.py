@@ -1,0 +1,59 @@
+"""Open the directories that a command names. Only a URL loads `fdaudit.remote`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fdaudit.storage.paths import Place, is_url
+
+if TYPE_CHECKING:
+    from fdaudit.remote.workspace import Mode
+
+__all__ = ["Choice", "open_directory"]
+
+Choice = Literal[
+    "but_reports",
+    "everything",
+    "for_comparison",
+    "for_curves",
+    "for_verification",
+    "seed_and_controls",
+    "whole_cells",
+]
+"""A function of `fdaudit.remote.selection`, by name, so that a local path does not load it."""
+
+
+def open_directory(
+    where: str,
+    mode: Mode = "read",
+    *,
+    field: str = "run",
+    need: Choice = "everything",
+    ready: Choice = "everything",
+    quiet: bool = True,
+) -> AbstractContextManager[Place]:
+    """Return a context manager of a local directory, or of the copy of one behind a URL.
+
+    Args:
+        where: a directory, or the URL of one.
+        mode: the use of the directory, as `fdaudit.mirrored` takes it.
+        field: what errors call it.
+        need: selects the remote files to fetch.
+        ready: selects the local files that may be sent.
+        quiet: show no bars.
+    """
+    if not is_url(where):
+        return nullcontext(Place(Path(where)))
+    from fdaudit.remote import selection
+    from fdaudit.remote.workspace import mirrored
+
+    return mirrored(
+        where,
+        mode,
+        field=field,
+        need=getattr(selection, need),
+        ready=getattr(selection, ready),
+        quiet=quiet,
+    )

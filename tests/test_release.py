@@ -1,0 +1,141 @@
+"""The files that a release needs agree with pyproject.toml: citation, index page, oldest versions, jobs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def test_the_citation_names_this_version_and_licence() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["version"] == PROJECT["version"]
+    assert citation["license"] == PROJECT["license"]
+    assert citation["authors"] == PROJECT["authors"]
+
+
+def test_the_changelog_has_this_version_with_the_date_of_the_citation() -> None:
+    released = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))["date-released"]
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert headings[:2] == ["[Unreleased]", f"[{PROJECT['version']}] - {released}"]
+
+
+def test_the_security_page_supports_this_version() -> None:
+    series = ".".join(PROJECT["version"].split(".")[:2])
+    assert f"| {series} | yes |" in (ROOT / "SECURITY.md").read_text("utf-8")
+
+
+def test_links_of_the_pages_at_the_root_lead_somewhere() -> None:
+    for name in ("CONTRIBUTING.md", "SECURITY.md"):
+        targets = re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text("utf-8"))
+        assert targets
+        for target in targets:
+            path, _, anchor = target.partition("#")
+            text = (ROOT / path).read_text("utf-8")
+            headings = {
+                re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-")
+                for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+            }
+            assert not anchor or anchor in headings, f"{name}: {target}"
+
+
+# -- the index page -----------------------------------------------------------------------------------------------
+
+
+def test_the_index_page_keeps_the_text_of_relative_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, str] = {}
+    monkeypatch.setattr("setuptools.setup", lambda **settings: given.update(settings))
+    spec = importlib.util.spec_from_file_location("release_setup", ROOT / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    page, readme = given["long_description"], (ROOT / "README.md").read_text("utf-8")
+    assert re.search(r"\]\((?!https://)", readme)
+    assert not re.search(r"\]\((?!https://)", page)
+    assert "![" not in readme
+    texts = re.findall(r"\[([^\]]+)\]\([^)\s]+\)", readme)
+    assert len(texts) > 20
+    assert all(text in page for text in texts)
+    assert given["long_description_content_type"] == "text/markdown"
+    assert PROJECT["dynamic"] == ["readme"]
+
+
+# -- the oldest versions ------------------------------------------------------------------------------------------
+
+
+def test_the_oldest_versions_are_the_lower_bounds() -> None:
+    lines = (ROOT / ".ci" / "oldest.txt").read_text("utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    wanted = {}
+    for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["remote"]]:
+        requirement = Requirement(line)
+        (bound,) = requirement.specifier
+        assert bound.operator == ">=", line
+        wanted[requirement.name] = Version(bound.version)
+    assert {name: Version(version) for name, version in pins.items()} == wanted
+
+
+# -- the jobs -----------------------------------------------------------------------------------------------------
+
+
+JOBS = ("ray", "wheel", "oldest")
+
+
+def test_continuous_integration_runs_every_job() -> None:
+    lines = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+    run = [line.removeprefix("job ") for line in lines if line.startswith("job ")]
+    assert sorted(run) == sorted(["make check", "make test", *(f".ci/{job}" for job in JOBS)])
+
+
+@pytest.mark.parametrize("job", [*JOBS, "run"])
+def test_a_job_ends_at_its_first_failure(job: str) -> None:
+    script = ROOT / ".ci" / job
+    assert script.stat().st_mode & 0o100
+    subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
+    text = script.read_text("utf-8")
+    assert "set -euo pipefail" in text or 'source "$(dirname "$0")/common"' in text
+    assert "set -euo pipefail" in (ROOT / ".ci" / "common").read_text("utf-8")
+
+
+def test_a_job_without_its_packages_fails(tmp_path: Path) -> None:
+    """Where pip cannot install, the job ends with an error and runs no test."""
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\n[ "$2" = venv ] || exit 1\nmkdir -p "$3/bin"\ncp "$0" "$3/bin/python"\n', "utf-8"
+    )
+    python.chmod(0o755)
+    copy = tmp_path / "copy"
+    (copy / ".ci").mkdir(parents=True)
+    for path in (ROOT / ".ci").iterdir():
+        (copy / ".ci" / path.name).write_bytes(path.read_bytes())
+    for job in JOBS:
+        done = subprocess.run(
+            ["bash", str(copy / ".ci" / job)],
+            env={"PATH": "/usr/bin:/bin", "PYTHON": str(python)},
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode != 0, job
+        assert (copy / f".venv-{job}" / "bin" / "python").exists(), job
+
+
+def test_the_tests_for_the_oldest_versions_exist() -> None:
+    text = (ROOT / ".ci" / "oldest").read_text("utf-8")
+    block = re.search(r"^tests=\((.*?)^\)", text, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    names = re.sub(r"#.*", "", block[1]).split()
+    assert len(names) > 10
+    for name in names:
+        assert len(list((ROOT / "tests").rglob(f"{name}.py"))) == 1, name
