@@ -20,7 +20,7 @@ Choice = Literal[
     "for_curves",
     "for_verification",
     "seed_and_controls",
-    "whole_cells",
+    "whole_runs",
 ]
 """A function of `fdaudit.remote.selection`, by name, so that a local path does not load it."""
 
