@@ -17,6 +17,9 @@ from fdaudit.scoring.scoring import kept_scores
 from fdaudit.storage.vault import Vault
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fdaudit.planning.plan import Plan
 
 __all__ = ["BY_COINS", "LEVEL", "candidate_scores", "family_of"]
@@ -94,7 +97,7 @@ def _is_judged(cell: Mapping[str, Any]) -> bool:
     return cell["status"] in ("run", "inconclusive") and (negative is None or bool(negative["passed"]))
 
 
-def _paired(truth: Truth, client: str, scores: Any) -> Pairs:
+def _paired(truth: Truth, client: str, scores: NDArray[np.float64]) -> Pairs:
     challenge, member = truth.challenge(client)
     order = challenge.pair.argsort(stable=True)  # both halves in the order of their pairs
     inside = member[order].numpy()
