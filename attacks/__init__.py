@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fdaudit.registry import Registry
@@ -55,5 +54,7 @@ REGISTRY: Registry[Attack] = Registry(
 
 def __getattr__(name: str) -> Any:
     if name == "Attack":  # its module loads torch
-        return import_module("fdaudit.adversary.task").Attack
+        from fdaudit.adversary.task import Attack
+
+        return Attack
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

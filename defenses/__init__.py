@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fdaudit.registry import Registry
@@ -37,5 +36,7 @@ REGISTRY: Registry[Defense] = Registry(
 
 def __getattr__(name: str) -> Any:
     if name == "Defense":  # its module loads torch
-        return import_module("fdaudit.transcript.wire").Defense
+        from fdaudit.transcript.wire import Defense
+
+        return Defense
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

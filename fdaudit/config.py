@@ -37,7 +37,7 @@ class Config(BaseModel):
 
     @field_validator("*", mode="after")
     @classmethod
-    def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
+    def _bounded(cls, value: object, info: ValidationInfo) -> object:
         if type(value) is int and abs(value) > MOST_COUNT:
             stated = cls.model_fields[str(info.field_name)].metadata
             if not any(hasattr(bound, "le") or hasattr(bound, "lt") for bound in stated):
@@ -84,7 +84,7 @@ def _to_json(values: Mapping[str, Any], where: str) -> str:
         ) from None
 
 
-def _refuse_foreign(value: Any, path: tuple[Any, ...]) -> None:
+def _refuse_foreign(value: object, path: tuple[object, ...]) -> None:
     """Refuse a value that JSON cannot express (YAML reads `2020-01-01` as a date), and name its field."""
     problem = remedy = ""
     if isinstance(value, Mapping):
@@ -161,7 +161,7 @@ def _remedy(kind: str, context: Mapping[str, Any]) -> str:
 
 def _fields_at(config: type[Config], loc: tuple[int | str, ...]) -> list[str]:
     """Return the field names of the model that `loc` leads to, below `config`."""
-    current: Any = config
+    current: type[BaseModel] | None = config
     for part in loc:
         if isinstance(part, int) or not (isinstance(current, type) and issubclass(current, BaseModel)):
             continue
@@ -174,7 +174,7 @@ def _fields_at(config: type[Config], loc: tuple[int | str, ...]) -> list[str]:
     return []
 
 
-def _model_in(annotation: Any) -> Any:
+def _model_in(annotation: object) -> type[BaseModel] | None:
     """Return the first pydantic model inside an annotation such as `tuple[Model, ...] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fdaudit.registry import Registry
@@ -35,5 +34,7 @@ REGISTRY: Registry[FederatedProtocol] = Registry(
 
 def __getattr__(name: str) -> Any:
     if name == "FederatedProtocol":  # its module loads torch
-        return import_module("fdaudit.federation.protocol").FederatedProtocol
+        from fdaudit.federation.protocol import FederatedProtocol
+
+        return FederatedProtocol
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -114,7 +114,7 @@ def _signature(entry: Any, where: str) -> Signature:
     return Signature(keyid, _decoded(entry["sig"], f"{where}.sig"))
 
 
-def _decoded(text: Any, where: str) -> bytes:
+def _decoded(text: object, where: str) -> bytes:
     """Decode standard or URL-safe base64, both of which DSSE allows; refuse other spellings of the same bytes."""
     if isinstance(text, str):
         alphabet = b"-_" if "-" in text or "_" in text else b"+/"

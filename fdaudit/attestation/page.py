@@ -71,5 +71,5 @@ def _writer(stated: Any) -> tuple[Any, ...]:
     return (named.get("tool"), named.get("python"), *(packages.get(name) for name in _WRITERS))
 
 
-def _is_environment(stated: Any) -> bool:
+def _is_environment(stated: object) -> bool:
     return isinstance(stated, Mapping) and isinstance(stated.get("packages"), Mapping)

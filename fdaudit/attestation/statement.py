@@ -116,7 +116,7 @@ def write_statement(files: Iterable[Entry], said: Mapping[str, Any], own: Mappin
             "_type": STATEMENT_TYPE,
             "subject": [{"name": e.path, "digest": {"sha256": e.sha256}} for e in ordered],
             "predicateType": PREDICATE_TYPE,
-            "predicate": {**said, **{name: own[name] for name in _OWN}},
+            "predicate": dict(said) | {name: own[name] for name in _OWN},
         }
     )
 

@@ -229,7 +229,7 @@ def when(message: Mapping[str, Any], mark: str = "") -> str:
     return ", ".join(conditions)
 
 
-def _plain(value: Any) -> list[str]:
+def _plain(value: object) -> list[str]:
     if isinstance(value, dict):
         return [f"{k}: {', '.join(_plain(v)) or 'as configured'}" for k, v in value.items()]
     if isinstance(value, (list, tuple)):

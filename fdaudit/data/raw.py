@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fdaudit.errors import DataError
@@ -30,7 +31,7 @@ class RawData:
     identities: Tensor | None = None
 
 
-def as_identities(array: Any, n: int, field: str, what: str) -> Tensor:
+def as_identities(array: NDArray[Any], n: int, field: str, what: str) -> Tensor:
     """Return identities (n,) int64 from an integer array (n,) or (n, 1).
 
     Raises:
@@ -43,7 +44,7 @@ def as_identities(array: Any, n: int, field: str, what: str) -> Tensor:
     return torch.from_numpy(array.reshape(n).astype(np.int64))
 
 
-def as_images(array: Any, field: str, what: str) -> Tensor:
+def as_images(array: NDArray[Any], field: str, what: str) -> Tensor:
     """Return images (n, c, h, w) from an array (n, h, w) or (n, h, w, c) of uint8 or floats in [0, 1].
 
     Args:
@@ -80,7 +81,7 @@ def as_images(array: Any, field: str, what: str) -> Tensor:
     return images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous()
 
 
-def as_labels(array: Any, field: str, what: str) -> Tensor:
+def as_labels(array: NDArray[Any], field: str, what: str) -> Tensor:
     """Return int64 labels from an integer array: (n,) from (n,) or (n, 1), multi-hot (n, C) from (n, C) with C > 1.
 
     Raises:
@@ -103,7 +104,7 @@ def as_labels(array: Any, field: str, what: str) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 
-def _multi_hot(array: Any, field: str, what: str) -> Tensor:
+def _multi_hot(array: NDArray[Any], field: str, what: str) -> Tensor:
     low, high = int(array.min()), int(array.max())
     if low < -1 or high > 1:
         problem = f"has shape {array.shape} and holds {low if low < -1 else high}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
@@ -50,7 +50,7 @@ def serve_until_the_end(paths: Mapping[str, Sequence[str]]) -> None:
     serve_cases(reading, writing, confined, at_end=lambda: os._exit(0))
 
 
-def serve_cases(reading: BinaryIO, writing: BinaryIO, confined: bool, at_end: Any) -> None:
+def serve_cases(reading: BinaryIO, writing: BinaryIO, confined: bool, at_end: Callable[[], object]) -> None:
     """Run every incoming case and send its outcome; call `at_end` when the input ends."""
     from fdaudit.isolation.frames import EndedError, send
 
@@ -79,7 +79,7 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
 
 
-def _read(reading: BinaryIO, frames: SimpleQueue[Frame | None], at_end: Any) -> None:
+def _read(reading: BinaryIO, frames: SimpleQueue[Frame | None], at_end: Callable[[], object]) -> None:
     from fdaudit.isolation.frames import EndedError, receive
 
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fdaudit.errors import UsageError
 
@@ -18,7 +18,7 @@ _RANGE_SLACK = 1e-5
 """Largest distance of a pixel to [0, 1] by float32 rounding."""
 
 
-def _plain(values: Any, field: str) -> NDArray[Any]:
+def _plain(values: ArrayLike | None, field: str) -> NDArray[Any]:
     if isinstance(values, torch.Tensor):
         wide = values.dtype if not values.dtype.is_floating_point else torch.float64
         return np.asarray(values.detach().to("cpu", wide).numpy())
@@ -33,7 +33,7 @@ def _plain(values: Any, field: str) -> NDArray[Any]:
     return array
 
 
-def vector(values: Any, field: str) -> Floats:
+def vector(values: ArrayLike, field: str) -> Floats:
     """Return `values` as float64 (n,); infinities are kept, NaN is refused."""
     array = _plain(values, field).astype(np.float64)
     if array.ndim != 1 or array.size == 0:
@@ -46,7 +46,7 @@ def vector(values: Any, field: str) -> Floats:
     return array
 
 
-def matrix(values: Any, field: str) -> Floats:
+def matrix(values: ArrayLike, field: str) -> Floats:
     """Return `values` as float64 (n, m), neither 0; infinities are kept, NaN is refused."""
     array = _plain(values, field).astype(np.float64)
     if array.ndim != 2 or array.size == 0:
@@ -59,7 +59,7 @@ def matrix(values: Any, field: str) -> Floats:
     return array
 
 
-def flags(values: Any, field: str, n: int) -> Flags:
+def flags(values: ArrayLike, field: str, n: int) -> Flags:
     """Return `values` as bool (n,); 0 and 1 are accepted for False and True."""
     array = _plain(values, field)
     if array.shape != (n,):
@@ -71,7 +71,7 @@ def flags(values: Any, field: str, n: int) -> Flags:
     return array.astype(np.bool_)
 
 
-def integers(values: Any, field: str, n: int | None = None) -> Integers:
+def integers(values: ArrayLike | None, field: str, n: int | None = None) -> Integers:
     """Return `values` as int64 (n,)."""
     array = _plain(values, field)
     if array.ndim != 1 or (n is not None and array.shape != (n,)):
@@ -84,7 +84,7 @@ def integers(values: Any, field: str, n: int | None = None) -> Integers:
     return array.astype(np.int64)
 
 
-def images(values: Any, field: str, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def images(values: ArrayLike, field: str, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Return `values` as a CPU tensor (n, c, h, w) of `dtype`, after a check that it is finite and in [0, 1]."""
     tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(_plain(values, field))
     tensor = tensor.detach().to("cpu", dtype)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.events import Relation
-from fdaudit.metrics._arrays import Flags, Floats, flags, vector
+from fdaudit.metrics._arrays import Flags, Floats, Integers, flags, vector
 from fdaudit.metrics.ranking import checked_pairs
 
 __all__ = ["Asked", "OneRunDesign", "Tried", "counted", "evenly", "fixed", "known", "tried"]
@@ -79,11 +80,11 @@ def known(value: str, choices: Sequence[str], field: str) -> None:
 
 
 def tried(
-    scores: Any,
-    member: Any,
+    scores: ArrayLike,
+    member: ArrayLike,
     design: OneRunDesign,
     relation: Relation,
-    pair: Any,
+    pair: ArrayLike | None,
     asked: Callable[[int], Sequence[Asked]],
 ) -> Tried:
     """Return the guesses that follow from scores.
@@ -156,7 +157,7 @@ def _of_candidates(scores: Floats, member: Flags, asked: Sequence[Asked]) -> Ite
 
 
 def _of_pairs(
-    scores: Floats, member: Flags, units: Any, asked: Sequence[Asked]
+    scores: Floats, member: Flags, units: Integers, asked: Sequence[Asked]
 ) -> Iterator[tuple[int, int, float]]:
     """Yield (right, guesses, share) for each number of decided pairs."""
     inside, outside = np.empty(len(scores) // 2), np.empty(len(scores) // 2)

@@ -7,12 +7,11 @@ Guarantees:
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
-from fdaudit.metrics._arrays import Floats
+from fdaudit.metrics._arrays import Floats, Integers
 from fdaudit.metrics.ranking import checked, checked_pairs
 
 __all__ = ["auc_p_value", "tpr_p_value"]
@@ -21,7 +20,7 @@ _EXACT_PAIRS = 300
 """Most pairs for the exact distribution over all coins; for more, its tail is bounded by Chernoff."""
 
 
-def auc_p_value(scores: Any, member: Any, *, pair: Any = None) -> float:
+def auc_p_value(scores: ArrayLike, member: ArrayLike, *, pair: ArrayLike | None = None) -> float:
     """Return the one-sided p-value of the AUC against scores that are independent of membership.
 
     With pairs, each pair's coin is tossed again. The AUC is determined by the sum of members' ranks; ties share their
@@ -53,7 +52,7 @@ def auc_p_value(scores: Any, member: Any, *, pair: Any = None) -> float:
     return _exact(steps, int(ahead.sum())) if len(steps) <= _EXACT_PAIRS else _chernoff(steps, ahead.sum())
 
 
-def _exact(steps: Any, reached: int) -> float:
+def _exact(steps: Integers, reached: int) -> float:
     """Return P(Σ ±steps >= reached) for fair, independent signs."""
     size = int(steps.sum())
     chance: Floats = np.zeros(2 * size + 1)
@@ -64,7 +63,7 @@ def _exact(steps: Any, reached: int) -> float:
     return float(min(1.0, chance[size + reached :].sum()))
 
 
-def _chernoff(steps: Any, reached: int) -> float:
+def _chernoff(steps: Integers, reached: int) -> float:
     """Return an upper bound of P(Σ ±steps >= reached): the least of exp(-λ reached) Π cosh(λ step) over λ >= 0."""
     if reached <= 0:
         return 1.0

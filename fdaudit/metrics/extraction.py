@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from fdaudit.metrics._arrays import integers
+from fdaudit.metrics._arrays import Flags, integers
 from fdaudit.metrics.intervals import clopper_pearson
 from fdaudit.metrics.utility import accuracy_figure
 from fdaudit.types import Figure
@@ -24,7 +24,7 @@ __all__ = ["score_extraction"]
 
 
 def score_extraction(
-    copied: Any, model: Any, baseline: Any, true: Any, *, confidence: float = 0.95
+    copied: ArrayLike, model: ArrayLike, baseline: ArrayLike, true: ArrayLike, *, confidence: float = 0.95
 ) -> Mapping[str, Figure]:
     """Return the figures that compare a copy with the model, by name.
 
@@ -64,7 +64,7 @@ def score_extraction(
     return found
 
 
-def _share(name: str, right: Any, confidence: float) -> Figure:
+def _share(name: str, right: Flags, confidence: float) -> Figure:
     interval = clopper_pearson(int(right.sum()), len(right), confidence)
     return Figure(
         name=name,
@@ -78,7 +78,7 @@ def _share(name: str, right: Any, confidence: float) -> Figure:
     )
 
 
-def _gain(same: Any, other: Any, confidence: float, name: str) -> Figure:
+def _gain(same: Flags, other: Flags, confidence: float, name: str) -> Figure:
     """Return the difference of two shares of the same records, with the interval from the discordant records."""
     from scipy.stats import binom
 

@@ -11,9 +11,10 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, integers, probability, vector
@@ -165,11 +166,11 @@ def _acceleration(statistic: Callable[[Floats], Floats], groups: Integers) -> fl
 
 def mean_figure(
     name: str,
-    values: Any,
+    values: ArrayLike,
     generator: np.random.Generator,
     *,
     unit: str = "",
-    groups: Any = None,
+    groups: ArrayLike | None = None,
     note: str = "",
     confidence: float = 0.95,
     resamples: int = 2000,

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, integers, vector
@@ -35,7 +36,7 @@ SMOOTHING = 1e-6
 _SUM_SLACK = 1e-4
 
 
-def _distribution(values: Any, field: str) -> Floats:
+def _distribution(values: ArrayLike, field: str) -> Floats:
     array = vector(values, field)
     if not np.isfinite(array).all() or array.min() < -_SUM_SLACK or abs(array.sum() - 1) > _SUM_SLACK:
         raise UsageError(
@@ -45,14 +46,14 @@ def _distribution(values: Any, field: str) -> Floats:
     return np.asarray(array / array.sum())
 
 
-def _pair(truth: Any, guess: Any) -> tuple[Floats, Floats]:
+def _pair(truth: ArrayLike, guess: ArrayLike) -> tuple[Floats, Floats]:
     p, q = _distribution(truth, "truth"), _distribution(guess, "guess")
     if p.shape != q.shape:
         raise UsageError("guess", q.shape, f"does not match {len(p)} classes", "Give one number per class.")
     return p, q
 
 
-def kl_divergence(truth: Any, guess: Any, smoothing: float = SMOOTHING) -> float:
+def kl_divergence(truth: ArrayLike, guess: ArrayLike, smoothing: float = SMOOTHING) -> float:
     """Return KL(truth || guess) in nats of two distributions (C,), each smoothed to (p + λ) / (1 + C λ).
 
     With the default λ = 1e-6 a class that the guess misses entirely adds up to 13.8 nats per unit of mass.
@@ -68,7 +69,7 @@ def kl_divergence(truth: Any, guess: Any, smoothing: float = SMOOTHING) -> float
     return max(0.0, float((p * np.log(p / q)).sum()))
 
 
-def total_variation(truth: Any, guess: Any) -> float:
+def total_variation(truth: ArrayLike, guess: ArrayLike) -> float:
     """Return half the sum of absolute differences of two distributions (C,), in [0, 1].
 
     Raises:
@@ -78,7 +79,7 @@ def total_variation(truth: Any, guess: Any) -> float:
     return float(np.abs(p - q).sum() / 2)
 
 
-def chebyshev(truth: Any, guess: Any) -> float:
+def chebyshev(truth: ArrayLike, guess: ArrayLike) -> float:
     """Return the largest absolute difference in one class of two distributions (C,), in [0, 1].
 
     Raises:
@@ -88,7 +89,9 @@ def chebyshev(truth: Any, guess: Any) -> float:
     return float(np.abs(p - q).max())
 
 
-def score_label_distribution(truth: Any, guess: Any, prior: Any = None) -> Mapping[str, Figure]:
+def score_label_distribution(
+    truth: ArrayLike, guess: ArrayLike, prior: ArrayLike | None = None
+) -> Mapping[str, Figure]:
     """Return KL, total variation and Chebyshev distances of a guess, each with that of the prior.
 
     Args:
@@ -120,7 +123,7 @@ def score_label_distribution(truth: Any, guess: Any, prior: Any = None) -> Mappi
     return {figure.name: figure for figure in figures}
 
 
-def label_overlap(guess: Any, truth: Any) -> int:
+def label_overlap(guess: ArrayLike, truth: ArrayLike) -> int:
     """Return the number of labels that two multisets (m,) and (n,) share.
 
     Raises:
@@ -136,7 +139,7 @@ _DRAWS = 256
 def label_recovery_figures(
     guesses: Sequence[Any] | None,
     truths: Sequence[Any] | None,
-    auxiliary_labels: Any,
+    auxiliary_labels: ArrayLike | None,
     generator: np.random.Generator,
     *,
     confidence: float = 0.95,

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics import ranking
@@ -47,7 +47,12 @@ class MembershipScore:
 
 
 def auc_figure(
-    scores: Any, member: Any, generator: np.random.Generator, *, pair: Any = None, confidence: float = 0.95
+    scores: ArrayLike,
+    member: ArrayLike,
+    generator: np.random.Generator,
+    *,
+    pair: ArrayLike | None = None,
+    confidence: float = 0.95,
 ) -> Figure:
     """Return the AUC with a BCa bootstrap interval over pairs if given, else over members and non-members separately.
 
@@ -114,7 +119,9 @@ def fpr_name(fpr: float) -> str:
     return f"tpr_at_{100 * fpr:g}fpr"
 
 
-def tpr_at_fpr_figure(scores: Any, member: Any, fpr: float, *, confidence: float = 0.95) -> Figure:
+def tpr_at_fpr_figure(
+    scores: ArrayLike, member: ArrayLike, fpr: float, *, confidence: float = 0.95
+) -> Figure:
     """Return the TPR at an FPR with a Clopper-Pearson interval; unavailable if the non-members cannot resolve the FPR.
 
     The interval is that of the TPR at the chosen threshold. The note gives the precision of the threshold's FPR.
@@ -150,7 +157,9 @@ def tpr_at_fpr_figure(scores: Any, member: Any, fpr: float, *, confidence: float
     )
 
 
-def pair_accuracy_figure(scores: Any, member: Any, pair: Any, *, confidence: float = 0.95) -> Figure:
+def pair_accuracy_figure(
+    scores: ArrayLike, member: ArrayLike, pair: ArrayLike, *, confidence: float = 0.95
+) -> Figure:
     """Return the pair accuracy with a Clopper-Pearson interval; chance is 1/2 for all scores.
 
     Half of the ties count as right. An odd tie counts as wrong for the lower end and as right for the upper end.
@@ -175,7 +184,12 @@ def pair_accuracy_figure(scores: Any, member: Any, pair: Any, *, confidence: flo
 
 
 def balanced_accuracy_figure(
-    scores: Any, member: Any, generator: np.random.Generator, *, pair: Any = None, confidence: float = 0.95
+    scores: ArrayLike,
+    member: ArrayLike,
+    generator: np.random.Generator,
+    *,
+    pair: ArrayLike | None = None,
+    confidence: float = 0.95,
 ) -> Figure:
     """Return the balanced accuracy with a BCa bootstrap interval over the decisions, for fixed thresholds.
 
@@ -200,11 +214,11 @@ def balanced_accuracy_figure(
 
 
 def score_membership(
-    scores: Any,
-    member: Any,
+    scores: ArrayLike,
+    member: ArrayLike,
     *,
     generator: np.random.Generator,
-    pair: Any = None,
+    pair: ArrayLike | None = None,
     fprs: Sequence[float] = FPRS,
     confidence: float = 0.95,
 ) -> MembershipScore:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, matrix, probability
@@ -44,7 +45,7 @@ class MeanAuc:
     left_out: tuple[int, ...]
 
 
-def mean_auc(scores: Any, true: Any) -> MeanAuc:
+def mean_auc(scores: ArrayLike, true: ArrayLike) -> MeanAuc:
     """Return the mean over classes of the area under the ROC curve; ties count half.
 
     Args:
@@ -57,7 +58,7 @@ def mean_auc(scores: Any, true: Any) -> MeanAuc:
     return _measured(*_checked(scores, true))[0]
 
 
-def mean_auc_figure(scores: Any, true: Any, *, confidence: float = 0.95) -> Figure:
+def mean_auc_figure(scores: ArrayLike, true: ArrayLike, *, confidence: float = 0.95) -> Figure:
     """Return mAUC with an interval over records, valid for every dependence between the classes of one record.
 
     The standard error is that of DeLong, DeLong and Clarke-Pearson ("Comparing the areas under two or more correlated
@@ -85,7 +86,7 @@ def mean_auc_figure(scores: Any, true: Any, *, confidence: float = 0.95) -> Figu
     )
 
 
-def multilabel_macro_f1(predicted: Any, true: Any) -> float:
+def multilabel_macro_f1(predicted: ArrayLike, true: ArrayLike) -> float:
     """Return the unweighted mean, over the classes that occur in either, of the F1 of "occurs" among known labels.
 
     Args:
@@ -140,7 +141,7 @@ def _add_class(values: Floats, truth: Integers, influence: Floats) -> float:
     return area
 
 
-def _checked(scores: Any, true: Any) -> tuple[Floats, Integers]:
+def _checked(scores: ArrayLike, true: ArrayLike) -> tuple[Floats, Integers]:
     truth = matrix(true, "true")
     if not np.isin(truth, (-1, 0, 1)).all():
         raise UsageError("true", true, "holds something other than -1, 0 and 1", "Give multi-hot labels.")

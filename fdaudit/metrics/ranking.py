@@ -15,9 +15,9 @@ Guarantees:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Flags, Floats, Integers, flags, integers, vector
@@ -57,7 +57,7 @@ class RocCurve:
     resolution: float
 
 
-def checked(scores: Any, member: Any) -> tuple[Floats, Flags]:
+def checked(scores: ArrayLike, member: ArrayLike) -> tuple[Floats, Flags]:
     """Return scores (n,) and membership (n,) as arrays, after a check for both members and non-members.
 
     Raises:
@@ -73,7 +73,7 @@ def checked(scores: Any, member: Any) -> tuple[Floats, Flags]:
     return values, truth
 
 
-def checked_pairs(pair: Any, truth: Flags) -> Integers:
+def checked_pairs(pair: ArrayLike | None, truth: Flags) -> Integers:
     """Return pairs numbered 0 ... p-1, each with one member and one non-member."""
     numbers, unit = np.unique(integers(pair, "pair", len(truth)), return_inverse=True)
     odd = (np.bincount(unit) != 2) | (np.bincount(unit, truth) != 1)
@@ -87,7 +87,7 @@ def checked_pairs(pair: Any, truth: Flags) -> Integers:
     return unit.astype(np.int64)
 
 
-def auc(scores: Any, member: Any) -> float:
+def auc(scores: ArrayLike, member: ArrayLike) -> float:
     """Return the area under the ROC curve: the chance that a member outscores a non-member; ties count half.
 
     Args:
@@ -119,7 +119,7 @@ class WeightedAuc:
         return np.asarray((members * beaten).sum(1) / (members.sum(1) * others.sum(1)))
 
 
-def tpr_at_fpr(scores: Any, member: Any, fpr: float) -> float:
+def tpr_at_fpr(scores: ArrayLike, member: ArrayLike, fpr: float) -> float:
     """Return the largest true-positive rate of a threshold whose false-positive rate is at most `fpr`.
 
     At most floor(fpr * non-members) non-members may be detected, and that must be at least one. With fewer, the
@@ -163,7 +163,7 @@ def _threshold(values: Floats, truth: Flags, fpr: float) -> tuple[float, int]:
     return float(np.sort(others)[::-1][allowed]), allowed
 
 
-def roc_curve(scores: Any, member: Any) -> RocCurve:
+def roc_curve(scores: ArrayLike, member: ArrayLike) -> RocCurve:
     """Return all operating points: one for each distinct score, and the point without acceptance.
 
     Raises:
@@ -182,7 +182,7 @@ def roc_curve(scores: Any, member: Any) -> RocCurve:
     )
 
 
-def pair_accuracy(scores: Any, member: Any, pair: Any) -> float:
+def pair_accuracy(scores: ArrayLike, member: ArrayLike, pair: ArrayLike) -> float:
     """Return the share of matched pairs whose member scores higher; ties count half.
 
     Raises:
@@ -192,7 +192,7 @@ def pair_accuracy(scores: Any, member: Any, pair: Any) -> float:
     return (wins + ties / 2) / n
 
 
-def choices(scores: Any, member: Any, pair: Any) -> tuple[int, int, int]:
+def choices(scores: ArrayLike, member: ArrayLike, pair: ArrayLike) -> tuple[int, int, int]:
     """Return the number of pairs whose member scores higher, of pairs that tie, and of all pairs."""
     values, truth = checked(scores, member)
     unit = checked_pairs(pair, truth)
@@ -201,7 +201,9 @@ def choices(scores: Any, member: Any, pair: Any) -> tuple[int, int, int]:
     return int((inside > outside).sum()), int((inside == outside).sum()), len(inside)
 
 
-def balanced_accuracy(scores: Any, member: Any, generator: np.random.Generator, *, pair: Any = None) -> float:
+def balanced_accuracy(
+    scores: ArrayLike, member: ArrayLike, generator: np.random.Generator, *, pair: ArrayLike | None = None
+) -> float:
     """Return (TPR + TNR) / 2 at a threshold chosen on other candidates.
 
     Candidates are split in two halves at random: whole pairs if given, else members and non-members each in half. The

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, integers
@@ -31,14 +31,14 @@ __all__ = [
 ]
 
 
-def _labels(predicted: Any, true: Any) -> tuple[Integers, Integers]:
+def _labels(predicted: ArrayLike, true: ArrayLike) -> tuple[Integers, Integers]:
     truth = integers(true, "true")
     if truth.size == 0:
         raise UsageError("true", 0, "is no label at all", "Evaluate on at least one record.")
     return integers(predicted, "predicted", len(truth)), truth
 
 
-def accuracy(predicted: Any, true: Any) -> float:
+def accuracy(predicted: ArrayLike, true: ArrayLike) -> float:
     """Return the share of labels (n,) predicted correctly.
 
     Raises:
@@ -48,7 +48,7 @@ def accuracy(predicted: Any, true: Any) -> float:
     return float((guess == truth).mean())
 
 
-def accuracy_figure(predicted: Any, true: Any, *, confidence: float = 0.95) -> Figure:
+def accuracy_figure(predicted: ArrayLike, true: ArrayLike, *, confidence: float = 0.95) -> Figure:
     """Return the accuracy with a Clopper-Pearson interval.
 
     Raises:
@@ -69,7 +69,7 @@ def accuracy_figure(predicted: Any, true: Any, *, confidence: float = 0.95) -> F
     )
 
 
-def _confusion(predicted: Any, true: Any) -> Floats:
+def _confusion(predicted: ArrayLike, true: ArrayLike) -> Floats:
     """Return counts (true, predicted) over the classes that occur in either."""
     guess, truth = _labels(predicted, true)
     classes, code = np.unique(np.concatenate([truth, guess]), return_inverse=True)
@@ -85,7 +85,7 @@ def _macro_f1(confusion: Floats) -> Floats:
     return np.asarray((2 * right / np.maximum(either, 1)).sum(-1) / (either > 0).sum(-1))
 
 
-def macro_f1(predicted: Any, true: Any) -> float:
+def macro_f1(predicted: ArrayLike, true: ArrayLike) -> float:
     """Return the unweighted mean of the F1 of every class that occurs among true or predicted labels (n,).
 
     Raises:
@@ -95,8 +95,8 @@ def macro_f1(predicted: Any, true: Any) -> float:
 
 
 def macro_f1_figure(
-    predicted: Any,
-    true: Any,
+    predicted: ArrayLike,
+    true: ArrayLike,
     generator: np.random.Generator,
     *,
     confidence: float = 0.95,

@@ -10,7 +10,7 @@ Guarantees:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -112,7 +112,7 @@ class Store:
                 raise IntegrityError([f"{self.url}: {above} is a file, and {name} lies below it"])
         return sizes
 
-    def _relative(self, full: str, info: Any) -> str:
+    def _relative(self, full: str, info: Mapping[str, Any]) -> str:
         """Return the name of a file below the root, checked."""
         name = full[len(self._root) + 1 :]
         try:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fdaudit.events import Relation
@@ -320,7 +321,7 @@ def _of_records(scores: Mapping[str, Tensor], issued: _Issued) -> _Told:
     return told, member, torch.cat(pairs)
 
 
-def _p_value(entry: Ledger, scores: Any, member: Tensor, coin: _Coins) -> float:
+def _p_value(entry: Ledger, scores: ArrayLike, member: Tensor, coin: _Coins) -> float:
     """Return the smaller p-value of both tests of a finite claim."""
     found = epsilon_p_value(scores, member, float(entry.epsilon), entry.delta, **coin)
     return found if entry.gdp is None else min(found, mu_p_value(scores, member, entry.gdp, **coin))

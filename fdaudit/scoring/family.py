@@ -16,7 +16,8 @@ from fdaudit.scoring.ground_truth import Truth
 from fdaudit.scoring.scoring import kept_scores
 
 if TYPE_CHECKING:
-    pass
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["BY_COINS", "LEVEL", "candidate_scores", "family_of"]
 
@@ -90,7 +91,7 @@ def _is_judged(cell: Mapping[str, Any]) -> bool:
     return cell["status"] in ("run", "inconclusive") and (negative is None or bool(negative["passed"]))
 
 
-def _paired(truth: Truth, client: str, scores: Any) -> Pairs:
+def _paired(truth: Truth, client: str, scores: NDArray[np.float64]) -> Pairs:
     challenge, member = truth.challenge(client)
     order = challenge.pair.argsort(stable=True)  # both halves in the order of their pairs
     inside = member[order].numpy()

@@ -110,12 +110,13 @@ class ReconstructionScorer:
                 )
         auxiliary_x, auxiliary_y = others(self._plan).prior
         labelled = self._plan.dataset.task == "single-label"
+        labels = [g.labels for g in guesses if g.labels is not None]
         return score_reconstruction(
             [g.images for g in guesses],
             [x for x, _ in truths],
             auxiliary_x,
             child_numpy(self._plan.seed, "score", cell),
-            guess_labels=[g.labels for g in guesses] if all(g.labels is not None for g in guesses) else None,
+            guess_labels=labels if len(labels) == len(guesses) else None,
             true_labels=[y for _, y in truths] if labelled else None,
             auxiliary_labels=auxiliary_y if labelled else None,
             bystanders=bystanders_of(self._plan, [g.target for g in guesses]),
@@ -165,6 +166,8 @@ class ReconstructionScorer:
             priors = class_priors(self._plan, assumed)
             return None if priors is None else priors.guess(played[0], of, generator).float()
         auxiliary, labels = others(self._plan).prior
+        if auxiliary is None:
+            return None
         labelled = task_of(y) == "single-label"
         pool = AuxiliaryPool(auxiliary, labels if labelled else None)
         shown = pool.guess(played[0], len(x), y.numpy() if labelled else None, generator)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 __all__ = ["canonical"]
 
 
-def canonical(value: Any) -> bytes:
+def canonical(value: object) -> bytes:
     """Return the canonical bytes of a JSON value: ASCII, sorted keys, no spaces, no NaN, no newline."""
     return _CANONICAL.encode(value).encode()
 

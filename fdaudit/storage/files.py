@@ -110,7 +110,7 @@ class Syncs:
         self._threads.shutdown()
 
 
-def save_json(path: Path, value: Any, *, indent: int | None = None, sync: bool = True) -> None:
+def save_json(path: Path, value: object, *, indent: int | None = None, sync: bool = True) -> None:
     """Write JSON atomically: canonical bytes and a newline, or indented for people."""
     write_atomically(path, _text(value, indent), sync=sync)
 
@@ -125,11 +125,11 @@ def save_json_together(values: Mapping[Path, Any], *, indent: int | None = None)
         sync({path.parent for path in values})
 
 
-def _text(value: Any, indent: int | None) -> bytes:
+def _text(value: object, indent: int | None) -> bytes:
     return (canonical(value) if indent is None else _pretty(value, indent)) + b"\n"
 
 
-def _pretty(value: Any, indent: int) -> bytes:
+def _pretty(value: object, indent: int) -> bytes:
     return json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=True, allow_nan=False).encode()
 
 

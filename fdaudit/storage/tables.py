@@ -26,7 +26,7 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def _plain(cell: Any) -> Any:
+def _plain(cell: object) -> object:
     if not isinstance(cell, str) or _NUMBER.fullmatch(cell):
         return cell
     text = cell.replace("\r", " ")  # it would end a line that no quotes protect

@@ -180,7 +180,13 @@ class GridRun:
     def key(self) -> str:
         """Return 16 hexadecimal digits of the SHA-256 of the spec without its name, or of the axes without a spec."""
         if self.spec is None:
-            axes: Any = [self.protocol, self.defence, repr(self.epsilon), self.seed, "not-applicable"]
+            axes: Any = [
+                self.protocol,
+                self.defence,
+                repr(self.epsilon),
+                self.seed,
+                "not-applicable",
+            ]
         else:
             axes = self.spec.model_dump(mode="json", exclude={"name"})
         return hashlib.sha256(canonical(axes)).hexdigest()[:16]

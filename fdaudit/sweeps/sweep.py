@@ -24,6 +24,7 @@ from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.evaluation.controls.kept import take_controls
 from fdaudit.parallel.pool import Answer, Pool
 from fdaudit.progress import Tick
+from fdaudit.spec.schema import Spec
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json, save_json
 from fdaudit.storage.locks import make_private, writing
@@ -87,7 +88,7 @@ def run_directory(out: Path, key: str) -> Path:
     return out / "runs" / key
 
 
-def shared_directory(out: Path, spec: Any) -> Path:
+def shared_directory(out: Path, spec: Spec) -> Path:
     """Return the directory of the seed, secret and control outcomes that runs on the same records share."""
     fields = spec.model_dump(mode="json", include=set(_ALIKE))
     return out / "shared" / hashlib.sha256(canonical(fields)).hexdigest()[:16]
@@ -366,7 +367,7 @@ class _Book:
                     path.unlink()
 
 
-def _of_run(kept: Any) -> dict[str, Any]:
+def _of_run(kept: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(kept, dict) or not isinstance(kept.get("reason"), str):
         raise IntegrityError([f"{_DONE} is malformed"])
     seconds = kept.get("seconds")

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from queue import SimpleQueue
@@ -47,7 +47,7 @@ def main() -> None:
         say({"done": True})
 
 
-def _outcome(piece: dict[str, Any], tick: Any) -> dict[str, Any]:
+def _outcome(piece: dict[str, Any], tick: Callable[[str, int, int], None]) -> dict[str, Any]:
     """Carry out a run; return its `status`, and a `reason` unless it is done."""
     from fdaudit.audit.pipeline import perform
     from fdaudit.errors import SpecError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ def adam(
     return optimizer
 
 
-def _laid_as_parameters(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _laid_as_parameters(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """Give gradients the memory layout of their parameters, because fused Adam ignores layouts."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:

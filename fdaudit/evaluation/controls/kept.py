@@ -47,7 +47,7 @@ def kept_controls(
     name = f"{'-'.join(filter(None, (attack.name, setting)))}.json"
     upon, secrets = depends_on(attack, plan, setting), run.vault.secrets
 
-    def seal(outcomes: Any) -> str:
+    def seal(outcomes: object) -> str:
         return secrets.commit("controls", upon, canonical(outcomes))
 
     path = controls_directory(run.path) / name

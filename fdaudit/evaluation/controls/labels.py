@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -139,7 +139,7 @@ def _guesses(
 
 def _short(config: Config) -> Config:
     """Return the settings with a few rounds, if the number of rounds is a setting."""
-    rounds: Any = getattr(config, "rounds", None)
-    if "rounds" not in type(config).model_fields or rounds <= _MOST_ROUNDS:
+    rounds: int | None = getattr(config, "rounds", None)
+    if "rounds" not in type(config).model_fields or rounds is None or rounds <= _MOST_ROUNDS:
         return config
     return config.model_copy(update={"rounds": _MOST_ROUNDS})

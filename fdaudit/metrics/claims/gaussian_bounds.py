@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache, partial
-from typing import Any
+
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.events import Relation
@@ -50,13 +51,13 @@ _LEAST = 1e-250
 
 
 def mu_lower_bound(
-    scores: Any,
-    member: Any,
+    scores: ArrayLike,
+    member: ArrayLike,
     confidence: float = 0.95,
     design: OneRunDesign = "coin-flips",
     relation: Relation = "add-or-remove",
     *,
-    pair: Any = None,
+    pair: ArrayLike | None = None,
     guesses: int | None = None,
 ) -> float:
     """Return a lower bound on μ: the mechanism is not μ'-GDP for any smaller μ'.
@@ -81,13 +82,13 @@ def mu_lower_bound(
 
 
 def mu_p_value(
-    scores: Any,
-    member: Any,
+    scores: ArrayLike,
+    member: ArrayLike,
     mu: float,
     design: OneRunDesign = "coin-flips",
     relation: Relation = "add-or-remove",
     *,
-    pair: Any = None,
+    pair: ArrayLike | None = None,
     guesses: int | None = None,
 ) -> float:
     """Return the largest probability, for a μ-GDP mechanism, of at least as many right guesses.

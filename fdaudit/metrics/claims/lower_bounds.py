@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache, partial
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.events import Relation
@@ -51,14 +52,14 @@ _MOST_GUESSES = 2**40
 
 
 def epsilon_lower_bound(
-    scores: Any,
-    member: Any,
+    scores: ArrayLike,
+    member: ArrayLike,
     delta: float,
     confidence: float = 0.95,
     design: Design = "coin-flips",
     relation: Relation = "add-or-remove",
     *,
-    pair: Any = None,
+    pair: ArrayLike | None = None,
     guesses: int | None = None,
 ) -> float:
     """Return a lower bound on ε at δ, valid for all scores if the design was followed.
@@ -101,14 +102,14 @@ def epsilon_lower_bound(
 
 
 def epsilon_p_value(
-    scores: Any,
-    member: Any,
+    scores: ArrayLike,
+    member: ArrayLike,
     epsilon: float,
     delta: float,
     design: OneRunDesign = "coin-flips",
     relation: Relation = "add-or-remove",
     *,
-    pair: Any = None,
+    pair: ArrayLike | None = None,
     guesses: int | None = None,
 ) -> float:
     """Return the largest probability, for an (ε, δ)-private mechanism, of at least as many right guesses.

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_shape
@@ -123,7 +124,7 @@ def score_class_evaluation(
     return (*found, *_frechet(targets, judge, priors, generator))
 
 
-def _target(guess: Any, claimed: Any, truth: Any, labels: Any) -> _Target:
+def _target(guess: ArrayLike, claimed: ArrayLike, truth: ArrayLike, labels: ArrayLike) -> _Target:
     shown, records = images(guess, "guess_images", torch.float32), images(truth, "true_images", torch.float32)
     same_shape(shown, records, count=False)
     of, y = integers(claimed, "guess_labels", len(shown)), integers(labels, "true_labels", len(records))
@@ -135,7 +136,7 @@ def _target(guess: Any, claimed: Any, truth: Any, labels: Any) -> _Target:
 
 
 def relabelled_p_value(
-    claimed: Any, taken: Any, withheld: Sequence[Sequence[int]], generator: np.random.Generator
+    claimed: ArrayLike, taken: ArrayLike, withheld: Sequence[Sequence[int]], generator: np.random.Generator
 ) -> tuple[float, float]:
     """Return the probability that chance does as well, and its expected share of right guesses.
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_shape
@@ -48,7 +49,7 @@ _PIXELS = 1 << 20
 """Pixels' differences held in memory at once."""
 
 
-def nearest_records(guess: Any, records: Any) -> torch.Tensor:
+def nearest_records(guess: ArrayLike, records: ArrayLike) -> torch.Tensor:
     """Return, for each guess (m, c, h, w), the index (m,) of the record (n, c, h, w) with the least squared error.
 
     Raises:
@@ -111,10 +112,10 @@ def score_class_reconstruction(
     guess_labels: Sequence[Any],
     true_images: Sequence[Any],
     true_labels: Sequence[Any],
-    auxiliary: Any,
+    auxiliary: ArrayLike | None,
     generator: np.random.Generator,
     *,
-    auxiliary_labels: Any = None,
+    auxiliary_labels: ArrayLike | None = None,
     withheld: Sequence[Sequence[int]] = (),
     bystanders: Bystanders | None = None,
     targets: Sequence[str] | None = None,

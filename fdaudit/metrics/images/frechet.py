@@ -14,10 +14,10 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, images, same_shape
@@ -26,7 +26,7 @@ from fdaudit.types import Figure
 __all__ = ["frechet_distance", "frechet_figure", "frechet_to_subsets", "task_encoder_distance"]
 
 
-def _features(values: Any, field: str) -> Floats:
+def _features(values: ArrayLike, field: str) -> Floats:
     tensor = torch.as_tensor(values).detach().to("cpu", torch.float64)
     if tensor.ndim != 2 or len(tensor) < 2 or tensor.shape[1] < 1:
         raise UsageError(
@@ -46,7 +46,7 @@ def _root(features: Floats) -> tuple[Floats, Floats]:
     return mean, spread
 
 
-def frechet_distance(features_a: Any, features_b: Any) -> float:
+def frechet_distance(features_a: ArrayLike, features_b: ArrayLike) -> float:
     """Return the squared Fréchet distance (as in FID) between Gaussians fitted to features (n, d) and (m, d).
 
     With Σ = Rᵀ R for both sides, the non-zero eigenvalues of Σ_a Σ_b are the squared singular values of
@@ -63,7 +63,7 @@ def frechet_distance(features_a: Any, features_b: Any) -> float:
     return max(0.0, apart + float((root_a**2).sum()) + float((root_b**2).sum()) - 2 * cross)
 
 
-def frechet_to_subsets(features_a: Any, features_b: Any, rows: Any) -> Floats:
+def frechet_to_subsets(features_a: ArrayLike, features_b: ArrayLike, rows: ArrayLike) -> Floats:
     """Return `frechet_distance` from features (n, d) to many subsets of others (m, d) at once.
 
     The pool is projected once. Each subset then needs the eigenvalues of a matrix of its own size. Their roots are
@@ -95,7 +95,7 @@ def _to_subset(mean_a: Floats, trace_a: float, subset: Floats, seen: Floats) -> 
     return max(0.0, float(((mean_a - mean_b) ** 2).sum()) + trace_a + trace_b - 2 * cross)
 
 
-def _both(features_a: Any, features_b: Any) -> tuple[Floats, Floats]:
+def _both(features_a: ArrayLike, features_b: ArrayLike) -> tuple[Floats, Floats]:
     first, second = _features(features_a, "features_a"), _features(features_b, "features_b")
     if first.shape[1] != second.shape[1]:
         problem = f"does not have {first.shape[1]} columns"
@@ -103,7 +103,7 @@ def _both(features_a: Any, features_b: Any) -> tuple[Floats, Floats]:
     return first, second
 
 
-def frechet_figure(features_a: Any, features_b: Any, name: str) -> Figure:
+def frechet_figure(features_a: ArrayLike, features_b: ArrayLike, name: str) -> Figure:
     """Return the Fréchet distance as a figure called `name`.
 
     It has no interval. The estimate is biased upwards by an amount that depends on the sample sizes. A bootstrap
@@ -113,7 +113,7 @@ def frechet_figure(features_a: Any, features_b: Any, name: str) -> Figure:
         UsageError: as `frechet_distance`.
     """
     value = frechet_distance(features_a, features_b)
-    n, m, d = len(features_a), len(features_b), int(np.shape(features_a)[1])
+    (n, d), m = np.shape(features_a), np.shape(features_b)[0]
     note = f"{n} against {m} samples of {d} features; biased upwards, compare only figures of equal sizes"
     if min(n, m) <= d:
         note += "; fewer samples than features make a covariance singular: read as a ranking, not a distance"
@@ -121,8 +121,8 @@ def frechet_figure(features_a: Any, features_b: Any, name: str) -> Figure:
 
 
 def task_encoder_distance(
-    images_a: Any,
-    images_b: Any,
+    images_a: ArrayLike,
+    images_b: ArrayLike,
     encode: Callable[[torch.Tensor], torch.Tensor],
     encoder: str,
     *,

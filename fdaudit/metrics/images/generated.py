@@ -12,10 +12,10 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import images, same_shape
@@ -34,9 +34,9 @@ _MOST = 1000
 
 
 def score_generated(
-    generated: Any,
-    members: Any,
-    non_members: Any,
+    generated: ArrayLike,
+    members: ArrayLike,
+    non_members: ArrayLike,
     encode: Callable[[torch.Tensor], torch.Tensor],
     generator: np.random.Generator,
 ) -> tuple[Figure, ...]:

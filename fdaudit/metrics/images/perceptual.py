@@ -15,11 +15,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import images, same_shape
@@ -114,7 +114,7 @@ def _frozen(network: torch.nn.Module) -> torch.nn.Module:
     return network.eval().requires_grad_(False)
 
 
-def _rgb(values: Any, field: str) -> torch.Tensor:
+def _rgb(values: ArrayLike, field: str) -> torch.Tensor:
     """Return float32 images of three channels; a single channel is repeated."""
     tensor = images(values, field, torch.float32)
     if tensor.shape[1] not in (1, 3):
@@ -136,7 +136,9 @@ def _enlarged(tensor: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.interpolate(tensor, size=size, mode="bilinear", align_corners=False)
 
 
-def lpips_distance(a: Any, b: Any, network: torch.nn.Module, *, batch_size: int = 64) -> torch.Tensor:
+def lpips_distance(
+    a: ArrayLike, b: ArrayLike, network: torch.nn.Module, *, batch_size: int = 64
+) -> torch.Tensor:
     """Return LPIPS of each pair of images, (n, c, h, w) and (n, c, h, w) in [0, 1] -> (n,) float64; 0 is identical.
 
     One channel is repeated to three. Images with a side under 64 are enlarged bilinearly, both in the same way, until
@@ -162,7 +164,7 @@ def lpips_distance(a: Any, b: Any, network: torch.nn.Module, *, batch_size: int 
 
 
 def lpips_figure(
-    a: Any, b: Any, generator: np.random.Generator, *, network: torch.nn.Module | None = None
+    a: ArrayLike, b: ArrayLike, generator: np.random.Generator, *, network: torch.nn.Module | None = None
 ) -> Figure:
     """Return the mean LPIPS with a bootstrap interval over pairs; unavailable with a reason without weights.
 
@@ -189,7 +191,7 @@ def lpips_note(height: int, width: int) -> str:
     return f"AlexNet; images of {height}x{width} enlarged to {LPIPS_SIDE} pixels" if small else "AlexNet"
 
 
-def inception_features(values: Any, network: torch.nn.Module, *, batch_size: int = 32) -> torch.Tensor:
+def inception_features(values: ArrayLike, network: torch.nn.Module, *, batch_size: int = 32) -> torch.Tensor:
     """Return pooled features of images (n, c, h, w) in [0, 1] -> (n, d) float64.
 
     One channel is repeated to three. The network itself resizes to 299x299, bilinearly.
@@ -210,7 +212,7 @@ def inception_features(values: Any, network: torch.nn.Module, *, batch_size: int
     return torch.cat(out)
 
 
-def fid_figure(images_a: Any, images_b: Any, *, network: torch.nn.Module | None = None) -> Figure:
+def fid_figure(images_a: ArrayLike, images_b: ArrayLike, *, network: torch.nn.Module | None = None) -> Figure:
     """Return FID (Heusel et al., NeurIPS 2017) of two sets of images; unavailable with a reason without weights.
 
     Args:

@@ -23,10 +23,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Flags, Integers, images, integers
@@ -56,7 +56,7 @@ class AuxiliaryPool:
         UsageError: there are fewer than two images, pixels are outside [0, 1], or lengths differ.
     """
 
-    def __init__(self, auxiliary: Any, labels: Any = None) -> None:
+    def __init__(self, auxiliary: ArrayLike, labels: ArrayLike | None = None) -> None:
         self.images = images(auxiliary, "auxiliary", torch.float32)
         n = len(self.images)
         if n < 2:
@@ -177,7 +177,9 @@ class ClassPriors:
         UsageError: as `AuxiliaryPool`; or classes are withheld but images have no labels.
     """
 
-    def __init__(self, auxiliary: Any, labels: Any = None, withheld: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(
+        self, auxiliary: ArrayLike, labels: ArrayLike | None = None, withheld: Sequence[Sequence[int]] = ()
+    ) -> None:
         self._all = AuxiliaryPool(auxiliary, labels)
         self._lacking: dict[int, AuxiliaryPool] = {}
         of = self._all.labels

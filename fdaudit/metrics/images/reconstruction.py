@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_shape
@@ -110,14 +111,14 @@ def _capped_psnr(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def score_reconstruction(
-    guess_images: Any,
-    true_images: Any,
-    auxiliary: Any,
+    guess_images: ArrayLike,
+    true_images: ArrayLike,
+    auxiliary: ArrayLike | None,
     generator: np.random.Generator,
     *,
-    guess_labels: Any = None,
-    true_labels: Any = None,
-    auxiliary_labels: Any = None,
+    guess_labels: ArrayLike | None = None,
+    true_labels: ArrayLike | None = None,
+    auxiliary_labels: ArrayLike | None = None,
     labels_known: bool = True,
     bystanders: Bystanders | None = None,
     targets: Sequence[str] | None = None,
@@ -188,16 +189,18 @@ def score_reconstruction(
     )
 
 
-def _as_batches(values: Any, field: str) -> list[torch.Tensor]:
-    several = isinstance(values, (list, tuple)) and len(values) > 0 and getattr(values[0], "ndim", 0) == 4
-    return [images(batch, field) for batch in (values if several else [values])]
+def _as_batches(values: ArrayLike, field: str) -> list[torch.Tensor]:
+    if isinstance(values, (list, tuple)) and values and getattr(values[0], "ndim", 0) == 4:
+        return [images(batch, field) for batch in values]
+    return [images(values, field)]
 
 
-def _as_labels(values: Any, field: str, sizes: list[int]) -> list[Integers] | None:
+def _as_labels(values: ArrayLike | None, field: str, sizes: list[int]) -> list[Integers] | None:
     if values is None:
         return None
-    several = isinstance(values, (list, tuple)) and len(values) > 0 and getattr(values[0], "ndim", 0) == 1
-    parts = list(values) if several else [values]
+    parts: list[ArrayLike] = [values]
+    if isinstance(values, (list, tuple)) and values and getattr(values[0], "ndim", 0) == 1:
+        parts = list(values)
     if len(parts) != len(sizes):
         raise UsageError(
             field, len(parts), f"does not match {len(sizes)} batches", "Give labels for each batch."
@@ -205,7 +208,7 @@ def _as_labels(values: Any, field: str, sizes: list[int]) -> list[Integers] | No
     return [integers(part, field, size) for part, size in zip(parts, sizes, strict=True)]
 
 
-def _matched(guess_images: Any, true_images: Any, true_labels: Any) -> list[_Batch]:
+def _matched(guess_images: ArrayLike, true_images: ArrayLike, true_labels: ArrayLike | None) -> list[_Batch]:
     guesses, truths = _as_batches(guess_images, "guess_images"), _as_batches(true_images, "true_images")
     if len(guesses) != len(truths):
         raise UsageError(

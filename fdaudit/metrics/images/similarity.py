@@ -11,9 +11,10 @@ Guarantees:
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
+from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import images, same_shape
@@ -26,13 +27,13 @@ _AT_ONCE = 1 << 15
 """Pixel values whose filtered copies are in memory together; more leave a processor's cache and take twice as long."""
 
 
-def _pair(a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _pair(a: ArrayLike, b: ArrayLike) -> tuple[torch.Tensor, torch.Tensor]:
     first, second = images(a, "a"), images(b, "b")
     same_shape(first, second)
     return first, second
 
 
-def mse(a: Any, b: Any) -> torch.Tensor:
+def mse(a: ArrayLike, b: ArrayLike) -> torch.Tensor:
     """Return the mean squared error of each pair of images, (n, c, h, w) and (n, c, h, w) -> (n,) float64.
 
     Raises:
@@ -42,7 +43,7 @@ def mse(a: Any, b: Any) -> torch.Tensor:
     return (first - second).square().flatten(1).mean(1)
 
 
-def psnr(a: Any, b: Any) -> torch.Tensor:
+def psnr(a: ArrayLike, b: ArrayLike) -> torch.Tensor:
     """Return the peak signal-to-noise ratio of image pairs in dB, (n, c, h, w) and (n, c, h, w) -> (n,) float64.
 
     10 log10(1 / MSE): the data range is 1. Identical images give +inf, the formula's limit. Before a mean is taken,
@@ -66,7 +67,7 @@ def ssim_window(height: int, width: int) -> int:
     return min(_WINDOW, side - 1 + side % 2)
 
 
-def ssim(a: Any, b: Any) -> torch.Tensor:
+def ssim(a: ArrayLike, b: ArrayLike) -> torch.Tensor:
     """Return the structural similarity of image pairs, (n, c, h, w) and (n, c, h, w) -> (n,) float64 in [-1, 1].
 
     Gaussian window of side 11 and σ = 1.5, K1 = 0.01, K2 = 0.03, data range 1, reflected borders, averaged over
@@ -95,7 +96,7 @@ def ssim(a: Any, b: Any) -> torch.Tensor:
     return torch.cat(found)
 
 
-def match(guess: Any, truth: Any) -> torch.Tensor:
+def match(guess: ArrayLike, truth: ArrayLike) -> torch.Tensor:
     """Return the one-to-one pairing of guessed with true images that has the least total squared error.
 
     Args:
