@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .layers import Maybe, WeightedPass
 
-__all__ = ["Convolution"]
+__all__ = ["Convolution", "Geometry", "Sides"]
 
 Sides = tuple[int, int]
 """Height and width."""
