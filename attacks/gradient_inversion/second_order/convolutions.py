@@ -9,19 +9,35 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .columns import Geometry, Sides, arranged
 from .layers import Maybe, WeightedPass
-from .strided import Phases, pays
 
-__all__ = ["Convolution"]
+__all__ = ["Convolution", "Geometry", "Sides"]
+
+Sides = tuple[int, int]
+"""Height and width."""
 
 _PATCH_VALUES = 150_000
 """Input patches of more values than this take longer to write than PyTorch's convolutions to set up."""
+
+
+class Geometry(NamedTuple):
+    """The vertical and horizontal movement of a kernel over an image."""
+
+    stride: Sides
+    padding: Sides
+    dilation: Sides
+
+    def outputs(self, size: Sequence[int], kernel: Sequence[int]) -> Sides:
+        """Return the height and width of the output of a kernel (k, k) on an image (h, w)."""
+        sides = zip(size, kernel, *self, strict=True)
+        p, q = ((n + 2 * padding - d * (k - 1) - 1) // s + 1 for n, k, s, padding, d in sides)
+        return p, q
 
 
 class Convolution:
@@ -38,12 +54,7 @@ class Convolution:
             (int(v[0]), int(v[1])) for v in (layer.stride, layer.padding, layer.dilation)
         )
         self.geometry, self.kernel = Geometry(stride, padding, dilation), weight.shape
-        self.form = arranged(weight.shape, self.geometry, weight.device)
-        self.flat, self.bias = weight.reshape(1, -1), bias
-        self.weight = self.form.weights(self.flat).view(self.form.kernel)
-        strided = pays(weight.shape, self.geometry, weight.device)
-        self.back = Phases(weight.shape, self.geometry, weight.device) if strided else self.form
-        self.back_weight = self.back.weights(self.flat).view(self.back.kernel)
+        self.weight, self.bias = weight, bias
 
     def __call__(self, a: Tensor, R: int) -> WeightedPass:
         """Run a pass of images (R*B, c, h, w)."""
@@ -64,11 +75,10 @@ class _Convolved(WeightedPass):
 
     @abstractmethod
     def _gradient(self) -> Tensor:
-        """Return G, (R, values), in the arrangement of the weights."""
+        """Return G, (R, values)."""
 
-    def _arrange(self, weight: Tensor) -> Tensor:
-        """Return a weight as (R, values) in this arrangement."""
-        return weight
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        return self._gradient(), self._bias_gradient()
 
     def _bias_gradient(self) -> Tensor:
         return self._batched(self._s.flatten(2).sum(2))
@@ -78,7 +88,7 @@ class _Convolved(WeightedPass):
         return each if len(each) == self._R else each.view(self._R, -1, each.shape[1]).sum(1)
 
     def products(self, weight: Tensor, bias: Maybe) -> tuple[Tensor, Tensor]:
-        found = [(self._gradient(), self._arrange(weight))]
+        found = [(self._gradient(), weight)]
         if bias is not None:
             found.append((self._bias_gradient(), bias))
         self._found = found
@@ -88,7 +98,7 @@ class _Convolved(WeightedPass):
         return dot, square
 
     def move(self, weight: Tensor, bias: Maybe) -> None:
-        self._g, self._g_bias = self._arrange(weight), bias
+        self._g, self._g_bias = weight, bias
 
     def move_by_products(self, dot: Tensor, square: Tensor) -> None:
         g = [_combined(G, T, dot, square) for G, T in self._found]
@@ -100,54 +110,35 @@ class _Grouped(_Convolved):
 
     def __init__(self, layer: Convolution, a: Tensor, R: int) -> None:
         super().__init__(layer, R)
-        self._size = (a.shape[2], a.shape[3])
-        self._a = layer.form.spread(a)
+        self._size, self._a = (a.shape[2], a.shape[3]), a
 
     def forward(self) -> Tensor:
-        return F.conv2d(self._a, self._layer.weight, self._layer.bias, *self._layer.form.geometry)
+        return F.conv2d(self._a, self._layer.weight, self._layer.bias, *self._layer.geometry)
 
     def receive(self, s: Tensor) -> None:
         self._s = s
 
     def backward(self, s: Tensor) -> Sequence[Maybe]:
-        return (self._collapse(self._transposed(s)),)
-
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        return self._layer.form.restored(self._gradient()), self._bias_gradient()
+        return (self._input_gradient(s, self._layer.weight),)
 
     def forward_along(self, t: Sequence[Maybe]) -> Maybe:
-        form, bias = self._layer.form, None if self._g_bias is None else self._g_bias.flatten()
-        a = _side_by_side(self._a, self._R)
-        out = _apart(
-            F.conv2d(a, _as_groups(self._g, form.kernel), bias, *form.geometry, groups=self._R), self._R
-        )
-        if t[0] is None:
-            return out
-        return out.add_(F.conv2d(form.spread(t[0]), self._layer.weight, None, *form.geometry))
+        layer, bias = self._layer, None if self._g_bias is None else self._g_bias.flatten()
+        a, own = _side_by_side(self._a, self._R), _as_groups(self._g, layer.kernel)
+        out = _apart(F.conv2d(a, own, bias, *layer.geometry, groups=self._R), self._R)
+        return out if t[0] is None else out.add_(F.conv2d(t[0], layer.weight, None, *layer.geometry))
 
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
-        R, form, back = self._R, self._layer.form, self._layer.back
-        g = self._g if back is form else back.weights(form.restored(self._g))
-        out = _apart(self._input_gradient(_side_by_side(self._s, R), _as_groups(g, back.kernel), R), R)
-        return (self._collapse(out if r is None else out.add_(self._transposed(r))),)
+        R, own = self._R, _as_groups(self._g, self._layer.kernel)
+        out = _apart(self._input_gradient(_side_by_side(self._s, R), own, R), R)
+        return (out if r is None else out.add_(self._input_gradient(r, self._layer.weight)),)
 
     def _gradient(self) -> Tensor:
-        R, form = self._R, self._layer.form
+        R, layer = self._R, self._layer
         a, s = _side_by_side(self._a, R), _side_by_side(self._s, R)
-        return _grouped_gradient(a, s, R, form.kernel, form.geometry)
-
-    def _arrange(self, weight: Tensor) -> Tensor:
-        return self._layer.form.weights(weight)
-
-    def _transposed(self, s: Tensor) -> Tensor:
-        return self._input_gradient(s, self._layer.back_weight)
+        return _grouped_gradient(a, s, R, layer.kernel, layer.geometry)
 
     def _input_gradient(self, s: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
-        geometry, size = self._layer.back.over(self._size)
-        return _input_gradient(size, s, weight, geometry, groups)
-
-    def _collapse(self, e: Tensor) -> Tensor:
-        return self._layer.back.collapse(e, self._size)
+        return _input_gradient(self._size, s, weight, self._layer.geometry, groups)
 
 
 class _Patches(_Convolved):
@@ -158,7 +149,7 @@ class _Patches(_Convolved):
         stride, padding, dilation = layer.geometry
         self._moves = ((layer.kernel[2], layer.kernel[3]), dilation, padding, stride)
         self._size, self._out, self._a = a.shape[2:], out, F.unfold(a, *self._moves)
-        self._weight = layer.flat.view(layer.kernel[0], -1)
+        self._weight = layer.weight.flatten(1)
 
     def forward(self) -> Tensor:
         z, bias = self._weight @ self._a, self._layer.bias
@@ -169,9 +160,6 @@ class _Patches(_Convolved):
 
     def backward(self, s: Tensor) -> Sequence[Maybe]:
         return (self._folded(self._weight.T @ s.flatten(2)),)
-
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        return self._gradient(), self._bias_gradient()
 
     def forward_along(self, t: Sequence[Maybe]) -> Maybe:
         out = torch.bmm(self._own(), self._a)
