@@ -105,19 +105,24 @@ def test_run_takes_the_seed_of_another_run(shell: Shell, done: Path) -> None:
 # -- gates and failures: 1 ----------------------------------------------------------------------------------------
 
 
+NOISE = {"kind": "model_update", "name": "gaussian-noise", "params": {"clip": 1.0, "sigma": 5.0}}
+
+
 @pytest.mark.parametrize(
-    ("gates", "code"),
+    ("gates", "changes", "code"),
     [
-        ({"membership_auc": 1.0}, 0),
-        ({"membership_auc": 0.0}, 1),
-        ({"reconstruction_gain_db": 100.0}, 1),  # nothing was measured: nothing is shown to hold
-        ({"epsilon": 1e9}, 1),  # updates without noise: no ε can be claimed
+        ({"epsilon": 1e9}, {"defenses": [NOISE], "withhold": ["sample_count"]}, 0),
+        ({"epsilon": 1e9}, {}, 1),  # updates without noise: no ε can be claimed
+        ({"membership_auc": 0.0}, {}, 1),
+        ({"membership_auc": 1.0}, {}, 1),  # the attack's control fails here: its figure keeps no gate
+        ({"reconstruction_gain_db": 100.0}, {}, 1),  # nothing was measured: nothing is shown to hold
     ],
 )
-def test_a_failing_gate_ends_with_1_and_says_which(gates: dict[str, float], code: int, shell: Shell) -> None:
-    found, out, err = shell(
-        "run", shell.spec(attacks=[LOSS], gates=gates), "--out", "here", "--no-report", "--json"
-    )
+def test_a_failing_gate_ends_with_1_and_says_which(
+    gates: dict[str, float], changes: dict[str, Any], code: int, shell: Shell
+) -> None:
+    spec = shell.spec(attacks=[LOSS], gates=gates, **changes)
+    found, out, err = shell("run", spec, "--out", "here", "--no-report", "--json")
     assert found == code
     (name,) = gates
     (gate,) = json.loads(out)["result"]["gates"]
