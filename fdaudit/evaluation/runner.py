@@ -69,14 +69,14 @@ class Desk:
     """A process's workplace for cells of one run: adversaries' views stay exported while it is open."""
 
     def __init__(self, run: RunDirectory) -> None:
-        self.plan, self._run = run.plan, run
+        self.run = run
         self._open = ExitStack()
         self._adversaries: dict[str, Adversary] = {}
 
     @cached_property
     def _stage(self) -> Stage:
         return Stage(
-            replace(self._run, plan=_on_one_thread(self.plan)), self._open.enter_context(handed_folder())
+            replace(self.run, plan=_on_one_thread(self.run.plan)), self._open.enter_context(handed_folder())
         )
 
     def cells(self, piece: Piece) -> Iterator[tuple[Cell, float]]:

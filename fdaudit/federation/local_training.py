@@ -6,7 +6,7 @@ then name that release in place of the records. `Basis` is the list of inputs th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -98,7 +98,8 @@ class LocalTrainings:
         Raises:
             TrainingDivergedError: a loss, or under a defence a parameter, became NaN or infinite.
         """
-        return self._trained(self._trainers.fit, jobs, fit, length, inputs)
+        guarded = self._guarded(jobs, length)
+        return self._trainers.fit(guarded, fit), self._released(guarded, inputs)
 
     def gradients(
         self, jobs: Sequence[Job], fit: Fit, *, inputs: Mapping[str, Basis]
@@ -108,20 +109,14 @@ class LocalTrainings:
         Raises:
             TrainingDivergedError: a loss, or under a defence the gradient, is NaN or infinite.
         """
-        return self._trained(self._trainers.gradients, jobs, fit, {"steps": 1}, inputs)
+        guarded = self._guarded(jobs, {"steps": 1})
+        return self._trainers.gradients(guarded, fit), self._released(guarded, inputs)
 
-    def _trained(
-        self,
-        run: Callable[[Sequence[Job], Fit], list[Fitted]],
-        jobs: Sequence[Job],
-        fit: Fit,
-        length: Mapping[str, int | None],
-        inputs: Mapping[str, Basis],
-    ) -> tuple[list[Fitted], dict[str, Basis]]:
-        guards = {job.party: self.guard(job.party, length) for job in jobs}
-        guarded = [replace(job, guard=guards[job.party]) for job in jobs]
-        fitted = run(guarded, fit)
-        return fitted, {k: self.release(k, guards[k], inputs=inputs[k]) for k in guards}
+    def _guarded(self, jobs: Sequence[Job], length: Mapping[str, int | None]) -> list[Job]:
+        return [replace(job, guard=self.guard(job.party, length)) for job in jobs]
+
+    def _released(self, guarded: Sequence[Job], inputs: Mapping[str, Basis]) -> dict[str, Basis]:
+        return {job.party: self.release(job.party, job.guard, inputs=inputs[job.party]) for job in guarded}
 
 
 def joined(*parts: Basis | Sequence[int]) -> Basis:

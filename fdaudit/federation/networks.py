@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -87,7 +87,10 @@ class Trainers(Mapping[str, Trainer]):
         Raises:
             TrainingDivergedError: a loss became NaN or infinite.
         """
-        return self._together(jobs, lambda trainer, part: trainer.fit(part, fit))
+        found: dict[int, Fitted] = {}
+        for trainer, numbers in self._cores(jobs):
+            found |= zip(numbers, trainer.fit([jobs[n] for n in numbers], fit), strict=True)
+        return [found[n] for n in range(len(jobs))]
 
     def gradients(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
         """Return the gradient of each job's first batch, as `Trainer.gradients` does, in the jobs' order.
@@ -95,20 +98,19 @@ class Trainers(Mapping[str, Trainer]):
         Raises:
             TrainingDivergedError: a loss is NaN or infinite.
         """
-        return self._together(jobs, lambda trainer, part: trainer.gradients(part, fit))
+        found: dict[int, Fitted] = {}
+        for trainer, numbers in self._cores(jobs):
+            found |= zip(numbers, trainer.gradients([jobs[n] for n in numbers], fit), strict=True)
+        return [found[n] for n in range(len(jobs))]
 
     def predict(self, models: Mapping[str, Parameters], x: Tensor) -> dict[str, Tensor]:
         """Return logits (n, C) for samples x (n, c, h, w) of each party's model, on the CPU."""
         return {party: self[party].predict(parameters, x) for party, parameters in models.items()}
 
-    def _together(
-        self, jobs: Sequence[Job], work: Callable[[Trainer, list[Job]], list[Fitted]]
-    ) -> list[Fitted]:
-        found: dict[int, Fitted] = {}
-        for trainer in dict.fromkeys(self[job.party] for job in jobs):
-            numbers = [n for n, job in enumerate(jobs) if self[job.party] is trainer]
-            found |= zip(numbers, work(trainer, [jobs[n] for n in numbers]), strict=True)
-        return [found[n] for n in range(len(jobs))]
+    def _cores(self, jobs: Sequence[Job]) -> list[tuple[Trainer, list[int]]]:
+        """Return each core with the numbers of its jobs."""
+        cores = dict.fromkeys(self[job.party] for job in jobs)
+        return [(c, [n for n, job in enumerate(jobs) if self[job.party] is c]) for c in cores]
 
 
 def _key(network: Architecture) -> str:

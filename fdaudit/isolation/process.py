@@ -80,12 +80,15 @@ def _said(error: BaseException) -> str:
 
 
 def _read(reading: BinaryIO, frames: SimpleQueue[Frame | None], at_end: Callable[[], object]) -> None:
+    """Queue incoming frames until the input ends, or until something comes that is no frame."""
     from fdaudit.isolation.frames import EndedError, receive
 
     try:
         while True:
             frames.put(receive(reading))
-    except EndedError:
+    except Exception as error:
+        if not isinstance(error, EndedError):
+            sys.stderr.write(f"{_said(error)}\n")
         at_end()
         frames.put(None)
 

@@ -1,27 +1,22 @@
-"""A process that carries out runs of a sweep: it reads them from its input, one a line, and prints each outcome.
+"""A process that carries out runs of a sweep; `fdaudit.sweeps.sweep` starts it.
 
-`fdaudit.sweeps.sweep` starts it. Only outcomes go to standard output; everything else goes to standard error.
-
-Guarantees:
-  * it ends at once when its input ends, even in the middle of a run, and leaves no adversary's view behind;
+Guarantees, besides those of `serve`:
+  * it leaves no adversary's view behind when it ends;
   * two processes never work on one run: a new process waits for an orphaned one.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
 from fdaudit.parallel.pool import leave
+from fdaudit.parallel.worker_loop import Say, serve
 from fdaudit.storage.locks import writing
 
 __all__ = ["alone", "main"]
@@ -32,19 +27,12 @@ _home: str | None = None
 
 def main() -> None:
     """Carry out runs until the input ends."""
-    pieces = SimpleQueue[dict[str, Any]]()
-    outcomes = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)
-    Thread(target=_read, args=(pieces,), daemon=True).start()
+    serve(_work, lambda: leave(_home))
 
-    def say(value: dict[str, Any]) -> None:
-        print(json.dumps(value), file=outcomes)
 
-    while True:
-        piece = pieces.get()
-        _work_in(piece)
-        say(_outcome(piece, lambda *tick: say({"tick": tick})))
-        say({"done": True})
+def _work(piece: dict[str, Any], say: Say) -> None:
+    _work_in(piece)
+    say(_outcome(piece, lambda *tick: say({"tick": tick})))
 
 
 def _outcome(piece: dict[str, Any], tick: Callable[[str, int, int], None]) -> dict[str, Any]:
@@ -84,13 +72,6 @@ def _work_in(piece: dict[str, Any]) -> None:
     own.mkdir(parents=True, exist_ok=True, mode=0o700)
     tempfile.tempdir = str(own)
     _home = piece.get("home", tempfile.tempdir)
-
-
-def _read(pieces: SimpleQueue[dict[str, Any]]) -> None:
-    """Queue incoming tasks. End this process at once when the input ends, because its parent has ended."""
-    for line in sys.stdin:
-        pieces.put(json.loads(line))
-    leave(_home)
 
 
 if __name__ == "__main__":

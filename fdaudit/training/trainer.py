@@ -101,7 +101,7 @@ class Trainer:
         alike = bare and _same_shapes(jobs) and self._traits.stackable
         if self.execution.strategy == "stacked" and len(jobs) > 1 and alike:
             return finite(jobs, self._fit_stacked(jobs, fit))
-        return finite(jobs, self._by_themselves(lambda copy, job: self._fit_one(copy, job, fit), jobs))
+        return finite(jobs, self._by_themselves(partial(self._fit_one, fit=fit), jobs))
 
     def _fit_one(self, copy: Copy, job: Job, fit: Fit) -> Fitted:
         if job.guard is not None:
@@ -220,7 +220,7 @@ class Trainer:
         Raises:
             TrainingDivergedError: a loss is NaN or infinite.
         """
-        return finite(jobs, self._by_themselves(lambda copy, job: self._gradient(copy, job, fit), jobs))
+        return finite(jobs, self._by_themselves(partial(self._gradient, fit=fit), jobs))
 
     def _gradient(self, copy: Copy, job: Job, fit: Fit) -> Fitted:
         copy.load(job.parameters)
@@ -241,7 +241,7 @@ class Trainer:
         """Run every job separately; on a CPU in as many threads as allowed."""
         workers = self._workers(len(jobs))
         if workers <= 1:
-            return [work(self._copies[0], job) for job in jobs]
+            return list(map(partial(work, self._copies[0]), jobs))
         self._copies += [self._build() for _ in range(workers - len(self._copies))]
         return side_by_side(work, jobs, self._copies[:workers])
 

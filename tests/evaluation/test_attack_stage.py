@@ -70,7 +70,7 @@ class _Dying:
     ) -> Generator[tuple[int, dict[str, Any] | None], None, None]:
         for number, piece in enumerate(pieces):
             desk = Desk(RunDirectory.reopen(Path(piece["run"])))
-            attack = next(a for a in desk.plan.attacks if a.name == piece["attack"])
+            attack = next(a for a in desk.run.plan.attacks if a.name == piece["attack"])
             for cell, seconds in desk.cells(
                 Piece(Path(piece["run"]), attack, tuple(piece["adversaries"][:1]))
             ):
@@ -110,7 +110,7 @@ class _Far:
         for number, piece in enumerate(pieces):
             yield number, {"tick": ["worker lost, tried again", 1, 2]}
             desk = Desk(RunDirectory.reopen(Path(piece["run"])))
-            attack = next(a for a in desk.plan.attacks if a.name == piece["attack"])
+            attack = next(a for a in desk.run.plan.attacks if a.name == piece["attack"])
             for name in piece["adversaries"]:
                 if name in self._failing:
                     yield number, {"failed": "lost for good", "adversaries": [name]}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 import torch
 
@@ -12,6 +14,8 @@ from fdaudit.spec.schema import ModelSpec
 from fdaudit.storage.files import encode
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Fit, Job, Trainer, draw_batches
+
+from ..helpers.run_cases import finished
 
 SHAPE, CLASSES = (1, 4, 4), 3
 EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
@@ -83,3 +87,19 @@ def test_each_model_is_asked_by_its_own_partys_core(networks):
     assert list(found) == ["client/1", "client/0"]
     for k, logits in found.items():
         assert torch.equal(logits, Trainer(networks.of(k), EXECUTION).predict(start[k], x))
+
+
+def test_a_reader_follows_a_training_through_six_frames_at_most(tmp_path, monkeypatch):
+    """From the protocol's call to the loop over batches."""
+    depths, real = set(), Trainer._fit_one
+
+    def counted(*given, **named):
+        names = [frame.filename for frame in traceback.extract_stack()[:-1]]
+        calling = max(n for n, name in enumerate(names) if "/protocols/" in name)
+        depths.add(len(names) - calling)  # the frames after the protocol's, and that of `_fit_one`
+        return real(*given, **named)
+
+    monkeypatch.setattr(Trainer, "_fit_one", counted)
+    finished(tmp_path / "run")
+    assert depths
+    assert max(depths) <= 6

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fdaudit.isolation.frames import EndedError, MalformedError, Tensors, receive, send
-from fdaudit.isolation.process import _said
+from fdaudit.isolation.process import _said, serve_cases
 from fdaudit.isolation.schema import guesses_of, packed_guesses
 from fdaudit.types import LabelDistribution, Membership, Reconstruction
 
@@ -187,3 +187,14 @@ def test_an_error_with_half_a_character_is_told_all_the_same():
     send(stream, "failed", {"reason": told}, {})
     stream.seek(0)
     assert receive(stream).fields["reason"] == told
+
+
+@pytest.mark.parametrize(
+    "stream", [io.BytesIO(), frame(b"[1]"), frame(b'{"kind": "a", "fields": {}}', b"no tensors")]
+)
+def test_a_process_ends_when_nothing_more_can_be_read(stream, capfd):
+    """Otherwise it would wait for ever, and so would the auditor."""
+    ended = []
+    serve_cases(stream, io.BytesIO(), confined=False, at_end=lambda: ended.append(True))
+    assert ended == [True]
+    assert ("MalformedError" in capfd.readouterr().err) == bool(stream.getvalue())

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from fdaudit.protocols._classwise import combine, known, mean_by_class, mixed_targets
 from fdaudit.protocols._public import average, draw_samples, existing, predictions
+from fdaudit.protocols.classwise import combine, known, mean_by_class, mixed_targets
 from fdaudit.protocols.ds_fl import sharpen
 from fdaudit.protocols.feddf import mean_logits, weighted_mean
 from torch.nn import functional as F
