@@ -18,7 +18,7 @@ from fdaudit import attacks, defenses, protocols
 from fdaudit.errors import SpecError
 from fdaudit.registry import METHODS, REQUIRED, Registry
 
-from .docs_pages import blocks
+from .helpers.docs_pages import blocks
 
 _PLACE = "extra"
 _TYPES = {"attacks": "Attack", "protocols": "FederatedProtocol", "defenses": "Defense"}

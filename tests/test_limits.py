@@ -271,7 +271,7 @@ def test_a_hostile_document_is_one_line(tmp_path: Path, text: str, problem: str)
 
 
 def test_seeds_are_compared_in_a_moment(tmp_path: Path) -> None:
-    with watched(60), pytest.raises(SpecError, match="more than 10,000 cells"):
+    with watched(60), pytest.raises(SpecError, match="more than 10,000 runs"):
         load_grid(grid(seeds=list(range(90_000))))
 
 

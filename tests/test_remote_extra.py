@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from .helpers.run_cases import finished
 from .levels import ORDER
-from .run_cases import finished
 from .test_import_rules import modules, ours, unit_of
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]

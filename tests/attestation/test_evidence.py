@@ -194,7 +194,10 @@ def test_the_statement_says_what_the_run_says(original: Path, bundle: Path) -> N
         "manifest_self": manifest["self"],
         "result_sha256": sha(original / "result.json"),
     }
-    assert {g["name"]: g["passed"] for g in said["gates"]} == {"membership_auc": True, "epsilon": False}
+    assert {g["name"]: (g["value"], g["passed"]) for g in said["gates"]} == {
+        g["name"]: (g["value"], g["passed"]) for g in result["gates"]
+    }
+    assert {g["name"] for g in said["gates"]} == {"membership_auc", "epsilon"}
     assert {v["cell"]: v["level"] for v in said["verdicts"]} == {
         f.cell.id: f.level for f in judge_all(read(result))
     }

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fdaudit import config
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import Oracle
@@ -41,7 +42,7 @@ def _hints(cls: type) -> dict[str, Any]:
     """Annotations of a class's fields, and of what its properties and methods give."""
     names = {
         "Architecture": Architecture, "Event": Event, "SecretStream": SecretStream, "Tensor": Tensor,
-        "Trainer": Trainer, "View": View, "torch": torch,
+        "Trainer": Trainer, "View": View, "settings": config, "torch": torch,
     }  # fmt: skip
     found = dict(typing.get_type_hints(cls, localns=names))
     own = [c for c in cls.__mro__ if c.__module__.startswith("fdaudit")]
