@@ -22,11 +22,13 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from fdaudit.isolation.launch import THREADS
+from fdaudit.parallel.pool import Pool
 
 _SERVER = """
 import json, os, runpy, socket, sys
 from contextlib import suppress
-import torch._dynamo, fdaudit, fdaudit.audit.pipeline, fdaudit.cli.app, fdaudit.sweeps.sweep
+import scipy.stats, torch._dynamo, fdaudit, fdaudit.audit.pipeline, fdaudit.cli.app, fdaudit.sweeps.sweep
+import fdaudit.isolation.schema, fdaudit.evaluation.runner
 
 def become(asked, files):
     os.environ.clear()
@@ -185,3 +187,15 @@ def run(
         out.seek(0)
         errors.seek(0)
         return subprocess.CompletedProcess(command, code, out.read(), errors.read())
+
+
+class ForkedPool(Pool):
+    """A pool whose processes are forked instead of started with `python -m`; all else is as in a `Pool`."""
+
+    def _start(self) -> Any:
+        return Started(
+            ["-m", self._module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **self._variables},
+        )
