@@ -25,6 +25,7 @@ from fdaudit import attacks
 from fdaudit.errors import FdauditError
 
 from ..helpers.run_cases import cli, tiny
+from ..helpers.warm import forked_attackers
 
 Commanded = Callable[..., tuple[int, str, str]]
 SEED = 1234
@@ -191,6 +192,6 @@ def attacked(folder: Path, mode: str, place: str = "") -> tuple[Path, dict[str, 
         "protocol": {"name": "fedmd", "params": {"rounds": 1, "warm_up_steps": 1, "local_steps": 1}},
         "attacks": [{"name": "finder", "params": {"mode": mode, "place": place}}],
     }
-    with installed(folder / f"site-{mode}"):
+    with installed(folder / f"site-{mode}"), forked_attackers():
         run = fdaudit.run(spec, folder / mode)
     return run.directory, next(c for c in run.result["cells"] if c["attack"] == "finder")

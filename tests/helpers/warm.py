@@ -1,7 +1,7 @@
 """Processes that need not load PyTorch again: each is forked from one that has loaded it and done nothing else.
 
 A command is what follows `python`: `-m fdaudit ...` or `-c CODE ...`. It runs in a process of its own, with its own
-environment, working directory and files. Tests of what happens when Python starts use `subprocess` instead.
+environment, working directory, files and session. Tests of what happens when Python starts use `subprocess` instead.
 """
 
 from __future__ import annotations
@@ -13,26 +13,33 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from pathlib import Path
 from select import select
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, BinaryIO, cast
 
-from fdaudit.isolation.launch import THREADS
+import pytest
+
+from fdaudit.isolation import attacker
+from fdaudit.isolation.launch import THREADS, Launch
 from fdaudit.parallel.pool import Pool
 
 _SERVER = """
-import json, os, runpy, socket, sys
+import importlib.util, json, os, runpy, socket, sys
 from contextlib import suppress
 import scipy.stats, torch._dynamo, fdaudit, fdaudit.audit.pipeline, fdaudit.cli.app, fdaudit.sweeps.sweep
 import fdaudit.isolation.schema, fdaudit.evaluation.runner
 
 def become(asked, files):
+    os.setsid()
     os.environ.clear()
     os.environ.update(asked["env"])
+    more = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [place for place in more if place and place not in sys.path]
+    importlib.util.find_spec("nothing")  # lists these directories, as the imports of a starting Python do
     os.chdir(asked["cwd"])
     for number, file in enumerate(files):
         os.dup2(file, number)
@@ -187,6 +194,29 @@ def run(
         out.seek(0)
         errors.seek(0)
         return subprocess.CompletedProcess(command, code, out.read(), errors.read())
+
+
+def launch_fork(launch: Launch) -> tuple[Started, BinaryIO, BinaryIO]:
+    """Start the process of an attack as `new_program` does, but forked."""
+    process = Started(
+        ["-m", "fdaudit.isolation.process", json.dumps(launch.paths)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=launch.output,
+        cwd=launch.directory,
+        env=launch.variables,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process, cast(BinaryIO, process.stdout.detach()), cast(BinaryIO, process.stdin.detach())  # type: ignore[attr-defined]
+
+
+@contextmanager
+def forked_attackers() -> Iterator[None]:
+    """Processes of attacks are forked meanwhile; they share no memory with this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attacker, "Attacker", partial(attacker.Attacker, launched=launch_fork))
+        yield
 
 
 class ForkedPool(Pool):
