@@ -28,7 +28,7 @@ from fdaudit.isolation.launch import THREADS, Launch
 from fdaudit.parallel.pool import Pool
 
 _SERVER = """
-import importlib.util, json, os, runpy, socket, sys
+import importlib.util, json, os, runpy, socket, sys, tempfile
 from contextlib import suppress
 import scipy.stats, torch._dynamo, fdaudit, fdaudit.audit.pipeline, fdaudit.cli.app, fdaudit.sweeps.sweep
 import fdaudit.isolation.schema, fdaudit.evaluation.runner
@@ -40,6 +40,7 @@ def become(asked, files):
     more = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [place for place in more if place and place not in sys.path]
     importlib.util.find_spec("nothing")  # lists these directories, as the imports of a starting Python do
+    tempfile.tempdir = None  # which a library may have looked up
     os.chdir(asked["cwd"])
     for number, file in enumerate(files):
         os.dup2(file, number)
