@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,28 +15,19 @@ import pytest
 import fdaudit
 from fdaudit.transcript.manifest import verify
 
+from ..helpers import warm
 from ..helpers.run_cases import tiny, tree, write_spec
 
 LONG = tiny(seed=12, protocol__params__rounds=30)
 
 
 def command(spec: Path, out: Path, *more: object) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "fdaudit",
-        "run",
-        str(spec),
-        "--out",
-        str(out),
-        "--no-report",
-        *map(str, more),
-    ]
+    return ["-m", "fdaudit", "run", str(spec), "--out", str(out), "--no-report", *map(str, more)]
 
 
 def killed_after(seconds: float, out: Path, arguments: list[str]) -> bool:
     """Starts a process, kills it so long after its first write with SIGKILL; False when it was done before."""
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = warm.Started(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(out / "vault" / "secrets.json", process)
     try:
         process.wait(seconds)
@@ -47,7 +37,7 @@ def killed_after(seconds: float, out: Path, arguments: list[str]) -> bool:
         return process.wait() == -signal.SIGKILL
 
 
-def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+def wait_for(path: Path, process: warm.Started) -> None:
     """Until a path is there: how long a process takes to start depends on everything else that runs."""
     while not path.exists() and process.poll() is None:
         time.sleep(0.005)
@@ -92,7 +82,7 @@ def test_ten_kills(tmp_path: Path) -> None:
     """At random instants spread over the measured time in which a run writes; each resumed by a new process."""
     longer = tiny(seed=12, protocol__params__rounds=400)  # so that training takes most of that time
     spec, reference = write_spec(tmp_path / "spec.yaml", longer), tmp_path / "reference"
-    process = subprocess.Popen(command(spec, reference), stdout=subprocess.DEVNULL)
+    process = warm.Started(command(spec, reference), stdout=subprocess.DEVNULL)
     wait_for(reference / "vault" / "secrets.json", process)
     began = time.monotonic()
     assert process.wait(300) == 0
@@ -110,7 +100,7 @@ def test_ten_kills(tmp_path: Path) -> None:
             length = min(length, instant)
             instant = length * (k + draw.random()) / 10
         states.append(left_by(out, True))
-        subprocess.run(resume, check=True, timeout=600, stdout=subprocess.DEVNULL)
+        warm.run(resume).check_returncode()
         compare(tree(out), tree(reference), f"killed after {instant:.2f} s: {states[-1]}")
     assert len(states) == 10
     print(f"ten of ten chain heads equal; killed in: {', '.join(states)}")

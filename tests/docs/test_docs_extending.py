@@ -18,6 +18,7 @@ from fdaudit.cli.explain import card, text
 from fdaudit.transcript.manifest import read_manifest
 
 from ..helpers.docs_pages import blocks
+from ..helpers.warm import forked_attackers
 
 _PAGE = "docs/extending.md"
 _ROOMS = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defenses": defenses.REGISTRY}
@@ -42,7 +43,8 @@ def extras(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[
     sys.path.insert(0, str(site))
     importlib.invalidate_caches()
     _forget_names()
-    yield groups
+    with forked_attackers():
+        yield groups
     sys.path.remove(str(site))
     for name in [n for n in sys.modules if n.partition(".")[0] == "fdaudit_extras"]:
         del sys.modules[name]

@@ -6,7 +6,6 @@ They use nothing that came with the remedies, so that the same tests fail where 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from fdaudit import attacks
 from fdaudit.errors import FdauditError
 
 from ..helpers.run_cases import cli, tiny
+from ..helpers.warm import forked_attackers
 
 Commanded = Callable[..., tuple[int, str, str]]
 SEED = 1234
@@ -51,23 +51,19 @@ SPEC: Mapping[str, Any] = {
 """Three clients of different classes, two rounds."""
 
 
-def command(
-    *arguments: object, variables: Mapping[str, str] | None = None, most_bytes: int | None = None
-) -> tuple[int, str, str]:
+def command(*arguments: object, most_bytes: int) -> tuple[int, str, str]:
     """Exit code, output and errors of the command line in a process of its own, with a limit on its memory."""
 
     def limited() -> None:
         import resource
 
-        if most_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+        resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
 
     done = subprocess.run(
         [sys.executable, "-m", "fdaudit", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **(variables or {})},
         preexec_fn=limited,
     )
     return done.returncode, done.stdout, done.stderr
@@ -191,6 +187,6 @@ def attacked(folder: Path, mode: str, place: str = "") -> tuple[Path, dict[str, 
         "protocol": {"name": "fedmd", "params": {"rounds": 1, "warm_up_steps": 1, "local_steps": 1}},
         "attacks": [{"name": "finder", "params": {"mode": mode, "place": place}}],
     }
-    with installed(folder / f"site-{mode}"):
+    with installed(folder / f"site-{mode}"), forked_attackers():
         run = fdaudit.run(spec, folder / mode)
     return run.directory, next(c for c in run.result["cells"] if c["attack"] == "finder")

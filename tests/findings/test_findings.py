@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from safetensors.torch import load_file
 
 import fdaudit
 
+from ..helpers import warm
 from ..helpers.public_attacker import by_curve, drawn, listed
 from ..helpers.run_cases import tiny
 from ..helpers.seed_attacker import guessed_seeds, members, near_seeds, rows_of, seed_of_sets
@@ -30,7 +32,6 @@ from .findings_cases import (
     Commanded,
     attacked,
     candidates,
-    command,
     commanded,
     digits,
     guesses,
@@ -149,19 +150,19 @@ class _Stopped(BaseException):
 
 def test_a_run_that_is_being_written_is_not_resumed_by_another_process(tmp_path: Path) -> None:
     """4. Of two processes that would write one run, the second must be refused in one line."""
-    out, said = tmp_path / "run", list[tuple[int, str, str]]()
+    out, said = tmp_path / "run", list[subprocess.CompletedProcess[str]]()
 
     def second(what: str, done: int, total: int) -> None:
         if done == 3:
-            said.append(command("run", "--resume", "--no-report", "--out", out))
+            said.append(warm.run(["-m", "fdaudit", "run", "--resume", "--no-report", "--out", str(out)]))
             raise _Stopped
 
     with pytest.raises(_Stopped):
         fdaudit.run(tiny(protocol__params__rounds=6), out, tick=second)
-    ((code, _, errors),) = said
-    assert code == 2, f"the second writer ended with {code}"
-    assert len(errors.splitlines()) == 1, errors
-    assert "is being written by another process" in errors
+    (second_writer,) = said
+    assert second_writer.returncode == 2, f"the second writer ended with {second_writer.returncode}"
+    assert len(second_writer.stderr.splitlines()) == 1, second_writer.stderr
+    assert "is being written by another process" in second_writer.stderr
 
 
 # -- 5: the record in an attack's hands ---------------------------------------------------------------------------

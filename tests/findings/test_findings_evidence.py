@@ -28,6 +28,7 @@ import fdaudit
 from fdaudit.attestation.check import verify_bundle
 from fdaudit.storage.digests import canonical
 
+from ..helpers import warm
 from .findings_cases import Commanded, attacked, commanded, error_of, guesses, home, recorded
 
 ROOT = Path(__file__).parents[2]
@@ -128,10 +129,8 @@ with Stage(fdaudit.load(run).opened).adversary("server"):
         os.kill(os.getpid(), signal.SIGKILL)
 """
     for ends, wanted in (("dies", -signal.SIGKILL), ("lives", 0)):
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(recorded / "run"), ends],
-            env={**os.environ, "TMPDIR": str(tmp_path)},
-            check=False,
+        done = warm.run(
+            ["-c", code, str(recorded / "run"), ends], env={**os.environ, "TMPDIR": str(tmp_path)}
         )
         assert done.returncode == wanted
     left = [p.name for p in tmp_path.iterdir() if "fdaudit" in p.name]

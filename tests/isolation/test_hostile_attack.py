@@ -26,6 +26,7 @@ from fdaudit.result import Cell
 from fdaudit.storage import scratch
 
 from ..helpers.doubles import spec
+from ..helpers.warm import forked_attackers
 
 VERSION = offered()
 WALLS = {  # what needs Landlock, and from which version on
@@ -58,6 +59,13 @@ def run(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Ru
     """A finished run that nobody has attacked."""
     place = tmp_path_factory.mktemp("hostile") / "run"
     return fdaudit.run(spec(attacks=[], adversaries=["world"], queries=60), place)
+
+
+@pytest.fixture
+def forked() -> Iterator[None]:
+    """For tests of what the auditor does with an attack's answers: the attack's process need not be a new program."""
+    with forked_attackers():
+        yield
 
 
 @cache
@@ -130,6 +138,7 @@ def test_the_auditor_never_loads_its_code(looked):
     assert not [name for name in sys.modules if name.startswith("hostile_extras")]
 
 
+@pytest.mark.usefixtures("forked")
 def test_it_is_run_from_the_command_line_too(run, installed, tmp_path):
     wanted = spec(
         attacks=[{"name": "hostile", "params": {"mode": "guess"}}, {"name": "loss-threshold"}],
@@ -143,12 +152,14 @@ def test_it_is_run_from_the_command_line_too(run, installed, tmp_path):
     assert made.verify() == []
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_it_asks_is_counted_from_the_bytes(run):
     cell = cell_of(run, "overdraw")
     assert cell.status == "failed"
     assert cell.reason == "BudgetExceededError: oracle: more was asked than the budget of 60."
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_question_and_a_guess_of_a_class_of_its_own_are_plain_here(run):
     cell = cell_of(run, "subclass")
     assert cell.status == "inconclusive", cell.reason
@@ -157,6 +168,7 @@ def test_a_question_and_a_guess_of_a_class_of_its_own_are_plain_here(run):
     assert not Path("/tmp/fdaudit-was-here").exists()  # where the plug-in would have left it
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_is_no_frame_fails_its_cell_and_runs_nothing(run):
     cell = cell_of(run, "pickled")
     assert cell.status == "failed"
@@ -164,6 +176,7 @@ def test_what_is_no_frame_fails_its_cell_and_runs_nothing(run):
     assert not Path("/tmp/fdaudit-was-here").exists()
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_link_in_place_of_its_output_shows_nothing_of_the_auditors(run, tmp_path, capfd):
     private = tmp_path / "private"
     private.write_text("nothing for a log")

@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from fdaudit.remote.store import Store
 from fdaudit.remote.workspace import mirrored
 from fdaudit.spec.schema import load_spec
 
+from ..helpers import warm
 from ..helpers.cli_cases import Shell
 from ..helpers.run_cases import hasten, tiny, tree, write_spec
 from ..helpers.sweep_cases import grid
@@ -213,8 +213,8 @@ def test_a_killed_process_goes_on_from_the_url(shell: Shell, tmp_path: Path) -> 
     spec = write_spec(tmp_path / "spec.yaml", longer)
     reference = fdaudit.run(longer, tmp_path / "reference").directory
     far = tmp_path / "far"
-    begin = [sys.executable, "-m", "fdaudit", "run", str(spec), "--out", f"file://{far}", "--no-report"]
-    process = subprocess.Popen([*begin, "--seed-from", str(reference)], stdout=subprocess.DEVNULL)
+    begin = ["-m", "fdaudit", "run", str(spec), "--out", f"file://{far}", "--no-report"]
+    process = warm.Started([*begin, "--seed-from", str(reference)], stdout=subprocess.DEVNULL)
     while not (far / "vault" / "round.json").exists() and process.poll() is None:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)

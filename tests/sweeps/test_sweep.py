@@ -6,7 +6,6 @@ import json
 import math
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from fdaudit.sweeps import sweep as engine
 from fdaudit.sweeps.grid import expand, load_grid
 from fdaudit.sweeps.index import Index, read_index
 
+from ..helpers import warm
 from ..helpers.run_cases import cli, tree
 from ..helpers.sweep_cases import grid, inline
 
@@ -167,8 +167,8 @@ def test_killed_in_the_middle_it_leaves_no_process_and_goes_on_to_the_same_resul
     made["protocols"][0]["params"]["rounds"] = 75
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(made))
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "fdaudit", "sweep", str(tmp_path / "grid.yaml"), "--out", str(out)]
-    process = subprocess.Popen([*command, "--workers", "1"], stdout=subprocess.DEVNULL)
+    command = ["-m", "fdaudit", "sweep", str(tmp_path / "grid.yaml"), "--out", str(out)]
+    process = warm.Started([*command, "--workers", "1"], stdout=subprocess.DEVNULL)
     try:
         # One run is done, and another has whole rounds on record but no end.
         _until(lambda: any(out.glob("runs/*/run.json")))
