@@ -23,16 +23,11 @@ from fdaudit.parallel.pool import Pool, _standing
 
 from ..evaluation.test_attack_stage import SPEC
 from ..helpers.run_cases import tree
-from ..helpers.warm import forked_workers
 from .ray_cases import until
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 ADVERSARIES = ("server", "world")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _forked() -> Iterator[None]:
-    with forked_workers():
-        yield
 
 
 @pytest.fixture(scope="module")
