@@ -55,3 +55,12 @@ def attacks_here() -> Iterator[None]:
 
     with in_a_thread():
         yield
+
+
+@pytest.fixture(scope="module")
+def forked_processes() -> Iterator[None]:
+    """Attack and sweep processes are forked, for modules that test something else than their start."""
+    from .helpers.warm import forked_attackers, forked_workers
+
+    with forked_attackers(), forked_workers():
+        yield

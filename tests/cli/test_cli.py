@@ -17,6 +17,8 @@ from fdaudit.progress import _visible
 from ..helpers.cli_cases import Shell
 from ..helpers.run_cases import finished, tree, write_spec
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 LOSS = {"name": "loss-threshold"}
 
 

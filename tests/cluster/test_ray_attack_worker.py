@@ -19,12 +19,13 @@ from fdaudit.cluster.attack_worker import Parcel, serve_piece
 from fdaudit.cluster.transfer import Arrival, pack
 from fdaudit.cluster.worker import Errand, surroundings, versions
 from fdaudit.evaluation.runner import Piece
-from fdaudit.parallel.pool import _standing
+from fdaudit.parallel.pool import Pool, _standing
 
 from ..evaluation.test_attack_stage import SPEC
 from ..helpers.run_cases import tree
-from ..helpers.warm import ForkedPool
 from .ray_cases import until
+
+pytestmark = pytest.mark.usefixtures("forked_processes")
 
 ADVERSARIES = ("server", "world")
 
@@ -41,7 +42,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "node").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "node"))
     monkeypatch.setattr(attack_worker, "_copy", None)
-    pool = ForkedPool("fdaudit.evaluation.attack_worker", 1)
+    pool = Pool("fdaudit.evaluation.attack_worker", 1)
     monkeypatch.setitem(_standing, ("fdaudit.evaluation.attack_worker", 1), pool)
     yield tmp_path / "node"
     pool.close()

@@ -31,6 +31,8 @@ from fdaudit.storage.digests import canonical
 from ..helpers import warm
 from .findings_cases import Commanded, attacked, commanded, error_of, guesses, home, recorded
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 ROOT = Path(__file__).parents[2]
 
 __all__ = ["commanded", "home", "recorded"]

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from select import select
 from tempfile import TemporaryFile
@@ -216,17 +216,22 @@ def launch_fork(launch: Launch) -> tuple[Started, BinaryIO, BinaryIO]:
 def forked_attackers() -> Iterator[None]:
     """Processes of attacks are forked meanwhile; they share no memory with this one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attacker, "Attacker", partial(attacker.Attacker, launched=launch_fork))
+        patch.setattr(attacker.Attacker.__init__, "__defaults__", (launch_fork,))
         yield
 
 
-class ForkedPool(Pool):
-    """A pool whose processes are forked instead of started with `python -m`; all else is as in a `Pool`."""
+@contextmanager
+def forked_workers() -> Iterator[None]:
+    """Processes of pools are forked meanwhile; all else is as in `Pool`."""
 
-    def _start(self) -> Any:
+    def start(self: Any) -> Started:
         return Started(
             ["-m", self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **self._variables},
         )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pool, "_start", start)
+        yield

@@ -21,6 +21,8 @@ from fdaudit.spec.schema import load_spec
 from ..helpers.report_cases import Document
 from ..helpers.run_cases import cli, known, tiny, tree
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 GROUND = (
     "clients",
     "dataset",

@@ -28,6 +28,8 @@ from ..helpers.run_cases import hasten, tiny, tree, write_spec
 from ..helpers.sweep_cases import grid
 from .far_cases import FAR, Killed, dying, far_away, held  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 LOSS = {"name": "loss-threshold"}
 
 

@@ -19,6 +19,8 @@ from fdaudit.metrics.membership import MembershipScore
 from ..helpers.public_attacker import by_curve, by_regression, drawn, listed, marked, numbers_of
 from ..helpers.report_cases import FIXTURES, load
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 PAIRS, VICTIMS, QUESTIONS = 40, 2, 90
 
 

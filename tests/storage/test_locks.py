@@ -28,6 +28,8 @@ from fdaudit.transcript.manifest import verify
 from ..helpers import warm
 from ..helpers.run_cases import cli, tiny, tree, write_spec
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 SPEC = tiny(
     seed=11,
     protocol__params={"rounds": 40, "batch_size": 16, "local_steps": 2, "server_momentum": 0.5},

@@ -27,6 +27,8 @@ from ..helpers import warm
 from ..helpers.run_cases import cli, tree
 from ..helpers.sweep_cases import grid, inline
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 
 def nowhere(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
     """An executor that must have nothing to do."""

@@ -26,6 +26,8 @@ from .recompute_claims import LIMITED, Claims, differences, leaves, text_of
 from .recompute_evidence import Evidence
 from .recompute_statistics import bca, drawn, mean_of
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 COMMON = {
     "seed": 11,
     "profile": "quick",
