@@ -36,7 +36,7 @@ endif
 audit: $(READY) ## run five protocols on digits, write their reports and $(OUT)/index.html; LOCKED=1: from the lock file
 	$(BIN)/fdaudit quickstart --out $(OUT) --resume
 
-test: $(READY) ## run the tests (about 12 minutes on 2 cores; nothing but the digits data is needed)
+test: $(READY) ## run the tests (about 10 minutes on 2 cores; nothing but the digits data is needed)
 	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 slow: $(READY) ## run the slow tests, with their figures; FDAUDIT_DATA adds those that need data
