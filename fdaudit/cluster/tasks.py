@@ -32,7 +32,7 @@ class Attempt:
             line: dict[str, Any] = ray.get(next(self.lines))
         except StopIteration:
             self.forget()
-            return {"lost": "it ended before the run was done"}
+            return {"lost": "it ended before its work was done"}
         except ray.exceptions.RayTaskError as error:
             self.forget()
             return {"status": "failed", "reason": f"{type(error.cause).__name__}: {error.cause}"}
@@ -41,7 +41,7 @@ class Attempt:
             return {"lost": type(error).__name__}
         if line.get("lost"):
             self.forget()
-            return {"lost": "the run's process ended before it was done"}
+            return {"lost": "its process ended before the work was done"}
         try:
             return self.take(line)
         except (OSError, IntegrityError) as error:

@@ -64,8 +64,8 @@ def task_error() -> Exception:
 @pytest.mark.parametrize(
     ("lines", "refused", "said"),
     [
-        ([], None, {"lost": "it ended before the cell was done"}),
-        ([{"lost": True}], None, {"lost": "the cell's process ended before it was done"}),
+        ([], None, {"lost": "it ended before its work was done"}),
+        ([{"lost": True}], None, {"lost": "its process ended before the work was done"}),
         ([task_error()], None, {"status": "failed", "reason": "ValueError: no such cell"}),
         ([DONE], DONE, {"status": "failed", "reason": "IntegrityError: no such place"}),
     ],
