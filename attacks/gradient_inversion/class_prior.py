@@ -1,4 +1,4 @@
-"""What images of each class look like, from auxiliary records: the prior with which an inverted image is denoised."""
+"""The prior that denoises inverted images: images of each class, as auxiliary records show them."""
 
 from __future__ import annotations
 
