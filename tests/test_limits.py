@@ -248,6 +248,7 @@ def refused(tmp_path: Path, text: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.thorough
 def test_ninety_thousand_keys_take_a_moment(tmp_path: Path) -> None:
     found = refused(tmp_path, "".join(f"k{n}: 0\n" for n in range(90_000)))
     assert "unknown key" in found
@@ -309,6 +310,7 @@ def header(shape: tuple[int, ...]) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
 
 
+@pytest.mark.thorough
 def test_an_archive_that_unpacks_to_gigabytes_is_refused_by_its_list(tmp_path: Path) -> None:
     count = 1_300_000
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:

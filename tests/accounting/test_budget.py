@@ -120,6 +120,7 @@ def steps_of_dp_sgd(meter: Meter, rate: float, most: int) -> int:
     return most
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("rate", "epsilon", "by_order"), [(0.1, 9.9713, 160), (0.05, 4.767, 145)])
 def test_a_budget_lets_pass_what_the_ledger_allows(rate: float, epsilon: float, by_order: int) -> None:
     """ε of 200 steps by the ledger. At one order, the best for the step, fewer fit."""

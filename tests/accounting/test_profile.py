@@ -132,6 +132,7 @@ def test_the_ledger_states_exact_figures_of_the_worst_client() -> None:
     assert found.to_json()["zcdp"] == pytest.approx(0.125)
 
 
+@pytest.mark.thorough
 @given(st.floats(0.02, 6))
 @settings(deadline=None, max_examples=12)
 def test_pairs_bound_the_gaussian_trade_off_from_below_and_closely(mu: float) -> None:
@@ -180,6 +181,7 @@ def two_profiles() -> list[Any]:
     return [profile(accounts(clients)), profile(other)]
 
 
+@pytest.mark.thorough
 def test_the_reader_on_the_page_recomputes_epsilon_from_the_file(tmp_path: Path) -> None:
     found = two_profiles()
     write_profiles(found, tmp_path / "curve", delta=1e-5)
@@ -207,6 +209,7 @@ def test_files_say_what_is_infinite_and_why(tmp_path: Path) -> None:
     assert "client/0,record,add-or-remove,1e-05,inf,client/1," in (tmp_path / "curve/epsilon.csv").read_text()
 
 
+@pytest.mark.thorough
 def test_the_same_profiles_give_the_same_bytes_and_no_earlier_file_stays(tmp_path: Path) -> None:
     both = two_profiles()
     first = {p.name: p.read_bytes() for p in write_profiles(both, tmp_path / "curve", delta=1e-5)}

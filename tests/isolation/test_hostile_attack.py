@@ -101,6 +101,7 @@ def looked(run: fdaudit.Run, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         return found_by(cell_of(run, "snoop", place=str(run.directory), other=str(other)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "where", ["at import", "objects", "frames", "environment", "arguments", "descriptors", *WALLS]
 )
@@ -185,12 +186,14 @@ def test_a_link_in_place_of_its_output_shows_nothing_of_the_auditors(run, tmp_pa
     assert "nothing for a log" not in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_its_death_fails_its_cell_alone_and_leaves_nothing_behind(run):
     cell = cell_of(run, "death")
     assert (cell.status, cell.reason) == ("failed", "the process that ran it ended before it was done")
     assert not [folder for root in scratch._held for folder in root.glob("attack-*")]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not VERSION, reason="this system offers no Landlock")
 def test_one_case_leaves_nothing_for_the_next(run):
     assert [found_by(cell_of(run, "remember"))["read"] for _ in range(2)] == [[], []]

@@ -63,6 +63,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_fork_keeps_no_file_but_its_pipe_and_its_output(said: dict[str, Any]) -> None:
     assert sorted(said["open"], key=int)[:3] == ["0", "1", "2"]

@@ -140,6 +140,7 @@ def test_two_hundred_galleries_of_noise_keep_their_level() -> None:
     assert not too_many([1 - value for value in p], 0.5)  # nor is the test asleep
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "make", [held_images, held_means, batch_mean, noisy_batch_mean, class_means, single_mean]
 )

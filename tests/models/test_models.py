@@ -341,6 +341,7 @@ def test_architectures_compare_by_what_they_are():
     assert arch("mlp") != arch("mlp", widths=[64])
 
 
+@pytest.mark.thorough
 def test_torchvision_is_imported_only_for_its_resnets():
     code = (
         "import sys; from fdaudit.models import *; architectureModelSpecname='resnet8', 1, 8, 8, 10; "

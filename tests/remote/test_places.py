@@ -126,6 +126,7 @@ def test_every_command_reads_and_writes_urls(shell: Shell, whole: Path, tmp_path
     shell.told("verify", FAR)
 
 
+@pytest.mark.thorough
 def test_the_quickstart_and_sweeps_take_urls(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -343,6 +343,7 @@ SUBPROCESSES: list[tuple[str, Callable[[Path], dict[str, Any] | str]]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("field", "spec"), SUBPROCESSES, ids=[s[0] for s in SUBPROCESSES])
 def test_the_installed_command_does_the_same(
     field: str, spec: Callable[[Path], dict[str, Any]], folder: Path, tmp_path: Path

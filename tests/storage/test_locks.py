@@ -146,6 +146,7 @@ def at_once(found: list[Resumer], interrupted: Path, whole: Path, out: Path) -> 
     assert tree(out) == tree(whole)
 
 
+@pytest.mark.thorough
 def test_of_many_resumers_one_goes_on(interrupted: Path, whole: Path, tmp_path: Path) -> None:
     with resumers(4, tmp_path) as found:
         for many in (2, 4):

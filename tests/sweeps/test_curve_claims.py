@@ -87,6 +87,7 @@ def breaks(svg: bytes) -> list[float]:
 # -- a sweep whose ledger denies what was asked --------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_noise_that_leaves_the_index_in_clear_has_no_finite_epsilon_in_the_tables(calibrated: Path) -> None:
     for name, column in (("curves.csv", "epsilon_server"), ("summary.csv", "epsilon_ledger")):
         rows = [r for r in table(calibrated / name) if r["defence"] == "noise"]

@@ -89,6 +89,7 @@ def _bare(make: Any, n: int) -> tuple[Any, Upload]:
     return module, upload
 
 
+@pytest.mark.thorough
 def test_tuning_smooths_more_than_the_default_on_max_pooling_and_less_on_strides() -> None:
     """Max-pooling hides detail, which the prior has to fill in; a strided network shows it all."""
     x, y = digits()

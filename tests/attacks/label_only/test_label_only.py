@@ -68,6 +68,7 @@ def test_no_attack_is_much_worse_than_the_gap(overfit, found, name):
     assert overfit.auc(found[name][0]).value >= overfit.auc(found["gap"][0]).value - 0.05
 
 
+@pytest.mark.thorough
 def test_augmentation_at_a_gap_of_fifty_points():
     case = Case(model=MLP, noise=0.6)
     assert case.gap >= 0.5

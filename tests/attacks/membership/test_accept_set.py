@@ -154,6 +154,7 @@ def test_chains_find_what_enumeration_finds(seed: int) -> None:
     assert float((found.double() - exact).abs().max()) < 0.05
 
 
+@pytest.mark.thorough
 def test_without_bits_chains_draw_fair_coins() -> None:
     _, read = settings()
     x = points(12, 40)

@@ -281,6 +281,7 @@ def test_brep_mi_reasons_for_not_applying() -> None:
 # -- classes that only the model has seen -----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_plg_mi_shows_digits_that_only_the_model_has_seen(digits: Withheld) -> None:
     attack = PLGMI(PLGMIConfig(**PLGMI.profiles["quick"]))
     assert digits.accuracy(attack) >= 0.8

@@ -258,6 +258,7 @@ def test_taking_any_one_message_away_breaks_it(name: str, tmp_path: Path) -> Non
             checked(run, settings)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "change",
     [
