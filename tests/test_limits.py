@@ -127,6 +127,7 @@ def message(**fields: Any) -> Message:
     return Message(seq=0, round=0, step=0, sender="client/0", receivers=("server",), kind="logits", **fields)
 
 
+@pytest.mark.thorough
 def test_a_log_of_long_lines_is_refused_at_the_first(tmp_path: Path) -> None:
     with (tmp_path / "messages.jsonl").open("wb") as file:
         for seq in range(600):

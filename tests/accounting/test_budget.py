@@ -20,6 +20,7 @@ from .test_ledger import PARTIES, graphs
 from .test_ledger_run import spec
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(log=graphs(), view=st.sampled_from(["server", "world", "client/1", "server+client/1"]))
 def test_whatever_a_filter_lets_pass_stays_within_its_budget(log: Log, view: str) -> None:

@@ -81,6 +81,7 @@ def cut(log: Log) -> tuple[Log, list[OracleAnswers]]:
     return Log(log[:first]), asked
 
 
+@pytest.mark.thorough
 @settings(max_examples=120, deadline=None)
 @given(
     log=graphs(),

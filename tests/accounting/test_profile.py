@@ -82,6 +82,7 @@ def test_arrays_of_a_distribution_give_the_library_s_epsilon() -> None:
     assert ours.epsilons(np.array([0.0]))[0] == math.inf
 
 
+@pytest.mark.thorough
 def test_a_profile_is_the_ledger_at_the_ledger_s_delta() -> None:
     log = Log()
     log.add("client/0", "server", "model_update", ["data"], dp_sgd(rate=0.05, count=30))
@@ -199,6 +200,7 @@ def test_the_reader_on_the_page_recomputes_epsilon_from_the_file(tmp_path: Path)
         assert eps == 0 or scope["delta"](path, eps) >= (delta - ROUNDING) * (1 - 1e-6)
 
 
+@pytest.mark.thorough
 def test_files_say_what_is_infinite_and_why(tmp_path: Path) -> None:
     made = write_profiles(two_profiles(), tmp_path / "curve", delta=1e-5)
     index = json.loads(made[-1].read_text("utf-8"))

@@ -96,6 +96,7 @@ def test_the_coins_are_fair_and_each_its_own():
     assert chisquare(*pooled).pvalue > 0.001
 
 
+@pytest.mark.thorough
 def test_of_pairs_exactly_one_is_trained_on_by_a_fair_coin():
     first = []
     for seed in range(100):

@@ -121,6 +121,7 @@ class _Far:
             desk.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("size", "parts"),
     [

@@ -205,6 +205,7 @@ def test_in_every_text_of_an_exported_view(payload: str, place: str, home: Path,
     assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("field", ["name", "adversary", "view", "source", "assumes", "target"])
 def test_in_every_text_of_guesses(
     payload: str,

@@ -139,6 +139,7 @@ def test_the_auditor_never_loads_its_code(looked):
     assert not [name for name in sys.modules if name.startswith("hostile_extras")]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forked")
 def test_it_is_run_from_the_command_line_too(run, installed, tmp_path):
     wanted = spec(
@@ -177,6 +178,7 @@ def test_what_is_no_frame_fails_its_cell_and_runs_nothing(run):
     assert not Path("/tmp/fdaudit-was-here").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forked")
 def test_a_link_in_place_of_its_output_shows_nothing_of_the_auditors(run, tmp_path, capfd):
     private = tmp_path / "private"
@@ -201,6 +203,7 @@ def test_one_case_leaves_nothing_for_the_next(run):
     assert left == []
 
 
+@pytest.mark.thorough
 def test_its_settings_are_checked_where_its_code_may_run(run):
     with pytest.raises(SpecError, match=r"^attack\.mood: "):
         plan_attack("hostile", {"mood": "bad"}, run.plan.spec, "attack", ("world",))

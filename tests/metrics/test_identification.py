@@ -133,6 +133,7 @@ def too_many(p: list[float], level: float) -> bool:
     return bool(binom.sf(sum(value <= level for value in p) - 1, len(p), level) < 1e-3)
 
 
+@pytest.mark.thorough
 def test_two_hundred_galleries_of_noise_keep_their_level() -> None:
     p = [p_of_null(noise, rng(5, k)) for k in range(200)]
     assert sum(value <= 0.05 for value in p) <= 10

@@ -235,6 +235,7 @@ def test_several_models_run_as_one_by_vmap(name):
     torch.testing.assert_close(together, apart, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ZOO)
 def test_equal_generators_give_equal_weights_whatever_the_global_state(name):
     made = arch(name)

@@ -266,6 +266,7 @@ FILES: list[tuple[str, str, str]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("text", "problem"), [f[1:] for f in FILES], ids=[f[0] for f in FILES])
 def test_a_broken_file_is_one_line(
     text: str,

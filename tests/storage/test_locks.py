@@ -221,6 +221,7 @@ def guesses(run: Path, out: Path) -> Path:
     return path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("writer", WRITERS)
 def test_who_writes_is_refused_while_another_process_does(writer: str, whole: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(whole, tmp_path / "run"))

@@ -58,6 +58,7 @@ def mode(path: Path) -> int:
 # -- the auditor's ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_nobody_else_reaches_anything_of_a_run_at_any_time(umask: int, tmp_path: Path) -> None:
     seen: list[str] = []
 

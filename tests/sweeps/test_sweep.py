@@ -242,6 +242,7 @@ def test_a_changed_grid_adds_runs_and_marks_those_that_it_no_longer_has(done: Pa
 # -- failures ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_failed_run_is_shown_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,7 @@ def test_every_single_byte_of_the_record_is_covered(damaged: Path) -> None:
     assert verify(damaged) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["spec.yaml", "utility.csv"])
 def test_every_single_byte_of_the_covered_files_is_covered(name: str, damaged: Path) -> None:
     for at, mask in flips(damaged / name, lambda at: [1]):

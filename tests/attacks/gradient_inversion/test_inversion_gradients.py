@@ -216,6 +216,7 @@ def test_a_pass_leaves_no_memory_to_the_garbage_collector(network: str) -> None:
         gc.enable()
 
 
+@pytest.mark.thorough
 def test_problems_advance_together_as_they_would_alone() -> None:
     module, x, y = _case("lenet", 6, 2)
     g = torch.Generator().manual_seed(9)

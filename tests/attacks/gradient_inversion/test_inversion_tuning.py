@@ -258,6 +258,7 @@ def _read_as(upload: Upload, n: int, epochs: int, size: int = 8) -> Upload:
     return replace(upload, training=training, gradient=gradient, guessed=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [mlp, strided_cnn])
 @pytest.mark.parametrize("n", [8, 16, 32])
 def test_the_number_of_records_is_found_from_the_update(make: Any, n: int) -> None:

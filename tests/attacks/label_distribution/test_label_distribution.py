@@ -84,6 +84,7 @@ def test_at_fedmd_the_mean_divergence_is_at_most_a_third_of_the_uniform_guess(tm
     assert found["label_tv_mean"] <= found["label_tv_prior_mean"] / 2
 
 
+@pytest.mark.thorough
 def test_fedkds_counts_give_the_shares_away_exactly(fedkd):
     for adversary in ("aggregator", "eavesdropper"):
         found = figures(fedkd, f"{adversary}/label-counts")

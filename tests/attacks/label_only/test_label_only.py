@@ -55,6 +55,7 @@ def test_the_overfit_model_is_one(overfit):
     assert overfit.gap >= 0.2
 
 
+@pytest.mark.thorough
 def test_the_gap_attack_has_the_auc_that_the_gap_gives(overfit, found):
     assert overfit.auc(found["gap"][0]).value == pytest.approx(0.5 + overfit.gap / 2)
 
