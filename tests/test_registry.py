@@ -102,6 +102,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(field, shown):
         assert caught.value.field == shown
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("room", "name"),
     [(r, n) for r in (attacks, defenses, protocols) for n in r.REGISTRY.names()],

@@ -47,6 +47,7 @@ def noisy(sigma: float, rounds: int, **privacy: object) -> dict[str, object]:
     return made
 
 
+@pytest.mark.thorough
 def test_a_run_ends_before_the_round_that_would_pass(tmp_path: Path) -> None:
     """Noise of six times the sensitivity: rounds add up slowly, and ε = 3 is passed within 30 of them."""
     run = fdaudit.run(noisy(12.0, 30, budget={"epsilon": 3.0}), tmp_path / "run")

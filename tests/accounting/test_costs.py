@@ -101,6 +101,7 @@ def test_gaussians_add_up_to_one_louder_gaussian() -> None:
     assert many.value == pytest.approx(gaussian_epsilon(1.0, DELTA), rel=3e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scales", [(1.0, 3.0), (2.0, 2.0, 2.5), (5.0, 0.7)])
 def test_gaussians_that_add_up_cost_what_their_convolved_loss_distributions_say(
     scales: tuple[float, ...],
@@ -163,6 +164,7 @@ def test_dp_sgd_against_the_library_and_opacus(rate: float, scale: float, steps:
     assert best == pytest.approx(prv.get_epsilon(DELTA, eps_error=0.001), rel=0.005, abs=0.002)
 
 
+@pytest.mark.thorough
 def test_unlike_mechanisms_compose_as_the_library_composes_them() -> None:
     ours = {
         Gaussian(sensitivity=1.0, scale=3.0, **RECORD): 2,
@@ -250,6 +252,7 @@ def louder(event: Mechanism, factor: float) -> Mechanism:
     return replace(event, sensitivity=event.sensitivity * factor)
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(event=MECHANISMS, factor=st.floats(1.0, 5.0))
 def test_less_noise_or_a_wider_clip_never_costs_less(event: Mechanism, factor: float) -> None:
@@ -261,6 +264,7 @@ def test_less_noise_or_a_wider_clip_never_costs_less(event: Mechanism, factor: f
         assert dear >= cheap * (1 - 1e-9)
 
 
+@pytest.mark.thorough
 def test_sampled_noise_costs_less_the_more_of_it_there_is_and_the_rarer_a_record_takes_part() -> None:
     event = SampledGaussian(sensitivity=1.0, scale=0.8, sample_rate=0.1, count=30, **RECORD)
     figures = [
@@ -271,6 +275,7 @@ def test_sampled_noise_costs_less_the_more_of_it_there_is_and_the_rarer_a_record
     assert figures[0] > 2 * figures[1] > 3 * figures[2]
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(event=MECHANISMS, n=st.integers(1, 50))
 def test_n_runs_are_n_times_one_run_whether_counted_or_listed(event: Mechanism, n: int) -> None:

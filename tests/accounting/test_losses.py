@@ -40,6 +40,7 @@ def test_reference_figures(event: Gaussian | SampledGaussian, expected: float) -
     assert epsilon({event: 1}, DELTA).value == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scale", [0.3, 0.4, 0.5])
 def test_loud_releases_cost_what_the_library_says_on_its_own_grid(scale: float) -> None:
     event = dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(scale)), 200)

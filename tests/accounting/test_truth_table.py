@@ -85,6 +85,7 @@ def test_fedkd_with_noise_at_the_aggregator_is_finite_for_the_server_alone(tmp_p
     unclaimed(run, "aggregator", "logits")
 
 
+@pytest.mark.thorough
 def test_fedkd_with_dp_sgd_is_undone_by_the_counts_and_without_them_costs_the_training(
     tmp_path: Path,
 ) -> None:
@@ -102,6 +103,7 @@ def test_fedkd_with_dp_sgd_is_undone_by_the_counts_and_without_them_costs_the_tr
 # -- FedAvg -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("weighting", ["samples", "public", "constants", "uniform"])
 def test_fedavg_with_dp_sgd_counts_every_round_unless_a_count_gives_it_away(
     weighting: str, tmp_path: Path
@@ -132,6 +134,7 @@ def test_dafkd_as_published_has_no_epsilon(tmp_path: Path) -> None:
         unclaimed(run, view, "model_parameters")
 
 
+@pytest.mark.thorough
 def test_selective_fd_is_undone_by_what_its_clients_decline(tmp_path: Path) -> None:
     for selector in ("density-ratio", "confidence"):
         run = run_of(tmp_path / selector, "selective-fd", {"selector": selector}, defenses=[TRAINING])

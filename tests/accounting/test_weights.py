@@ -35,6 +35,7 @@ def weighted(folder: Path, defence: dict[str, Any], **params: Any) -> fdaudit.Ru
     return fdaudit.run(spec, folder)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 @pytest.mark.parametrize("defence", [DP_SGD, DP_FEDAVG], ids=["dp-sgd", "dp-fedavg"])
 def test_public_counts_are_charged_as_sent_ones_are(

@@ -322,6 +322,7 @@ def test_what_cannot_be_a_view_is_refused_whatever_its_card_says(exported, forge
         open_view(exported)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SEEN)
 def test_any_byte_changed_in_any_file_is_refused(transcript, tmp_path, name):
     own = {f"client/{k}": (torch.zeros(1, 1, 2, 2), torch.tensor([0])) for k in range(3)}

@@ -175,6 +175,7 @@ def test_the_bill_is_the_same_each_time_and_names_no_place() -> None:
     assert sys.prefix not in text
 
 
+@pytest.mark.thorough
 def test_evidence_holds_the_bill_and_covers_it(tmp_path: Path) -> None:
     run = finished(tmp_path / "run", adversaries=["server"], attacks=[], model__params={"widths": [1]})
     bundle = fdaudit.evidence(fdaudit.load(run), tmp_path / "bundle")

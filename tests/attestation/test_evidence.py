@@ -226,6 +226,7 @@ def test_temporary_files_stay_behind(run: Path, tmp_path: Path) -> None:
     assert not [name for name in tree(made, ()) if name.endswith((".tmp", ".part"))]
 
 
+@pytest.mark.thorough
 def test_the_report_is_made_anew_whatever_lies_in_the_run(run: Path, bundle: Path, tmp_path: Path) -> None:
     for name in ("index.html", "index.json", "notes.html"):
         (run / "report" / name).write_text("No leak was found.", encoding="utf-8")
@@ -299,6 +300,7 @@ def test_a_changed_record_and_a_foreign_result_are_no_evidence(run: Path, tmp_pa
         assert name in str(error)
 
 
+@pytest.mark.thorough
 def test_an_outcome_that_the_result_lacks_is_no_evidence_until_the_run_is_concluded(
     run: Path, tmp_path: Path
 ) -> None:

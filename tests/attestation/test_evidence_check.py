@@ -192,6 +192,7 @@ def test_a_changed_or_missing_file_of_a_revealed_vault_is_found(
     assert check(bundle, made, vault).findings == []
 
 
+@pytest.mark.thorough
 def test_the_vault_of_another_run_is_refused(other: Made, bundle: Path) -> None:
     findings = check(bundle, vault=other.run / "vault").findings
     assert names(findings, "vault: scores/server-loss-threshold/"), "scores belong to another outcome"

@@ -93,6 +93,7 @@ def test_the_command_line_prints_mauc(tmp_path, monkeypatch, capsys):
     assert out.split()[:2] == ["mAUC", "fedavg"]
 
 
+@pytest.mark.thorough
 def test_a_run_again_from_the_same_seed_gives_the_same_bytes(finished, tmp_path):
     again = fdaudit.run(finished.directory / "spec.yaml", tmp_path / "again", seed_from=finished.directory)
     fdaudit.report(again)
@@ -155,6 +156,7 @@ MULTI_CASES = [
 """Votes name one class, and are refused where a record has several: `test_votes.py`."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", MULTI_CASES, ids=case_id)
 def test_protocols_that_declare_the_task_run_it(case, tmp_path):
     given = {"clients": several(records()), "task": "multi-label"}
@@ -193,6 +195,7 @@ def test_a_gradient_is_that_of_binary_cross_entropy(tmp_path):
         torch.testing.assert_close(got[name], value)
 
 
+@pytest.mark.thorough
 def test_the_encoder_learns_from_several_labels():
     plan = make_plan(load_spec(tiny(**MULTI)), known(0))
     x, y = plan.auxiliary
@@ -206,6 +209,7 @@ def test_the_encoder_learns_from_several_labels():
 # -- what is refused ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("declared", [None, ("single-label",)])
 def test_a_protocol_of_single_labels_is_refused_multi_label_data(monkeypatch, declared):
     if declared is None:

@@ -111,6 +111,7 @@ def test_a_histogram_of_candidates_would_beat_every_prior(home):
     assert figures["label_tv"].value < figures["label_tv_prior"].value / 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("asker", ["server", "world", "server+client/2"])
 def test_no_class_shares_are_scored_once_candidates_are_out_whoever_asks(home, monkeypatch, capsys, asker):
     run = fdaudit.load(home / "run")
@@ -250,6 +251,7 @@ def test_a_gradient_of_one_record_allows_one_image(tmp_path):
         fdaudit.score(run, submitted(tmp_path, run, torch.zeros(2, 1, 8, 8), [seq]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("guess", "says"),
     [
@@ -334,6 +336,7 @@ def scored(home: Path, images: torch.Tensor):
     )
 
 
+@pytest.mark.thorough
 def test_as_many_images_of_a_public_dataset_as_allowed_gain_nothing(home):
     """Some of them are the victim's records, and as many are other people's."""
     run = fdaudit.load(home / "run")

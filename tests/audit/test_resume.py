@@ -375,6 +375,7 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
     assert verify(out) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "damage",
     ["state changed", "state gone", "log cut", "log changed", "checkpoint", "checkpoint path", "secrets"],

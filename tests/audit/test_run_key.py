@@ -125,6 +125,7 @@ def test_one_setting_that_differs_makes_other_message_noise(home: Path, noisy: P
     assert abs(cosine(one, two)) < chance(len(one))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("other", ["records", "seed", "clients", "attacks", "learning-rate"])
 def test_one_setting_that_differs_makes_other_training_noise(home: Path, trained: Path, other: str) -> None:
     again = run(home, f"trained-{other}", **{"defenses": [DP_SGD], **OTHERS[other]})

@@ -110,6 +110,7 @@ def test_run_takes_the_seed_of_another_run(shell: Shell, done: Path) -> None:
 NOISE = {"kind": "model_update", "name": "gaussian-noise", "params": {"clip": 1.0, "sigma": 5.0}}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("gates", "changes", "code"),
     [
@@ -196,6 +197,7 @@ def test_attack_takes_settings(shell: Shell, done: Path) -> None:
     assert cell["params"]["floor"] == 0.25
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [

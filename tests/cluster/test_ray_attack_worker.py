@@ -144,6 +144,7 @@ def test_only_what_a_process_had_in_hand_is_lost_with_it(
     assert bool(list(node.iterdir())) != at_work
 
 
+@pytest.mark.thorough
 def test_a_node_that_shares_the_directory_works_in_it(run: fdaudit.Run, node: Path, tmp_path: Path) -> None:
     at = bare(run, tmp_path / "run")
     (tmp_path / "mark").touch()
@@ -153,6 +154,7 @@ def test_a_node_that_shares_the_directory_works_in_it(run: fdaudit.Run, node: Pa
     assert not list(node.glob("fdaudit-run-*"))
 
 
+@pytest.mark.thorough
 def test_a_run_that_cannot_be_had_fails_the_piece_with_the_reason(
     run: fdaudit.Run, node: Path, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def test_of_quick_progress_a_burst_some_a_second_and_every_last_step_are_told(
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", ["worker", "attack_worker"])
 def test_a_worker_of_rays_does_not_load_pytorch(module: str) -> None:
     """It would before the process that runs the cell does: twice the time until the first begins."""

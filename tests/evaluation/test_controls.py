@@ -80,6 +80,7 @@ def test_controls_are_run_once_and_are_the_same_for_every_adversary(tried):
         assert kept["controls"] == found[f"server/{name}"]["controls"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changes", "again"),
     [
@@ -117,6 +118,7 @@ def test_controls_of_a_run_beside_are_not_run_again(tried, tmp_path, monkeypatch
     assert cells(tmp_path / "run")["world/noise"]["controls"] == cells(tried)["world/noise"]["controls"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("planted", ["passed", "of another attack", "no JSON", "a list"])
 def test_outcomes_of_controls_that_somebody_planted_are_not_believed(tried, tmp_path, monkeypatch, planted):
     asked, real = [], fdaudit.evaluation.controls.kept.controls

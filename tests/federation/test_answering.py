@@ -117,6 +117,7 @@ def test_a_defence_on_their_messages_stands_on_their_answers(tmp_path: Path) -> 
     assert not torch.equal(one, two), "noise is drawn afresh for each question"
 
 
+@pytest.mark.thorough
 def test_what_a_client_answered_is_charged_to_whoever_asked(tmp_path: Path) -> None:
     private = {
         "at": "training",

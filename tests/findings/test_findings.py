@@ -115,6 +115,7 @@ def test_a_public_report_gives_no_coin_to_the_author_of_the_scores(home: Path) -
 # -- 3: an attack's own classes -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_question_takes_no_weight_of_the_model_that_answers(by_finder: Attacked) -> None:
     """3. A question of a class of the attack's own must not run where the private model is."""
     run, cell = by_finder("steal")

@@ -51,6 +51,7 @@ def test_a_public_page_names_no_place_on_the_auditors_machine(tmp_path: Path) ->
     assert not shown, f"a local path stands on the public page ({shown})"
 
 
+@pytest.mark.thorough
 def test_a_report_that_was_edited_is_no_evidence(home: Path) -> None:
     """14. A report that was edited by hand must not be signed as the run's own."""
     page = home / "run" / "report" / "index.html"

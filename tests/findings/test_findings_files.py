@@ -48,6 +48,7 @@ class _Killed(BaseException):
     """The process was killed."""
 
 
+@pytest.mark.thorough
 def test_an_attack_that_dies_when_it_is_run_again_takes_no_evidence_with_it(tmp_path: Path) -> None:
     """9. A claimed ε must be checked by the same evidence after an attack was killed as before."""
     training = {"clip": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.2}

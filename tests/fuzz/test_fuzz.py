@@ -33,6 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Target]:
     return targets(tmp_path_factory.mktemp("fuzz") / "templates")
 
 
+@pytest.mark.thorough
 def test_every_target_is_fuzzed_and_read_as_it_is(made: Mapping[str, Target]) -> None:
     assert sorted(made) == sorted(NAMES)
     for target in made.values():

@@ -41,6 +41,7 @@ def _fair(successes: int, n: int) -> bool:
     return bool(binomtest(successes, n).pvalue > 0.001)
 
 
+@pytest.mark.thorough
 def test_neither_position_nor_pair_number_nor_order_within_a_pair_tells_members(many):
     members = torch.stack([member for _, member in many])
     seeds, n = members.shape

@@ -38,6 +38,7 @@ def answering(run: fdaudit.Run) -> Answering:
 # -- the released model --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("protocol", "sender", "defence"),
     [

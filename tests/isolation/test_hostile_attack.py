@@ -161,6 +161,7 @@ def test_what_it_asks_is_counted_from_the_bytes(run):
     assert cell.reason == "BudgetExceededError: oracle: more was asked than the budget of 60."
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forked")
 def test_a_question_and_a_guess_of_a_class_of_its_own_are_plain_here(run):
     cell = cell_of(run, "subclass")

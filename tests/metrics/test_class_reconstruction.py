@@ -100,6 +100,7 @@ def test_the_nearest_record_is_the_nearest(seed: int, n: int, m: int) -> None:
     assert torch.allclose(apart.gather(1, found[:, None])[:, 0], apart.min(1).values)
 
 
+@pytest.mark.thorough
 @given(seed=st.integers(0, 2**31), fill=st.floats(0, 1))
 @settings(max_examples=25, deadline=None)
 def test_records_of_other_classes_and_an_order_of_records_change_nothing(seed: int, fill: float) -> None:

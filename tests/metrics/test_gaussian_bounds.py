@@ -149,6 +149,7 @@ def by_fixed_guesses(mu, n, rng):
     return by_coins(mu, n, rng, guesses=n // 3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mu", [0.0, 0.5, 1.5])
 @pytest.mark.parametrize("path", [by_coins, by_pairs, by_fixed_guesses], ids=lambda p: p.__name__)
 def test_a_gaussian_mechanism_is_seldom_charged_too_much(path, mu):

@@ -151,6 +151,7 @@ def test_other_images_and_averages_are_no_identification(make: Null) -> None:
     assert not too_many(p, 0.2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [held_images, class_means])
 def test_of_classes_other_images_and_averages_are_no_identification(make: Null) -> None:
     p = [p_of_null(make, rng(7, k), by_class=True) for k in range(40)]

@@ -160,6 +160,7 @@ def test_balanced_accuracy_of_noise_is_a_half_and_of_a_gap_is_one() -> None:
     assert balanced_accuracy(scores, member, rng, pair=pair) == 1
 
 
+@pytest.mark.thorough
 def test_balanced_accuracy_nears_the_best_threshold() -> None:
     rng = np.random.default_rng(1)
     scores, member, pair = _pairs(rng, 4000, 2)

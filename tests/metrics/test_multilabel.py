@@ -110,6 +110,7 @@ def test_classes_that_hang_together_narrow_the_interval_less():
     assert several.high - several.low < 0.5 * (one.high - one.low)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("classes", "n"), [(1, 120), (2, 120), (5, 40)])
 def test_the_interval_covers_what_records_drawn_anew_would_show(classes, n):
     """Normal scores one apart: the AUC of each class is Φ(1/√2), here with errors shared between classes."""

@@ -189,6 +189,7 @@ def test_a_resnets_head_follows_table_4():
     assert isinstance(model.extractor.maxpool, nn.Identity)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "shape"), [*((name, (3, 16, 16)) for name in ZOO), *((name, (1, 20, 28)) for name in LIGHT)]
 )
@@ -351,6 +352,7 @@ def test_torchvision_is_imported_only_for_its_resnets():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50"])
 def test_residual_blocks_compute_what_torchvisions_compute_bit_for_bit(name):
     """Only their sums lie elsewhere in memory."""

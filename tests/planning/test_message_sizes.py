@@ -52,6 +52,7 @@ def test_how_many_samples_a_selector_accepted_leaves_no_epsilon(selector: str, t
     assert found.epsilon == math.inf, "also without a selector the server leaves ambiguous samples out"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("protocol", ["fedavg", "fedmd", "ds-fl", "dafkd"])
 def test_sizes_that_settings_fix_cost_nothing(protocol: str, tmp_path: Path) -> None:
     assert overheard(protocol, {"rounds": 1}, [], tmp_path).ledger("eavesdropper").epsilon == 0.0

@@ -252,6 +252,7 @@ def recorded(
     return folder, {n: t.numpy() for n, t in ran.setting.initial["server"].items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "settings"), CASES)
 @pytest.mark.parametrize("silent", [NOBODY, frozenset({"client/1"})], ids=["all", "one-silent"])
 def test_every_quantity_of_the_server_follows_from_the_record(name, settings, silent, tmp_path):
@@ -259,6 +260,7 @@ def test_every_quantity_of_the_server_follows_from_the_record(name, settings, si
     assert READERS[name](read(folder), settings, start, silent) >= ROUNDS
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_taking_any_one_message_away_breaks_it(name, settings, tmp_path):
     folder, start = recorded(tmp_path / "a", name, settings)

@@ -158,6 +158,7 @@ def test_the_central_model_learns_the_shares_by_cross_entropy_or_at_a_temperatur
             torch.testing.assert_close(ran.protocol.released()[name], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_pate_answers_what_it_will_and_the_server_learns_from_that_alone(tmp_path) -> None:
     """Confident-GNMax with hardly any noise: the samples on which four of five clients at least agree."""
     made = pate("confident-gnmax", threshold=3.5, sigma_threshold=1e-6, sigma=1e-6)

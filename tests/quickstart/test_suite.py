@@ -88,6 +88,7 @@ def test_the_quickstart_s_specs_make_a_plan(name: str) -> None:
 # -- the runs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("small")
 def test_all_runs_have_the_same_records_and_the_references_once(tmp_path: Path) -> None:
     steps: list[str] = []
@@ -136,6 +137,7 @@ def test_an_interrupted_quickstart_goes_on_and_leaves_what_is_done(
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("small")
 def test_runs_one_by_one_or_beside_each_other_are_the_same(tmp_path: Path) -> None:
     beside, _ = suite.quickstart(tmp_path / "beside")
@@ -209,6 +211,7 @@ def test_what_is_in_the_way_is_left_alone(what: str, resume: bool, tmp_path: Pat
     assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("small")
 def test_the_command_prints_a_line_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

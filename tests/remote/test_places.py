@@ -71,6 +71,7 @@ def sent(directory: Path, url: str = FAR) -> None:
 # -- commands -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scheme", ["memory", "file"])
 def test_a_run_behind_a_url_is_the_run_that_a_path_would_hold(
     scheme: str, shell: Shell, whole: Path, tmp_path: Path

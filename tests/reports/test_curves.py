@@ -236,6 +236,7 @@ def test_what_was_not_measured_is_said_and_what_failed_is_shown(drawn: Path) -> 
     assert "Of 12 runs 2 failed" in text
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 def test_the_page_opens_without_a_request_and_sorts(drawn: Path, tmp_path: Path) -> None:
     with chromium(tmp_path) as browser:

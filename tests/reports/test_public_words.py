@@ -35,6 +35,7 @@ def public(raw: dict[str, Any], **changes: Any) -> tuple[str, str]:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", FREE, ids=lambda p: ".".join(map(str, p)))
 def test_words_of_the_run_are_left_out(place: tuple[Any, ...]) -> None:
     raw = load()

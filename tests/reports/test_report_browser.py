@@ -107,6 +107,7 @@ def test_hostile_text_runs_nothing(browser: Browser, tmp_path: Path, payload: st
     assert browser.run("return document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.thorough
 def test_names_of_ten_thousand_characters_do_not_break_the_layout(browser: Browser, tmp_path: Path) -> None:
     raw = poison(load(), lambda text: text + "w" * 10_000 if text else text)
     path = tmp_path / "security.html"
@@ -116,6 +117,7 @@ def test_names_of_ten_thousand_characters_do_not_break_the_layout(browser: Brows
         assert browser.run("return document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.thorough
 def test_prints_on_a4_with_whole_figures(browser: Browser, report: Path) -> None:
     browser.open(report)
     made = browser.driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})

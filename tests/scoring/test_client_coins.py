@@ -117,6 +117,7 @@ def test_neither_the_scale_of_a_clients_scores_nor_equal_ones_matter() -> None:
 # -- whole runs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_noise_that_was_forgotten_contradicts_a_claim_for_whole_clients(tmp_path: Path) -> None:
     with noise_forgotten():
         run = fdaudit.run(audited(8.0), tmp_path / "run")
@@ -128,6 +129,7 @@ def test_noise_that_was_forgotten_contradicts_a_claim_for_whole_clients(tmp_path
     assert (whole["coins"], whole["design"]) == (CLIENTS, "matched-pairs")
 
 
+@pytest.mark.thorough
 def test_with_its_noise_the_claim_for_whole_clients_stands(tmp_path: Path) -> None:
     found = server(fdaudit.run(audited(8.0), tmp_path / "run"))
     assert found["verdict"] in ("consistent", "inconclusive")
@@ -135,6 +137,7 @@ def test_with_its_noise_the_claim_for_whole_clients_stands(tmp_path: Path) -> No
     assert found["p"] > 0.05
 
 
+@pytest.mark.thorough
 def test_coins_of_clients_do_not_test_a_claim_for_single_records(tmp_path: Path) -> None:
     run = fdaudit.run(audited(8.0, "record"), tmp_path / "run")
     assert [e["on"] for e in server(run)["evidence"]] == ["candidates"]

@@ -120,6 +120,7 @@ def test_a_sweep_and_its_cells_are_private(umask: int, tmp_path: Path) -> None:
     assert {mode(top) for top in tops} == {0o700}
 
 
+@pytest.mark.thorough
 def test_the_runs_of_a_quickstart_are_private(
     umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

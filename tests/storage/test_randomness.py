@@ -259,6 +259,7 @@ def handed(tmp_path_factory: pytest.TempPathFactory) -> tuple[fdaudit.Run, Path]
     return run, fdaudit.export_view(run, "server", home / "out", challenges=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits", [12, pytest.param(18, marks=pytest.mark.slow)])
 def test_a_sweep_of_seeds_finds_members_by_the_former_method_and_nothing_by_this_one(handed, bits):
     run, out = handed

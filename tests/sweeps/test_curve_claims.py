@@ -161,6 +161,7 @@ def claims(curve: Curve) -> list[tuple[set[float | None], float]]:
     return [({r.epsilon(curve.adversary) for r in p.rows}, curve.epsilon(p)) for p in curve.points]
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(sweeps())
 def test_every_finite_place_is_the_largest_epsilon_of_its_ledgers(sweep: Sweep) -> None:

@@ -197,6 +197,7 @@ def test_killed_in_the_middle_it_leaves_no_process_and_goes_on_to_the_same_resul
     assert results(out) == by_itself(out, made, tmp_path / "alone")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", ["perform", "note", "prune"])
 def test_stopped_at_a_seam_it_goes_on(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, out = grid(seeds=[1], defences=[], epsilon=["inf"]), tmp_path / "out"

@@ -217,6 +217,7 @@ class Scaled(nn.Module):
         return x - self.mean
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", HONEST)
 def test_an_honest_network_passes(how: str) -> None:
     assert unfit(HONEST[how](), SHAPE) is None

@@ -247,6 +247,7 @@ def shown(export: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("member", ["client/0", "world", "client/0+world"])
 def test_an_export_tells_neither_size_nor_kind_of_hidden_messages(member, tmp_path):

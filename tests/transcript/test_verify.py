@@ -306,6 +306,7 @@ def test_an_unfinished_run_and_no_run_are_told_from_damage(damaged: Path, tmp_pa
         verify(damaged)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("record", ["digest", {"rounds": [1]}])
 def test_a_run_that_kept_digests_is_intact_and_covered(record: object, tmp_path: Path) -> None:
     directory = finished(tmp_path / "run", record=record)

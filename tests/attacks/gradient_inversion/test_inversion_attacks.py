@@ -81,6 +81,7 @@ def test_noise_that_drowns_the_gradient_stops_every_attack(name: str) -> None:
         assert matched_psnr(guess.images[:1], x).item() < prior_baseline(x, y, ax, ay)
 
 
+@pytest.mark.thorough
 def test_dlg_finds_the_label_with_the_image() -> None:
     view, knowledge, task, data = world(strided_cnn, "gradient", (1,))
     cell = DLG(DLGConfig(labels="optimise", restarts=4, evaluations=300))
@@ -90,6 +91,7 @@ def test_dlg_finds_the_label_with_the_image() -> None:
     assert guess.evaluations <= 4 * 300
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_guess_repeats_with_its_generator(name: str) -> None:
     attack, config = ATTACKS[name]

@@ -71,6 +71,7 @@ def test_counts_are_exact_where_probabilities_do_not_depend_on_the_image(
     assert counts.tolist() == torch.bincount(y, minlength=10).tolist()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("network", "probes", "least"),
     [
@@ -114,6 +115,7 @@ def test_weights_alone_give_most_labels_of_a_batch() -> None:
     assert right >= 128
 
 
+@pytest.mark.thorough
 def test_labels_drown_in_noise() -> None:
     x, y = digits()
     right = 0

@@ -339,6 +339,7 @@ def _uncounted(view: Any) -> Any:
     return replace(view, messages=tuple(kept), hyperparameters={**view.hyperparameters, "local_steps": None})
 
 
+@pytest.mark.thorough
 def test_without_a_sample_count_several_numbers_are_tried_and_one_batch_is_handed_back() -> None:
     view, knowledge, task, _ = world(mlp, "model_update", (4,), local_epochs=1)
     view = _uncounted(view)

@@ -125,6 +125,7 @@ def test_withheld_counts_leave_nothing_to_read(tmp_path):
     assert (cell["status"], cell["reason"]) == ("not-applicable", "no class_counts of a victim in view")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "params",
     [

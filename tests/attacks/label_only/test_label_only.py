@@ -78,6 +78,7 @@ def test_augmentation_at_a_gap_of_fifty_points():
         assert case.auc(case.attacked("augmentation", **settings_)[0]).value >= max(0.70, gap - 0.05)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_on_an_untrained_model_the_interval_covers_chance(name):
     case = Case(model=MLP, fitted=False, each=100, auxiliary=100)
@@ -106,6 +107,7 @@ def test_boundary_distance_stays_within_its_queries(overfit, found):
     assert f"{wrong} of 400 candidates are classified wrong: distance 0" in found["boundary-distance"][1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=8, deadline=None)
 @given(budget=st.integers(0, 1200))

@@ -57,6 +57,7 @@ def near_the_middle(n, shape, seed):
     return 0.5 + 0.05 * torch.randn(n, *shape, generator=child(seed, "x")).clamp(-2, 2)
 
 
+@pytest.mark.thorough
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6), side=st.integers(3, 6))
 def test_the_distance_to_a_hyperplane_is_found(seed, side):
@@ -92,6 +93,7 @@ def test_points_lie_beyond_the_boundary_at_the_distance_given():
     assert torch.allclose((found.points - x).flatten(1).norm(dim=1).double(), found.distance, atol=1e-6)
 
 
+@pytest.mark.thorough
 @settings(max_examples=25, deadline=None)
 @given(
     n=st.integers(0, 30),

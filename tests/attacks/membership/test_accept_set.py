@@ -67,6 +67,7 @@ def fitted_bits(x: torch.Tensor, public: torch.Tensor, made: Selection) -> torch
     return found.accepts(public)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "changed", [{}, {"bandwidth": 0.3}, {"bandwidth": 0.5, "tau_client": 0.6}, {"beta": 0.5}]
 )
@@ -247,6 +248,7 @@ def test_members_are_told_from_the_accept_bits_alone(case: Case) -> None:
     assert case.auc()[0] > 0.9
 
 
+@pytest.mark.thorough
 def test_more_public_samples_recover_every_pair(tmp_path: Path) -> None:
     many = Case(tmp_path, public=1000)
     scores = many.scores(chains=48, sweeps=100).reshape(-1, 2)

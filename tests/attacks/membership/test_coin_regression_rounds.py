@@ -119,6 +119,7 @@ def far_from(case: Case, made: Matched, answered: Any) -> float:
     return float((mine - answered.values).abs().max())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "params"), ROUNDS)
 def test_a_shadow_with_the_true_coins_answers_as_its_victim(
     tmp_path: Path, name: str, params: dict[str, Any]

@@ -95,6 +95,7 @@ def overfit(random_labels, tmp_path_factory):
     return attacked(tmp_path_factory.mktemp("overfit") / "run", random_labels, lr=0.02)
 
 
+@pytest.mark.thorough
 def test_a_run_overfit_by_construction_leaks_membership_to_the_world(overfit):
     cell = overfit["world"]
     assert (
@@ -114,6 +115,7 @@ def test_the_server_which_holds_clients_models_finds_no_less_than_the_world_by_a
     assert figure(overfit["server"], "auc")["value"] >= figure(overfit["world"], "auc")["value"] - 0.01
 
 
+@pytest.mark.thorough
 def test_a_run_that_learnt_nothing_leaks_nothing_measurable(random_labels, tmp_path):
     cell = attacked(tmp_path / "run", random_labels, lr=1e-9, seed=1)["world"]
     auc = figure(cell, "auc")
@@ -153,12 +155,14 @@ def candidates():
     return x, np.arange(2 * pairs) < pairs, np.tile(np.arange(pairs), 2)
 
 
+@pytest.mark.thorough
 def test_a_classifier_on_raw_inputs_cannot_tell_the_halves_apart(candidates):
     right, n = told_apart(*candidates)
     assert n > 500
     assert binomtest(right, n).pvalue > 0.01
 
 
+@pytest.mark.thorough
 def test_the_same_classifier_finds_halves_that_differ(candidates):
     """Members chosen by their brightness instead of by a coin: what a careless design would do."""
     x, _, pair = candidates

@@ -71,6 +71,7 @@ def figures(target: dict[str, Any]) -> dict[str, Any]:
 # -- whole runs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_answers_on_public_samples_give_a_copy_that_agrees_with_the_victims_model(run: fdaudit.Run) -> None:
     found = cell(run, "aggregator/extraction-soft")
     assert (found["status"], found["reason"]) == ("run", "")

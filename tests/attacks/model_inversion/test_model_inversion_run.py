@@ -105,6 +105,7 @@ def blind(view, knowledge, task, generator):
     return tuple(Reconstruction(target=t, messages=(), images=shown, labels=labels) for t in task.targets)
 
 
+@pytest.mark.thorough
 def test_the_positive_control_fails_for_an_attack_that_looks_at_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def test_far_from_where_the_figure_moves_smooth_sensitivity_fades_with_distance(
 # -- the release --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("order", "beta", "scale"), [(2.0, 0.1, 1.0), (8.0, 0.02, 4.0), (20.0, 0.01, 7.0), (4.0, 0.09375, 1.0)]
 )

@@ -320,6 +320,7 @@ def test_the_reader_tells_other_settings_from_those_that_were_used(
         checked(run, {**settings, **change})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["discriminator_parameters", "generator_parameters", "model_parameters"])
 def test_every_value_that_a_client_sent_counts(kind: str, tmp_path: Path) -> None:
     """Other numbers in one client's message, and the record no longer fits."""

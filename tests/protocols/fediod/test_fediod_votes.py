@@ -317,6 +317,7 @@ def test_the_aggregator_counts_those_who_voted_and_says_nothing_when_nobody_did(
 # -- one client a step --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("params", [{}, PARAMS], ids=["logits", "votes"])
 def test_one_client_a_step_is_told_what_is_wanted_and_sends_its_gradient(params, tmp_path) -> None:
     ran = run(tmp_path / "a", "fediod", {**params, "gradients_from": "one", "steps_per_round": 8})

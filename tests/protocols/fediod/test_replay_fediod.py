@@ -247,6 +247,7 @@ def test_without_counts_or_scores_eq_8_goes_without_that_factor(
     assert checked(run, settings, kinds) == 4 * CLIENTS
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["paper", "plain"])
 def test_taking_any_one_message_away_breaks_it(name: str, tmp_path: Path) -> None:
     run, settings = recorded(tmp_path / "run", CASES[name])
@@ -283,6 +284,7 @@ def test_the_reader_tells_other_settings_from_those_that_were_used(
         checked(run, {**settings, **change})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["logits", "discriminator_scores", "class_counts", "generated_samples"])
 def test_every_value_of_what_the_server_was_sent_or_sent_counts(kind: str, tmp_path: Path) -> None:
     """Another number in one message of the first step, and the record no longer fits."""

@@ -162,6 +162,7 @@ def test_counts_and_student_follow_from_the_record(name: str, tmp_path: Path) ->
     assert 0 < told < samples if name == "some-dropped" else told == samples
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["counts", "one-asked"])
 def test_taking_any_one_message_away_breaks_it(name: str, tmp_path: Path) -> None:
     found = recorded(tmp_path / "run", name)
@@ -191,6 +192,7 @@ def test_every_vote_counts(kind: str, sender: str, tmp_path: Path) -> None:
         checked(run, settings, defended)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", [{"gan": 0.71}, {"adam_lr": 0.011}, {"gradients_from": "one"}])
 def test_the_reader_tells_other_settings_from_those_that_were_used(
     change: dict[str, Any], tmp_path: Path
