@@ -67,7 +67,11 @@ def _ask() -> str | None:
 
 def verify(
     run: Annotated[
-        str, typer.Argument(metavar="RUN_OR_BUNDLE", help="A run directory, or evidence of one, or a URL.")
+        str,
+        typer.Argument(
+            metavar="RUN_OR_BUNDLE",
+            help="A run directory, evidence of one, or a record of another system; or a URL.",
+        ),
     ],
     key: Annotated[
         Path | None, typer.Option(metavar="PUB", help="Evidence must be signed by this key (PEM, public).")
@@ -78,8 +82,9 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every byte of a run's transcript against its manifest, or evidence against its statement."""
+    """Check a run's transcript against its manifest, evidence against its statement, or a record of another system."""
     from fdaudit.attestation.check import is_bundle
+    from fdaudit.recording.record import is_record
 
     with ExitStack() as stack:
         place = stack.enter_context(open_directory(run, need="for_verification", quiet=as_json))
@@ -93,7 +98,24 @@ def verify(
             if given is not None:
                 remedy = "Leave it out, or give a directory that `fdaudit evidence` wrote."
                 raise UsageError(name, str(given), "belongs to evidence, and this is none", remedy)
-        _verify_run(place, as_json)
+        if is_record(place.path):
+            _verify_record(place, as_json)
+        else:
+            _verify_run(place, as_json)
+
+
+def _verify_record(place: Place, as_json: bool) -> None:
+    from fdaudit.recording.record import check_record
+
+    checked = check_record(place.path)
+    if as_json:
+        named = place.shown(place.path)
+        found = {"intact": not checked.findings, "findings": checked.findings, "notes": checked.notes}
+        show(json.dumps({"record": named, **found}))
+    else:
+        intact = "intact: every line of its closed rounds chains, and every payload matches its digest"
+        show(*([] if checked.findings else [intact]), *checked.notes)
+    _end(list(checked.findings), as_json)
 
 
 def _verify_run(place: Place, as_json: bool) -> None:
