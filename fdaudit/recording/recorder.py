@@ -355,7 +355,7 @@ class Recorder:
             yield
 
     def _make(self, card: bytes | None) -> None:
-        """Make the directories and files; nobody else may enter them."""
+        """Make the directories and files, and close the directories to other users."""
         for directory in (self.directory, self._truth):
             if directory is not None:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)

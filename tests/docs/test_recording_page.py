@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from fdaudit.cli.app import app
 from fdaudit.recording.record import check_record
 from fdaudit.recording.recorder import Recorder
 from fdaudit.storage.files import decode
@@ -23,9 +21,12 @@ from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
 
 from ..helpers.docs_pages import blocks, table
+from ..helpers.run_cases import cli
 
 _PAGE = "docs/recording.md"
 _LOOP, _READER, _WRITER = blocks(_PAGE, "python")
+
+Command = Callable[[str], tuple[int, str, str]]
 
 
 def _executed(source: str) -> dict[str, Any]:
@@ -47,9 +48,10 @@ def recorded(folder: Path) -> dict[str, Any]:
     return _executed(_LOOP)
 
 
-def _verified(record: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["verify", record])
-    return done.exit_code, done.output
+@pytest.fixture
+def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`fdaudit verify`: exit code, standard output, standard error."""
+    return lambda record: cli(monkeypatch, capsys, "verify", record)
 
 
 def test_ten_lines_are_added_and_change_nothing(recorded: dict[str, Any]) -> None:
@@ -63,10 +65,13 @@ def test_ten_lines_are_added_and_change_nothing(recorded: dict[str, Any]) -> Non
         assert torch.equal(value, recorded["server"][name])
 
 
-def test_the_record_of_the_loop_passes_the_check(recorded: dict[str, Any], folder: Path) -> None:
-    code, said = _verified("RECORD")
-    assert code == 0, said
-    assert "intact" in said
+def test_the_record_of_the_loop_passes_the_check(
+    recorded: dict[str, Any], folder: Path, command: Command
+) -> None:
+    code, said, error = command("RECORD")
+    assert code == 0, error
+    assert said.startswith("intact")
+    assert len(said.splitlines()) == 1, "nothing is missing from a closed record"
     *sent, last = read_messages(folder / "RECORD/transcript")
     assert [m.sender for m in sent] == ["server", "client/0", "client/1", "client/2"] * 2
     published = decode(read_payload(folder / "RECORD/transcript", last))
@@ -74,12 +79,16 @@ def test_the_record_of_the_loop_passes_the_check(recorded: dict[str, Any], folde
         assert torch.equal(published[name], value)
 
 
-def test_a_changed_byte_of_the_record_is_found(recorded: dict[str, Any], folder: Path) -> None:
+def test_a_changed_byte_of_the_record_is_found(
+    recorded: dict[str, Any], folder: Path, command: Command
+) -> None:
     shard = folder / "RECORD/transcript/payloads/round-000001.shard"
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    assert _verified("RECORD")[0] == 3
+    code, said, error = command("RECORD")
+    assert (code, said) == (3, "")
+    assert "digest" in error
 
 
 def test_the_reader_prints_every_message(
@@ -111,12 +120,12 @@ def test_the_page_lists_the_files_and_the_fields(recorded: dict[str, Any], folde
     }
 
 
-def test_what_the_pages_writer_writes_passes_the_check(folder: Path) -> None:
+def test_what_the_pages_writer_writes_passes_the_check(folder: Path, command: Command) -> None:
     path = folder / "write_record.py"
     path.write_text(_WRITER, encoding="utf-8")
     subprocess.run([sys.executable, str(path)], check=True, cwd=folder)
-    code, said = _verified("WRITTEN")
-    assert code == 0, said
+    code, _, error = command("WRITTEN")
+    assert code == 0, error
     checked = check_record(folder / "WRITTEN")
     assert (checked.findings, checked.notes) == ((), ())
     messages = list(read_messages(folder / "WRITTEN/transcript"))
