@@ -486,7 +486,7 @@ def _encoded(tensors: Any) -> tuple[dict[str, Any], memoryview, dict[str, Array]
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
     _refuse_above(_TENSOR_BYTES, start + end, "tensors", sorted(found)[:8], "the message")
-    payload = memoryview(np.empty(start + end, dtype=np.uint8))  # the next lines fill all of it
+    payload = np.empty(start + end, dtype=np.uint8).data  # the next lines fill all of it
     payload[:start] = len(text).to_bytes(8, "little") + text
     arrays: dict[str, Array] = {}
     for name in sorted(found):
