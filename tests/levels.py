@@ -15,6 +15,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
     "storage",
     "spec",
     "transcript",
+    "recording",
     "result",
     "metrics",
     "data",

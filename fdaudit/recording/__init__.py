@@ -1,0 +1,1 @@
+"""Recordings: federations that another system ran, recorded in fdaudit's format."""

@@ -1,0 +1,636 @@
+"""Record the messages of a federation that fdaudit does not run.
+
+A site may copy this one file. It needs Python and NumPy, and imports neither fdaudit nor PyTorch. `fdaudit import`
+reads the record.
+
+Guarantees:
+  * `send` returns arrays that are views of the very bytes on record, so that a receiver can use these;
+  * everything up to the last closed round is durable, and `record.json` names its end: a kill loses at most the open
+    round;
+  * messages sent by several threads at once are recorded one after the other;
+  * memory does not grow with the messages, only with the files of the open round's payloads above 1 MiB;
+  * nothing is written that fdaudit would refuse to read;
+  * a refused argument leaves the record as it was; after a failed write nothing more is recorded;
+  * the truth, such as which records a client trained on, is written to a directory of its own, never to the record.
+
+The record proves neither that it is complete nor that the federation was honest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["KINDS", "Delivery", "RecordError", "Recorder"]
+
+SCHEMA = "fdaudit-record/1"
+VERSION = "1"
+
+KINDS = (
+    "class_counts",
+    "class_prototypes",
+    "discriminator_parameters",
+    "discriminator_scores",
+    "ensemble_labels",
+    "generated_samples",
+    "generator_parameters",
+    "gradient",
+    "hard_labels",
+    "logit_cotangents",
+    "logit_range",
+    "logits",
+    "model_parameters",
+    "model_update",
+    "oracle_answer",
+    "oracle_query",
+    "proxy_indices",
+    "release",
+    "sample_count",
+    "sample_gradients",
+    "silence",
+    "soft_labels",
+    "vote_counts",
+)
+"""fdaudit's kinds of messages; any other kind has a name such as `vendor/name`."""
+
+_OWN_KIND = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*")
+_PARTY = re.compile(r"server|aggregator|world|client/(0|[1-9][0-9]{0,3})")
+_RESERVED = re.compile(r".*:(codes|grid|layout)|__metadata__", re.DOTALL)
+
+# The limits of fdaudit's readers: the environment variable that raises each, and its default.
+_LINE_BYTES = ("FDAUDIT_MOST_LINE_BYTES", 256 << 10)
+_LOG_BYTES = ("FDAUDIT_MOST_LOG_BYTES", 1 << 30)
+_TENSOR_BYTES = ("FDAUDIT_MOST_TENSOR_BYTES", 1 << 30)
+_YAML_BYTES = ("FDAUDIT_MOST_YAML_BYTES", 1 << 20)
+_MOST_ROUNDS = 1_000_000
+_MOST_ID = 1 << 63
+
+_SMALL = 1 << 20
+"""Largest payload, in bytes, that shares its round's file."""
+
+# safetensors' name of each type, in the order in which its files hold tensors.
+_TYPES = {
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+    "float32": "F32",
+    "uint32": "U32",
+    "int32": "I32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "uint16": "U16",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+_RANKS = {name: rank for rank, name in enumerate(_TYPES.values())}
+
+Array = npt.NDArray[Any]
+Inputs = Literal["all"] | Iterable[int | str]
+
+
+class RecordError(ValueError):
+    """A refused argument or a failed write: the field, its value, and the remedy.
+
+    Args:
+        field: name of the argument.
+        value: the refused value, or a description of it.
+        problem: the defect, as a clause.
+        remedy: the way to mend it, as a sentence.
+    """
+
+    def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
+        self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
+        shown = repr(value)
+        super().__init__(
+            f"{field}: {shown if len(shown) <= 200 else shown[:197] + '...'} {problem}. {remedy}"
+        )
+
+
+class Delivery(dict[str, Array]):
+    """A recorded message: its arrays by name, and the `seq` by which later messages name it among their inputs."""
+
+    def __init__(self, arrays: Mapping[str, Array], seq: int) -> None:
+        super().__init__(arrays)
+        self.seq = seq
+
+
+class Recorder:
+    """Writes one record.
+
+    Args:
+        directory: of the record; made if missing. It may hold a card, and no record yet.
+        parties: every party: `server`, `client/0`, `client/1`, …, `aggregator`, and `world`, which gets
+            what is published.
+        card: the file of the system's card, which is copied to `card.yaml`; it can be added later.
+        truth: the directory of the truth, outside the record.
+
+    Raises:
+        RecordError: an argument is refused, or a file cannot be written.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        parties: Iterable[str],
+        card: str | os.PathLike[str] | None = None,
+        truth: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.directory = Path(directory)
+        self._parties = _checked_parties(parties)
+        self._truth = None if truth is None else Path(truth)
+        self._refuse_occupied()
+        card_bytes = None if card is None else _card(Path(card), self.directory / "card.yaml")
+        self._lock, self._pid = threading.RLock(), os.getpid()
+        self._round, self._step, self._rounds = -1, 0, 0
+        self._seq, self._end, self._head = 0, 0, "0" * 64
+        self._shared: BinaryIO | None = None
+        self._uses: BinaryIO | None = None
+        self._own: list[Path] = []
+        self._state = "broken"
+        with _writing(self.directory):
+            self._make(card_bytes)
+        self._state = "open"
+
+    def round(self, t: int) -> None:
+        """Open round `t`. The round before it is closed and made durable.
+
+        Args:
+            t: number of the round, from 0. It never goes back; the open round's own number changes nothing.
+
+        Raises:
+            RecordError: the number is refused, or the round before cannot be made durable.
+        """
+        with self._alone():
+            number = _whole(t, _MOST_ROUNDS)
+            if number is None:
+                raise RecordError(
+                    "t", t, "is no number of a round", f"Count rounds from 0 to {_MOST_ROUNDS - 1}."
+                )
+            if number < self._round:
+                raise RecordError("t", t, f"lies before round {self._round}", "Record rounds in their order.")
+            if number > self._round:
+                self._close_round("open")
+                self._round, self._step = number, 0
+
+    def send(
+        self,
+        sender: str,
+        receivers: str | Iterable[str],
+        kind: str,
+        tensors: Mapping[str, Any],
+        inputs: Inputs = "all",
+        records: Iterable[int] | None = None,
+    ) -> Delivery:
+        """Record one message of the open round, and return its arrays as recorded.
+
+        Args:
+            sender: the sending party.
+            receivers: the receiving party or parties; empty for what a party releases to itself.
+            kind: one of `KINDS`, or a name of your own such as `vendor/name`.
+            tensors: by name: NumPy arrays, PyTorch tensors, numbers, or anything with `__array__` or DLPack.
+            inputs: what the message was computed from: `"data"` for the sender's private data, and the `seq` of
+                earlier messages. `"all"` means everything the sender held, which is always sound.
+            records: the sender's own numbers of the records behind this message, for the truth.
+
+        Returns:
+            New arrays by name, sorted. PyTorch's bfloat16 is returned as float32, with the same values.
+
+        Raises:
+            RecordError: an argument is refused, or the message cannot be written.
+        """
+        self._refuse_strangers("sender", [sender])
+        to = [receivers] if isinstance(receivers, str) else _items("receivers", receivers)
+        self._refuse_strangers("receivers", to)
+        if not isinstance(kind, str) or not (kind in KINDS or _OWN_KIND.fullmatch(kind)):
+            remedy = f"Use a name of your own such as 'vendor/name' in small letters, or one of {', '.join(KINDS)}."
+            raise RecordError("kind", kind, "is not known", remedy)
+        named = inputs if isinstance(inputs, str) else _items("inputs", inputs)
+        used = None if records is None else self._checked_records(records)
+        about, payload, arrays = _encoded(tensors)
+        salt = secrets.token_bytes(16)
+        digest = hashlib.sha256(salt)
+        digest.update(payload)
+        line = {
+            **about,
+            "defenses": [],
+            "event": None,
+            "fields": {},
+            "kind": kind,
+            "receivers": sorted(set(to)),
+            "salt": salt.hex(),
+            "sender": sender,
+            "sha256": digest.hexdigest(),
+        }
+        with self._alone():
+            line["inputs"] = self._checked_inputs(named)
+            return Delivery(arrays, self._write(line, payload, used))
+
+    def sites(self, sites: Mapping[str, str | int]) -> None:
+        """Write to the truth which site, or node, stands behind each party. A second call replaces the first.
+
+        Raises:
+            RecordError: an argument is refused, or there is no directory of the truth.
+        """
+        with self._alone():
+            truth = self._truth_directory("sites")
+            self._refuse_strangers("sites", sites)
+            for site in sites.values():
+                if type(site) not in (str, int):
+                    raise RecordError("sites", site, "is no site", "Give its name or number.")
+            with _writing(truth):
+                _replace(truth / "sites.json", _canonical(dict(sites)) + b"\n")
+
+    def close(self) -> None:
+        """Close the open round and the record. A closed recorder stays closed.
+
+        Raises:
+            RecordError: the round cannot be made durable.
+        """
+        if self._state == "closed":
+            return
+        try:
+            with self._alone():
+                self._close_round("closed")
+                self._state = "closed"
+        finally:
+            self._release()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the record; if the block failed, leave it open at its last closed round."""
+        if error is None:
+            self.close()
+        elif os.getpid() == self._pid:
+            with self._lock:
+                self._state = "broken"
+                self._release()
+
+    # -- arguments ---------------------------------------------------------------------------------------------
+
+    def _refuse_occupied(self) -> None:
+        """Refuse directories that hold a record or a truth already, or lie within each other."""
+        for taken in (self.directory / "record.json", self.directory / "transcript"):
+            if os.path.lexists(taken):
+                raise RecordError(
+                    "directory", str(self.directory), "holds a record already", "Choose another one."
+                )
+        if self._truth is None:
+            return
+        record, truth = self.directory.resolve(), self._truth.resolve()
+        if record == truth or record in truth.parents or truth in record.parents:
+            remedy = "Choose a directory outside the record, which is given to the auditor."
+            raise RecordError("truth", str(self._truth), "and the record lie within each other", remedy)
+        if os.path.lexists(self._truth / "uses.jsonl"):
+            raise RecordError("truth", str(self._truth), "holds a truth already", "Choose another directory.")
+
+    def _refuse_strangers(self, field: str, parties: Iterable[Any]) -> None:
+        for party in parties:
+            if not isinstance(party, str) or party not in self._parties:
+                raise RecordError(field, party, "is no party of this record", "Name it in `parties` first.")
+
+    def _truth_directory(self, field: str) -> Path:
+        if self._truth is None:
+            remedy = (
+                f"Give the recorder a directory, as in Recorder(..., truth='TRUTH'), or leave out {field}."
+            )
+            raise RecordError("truth", None, f"leaves no place for {field}", remedy)
+        return self._truth
+
+    def _checked_records(self, records: Any) -> list[int]:
+        self._truth_directory("records")
+        found = _items("records", records.tolist() if hasattr(records, "tolist") else records)
+        for record in found:
+            if _whole(record, _MOST_ID) is None:
+                raise RecordError("records", record, "is no number of a record", "Number the records from 0.")
+        return [int(record) for record in found]
+
+    def _checked_inputs(self, inputs: str | list[int | str]) -> str | list[int | str]:
+        if isinstance(inputs, str):
+            if inputs != "all":
+                remedy = "Give 'all', or a list such as ['data', 3]."
+                raise RecordError("inputs", inputs, "is neither 'all' nor a list", remedy)
+            return inputs
+        numbers = [i if i == "data" else _whole(i, self._seq) for i in inputs]
+        if None in numbers:
+            remedy = "Give the seq of messages sent before this one, which `send` returns, and 'data'."
+            raise RecordError("inputs", inputs[numbers.index(None)], "is no earlier message", remedy)
+        return [i for i in numbers if i is not None]
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other threads out, and refuse what would damage the record."""
+        if os.getpid() != self._pid:
+            remedy = (
+                "Send from the process that made the recorder, or give each process a recorder of its own."
+            )
+            raise RecordError("recorder", str(self.directory), "belongs to another process", remedy)
+        with self._lock:
+            if self._state != "open":
+                ended = "is closed" if self._state == "closed" else "ended with an error"
+                raise RecordError(
+                    "recorder", str(self.directory), ended, "Begin a record in a new directory."
+                )
+            yield
+
+    def _make(self, card: bytes | None) -> None:
+        """Make the directories and files; nobody else may enter them."""
+        for directory in (self.directory, self._truth):
+            if directory is not None:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                directory.chmod(0o700)
+        transcript = self.directory / "transcript"
+        (transcript / "payloads").mkdir(parents=True)
+        self._log: BinaryIO = (transcript / "messages.jsonl").open("xb", buffering=0)
+        if self._truth is not None:
+            self._uses = (self._truth / "uses.jsonl").open("xb", buffering=0)
+            _sync(self._truth)
+        if card is not None:
+            _replace(self.directory / "card.yaml", card)
+        _sync(transcript)
+        self._save("open")
+
+    def _write(self, line: dict[str, Any], payload: bytearray, used: list[int] | None) -> int:
+        """Write a message: its payload, then its line, then its truth; return its `seq`."""
+        if self._round < 0:
+            raise RecordError("round", None, "is open", "Call round(0) before the first message.")
+        seq, small = self._seq, len(payload) <= _SMALL
+        file = f"payloads/round-{self._round:06d}.shard" if small else f"payloads/{seq:08d}.safetensors"
+        line |= {
+            "payload": {"file": file, "length": len(payload)},
+            "previous": self._head,
+            "round": self._round,
+            "seq": seq,
+            "step": self._step,
+        }
+        text = _canonical(line) + b"\n"
+        _refuse_above(_LINE_BYTES, len(text), "message", line["kind"], "a line of the log")
+        _refuse_above(_LOG_BYTES, self._end + len(text), "message", line["kind"], "the log")
+        path = self.directory / "transcript" / file
+        self._state = (
+            "broken"  # whatever interrupts the next lines leaves a record without a whole last message
+        )
+        with _writing(path):
+            if small:
+                self._shared = self._shared or path.open("xb", buffering=0)
+                _append(self._shared, payload)
+            else:
+                self._own.append(path)
+                with path.open("xb", buffering=0) as own:
+                    _append(own, payload)
+            _append(self._log, text)
+            if used is not None and self._uses is not None:
+                _append(self._uses, _canonical({"records": used, "seq": seq}) + b"\n")
+        self._head, self._end = hashlib.sha256(text[:-1]).hexdigest(), self._end + len(text)
+        self._seq, self._step = seq + 1, self._step + 1
+        self._state = "open"
+        return seq
+
+    def _close_round(self, status: str) -> None:
+        """Make the open round durable, then say in `record.json` that it is."""
+        self._state = "broken"
+        with _writing(self.directory):
+            for path in self._own:
+                _sync(path)
+            for file in (self._shared, self._log, self._uses):
+                if file is not None:
+                    os.fsync(file.fileno())
+            _sync(self.directory / "transcript" / "payloads")
+            if self._shared is not None:
+                self._shared.close()
+            self._shared, self._own = None, []
+            self._rounds += self._round >= 0
+            self._save(status)
+        self._state = "open"
+
+    def _save(self, status: str) -> None:
+        """Replace `record.json`: everything that it counts is durable by now."""
+        value = {
+            "head": self._head,
+            "messages": self._seq,
+            "parties": list(self._parties),
+            "recorder": VERSION,
+            "rounds": self._rounds,
+            "schema": SCHEMA,
+            "status": status,
+        }
+        _replace(self.directory / "record.json", _canonical(value) + b"\n")
+
+    def _release(self) -> None:
+        """Close the files."""
+        for file in (self._shared, self._log, self._uses):
+            if file is not None:
+                file.close()
+
+
+def _checked_parties(parties: Iterable[str]) -> dict[str, None]:
+    """Return the parties in their order, as the keys of a mapping."""
+    found = [parties] if isinstance(parties, str) else _items("parties", parties)
+    for party in found:
+        if not isinstance(party, str) or not _PARTY.fullmatch(party):
+            remedy = "Name them server, client/0 to client/9999, aggregator and world."
+            raise RecordError("parties", party, "is no name of a party", remedy)
+    kept = dict.fromkeys(found)
+    if not found or len(kept) < len(found):
+        raise RecordError("parties", found, "are none, or name one twice", "Name every party once.")
+    return kept
+
+
+def _card(source: Path, target: Path) -> bytes:
+    """Return a card's bytes, unless the record holds another card."""
+    try:
+        with source.open("rb") as file:
+            data = file.read(_most(_YAML_BYTES) + 1)
+    except OSError as error:
+        raise RecordError(
+            "card", str(source), f"cannot be read ({error.strerror})", "Give a YAML file."
+        ) from None
+    _refuse_above(_YAML_BYTES, len(data), "card", str(source), "the card")
+    if target.exists() and target.read_bytes() != data:
+        raise RecordError("card", str(source), f"differs from {target}", "Keep one of the two.")
+    return data
+
+
+# -- tensors ---------------------------------------------------------------------------------------------------
+
+
+def _encoded(tensors: Any) -> tuple[dict[str, Any], bytearray, dict[str, Array]]:
+    """Return the line's fields about the tensors, their safetensors bytes, and arrays that are views of these bytes."""
+    if not isinstance(tensors, Mapping):
+        remedy = "Give a mapping of names to arrays, such as dict(zip(model.state_dict(), parameters, strict=True))."
+        raise RecordError("tensors", type(tensors).__name__, "has no names", remedy)
+    found = {name: _bits(name, value) for name, value in tensors.items()}
+    header: dict[str, Any] = {}
+    end = 0
+    for name in sorted(found, key=lambda n: (_RANKS[found[n][1]], n)):
+        bits, kind, _ = found[name]
+        begin, end = end, end + bits.nbytes
+        header[name] = {"dtype": kind, "shape": list(bits.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    start = 8 + len(text)
+    _refuse_above(_TENSOR_BYTES, start + end, "tensors", sorted(found)[:8], "the message")
+    payload = bytearray(start + end)
+    payload[:start] = len(text).to_bytes(8, "little") + text
+    arrays: dict[str, Array] = {}
+    for name in sorted(found):
+        bits, _, dtype = found[name]
+        place = start + header[name].pop("data_offsets")[0]
+        recorded: Array = np.ndarray(bits.shape, bits.dtype.newbyteorder("<"), payload, place)
+        recorded[...] = bits
+        arrays[name] = _widened(recorded) if dtype is None else recorded.view(dtype)
+    return {"bytes_on_wire": end, "tensors": header}, payload, arrays
+
+
+def _bits(name: Any, value: Any) -> tuple[Array, str, np.dtype[Any] | None]:
+    """Return a tensor as an array, safetensors' name of its type, and the type to return it in.
+
+    NumPy has no bfloat16. Such an array holds the bits as whole numbers. The type to return is None for PyTorch's.
+    """
+    if not isinstance(name, str) or not name or _RESERVED.fullmatch(name) or _broken(name):
+        problem = "is no name of a tensor, or one that the format reserves"
+        remedy = "Use text that does not end with ':codes', ':grid' or ':layout', and is not '__metadata__'."
+        raise RecordError("tensors", name, problem, remedy)
+    described = f"{name!r} of type {type(value).__name__}"
+    try:
+        array, dtype = _array(value)
+    except (TypeError, ValueError, RuntimeError, AttributeError, BufferError) as error:
+        remedy = "Give a dense array with its values in memory, as from numpy.asarray."
+        raise RecordError("tensors", described, f"is no array ({error})", remedy) from None
+    kind = "bfloat16" if dtype is None or dtype.name == "bfloat16" else dtype.name
+    if kind not in _TYPES:
+        raise RecordError("tensors", described, f"holds {kind}", f"Convert it to one of {', '.join(_TYPES)}.")
+    return array, _TYPES[kind], dtype
+
+
+def _array(value: Any) -> tuple[Array, np.dtype[Any] | None]:
+    """Return an array, or the bits of bfloat16, and its type in this machine's byte order; None: PyTorch's bfloat16."""
+    if hasattr(
+        value, "detach"
+    ):  # a PyTorch tensor: NumPy reads only what has no gradient and lies in main memory
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":
+            return value.view(sys.modules["torch"].int16).numpy().view(np.uint16), None
+        array: Array = value.numpy(force=True)
+    elif hasattr(value, "__array__") or isinstance(value, (bool, int, float)):
+        array = np.asarray(value)
+    elif hasattr(value, "__dlpack__"):
+        array = np.from_dlpack(value)
+    else:
+        raise TypeError("it has neither __array__ nor __dlpack__")
+    if array.dtype.name == "bfloat16":
+        return array.view(np.uint16), array.dtype
+    return array, array.dtype.newbyteorder("=")
+
+
+def _widened(bits: Array) -> Array:
+    """Return bfloat16 values as float32, which holds each of them exactly."""
+    wide = bits.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
+# -- small things ----------------------------------------------------------------------------------------------
+
+
+def _whole(value: Any, below: int) -> int | None:
+    """Return a whole number from 0 up to, not including, `below`; None if the value is none."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and 0 <= value < below:
+        return int(value)
+    return None
+
+
+def _broken(text: str) -> bool:
+    """Return whether text cannot be written as UTF-8, since it holds half a character."""
+    return text.encode(errors="ignore").decode() != text
+
+
+def _items(field: str, value: Any) -> list[Any]:
+    try:
+        return list(value)
+    except TypeError:
+        raise RecordError(field, type(value).__name__, "is no list", "Give a list.") from None
+
+
+def _canonical(value: object) -> bytes:
+    """Return fdaudit's canonical form of a JSON value."""
+    return _ENCODER.encode(value).encode()
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def _most(limit: tuple[str, int]) -> int:
+    variable, default = limit
+    text = os.environ.get(variable, str(default))
+    if not (text.isascii() and text.isdigit()):
+        raise RecordError(variable, text, "is no whole number", f"Set it to {default}, say.")
+    return int(text)
+
+
+def _refuse_above(limit: tuple[str, int], size: int, field: str, value: object, what: str) -> None:
+    """Refuse what fdaudit's readers would refuse."""
+    most = _most(limit)
+    if size > most:
+        problem = f"does not fit: {what} would have {size:,} bytes, and at most {most:,} are read"
+        raise RecordError(
+            field, value, problem, f"Send less at once, or set {limit[0]} here and at the reader."
+        )
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn a failed write into an error with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "Begin a record in a new directory with enough room. Rounds that were closed are kept."
+        place = str(error.filename or path)
+        raise RecordError("file", place, f"cannot be written ({error.strerror or error})", remedy) from error
+
+
+def _append(file: BinaryIO, data: bytes | bytearray) -> None:
+    """Write all of `data`; a system call may write a part."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Replace a file in one step, and make it durable."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Make a file's content durable, or the names inside a directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
