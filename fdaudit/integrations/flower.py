@@ -219,7 +219,7 @@ class RecordingGrid(Grid):
         replies = list(self._grid.send_and_receive(outgoing, timeout=timeout))
         ids = self._remember(outgoing, sent)
         recorded = [self._record_reply(reply) for reply in replies]
-        self._note_silence(ids)
+        self._record_silence(ids)
         return recorded
 
     # -- rounds -----------------------------------------------------------------------------------------------------
