@@ -1,6 +1,6 @@
 # `make audit` and `make test` are all a newcomer needs; both create the environment on first use.
 .DEFAULT_GOAL := help
-.PHONY: audit bench check clean docs format help slow test
+.PHONY: audit bench check clean docs format help slow test thorough
 
 PYTHON ?= python3
 VENV := $(if $(LOCKED),.venv-locked,.venv)
@@ -36,8 +36,13 @@ endif
 audit: $(READY) ## run five protocols on digits, write their reports and $(OUT)/index.html; LOCKED=1: from the lock file
 	$(BIN)/fdaudit quickstart --out $(OUT) --resume
 
-test: $(READY) ## run the tests (about 10 minutes on 2 cores; nothing but the digits data is needed)
-	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(ARGS)
+PYTEST_IN_PARALLEL = $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
+test: $(READY) ## run the tests (about 5 minutes on 2 cores; nothing but the digits data is needed)
+	$(PYTEST_IN_PARALLEL) -m "not slow and not thorough" $(ARGS)
+
+thorough: $(READY) ## run the tests that `make test` leaves out because they take long or repeat one in more settings
+	$(PYTEST_IN_PARALLEL) -m "thorough and not slow" $(ARGS)
 
 slow: $(READY) ## run the slow tests, with their figures; FDAUDIT_DATA adds those that need data
 	$(BIN)/python -m pytest -m slow -s $(ARGS)

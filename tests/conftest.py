@@ -19,6 +19,11 @@ settings.register_profile("fdaudit", deadline=None)  # a busy machine fails no t
 settings.load_profile("fdaudit")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are processors: tests often wait for processes that they have started."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _a_seed_has_one_secret() -> Iterator[None]:
     """Runs of one seed draw the same records each time, as thresholds need: their secret is derived from the seed."""

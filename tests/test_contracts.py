@@ -204,6 +204,7 @@ _SPEC = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("inherits", [False, True])
 def test_every_command_refuses_a_broken_attack_and_no_run_directory_is_left(
     inherits: bool, tmp_path: Path

@@ -127,6 +127,7 @@ def message(**fields: Any) -> Message:
     return Message(seq=0, round=0, step=0, sender="client/0", receivers=("server",), kind="logits", **fields)
 
 
+@pytest.mark.thorough
 def test_a_log_of_long_lines_is_refused_at_the_first(tmp_path: Path) -> None:
     with (tmp_path / "messages.jsonl").open("wb") as file:
         for seq in range(600):
@@ -248,6 +249,7 @@ def refused(tmp_path: Path, text: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.thorough
 def test_ninety_thousand_keys_take_a_moment(tmp_path: Path) -> None:
     found = refused(tmp_path, "".join(f"k{n}: 0\n" for n in range(90_000)))
     assert "unknown key" in found
@@ -309,6 +311,7 @@ def header(shape: tuple[int, ...]) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
 
 
+@pytest.mark.thorough
 def test_an_archive_that_unpacks_to_gigabytes_is_refused_by_its_list(tmp_path: Path) -> None:
     count = 1_300_000
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:

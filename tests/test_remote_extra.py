@@ -46,6 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 NEITHER = ("fsspec", "fdaudit.remote")
 
 
+@pytest.mark.thorough
 def test_the_package_and_its_public_names_need_no_extra(tmp_path: Path) -> None:
     code = "import fdaudit\nfor name in set(fdaudit.__all__) - {'mirrored'}: getattr(fdaudit, name)\n"
     done = without(NEITHER, code, tmp_path)
@@ -55,6 +56,7 @@ def test_the_package_and_its_public_names_need_no_extra(tmp_path: Path) -> None:
     assert "fdaudit.remote" in done.stderr  # the block works
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -85,6 +87,7 @@ def test_a_run_needs_no_extra(tmp_path: Path, whole: Path) -> None:
     assert json.loads(done.stdout)["run"] == "again"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "arguments",
     [

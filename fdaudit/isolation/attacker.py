@@ -30,7 +30,7 @@ from fdaudit.errors import BudgetExceededError, FdauditError, SpecError
 from fdaudit.isolation.frames import EndedError, Frame, MalformedError, Tensors, receive, send
 from fdaudit.isolation.launch import THREADS, Launch, Process, new_program
 from fdaudit.isolation.paths import devices, readable
-from fdaudit.storage.cache import DIRECTORY, handed_on
+from fdaudit.storage.cache import DIRECTORY, handed_on, private_directory
 from fdaudit.storage.scratch import new_folder
 
 if TYPE_CHECKING:
@@ -132,6 +132,8 @@ class Attacker:
     def _started(self) -> tuple[BinaryIO, BinaryIO]:
         """Start a process; return the pipe from it and the pipe to it."""
         temporary, cache_directory = str(self._temporary), self.surroundings.get(DIRECTORY)
+        if cache_directory:  # a cleaner may have removed it, and the confined process could not make it
+            os.close(private_directory(Path(cache_directory), DIRECTORY))
         writable = [str(self.folder), temporary, *devices(), *([cache_directory] if cache_directory else [])]
         # Never opened by its name again: the attack may have replaced it by a link.
         self._output = (self._temporary / _OUTPUT).open("w+b", buffering=0)

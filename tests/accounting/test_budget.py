@@ -20,6 +20,7 @@ from .test_ledger import PARTIES, graphs
 from .test_ledger_run import spec
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(log=graphs(), view=st.sampled_from(["server", "world", "client/1", "server+client/1"]))
 def test_whatever_a_filter_lets_pass_stays_within_its_budget(log: Log, view: str) -> None:
@@ -120,6 +121,7 @@ def steps_of_dp_sgd(meter: Meter, rate: float, most: int) -> int:
     return most
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("rate", "epsilon", "by_order"), [(0.1, 9.9713, 160), (0.05, 4.767, 145)])
 def test_a_budget_lets_pass_what_the_ledger_allows(rate: float, epsilon: float, by_order: int) -> None:
     """ε of 200 steps by the ledger. At one order, the best for the step, fewer fit."""

@@ -18,6 +18,7 @@ DELTA = 1e-5
 SHAPE = Shape(releases=40, steps=60, samples=8, sample_rate=0.1, sensitivity=3.0, answered=10)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("defence", SHAPES)
 def test_the_noise_keeps_to_its_target_and_a_hundredth_less_does_not(defence: str) -> None:
     noise, reached = noise_for(defence, SHAPE, 4.0, DELTA)
@@ -48,6 +49,7 @@ def test_noise_lands_within_half_a_percent_below_each_target_and_falls_with_it(
     assert noises == sorted(set(noises), reverse=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", [40.0, 60.0])
 def test_noise_lands_below_a_target_where_renyi_curves_are_loose(target: float) -> None:
     noise, reached = noise_for("dp-sgd", Shape(sample_rate=0.1, steps=200), target, DELTA)
@@ -83,6 +85,7 @@ def test_a_target_out_of_reach_says_what_can_be_reached() -> None:
             calibrate(lambda noise: 1 / noise, target)
 
 
+@pytest.mark.thorough
 def test_one_client_in_many_needs_less_noise_where_nobody_sees_which() -> None:
     always, hidden = (
         noise_for("sanitized-gradients", Shape(steps=200, samples=4, drawn_from=n), 4.0, DELTA)[0]
@@ -91,6 +94,7 @@ def test_one_client_in_many_needs_less_noise_where_nobody_sees_which() -> None:
     assert hidden < always / 3
 
 
+@pytest.mark.thorough
 def test_the_command_says_the_setting_and_what_it_comes_to() -> None:
     asked = ["calibrate", "dp-sgd", "--epsilon", "8", "--steps", "60", "--sample-rate", "0.1"]
     shown = CliRunner().invoke(app, asked)

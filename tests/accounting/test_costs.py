@@ -142,6 +142,7 @@ def test_the_published_noise_of_eight_million_epsilon_is_finite_and_exact() -> N
     assert found.accountant.startswith("pure")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("rate", "scale", "steps"), [(0.01, 1.0, 1000), (0.1, 2.0, 200), (0.5, 4.0, 50), (1.0, 5.0, 20)]
 )

@@ -70,6 +70,7 @@ def test_a_member_s_records_are_no_victims_and_a_leak_leaves_nothing() -> None:
     assert joined([first, second], ("a", "b"), None, DELTA).accounts.cause == "b: x"
 
 
+@pytest.mark.thorough
 def test_a_joint_epsilon_is_at_least_each_and_at_most_the_sum() -> None:
     kinds: list[dict[Charge, int]] = [{dp_sgd(rate=0.05, count=20): 1}, {laplace(2.0): 1}, {gaussian(3.0): 2}]
     for one in kinds:
@@ -165,6 +166,7 @@ def test_runs_that_draw_from_one_stream_are_refused(
         joint([runs["a"], runs["b"]])
 
 
+@pytest.mark.thorough
 def test_the_command_states_a_joint_ledger_and_writes_its_profile(
     runs: dict[str, fdaudit.Run], tmp_path: Path
 ) -> None:

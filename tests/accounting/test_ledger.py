@@ -81,6 +81,7 @@ def cut(log: Log) -> tuple[Log, list[OracleAnswers]]:
     return Log(log[:first]), asked
 
 
+@pytest.mark.thorough
 @settings(max_examples=120, deadline=None)
 @given(
     log=graphs(),
@@ -454,6 +455,7 @@ def test_the_worst_of_many_clients_is_priced_in_full() -> None:
     assert found.epsilon == pytest.approx(1.8282, abs=1e-3)
 
 
+@pytest.mark.thorough
 def test_a_loud_figure_by_renyi_curves_does_not_make_a_client_the_worst() -> None:
     """By Rényi curves the first client is worse, by loss distributions the last of twelve."""
     clients = [f"client/{k}" for k in range(12)]

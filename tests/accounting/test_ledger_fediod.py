@@ -135,6 +135,7 @@ def test_without_gradients_the_votes_are_all(tmp_path: Path) -> None:
     assert found.epsilon == pytest.approx(expected.value, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_only_who_cannot_tell_which_client_was_asked_may_count_the_draw(of_one: fdaudit.Run) -> None:
     server, world = of_one.ledger("server"), of_one.ledger("world")
     assert 0 < world.epsilon < 0.8 * server.epsilon

@@ -55,6 +55,7 @@ def check(seeds: range) -> dict[str, int]:
     return seen
 
 
+@pytest.mark.thorough
 def test_no_ledger_is_below_what_a_view_learns() -> None:
     seen = check(range(1000))
     assert min(seen.values()) >= 30, seen

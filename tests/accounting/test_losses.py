@@ -79,6 +79,7 @@ def stick(p: Densities, q: Densities, eps: float) -> float:
     return float(np.maximum(p - math.exp(eps) * q, 0).sum()) * STEP**p.ndim
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("clients", [2, 3])
 @pytest.mark.parametrize("noise", [0.5, 1.0])
 def test_a_drawn_client_is_dominated_wherever_the_others_stand(clients: int, noise: float) -> None:
@@ -132,6 +133,7 @@ def whole_number_deltas(shifts: tuple[int, ...], scale: float, eps: NDArray[np.f
     return [float(np.maximum(p - math.exp(e) * q, 0).sum()) for e in eps]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scale", [0.7, 1.5, 3.0, 8.0])
 @pytest.mark.parametrize("shifts", [(1,), (3,), (1, 1), (2, 1)])
 def test_discrete_gaussian_losses_are_never_below_the_sum(scale: float, shifts: tuple[int, ...]) -> None:

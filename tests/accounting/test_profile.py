@@ -82,6 +82,7 @@ def test_arrays_of_a_distribution_give_the_library_s_epsilon() -> None:
     assert ours.epsilons(np.array([0.0]))[0] == math.inf
 
 
+@pytest.mark.thorough
 def test_a_profile_is_the_ledger_at_the_ledger_s_delta() -> None:
     log = Log()
     log.add("client/0", "server", "model_update", ["data"], dp_sgd(rate=0.05, count=30))
@@ -132,6 +133,7 @@ def test_the_ledger_states_exact_figures_of_the_worst_client() -> None:
     assert found.to_json()["zcdp"] == pytest.approx(0.125)
 
 
+@pytest.mark.thorough
 @given(st.floats(0.02, 6))
 @settings(deadline=None, max_examples=12)
 def test_pairs_bound_the_gaussian_trade_off_from_below_and_closely(mu: float) -> None:
@@ -180,6 +182,7 @@ def two_profiles() -> list[Any]:
     return [profile(accounts(clients)), profile(other)]
 
 
+@pytest.mark.thorough
 def test_the_reader_on_the_page_recomputes_epsilon_from_the_file(tmp_path: Path) -> None:
     found = two_profiles()
     write_profiles(found, tmp_path / "curve", delta=1e-5)
@@ -197,6 +200,7 @@ def test_the_reader_on_the_page_recomputes_epsilon_from_the_file(tmp_path: Path)
         assert eps == 0 or scope["delta"](path, eps) >= (delta - ROUNDING) * (1 - 1e-6)
 
 
+@pytest.mark.thorough
 def test_files_say_what_is_infinite_and_why(tmp_path: Path) -> None:
     made = write_profiles(two_profiles(), tmp_path / "curve", delta=1e-5)
     index = json.loads(made[-1].read_text("utf-8"))
@@ -207,6 +211,7 @@ def test_files_say_what_is_infinite_and_why(tmp_path: Path) -> None:
     assert "client/0,record,add-or-remove,1e-05,inf,client/1," in (tmp_path / "curve/epsilon.csv").read_text()
 
 
+@pytest.mark.thorough
 def test_the_same_profiles_give_the_same_bytes_and_no_earlier_file_stays(tmp_path: Path) -> None:
     both = two_profiles()
     first = {p.name: p.read_bytes() for p in write_profiles(both, tmp_path / "curve", delta=1e-5)}

@@ -129,6 +129,7 @@ def test_weights_that_do_not_fit_are_refused(params: dict[str, Any], says: str, 
         fdaudit.run(spec, tmp_path / "run")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rate", [None, 0.3])
 def test_a_presets_own_sampling_rate_rests_on_the_number_of_records(
     rate: float | None, tmp_path: Path

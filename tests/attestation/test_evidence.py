@@ -285,6 +285,7 @@ def test_what_is_no_part_of_a_run_is_refused_by_its_name(run: Path, tmp_path: Pa
     assert "pipe" in str(refused(run, tmp_path / "made"))
 
 
+@pytest.mark.thorough
 def test_a_changed_record_and_a_foreign_result_are_no_evidence(run: Path, tmp_path: Path) -> None:
     flip(run / "utility.csv", -2)
     assert "utility.csv" in str(refused(run, tmp_path / "made"))
@@ -327,6 +328,7 @@ def test_a_wrong_key_is_refused_before_anything_is_written(run: Path, tmp_path: 
 # -- the command --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_command_signs_and_says_that_it_is_the_auditors(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,7 @@ from ..helpers.run_cases import cli, finished, secrets_apart
 __all__ = ["bundle", "made", "other"]
 
 
+@pytest.mark.thorough
 def test_an_intact_bundle_has_no_findings_wherever_it_lies(made: Made, bundle: Path) -> None:
     assert check(bundle, made, made.run / "vault") == Outcome([], [], key_id(public_key(made.public)))
     outcome = check(bundle)
@@ -46,6 +47,7 @@ def test_an_intact_bundle_has_no_findings_wherever_it_lies(made: Made, bundle: P
 # -- files --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_changed_byte_in_any_file_is_found(made: Made, bundle: Path) -> None:
     """A bit of each file, with and without the key; what lies beside the statement is covered either way."""
     chosen = random.Random(0)
@@ -59,6 +61,7 @@ def test_a_changed_byte_in_any_file_is_found(made: Made, bundle: Path) -> None:
     assert check(bundle, made).findings == []
 
 
+@pytest.mark.thorough
 def test_a_changed_byte_anywhere_in_the_statement_is_found_with_the_key(made: Made, bundle: Path) -> None:
     size = (bundle / STATEMENT).stat().st_size
     for at in (*range(0, 40, 3), *range(40, size - 280, 1499), *range(size - 280, size, 3)):
@@ -68,6 +71,7 @@ def test_a_changed_byte_anywhere_in_the_statement_is_found_with_the_key(made: Ma
     assert check(bundle, made).findings == []
 
 
+@pytest.mark.thorough
 def test_a_dropped_file_is_named(made: Made, bundle: Path) -> None:
     for name in files(bundle):
         whole = (bundle / name).read_bytes()
@@ -214,6 +218,7 @@ def test_attacks_after_the_evidence_add_scores_that_are_not_committed_to(
     assert check(bundle, made, run / "vault").findings == []
 
 
+@pytest.mark.thorough
 def test_the_commitment_hides_what_it_commits_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs of one seed, with equal splits and models, differ in their secrets, and so in their commitments."""
     secrets_apart(monkeypatch)

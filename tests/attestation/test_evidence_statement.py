@@ -37,6 +37,7 @@ __all__ = ["bundle", "made", "other"]
 # -- the statement --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_another_key_is_refused_and_named(made: Made, other: Made, bundle: Path) -> None:
     outcome = check(bundle, other)
     assert outcome.findings == [

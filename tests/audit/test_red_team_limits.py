@@ -345,6 +345,7 @@ def test_as_many_images_of_a_public_dataset_as_allowed_gain_nothing(home):
     assert dumped["psnr_gain"].value < 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("which", ["auxiliary", "mean", "duplicates", "one"])
 def test_images_without_a_leak_gain_nothing(home, which):
     plan = fdaudit.load(home / "run").plan

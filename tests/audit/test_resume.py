@@ -180,6 +180,7 @@ def die_everywhere(
     return calls
 
 
+@pytest.mark.thorough
 @STRIDES
 @pytest.mark.usefixtures("swift")
 def test_dying_at_any_write_of_the_federation_and_resuming_changes_nothing(
@@ -192,6 +193,7 @@ def test_dying_at_any_write_of_the_federation_and_resuming_changes_nothing(
     assert len(calls) > 80
 
 
+@pytest.mark.thorough
 @STRIDES
 @pytest.mark.usefixtures("swift")
 def test_dying_at_any_write_of_rounds_that_wait_together_and_resuming_changes_nothing(
@@ -206,6 +208,7 @@ def test_dying_at_any_write_of_rounds_that_wait_together_and_resuming_changes_no
     assert len(calls) > 80
 
 
+@pytest.mark.thorough
 @STRIDES
 @pytest.mark.usefixtures("swift")
 def test_dying_at_any_write_of_the_attacks_and_resuming_changes_nothing(
@@ -219,6 +222,7 @@ def test_dying_at_any_write_of_the_attacks_and_resuming_changes_nothing(
     assert len(calls) > 20
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("swift")
 def test_dying_again_and_again_changes_nothing(whole: Path, tmp_path: Path) -> None:
     """A run that dies in its own resumption, too, every time a little later."""
@@ -238,6 +242,7 @@ def test_dying_again_and_again_changes_nothing(whole: Path, tmp_path: Path) -> N
 # -- the same bytes twice -------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_one_spec_and_one_vault_seed_give_the_same_bytes(whole: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     np.random.seed(1)  # noqa: NPY002  # whatever the global state is
@@ -326,6 +331,7 @@ def test_a_changed_spec_is_refused_and_nothing_is_touched(
     assert tree(unfinished, without=()) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("swift")
 def test_what_the_rules_chose_need_not_be_repeated(whole: Path, unfinished: Path) -> None:
     """`auto` in the spec and the resolved value in the run are no change; nor is a seed left out."""

@@ -61,6 +61,7 @@ def compare(found: dict[str, bytes], wanted: dict[str, bytes], when: str) -> Non
     assert [n for n in wanted if found[n] != wanted[n]] == [], when
 
 
+@pytest.mark.thorough
 def test_three_kills(tmp_path: Path) -> None:
     """At random instants of the federation; the run is resumed in this process, to the same bytes."""
     spec, reference = write_spec(tmp_path / "spec.yaml", LONG), tmp_path / "reference"

@@ -117,6 +117,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("other", OTHERS)
 def test_one_setting_that_differs_makes_other_message_noise(home: Path, noisy: Path, other: str) -> None:
     again = run(home, f"noisy-{other}", **{"defenses": [GAUSSIAN], **OTHERS[other]})

@@ -56,6 +56,7 @@ def test_every_error_has_its_exit_code() -> None:
     assert set(codes.values()) == {1, 2, 3}
 
 
+@pytest.mark.thorough
 def test_an_interrupted_run_says_how_to_go_on(shell: Shell) -> None:
     """Ctrl-C: 130, one line, and a run that can be resumed."""
     spec = shell.spec(protocol__params__rounds=2000)

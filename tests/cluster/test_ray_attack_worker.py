@@ -99,6 +99,7 @@ def _own(name: str) -> Iterator[str]:
     yield from (f"{adversary}-{name}/" for adversary in ADVERSARIES)
 
 
+@pytest.mark.thorough
 def test_a_run_is_laid_down_once(run: fdaudit.Run, node: Path, tmp_path: Path) -> None:
     at, fetched = bare(run, tmp_path / "run"), []
     lines = list(pack(at))
@@ -115,6 +116,7 @@ def test_a_run_is_laid_down_once(run: fdaudit.Run, node: Path, tmp_path: Path) -
         assert len(list(node.iterdir())) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("at_work", [True, False], ids=["at work", "standing by"])
 def test_only_what_a_process_had_in_hand_is_lost_with_it(
     at_work: bool, run: fdaudit.Run, node: Path, tmp_path: Path

@@ -84,6 +84,7 @@ def test_mislabelled_canaries_are_own_records_under_other_labels():
     assert bool(((rows == 0) | (rows == 1)).all())
 
 
+@pytest.mark.thorough
 def test_the_coins_are_fair_and_each_its_own():
     heads = []
     for seed in range(200):
@@ -95,6 +96,7 @@ def test_the_coins_are_fair_and_each_its_own():
     assert chisquare(*pooled).pvalue > 0.001
 
 
+@pytest.mark.thorough
 def test_of_pairs_exactly_one_is_trained_on_by_a_fair_coin():
     first = []
     for seed in range(100):
@@ -106,6 +108,7 @@ def test_of_pairs_exactly_one_is_trained_on_by_a_fair_coin():
     assert binomtest(sum(first), len(first)).pvalue > 0.001
 
 
+@pytest.mark.thorough
 def test_under_unit_client_one_fair_coin_decides_which_half_a_client_holds():
     sets = []
     for seed in range(1000, 1150):

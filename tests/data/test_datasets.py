@@ -74,6 +74,7 @@ def test_digits_are_zero_padded_centrally():
     assert large.x.sum(dtype=torch.float64) == small.x.sum(dtype=torch.float64)
 
 
+@pytest.mark.thorough
 def test_loading_needs_no_heavy_import():
     code = "import sys, fdaudit.data; sys.exit(bool({'torchvision', 'sklearn', 'PIL'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

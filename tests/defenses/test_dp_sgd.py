@@ -191,6 +191,7 @@ def test_a_noiseless_step_is_that_of_opacus_own_optimiser():
     close(got.parameters, {n: p.detach() for n, p in module.named_parameters()}, rtol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "params"),
     [("cnn-strided", {}), ("lenet-dlg", {}), ("resnet8", {"width": 8}), ("resnet18", {}), ("cnn-3-3", {})],

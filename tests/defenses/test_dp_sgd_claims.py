@@ -114,6 +114,7 @@ def test_a_layer_that_mixes_records_is_named():
     assert "extractor.1 is a BatchNorm2d" in found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mlp", "cnn-strided", "resnet8", "resnet18"])
 def test_networks_without_such_layers_pass(name):
     made = architecture(ModelSpec(name=name), (1, 16, 16), CLASSES)

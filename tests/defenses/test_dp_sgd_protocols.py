@@ -23,11 +23,12 @@ from ..helpers.protocol_cases import (
     every_case,
     records,
     run,
+    thorough_beyond_defaults,
 )
 from .dp_sgd_run_cases import SETTINGS, declares_release, defended, releases, training
 
 DEFENDED = [case for case in every_case() if getattr(REGISTRY.load(case[0]), "trains", {})]
-every_defended = pytest.mark.parametrize("case", DEFENDED, ids=case_id)
+every_defended = pytest.mark.parametrize("case", thorough_beyond_defaults(DEFENDED))
 by_name = pytest.mark.parametrize("name", sorted({name for name, _ in DEFENDED}))
 
 

@@ -186,6 +186,7 @@ def files(directory: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in found}
 
 
+@pytest.mark.thorough
 def test_a_run_is_defended_its_references_are_not_and_its_spec_is_a_spec(tmp_path: Path) -> None:
     attacked = {"attacks": [{"name": "loss-threshold"}], "adversaries": ["world", "client/0"]}
     run = whole(tmp_path / "run", seed=8, **attacked)

@@ -27,6 +27,7 @@ def test_links_that_leave_the_documentation_become_text() -> None:
     assert CONTENTS.inside("[README](../../README.md)", "protocols/index") == "README"
 
 
+@pytest.mark.thorough
 def test_every_formula_of_the_documentation_can_be_set() -> None:
     found = [tex for name in PAGES for tex in formulas(name)]
     assert len(found) > 100

@@ -40,6 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
     return fdaudit.run(SPEC, tmp_path_factory.mktemp("stage") / "run")
 
 
+@pytest.mark.thorough
 def test_a_cell_ends_the_same_in_a_process_of_its_own(run: fdaudit.Run) -> None:
     desk, compared = Desk(run.opened), 0
     for attack in run.plan.attacks:
@@ -120,6 +121,7 @@ class _Far:
             desk.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("size", "parts"),
     [

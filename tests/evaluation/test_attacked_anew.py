@@ -28,6 +28,7 @@ def evidence(run: Path) -> dict[str, torch.Tensor]:
     return kept_scores(run, "server/loss-threshold", "candidates")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("attacks_here")
 def test_an_attack_that_is_killed_anywhere_leaves_the_old_outcome_with_its_scores_or_the_new_one(
     tmp_path: Path,

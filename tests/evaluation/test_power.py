@@ -57,6 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
     return fdaudit.run({**SPEC, "power": True, "attacks": ATTACKS}, tmp_path_factory.mktemp("power") / "run")
 
 
+@pytest.mark.thorough
 def test_what_is_expected_stands_beside_what_was_found(run: fdaudit.Run) -> None:
     cells = {c["id"]: c for c in run.result["cells"] if c["status"] in ("run", "inconclusive")}
     strong = cells["server/update-projection"]

@@ -76,6 +76,7 @@ def test_a_checkpoint_takes_its_place_once_all_that_it_names_is_durable(
     assert told == list(range(params["rounds"] + 1))
 
 
+@pytest.mark.thorough
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8))
 def test_a_round_is_told_of_once_and_in_order_and_no_earlier_than_it_is_durable(let: list[int]) -> None:
     """However far the writer comes between two rounds, each of one message."""

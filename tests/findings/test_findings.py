@@ -71,6 +71,7 @@ def by_finder(tmp_path_factory: pytest.TempPathFactory) -> Attacked:
 # -- 1: the handout and its answer key ----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seeds", ["small seeds", "the last twelve bits"])
 def test_no_seed_explains_the_numbers_of_pairs(made: Path, seeds: str) -> None:
     """1. The order of a handout's candidates must not be a function of a 32-bit seed."""
@@ -148,6 +149,7 @@ class _Stopped(BaseException):
     """The run need not go on."""
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_being_written_is_not_resumed_by_another_process(tmp_path: Path) -> None:
     """4. Of two processes that would write one run, the second must be refused in one line."""
     out, said = tmp_path / "run", list[subprocess.CompletedProcess[str]]()
@@ -237,6 +239,7 @@ def test_a_whole_public_dataset_is_no_reconstruction(home: Path, commanded: Comm
     assert "more than the" in errors
 
 
+@pytest.mark.thorough
 def test_as_many_public_images_as_records_gain_nothing(home: Path) -> None:
     """8. Public images as a reconstruction must be judged beside images as good as they are."""
     run = fdaudit.load(home / "fresh")

@@ -41,6 +41,7 @@ __all__ = ["commanded", "home", "recorded"]
 # -- 14: smaller ones ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_public_page_names_no_place_on_the_auditors_machine(tmp_path: Path) -> None:
     """14. The reason why an attack failed must not show local paths in public."""
     directory, cell = attacked(tmp_path, "stray", "/home/alice-s-laptop/none")
@@ -118,6 +119,7 @@ def test_a_manifest_that_is_a_link_is_found(home: Path) -> None:
     assert fdaudit.load(home / "run").verify(), "a link is verified as the manifest"
 
 
+@pytest.mark.thorough
 def test_what_a_killed_process_left_goes_with_the_next(recorded: Path, tmp_path: Path) -> None:
     """14. Exported views of a process that was killed must not stay in the temporary directory."""
     code = """

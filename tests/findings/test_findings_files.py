@@ -207,6 +207,7 @@ def test_payloads_of_a_view_leave_no_gap_for_hidden_ones(recorded: Path) -> None
 # -- 13: exhaustion -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_sparse_file_is_refused_by_its_size(tmp_path: Path) -> None:
     """13. A file of eight gigabytes that takes no room must not take all memory."""
     path = tmp_path / "spec.yaml"
@@ -274,6 +275,7 @@ def test_images_of_too_many_pixels_are_not_decoded(tmp_path: Path, monkeypatch: 
     assert is_one_line(found), "an image of 64,000,000 pixels was decoded"
 
 
+@pytest.mark.thorough
 def test_a_spec_of_ninety_thousand_keys_takes_a_moment(tmp_path: Path) -> None:
     """13. Reading a document must not take the square of its length."""
     path = tmp_path / "spec.yaml"

@@ -87,6 +87,7 @@ def with_text(path: tuple[str, ...], text: str) -> dict[str, Any]:
     return spec
 
 
+@pytest.mark.thorough
 def test_in_every_text_of_a_spec(
     payload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,6 +163,7 @@ def spoil(run: Path, name: str, payload: str) -> None:
     write_manifest(run, {**stated, "head": hashlib.sha256(made[-1]).hexdigest()})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", EDITS)
 def test_in_every_text_of_a_transcript(
     payload: str,
@@ -203,6 +205,7 @@ def test_in_every_text_of_an_exported_view(payload: str, place: str, home: Path,
     assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("field", ["name", "adversary", "view", "source", "assumes", "target"])
 def test_in_every_text_of_guesses(
     payload: str,

@@ -72,6 +72,7 @@ def test_other_json_is_what_it_was(value: Any) -> None:
     assert parse_json(json.dumps(value)) == value
 
 
+@pytest.mark.thorough
 def test_a_name_given_twice_in_guesses_is_refused_by_the_command(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -182,6 +182,7 @@ def test_noise_on_each_answer_is_charged_as_often_as_may_be_asked(tmp_path: Path
 # -- what was asked does not matter ---------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("protocol", "changes"),
     [

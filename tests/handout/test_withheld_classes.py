@@ -51,6 +51,7 @@ def class_means(stage: Stage) -> torch.Tensor:
     return torch.stack([x[y == c].mean(0) for c in range(10)])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("adversary", ["server", "client/1"])
 def test_an_attack_is_given_no_image_of_the_classes_that_it_lacks(
     stage: Stage, adversary: str, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from fdaudit.defenses import REGISTRY as DEFENSES
 from fdaudit.protocols import REGISTRY
@@ -108,6 +109,11 @@ SMALL = {
 
 def every_case() -> list[tuple[str, dict[str, Any]]]:
     return [*((name, {}) for name in REGISTRY.names()), *CASES]
+
+
+def thorough_beyond_defaults(cases: Sequence[tuple[str, dict[str, Any]]]) -> list[Any]:
+    """Return the cases of a test that runs each anew; all but the defaults are left to the thorough tests."""
+    return [pytest.param(c, id=case_id(c), marks=[pytest.mark.thorough] if c[1] else []) for c in cases]
 
 
 def case_id(case: tuple[str, dict[str, Any]]) -> str:

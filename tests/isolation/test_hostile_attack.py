@@ -101,6 +101,7 @@ def looked(run: fdaudit.Run, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         return found_by(cell_of(run, "snoop", place=str(run.directory), other=str(other)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "where", ["at import", "objects", "frames", "environment", "arguments", "descriptors", *WALLS]
 )
@@ -138,6 +139,7 @@ def test_the_auditor_never_loads_its_code(looked):
     assert not [name for name in sys.modules if name.startswith("hostile_extras")]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forked")
 def test_it_is_run_from_the_command_line_too(run, installed, tmp_path):
     wanted = spec(
@@ -176,6 +178,7 @@ def test_what_is_no_frame_fails_its_cell_and_runs_nothing(run):
     assert not Path("/tmp/fdaudit-was-here").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forked")
 def test_a_link_in_place_of_its_output_shows_nothing_of_the_auditors(run, tmp_path, capfd):
     private = tmp_path / "private"
@@ -185,12 +188,14 @@ def test_a_link_in_place_of_its_output_shows_nothing_of_the_auditors(run, tmp_pa
     assert "nothing for a log" not in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_its_death_fails_its_cell_alone_and_leaves_nothing_behind(run):
     cell = cell_of(run, "death")
     assert (cell.status, cell.reason) == ("failed", "the process that ran it ended before it was done")
     assert not [folder for root in scratch._held for folder in root.glob("attack-*")]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not VERSION, reason="this system offers no Landlock")
 def test_one_case_leaves_nothing_for_the_next(run):
     assert [found_by(cell_of(run, "remember"))["read"] for _ in range(2)] == [[], []]
@@ -198,6 +203,7 @@ def test_one_case_leaves_nothing_for_the_next(run):
     assert left == []
 
 
+@pytest.mark.thorough
 def test_its_settings_are_checked_where_its_code_may_run(run):
     with pytest.raises(SpecError, match=r"^attack\.mood: "):
         plan_attack("hostile", {"mood": "bad"}, run.plan.spec, "attack", ("world",))

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fdaudit.isolation import launch
+from fdaudit.isolation.attacker import Attacker
+from fdaudit.storage import cache
+
+from ..helpers.warm import forked_attackers
 
 PARENT = """
 import json, os, sys, tempfile, threading
@@ -58,6 +63,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_fork_keeps_no_file_but_its_pipe_and_its_output(said: dict[str, Any]) -> None:
     assert sorted(said["open"], key=int)[:3] == ["0", "1", "2"]
@@ -101,3 +107,13 @@ def test_who_has_threads_or_other_variables_does_not_fork() -> None:
         )
         assert "has loaded libraries only" in told.stdout
     assert set(launch.THREADS) >= {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}
+
+
+def test_a_removed_cache_directory_is_made_again_before_its_process_is_confined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cache.DIRECTORY, str(tmp_path / "removed" / "cache"))
+    monkeypatch.setenv(cache.KEY, "0" * 64)
+    with forked_attackers():
+        Attacker(own=True).close()
+    assert (tmp_path / "removed" / "cache").stat().st_mode & 0o777 == 0o700

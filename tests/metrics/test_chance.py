@@ -37,6 +37,7 @@ def test_it_is_the_share_of_coins_that_do_as_well_ties_included(rows):
     )
 
 
+@pytest.mark.thorough
 def test_scores_that_know_nothing_are_rarely_called_significant():
     generator = np.random.default_rng(0)
     pair = np.arange(40).repeat(2)

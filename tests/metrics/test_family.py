@@ -40,6 +40,7 @@ def tossed(rng: np.random.Generator, scores: dict[str, Floats]) -> dict[str, Flo
     return {k: rng.integers(2, size=s.shape[1]) for k, s in scores.items()}
 
 
+@pytest.mark.thorough
 def test_null_runs_are_flagged_at_the_level_of_the_family() -> None:
     """Six dependent cells a run. Of 600 runs 2.8 to 7.5 % may be flagged, which a level of 5 % misses once in 100."""
     rng, runs = np.random.default_rng(1), 600

@@ -53,6 +53,7 @@ def most_likely_success(correct: int, guesses: int, canaries: int, mu: float) ->
     return -float(found.fun)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("correct", "guesses", "canaries", "mu"),
     [(3, 3, 3, 0.5), (5, 6, 6, 1.0), (6, 6, 6, 0.3), (7, 8, 12, 0.7), (4, 5, 8, 0.4), (9, 10, 10, 0.2)],
@@ -220,6 +221,7 @@ def test_the_p_value_of_mu_is_the_largest_probability_of_the_linear_programme():
     assert found == pytest.approx(min(1.0, most_likely_success(1, 1, 9, 0.4)), abs=2e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mu", [0.0, 0.8])
 def test_p_values_of_claims_that_hold_are_seldom_small(mu):
     rng = np.random.default_rng(8)

@@ -133,6 +133,7 @@ def too_many(p: list[float], level: float) -> bool:
     return bool(binom.sf(sum(value <= level for value in p) - 1, len(p), level) < 1e-3)
 
 
+@pytest.mark.thorough
 def test_two_hundred_galleries_of_noise_keep_their_level() -> None:
     p = [p_of_null(noise, rng(5, k)) for k in range(200)]
     assert sum(value <= 0.05 for value in p) <= 10
@@ -140,6 +141,7 @@ def test_two_hundred_galleries_of_noise_keep_their_level() -> None:
     assert not too_many([1 - value for value in p], 0.5)  # nor is the test asleep
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "make", [held_images, held_means, batch_mean, noisy_batch_mean, class_means, single_mean]
 )

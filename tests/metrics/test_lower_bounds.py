@@ -152,6 +152,7 @@ def by_runs(epsilon, delta, rng):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("delta", [0.0, 5e-4])
 @pytest.mark.parametrize("epsilon", [0, 1, 4])
 @pytest.mark.parametrize(

@@ -189,6 +189,7 @@ def test_pairs_that_are_none_are_refused(pair: list[int]) -> None:
         pair_accuracy([1, 2, 3, 4], [True, False, True, False], pair)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("paired", [True, False])
 def test_auc_interval_covers_about_nominally(paired: bool) -> None:
     rng, runs, hits = np.random.default_rng(7), 200, 0

@@ -145,6 +145,7 @@ def test_one_channel_is_repeated_and_two_are_refused(lpips_network: torch.nn.Mod
         lpips_distance(_images(0, c=2), _images(1, c=2), lpips_network)
 
 
+@pytest.mark.thorough
 def test_fid_is_the_frechet_distance_of_pooled_features(fid_network: torch.nn.Module) -> None:
     a, b = _images(0, n=2), _images(1, n=3, side=16)
     figure = fid_figure(a, b, network=fid_network)
@@ -239,6 +240,7 @@ def test_the_pins_agree_with_the_published_names_and_the_installed_wheel() -> No
     assert sorted(heads) == [f"lin{i}.model.1.weight" for i in range(5)]
 
 
+@pytest.mark.thorough
 def test_importing_the_metrics_loads_no_heavy_library() -> None:
     code = (
         "import sys, fdaudit.metrics\n"

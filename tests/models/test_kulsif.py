@@ -84,6 +84,7 @@ def test_the_gradient_of_eq1_vanishes_at_the_fit() -> None:
     assert np.abs(away).max() > 1e-4, "the objective is too flat to tell the minimiser from its neighbours"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_it_is_the_minimiser_that_brute_force_finds(seed: int) -> None:
     known, auxiliary, x = samples(5, 4, 2, seed)

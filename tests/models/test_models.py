@@ -235,6 +235,7 @@ def test_several_models_run_as_one_by_vmap(name):
     torch.testing.assert_close(together, apart, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ZOO)
 def test_equal_generators_give_equal_weights_whatever_the_global_state(name):
     made = arch(name)
@@ -341,6 +342,7 @@ def test_architectures_compare_by_what_they_are():
     assert arch("mlp") != arch("mlp", widths=[64])
 
 
+@pytest.mark.thorough
 def test_torchvision_is_imported_only_for_its_resnets():
     code = (
         "import sys; from fdaudit.models import *; architectureModelSpecname='resnet8', 1, 8, 8, 10; "

@@ -58,6 +58,7 @@ def measured(how: str, **variables: str) -> dict[str, int]:
     return found
 
 
+@pytest.mark.thorough
 def test_kept_memory_is_not_faulted_in_again() -> None:
     without, kept = measured("leave"), measured("keep")
     assert kept["kept"] is True
@@ -67,6 +68,7 @@ def test_kept_memory_is_not_faulted_in_again() -> None:
     assert kept["returned"] > 48 << 20, "what is given back is the operating system's"
 
 
+@pytest.mark.thorough
 def test_the_user_s_own_settings_stand() -> None:
     found = measured("keep", MALLOC_MMAP_THRESHOLD_="131072")
     assert found["kept"] is False

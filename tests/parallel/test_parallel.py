@@ -61,6 +61,7 @@ def _same(a: list[Fitted], b: list[Fitted]) -> bool:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "fit"),
     [

@@ -56,6 +56,7 @@ def test_every_protocol_is_here() -> None:
     assert REGISTRY.names() == PROTOCOLS
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_ledger_finds_what_the_card_says(protocol: str, tmp_path: Path) -> None:
     run = fdaudit.run(spec(protocol, preset={"name": "as-published"}), tmp_path / "run")
@@ -66,6 +67,7 @@ def test_the_ledger_finds_what_the_card_says(protocol: str, tmp_path: Path) -> N
         assert math.isinf(found.epsilon) == (view in finds)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "protocol",
     [

@@ -14,11 +14,21 @@ from fdaudit.federation.protocol import PartyData
 from fdaudit.transcript.messages import ALL, DATA
 from fdaudit.transcript.wire import Delivery
 
-from ..helpers.protocol_cases import CASES, CLASSES, Ran, ancestry, case_id, every_case, records, run
+from ..helpers.protocol_cases import (
+    CASES,
+    CLASSES,
+    Ran,
+    ancestry,
+    case_id,
+    every_case,
+    records,
+    run,
+    thorough_beyond_defaults,
+)
 
 FEDAVG = REGISTRY.load("fedavg")
 Case = tuple[str, dict[str, Any]]
-every_protocol = pytest.mark.parametrize("case", every_case(), ids=case_id)
+every_protocol = pytest.mark.parametrize("case", thorough_beyond_defaults(every_case()))
 
 
 def altered(client: str) -> dict[str, PartyData]:
@@ -43,7 +53,12 @@ def with_a_client() -> list[Any]:
     clients = sorted(records())
     plain = [(case, client) for case in every_case() if not case[1] for client in clients]
     other = [(case, clients[i % len(clients)]) for i, case in enumerate(CASES)]
-    return [pytest.param(*both, id=f"{both[1]}-{case_id(both[0])}") for both in [*plain, *other]]
+    return [
+        pytest.param(
+            *both, id=f"{both[1]}-{case_id(both[0])}", marks=[pytest.mark.thorough] if both[0][1] else []
+        )
+        for both in [*plain, *other]
+    ]
 
 
 def changed(one: Ran, two: Ran) -> set[int]:

@@ -31,9 +31,11 @@ from ..helpers.protocol_cases import (
     public,
     records,
     run,
+    thorough_beyond_defaults,
 )
 
 every_protocol = pytest.mark.parametrize("case", every_case(), ids=case_id)
+every_protocol_anew = pytest.mark.parametrize("case", thorough_beyond_defaults(every_case()))
 by_name = pytest.mark.parametrize("name", REGISTRY.names())
 
 
@@ -171,7 +173,7 @@ def test_state_is_kept_by_party_and_survives_safetensors(case, undisturbed):
         assert back[name].dtype == tensor.dtype
 
 
-@every_protocol
+@every_protocol_anew
 @pytest.mark.parametrize("defended", [False, True], ids=["bare", "noised"])
 def test_a_run_resumed_after_any_round_ends_bit_for_bit_the_same(case, defended, undisturbed, tmp_path):
     attached = noise(REGISTRY.load(case[0])) if defended else {}
@@ -193,7 +195,7 @@ def test_a_run_resumed_after_any_round_ends_bit_for_bit_the_same(case, defended,
         ]
 
 
-@every_protocol
+@every_protocol_anew
 def test_what_is_released_is_what_was_published_and_can_be_had_from_the_state(case, undisturbed, tmp_path):
     ran = undisturbed(case)
     public = [m for m in ran.messages if "world" in m.receivers]
@@ -226,7 +228,7 @@ def test_a_kind_can_be_withheld_where_declared_and_is_missed_where_not(name, und
                 run(tmp_path / kind, name, withheld=(kind,))
 
 
-@every_protocol
+@every_protocol_anew
 @pytest.mark.parametrize("after", [0, 1])
 def test_a_round_is_completed_without_a_client_that_goes_silent(case, after, undisturbed, tmp_path):
     """Silent in every round after its first message, or from the start: on record, and nothing else is missing."""
@@ -250,7 +252,7 @@ def test_a_round_is_completed_without_a_client_that_goes_silent(case, after, und
     assert verify_transcript(ran.folder, head=head, count=count) == []
 
 
-@every_protocol
+@every_protocol_anew
 def test_a_round_is_completed_when_every_client_is_silent(case, tmp_path):
     rounds = configured(*case).rounds
     everybody = [Outage(party=k, first=0, last=rounds - 1) for k in records()]
@@ -261,7 +263,7 @@ def test_a_round_is_completed_when_every_client_is_silent(case, tmp_path):
             assert all(torch.isfinite(t).all() for t in model.values())
 
 
-@every_protocol
+@every_protocol_anew
 def test_a_class_that_no_client_holds_does_no_harm(case, tmp_path):
     clients = {k: PartyData(d.x, d.y % (CLASSES - 1)) for k, d in records().items()}
     ran = run(tmp_path / "a", *case, clients=clients)
@@ -290,30 +292,24 @@ def test_clients_may_train_unlike_networks_where_the_protocol_says_so(name, tmp_
 # -- randomness ---------------------------------------------------------------------------------------------------
 
 
-@every_protocol
-def test_global_randomness_is_neither_used_nor_moved(case, tmp_path):
-    logs = []
+@every_protocol_anew
+def test_the_seed_decides_everything_and_global_randomness_is_neither_used_nor_moved(
+    case, undisturbed, tmp_path
+):
+    whole = undisturbed(case)
     saved = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
-        for seed in (1, 2):
-            torch.manual_seed(seed)
-            np.random.seed(seed)
-            random.seed(seed)
-            before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-            ran = run(tmp_path / str(seed), *case)
-            assert torch.equal(torch.get_rng_state(), before[0])
-            assert (np.random.get_state()[1] == before[1]).all()
-            assert random.getstate() == before[2]
-            logs.append((ran.log, ran.states[-1]))
+        torch.manual_seed(1)
+        np.random.seed(1)
+        random.seed(1)
+        before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+        same = run(tmp_path / "same", *case)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert (np.random.get_state()[1] == before[1]).all()
+        assert random.getstate() == before[2]
     finally:
         torch.set_rng_state(saved[0])
         np.random.set_state(saved[1])
         random.setstate(saved[2])
-    assert logs[0] == logs[1]
-
-
-@every_protocol
-def test_the_seed_decides_everything_else(case, tmp_path):
-    one, same, other = (run(tmp_path / str(k), *case, seed=s) for k, s in enumerate((5, 5, 6)))
-    assert (one.log, one.states) == (same.log, same.states)
-    assert one.states[-1] != other.states[-1]
+    assert (same.log, same.states) == (whole.log, whole.states)
+    assert run(tmp_path / "other", *case, seed=6).states[-1] != whole.states[-1]

@@ -15,7 +15,7 @@ from fdaudit.spec.schema import Spec
 from fdaudit.transcript.messages import role
 from fdaudit.types import KINDS
 
-from ..helpers.protocol_cases import case_id, configured, every_case, records, run
+from ..helpers.protocol_cases import configured, every_case, records, run, thorough_beyond_defaults
 from ..helpers.run_cases import known, tiny
 
 NOISE = {
@@ -95,7 +95,7 @@ def test_pate_aggregators_keep_their_public_index(protocol: str, params: dict[st
     planned(protocol, params, "vote_counts", sender, "gnmax", public=True)
 
 
-@pytest.mark.parametrize("case", every_case(), ids=case_id)
+@pytest.mark.parametrize("case", thorough_beyond_defaults(every_case()))
 def test_a_promised_index_is_the_same_for_other_records(case: tuple[str, dict[str, Any]], tmp_path) -> None:
     name, params = case
     cls, config = REGISTRY.load(name), configured(name, params)

@@ -121,6 +121,7 @@ def recorded(
     return run, settings
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("upload", "weighting", "fraction", "momentum"), CASES)
 def test_every_aggregate_follows_from_the_recorded_uploads(
     upload: str, weighting: str, fraction: float, momentum: float, tmp_path: Path

@@ -108,6 +108,7 @@ def test_all_runs_have_the_same_records_and_the_references_once(tmp_path: Path) 
     assert {"1/2 one: fedavg", "2/2 other: fedavg"} <= set(steps)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("small")
 def test_an_interrupted_quickstart_goes_on_and_leaves_what_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

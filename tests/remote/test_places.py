@@ -85,6 +85,7 @@ def test_a_run_behind_a_url_is_the_run_that_a_path_would_hold(
     assert list((tmp_path / "cache").glob("fdaudit-copy-*")) == [], "the copy is gone"
 
 
+@pytest.mark.thorough
 def test_every_command_reads_and_writes_urls(shell: Shell, whole: Path, tmp_path: Path) -> None:
     sent(whole)
     assert json.loads(shell.told("verify", FAR, "--json")[0]) == {"run": FAR, "intact": True, "findings": []}
@@ -126,6 +127,7 @@ def test_every_command_reads_and_writes_urls(shell: Shell, whole: Path, tmp_path
     shell.told("verify", FAR)
 
 
+@pytest.mark.thorough
 def test_the_quickstart_and_sweeps_take_urls(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +160,7 @@ def test_the_quickstart_and_sweeps_take_urls(
     assert list((tmp_path / "cache").glob("fdaudit-copy-*")) == []
 
 
+@pytest.mark.thorough
 def test_a_sweep_sends_whole_runs_only_and_goes_on_without_the_others(shell: Shell, tmp_path: Path) -> None:
     """A cell whose files came in part is run anew; one that is done is not."""
     small = write_spec(
@@ -182,6 +185,7 @@ def test_a_sweep_sends_whole_runs_only_and_goes_on_without_the_others(shell: She
 # -- dying --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "every", [pytest.param(6, id="every-sixth"), pytest.param(1, id="each", marks=pytest.mark.slow)]
 )
@@ -209,6 +213,7 @@ def test_dying_at_any_put_and_going_on_elsewhere_changes_nothing(
         assert held() == tree(whole), f"died before {calls[at]}"
 
 
+@pytest.mark.thorough
 def test_a_killed_process_goes_on_from_the_url(shell: Shell, tmp_path: Path) -> None:
     """SIGKILL in the middle of the rounds: nothing but what was sent is left, and it ends with the same bytes."""
     longer = ordered(seed=12, protocol__params__rounds=40)

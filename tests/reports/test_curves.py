@@ -75,6 +75,7 @@ def results(sweep: Path) -> dict[str, dict[str, Any]]:
 # -- the tables ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_every_run_of_the_grid_has_a_row_with_its_own_figures(sweep: Path, drawn: Path) -> None:
     table, index = rows(drawn / "curves.csv"), read_index(sweep)
     assert [r["key"] for r in table] == [e.key for e in index.runs]
@@ -183,6 +184,7 @@ def test_the_front_is_what_nothing_betters(places: list[tuple[float, float]]) ->
 # -- the files -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_same_sweep_gives_the_same_bytes_in_every_format(
     sweep: Path, drawn: Path, tmp_path: Path
 ) -> None:
@@ -198,6 +200,7 @@ def test_the_same_sweep_gives_the_same_bytes_in_every_format(
     assert not (drawn / "utility-psnr-gain.svg").exists(), "an axis without a figure is not drawn"
 
 
+@pytest.mark.thorough
 def test_figures_have_the_width_that_is_asked_for(sweep: Path, drawn: Path, tmp_path: Path) -> None:
     from PIL import Image
 

@@ -304,6 +304,7 @@ def test_an_interrupted_write_leaves_the_old_report(tmp_path: Path, monkeypatch:
     assert os.listdir(tmp_path) == ["security.html"]
 
 
+@pytest.mark.thorough
 def test_the_same_result_gives_the_same_bytes(page: str) -> None:
     assert render(load()) == page
     code = (

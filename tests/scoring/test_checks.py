@@ -130,6 +130,7 @@ def on(found: dict[str, Any], part: str) -> dict[str, Any]:
     return dict(evidence)
 
 
+@pytest.mark.thorough
 def test_noise_that_was_forgotten_is_found_out(broken: fdaudit.Run) -> None:
     found = check(broken)
     assert found["claimed"] == pytest.approx(broken.ledger("server").epsilon)
@@ -142,6 +143,7 @@ def test_noise_that_was_forgotten_is_found_out(broken: fdaudit.Run) -> None:
     assert on(found, "candidates")["power"] < found["claimed"]
 
 
+@pytest.mark.thorough
 def test_with_its_noise_the_claim_stands(honest: fdaudit.Run) -> None:
     found = check(honest)
     assert found["verdict"] == "consistent"

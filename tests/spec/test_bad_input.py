@@ -266,6 +266,7 @@ FILES: list[tuple[str, str, str]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("text", "problem"), [f[1:] for f in FILES], ids=[f[0] for f in FILES])
 def test_a_broken_file_is_one_line(
     text: str,
@@ -343,6 +344,7 @@ SUBPROCESSES: list[tuple[str, Callable[[Path], dict[str, Any] | str]]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("field", "spec"), SUBPROCESSES, ids=[s[0] for s in SUBPROCESSES])
 def test_the_installed_command_does_the_same(
     field: str, spec: Callable[[Path], dict[str, Any]], folder: Path, tmp_path: Path

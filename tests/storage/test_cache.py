@@ -171,6 +171,7 @@ def test_what_is_taken_out_can_be_changed(place):
     assert list(remembered("d", make)) == ["x"]
 
 
+@pytest.mark.thorough
 def test_processes_that_need_the_same_at_once_compute_it_once(monkeypatch, tmp_path):
     code = f"""
 import time, torch
@@ -189,6 +190,7 @@ remembered("d", make)
     assert (tmp_path / "calls").read_text() == "x"
 
 
+@pytest.mark.thorough
 def test_processes_that_need_the_same_pieces_share_them_out(monkeypatch, tmp_path):
     code = f"""
 import sys, time, torch

@@ -146,6 +146,7 @@ def at_once(found: list[Resumer], interrupted: Path, whole: Path, out: Path) -> 
     assert tree(out) == tree(whole)
 
 
+@pytest.mark.thorough
 def test_of_many_resumers_one_goes_on(interrupted: Path, whole: Path, tmp_path: Path) -> None:
     with resumers(4, tmp_path) as found:
         for many in (2, 4):
@@ -220,6 +221,7 @@ def guesses(run: Path, out: Path) -> Path:
     return path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("writer", WRITERS)
 def test_who_writes_is_refused_while_another_process_does(writer: str, whole: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(whole, tmp_path / "run"))

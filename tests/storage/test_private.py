@@ -58,6 +58,7 @@ def mode(path: Path) -> int:
 # -- the auditor's ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_nobody_else_reaches_anything_of_a_run_at_any_time(umask: int, tmp_path: Path) -> None:
     seen: list[str] = []
 
@@ -110,6 +111,7 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: py
     assert list((tmp_path / "run").iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_a_sweep_and_its_cells_are_private(umask: int, tmp_path: Path) -> None:
     sweep.sweep(grid(keep="runs"), tmp_path / "sweep", executor=inline)
     assert list((tmp_path / "sweep" / "runs").iterdir())
@@ -139,6 +141,7 @@ def test_a_cell_that_comes_from_another_machine_is_private(umask: int, tmp_path:
     assert reachable(tmp_path / "cell") == []
 
 
+@pytest.mark.thorough
 def test_views_and_evidence_are_private_until_they_are_whole(
     umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -345,6 +345,7 @@ def _told() -> set[str]:
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 
 
+@pytest.mark.thorough
 def test_the_review_note_has_every_draw():
     told = _told()
     missing = [d for d in draws() if (d.name or d.module) not in told]

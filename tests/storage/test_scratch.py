@@ -17,6 +17,7 @@ from fdaudit.storage import scratch
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(scratch, "_held", {})  # the directories that this process has elsewhere stay
     yield tmp_path
     scratch.remove_all()
 

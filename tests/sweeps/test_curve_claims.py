@@ -87,6 +87,7 @@ def breaks(svg: bytes) -> list[float]:
 # -- a sweep whose ledger denies what was asked --------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_noise_that_leaves_the_index_in_clear_has_no_finite_epsilon_in_the_tables(calibrated: Path) -> None:
     for name, column in (("curves.csv", "epsilon_server"), ("summary.csv", "epsilon_ledger")):
         rows = [r for r in table(calibrated / name) if r["defence"] == "noise"]
@@ -117,6 +118,7 @@ def test_the_axis_of_the_epsilon_asked_has_its_own_name_and_figure(calibrated: P
     assert "ε asked is what noise was calibrated for. It is no guarantee." in page
 
 
+@pytest.mark.thorough
 def test_a_placeholder_that_is_sigma_is_on_no_epsilon_axis(tmp_path: Path) -> None:
     out = drawn(tmp_path, "{epsilon}")
     rows = [r for r in table(out / "curves.csv") if r["defence"] == "noise"]

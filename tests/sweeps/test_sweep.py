@@ -66,6 +66,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- a finished sweep ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_every_run_is_what_its_spec_makes_by_itself(done: Path, tmp_path: Path) -> None:
     index = read_index(done)
     assert statuses(index) == {
@@ -163,6 +164,7 @@ def _until(condition: Any, seconds: float = 120) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.thorough
 def test_killed_in_the_middle_it_leaves_no_process_and_goes_on_to_the_same_results(tmp_path: Path) -> None:
     made = grid(defences=[], epsilon=["inf"], seeds=[1, 2])
     made["protocols"] = made["protocols"][:1]
@@ -240,6 +242,7 @@ def test_a_changed_grid_adds_runs_and_marks_those_that_it_no_longer_has(done: Pa
 # -- failures ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_failed_run_is_shown_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -222,6 +222,7 @@ def test_an_honest_network_passes(how: str) -> None:
     assert unfit(HONEST[how](), SHAPE) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "side"),
     [

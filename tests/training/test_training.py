@@ -19,6 +19,7 @@ from .training_cases import CLASSES, FITS, NETWORKS, SHAPE, STEPS, close, execut
 # -- strategies ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FITS)
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_loop_stacked_and_plain_torch_take_the_same_steps(model, name):

@@ -116,6 +116,7 @@ def test_a_run_goes_on_where_it_was_left(left, keep_last, tmp_path):
     assert tree(tmp_path / "parts") == tree(tmp_path / "whole")
 
 
+@pytest.mark.thorough
 @settings(deadline=None)
 @given(data=st.data())
 def test_it_goes_on_wherever_a_round_was_left_and_whatever_lay_beyond(data):

@@ -204,6 +204,7 @@ def test_what_the_spec_says_is_kept_of_payloads(record: Any, kept: list[int], tm
     assert verify_transcript(tmp_path, head=position.head, count=4) == []
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_what_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1,000 messages of 8 KB: neither writing nor verifying holds more than names of them."""
     values = {"a": torch.zeros(2000)}

@@ -54,6 +54,7 @@ def flips(path: Path, masks: Callable[[int], list[int]]) -> Iterator[tuple[int, 
     assert path.read_bytes() == whole
 
 
+@pytest.mark.thorough
 def test_every_single_byte_of_the_record_is_covered(damaged: Path) -> None:
     """All bytes under `transcript/` and of the manifest, each with its lowest bit flipped, some with others."""
     assert verify(damaged) == []
@@ -76,6 +77,7 @@ def test_every_single_byte_of_the_record_is_covered(damaged: Path) -> None:
     assert verify(damaged) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["spec.yaml", "utility.csv"])
 def test_every_single_byte_of_the_covered_files_is_covered(name: str, damaged: Path) -> None:
     for at, mask in flips(damaged / name, lambda at: [1]):

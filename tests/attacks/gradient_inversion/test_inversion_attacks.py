@@ -47,6 +47,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["gradient", "model_update", "model_parameters"])
 @pytest.mark.parametrize("name", ATTACKS)
 def test_every_attack_finds_single_images_in_every_kind_of_upload(name: str, kind: str) -> None:
@@ -66,6 +67,7 @@ def test_every_attack_finds_single_images_in_every_kind_of_upload(name: str, kin
         assert 0 <= guess.images.min() <= guess.images.max() <= 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ATTACKS)
 def test_noise_that_drowns_the_gradient_stops_every_attack(name: str) -> None:
     attack, config = ATTACKS[name]

@@ -192,6 +192,7 @@ def test_the_module_is_left_as_it_was() -> None:
 # -- the engine ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_pass_leaves_no_memory_to_the_garbage_collector(network: str) -> None:
     # It runs once in dozens of passes: whatever is in a cycle is held that long.
@@ -215,6 +216,7 @@ def test_a_pass_leaves_no_memory_to_the_garbage_collector(network: str) -> None:
         gc.enable()
 
 
+@pytest.mark.thorough
 def test_problems_advance_together_as_they_would_alone() -> None:
     module, x, y = _case("lenet", 6, 2)
     g = torch.Generator().manual_seed(9)

@@ -89,6 +89,7 @@ def _bare(make: Any, n: int) -> tuple[Any, Upload]:
     return module, upload
 
 
+@pytest.mark.thorough
 def test_tuning_smooths_more_than_the_default_on_max_pooling_and_less_on_strides() -> None:
     """Max-pooling hides detail, which the prior has to fill in; a strided network shows it all."""
     x, y = digits()
@@ -257,6 +258,7 @@ def _read_as(upload: Upload, n: int, epochs: int, size: int = 8) -> Upload:
     return replace(upload, training=training, gradient=gradient, guessed=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [mlp, strided_cnn])
 @pytest.mark.parametrize("n", [8, 16, 32])
 def test_the_number_of_records_is_found_from_the_update(make: Any, n: int) -> None:

@@ -115,6 +115,7 @@ def test_schedules_without_a_count_never_repeat_a_record() -> None:
         schedule(3, 2)
 
 
+@pytest.mark.thorough
 def test_inverts_three_local_steps() -> None:
     """Positive control of the multi-step path, with the gradient at the start model as what it must beat."""
     x, y = digits()

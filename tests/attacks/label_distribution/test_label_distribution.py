@@ -76,6 +76,7 @@ def fedkd(tmp_path_factory):
     return fdaudit.run(wanted | {"adversaries": ["server", "aggregator", "eavesdropper"]}, out)
 
 
+@pytest.mark.thorough
 def test_at_fedmd_the_mean_divergence_is_at_most_a_third_of_the_uniform_guess(tmp_path):
     run = fdaudit.run(spec("fedmd", {"rounds": 3}, "label-answers"), tmp_path / "run")
     found = figures(run, "server/label-answers")
@@ -83,6 +84,7 @@ def test_at_fedmd_the_mean_divergence_is_at_most_a_third_of_the_uniform_guess(tm
     assert found["label_tv_mean"] <= found["label_tv_prior_mean"] / 2
 
 
+@pytest.mark.thorough
 def test_fedkds_counts_give_the_shares_away_exactly(fedkd):
     for adversary in ("aggregator", "eavesdropper"):
         found = figures(fedkd, f"{adversary}/label-counts")
@@ -138,6 +140,7 @@ def test_uploads_of_fedavg_tell_the_shares_whatever_their_form(tmp_path, params)
     assert found["label_kl_mean"] <= uniform_kl(run) / 10
 
 
+@pytest.mark.thorough
 def test_what_selective_fd_declines_tells_more_than_the_prior(tmp_path):
     wanted = spec("selective-fd", {"rounds": 1, "local_steps": 1}, "label-declined")
     run = fdaudit.run(wanted, tmp_path / "run")
@@ -315,6 +318,7 @@ def test_an_attack_that_says_the_same_of_everybody_fails_its_positive_control(mo
     assert not tried["positive"].passed
 
 
+@pytest.mark.thorough
 def test_what_counts_tell_is_not_true_of_another_client(monkeypatch):
     quick = {"local_epochs": 1, "distill_rounds": 1, "distill_steps": 1}
     tried = _tried(monkeypatch, "label-counts", "fedkd", quick)

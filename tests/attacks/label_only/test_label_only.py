@@ -55,6 +55,7 @@ def test_the_overfit_model_is_one(overfit):
     assert overfit.gap >= 0.2
 
 
+@pytest.mark.thorough
 def test_the_gap_attack_has_the_auc_that_the_gap_gives(overfit, found):
     assert overfit.auc(found["gap"][0]).value == pytest.approx(0.5 + overfit.gap / 2)
 
@@ -68,6 +69,7 @@ def test_no_attack_is_much_worse_than_the_gap(overfit, found, name):
     assert overfit.auc(found[name][0]).value >= overfit.auc(found["gap"][0]).value - 0.05
 
 
+@pytest.mark.thorough
 def test_augmentation_at_a_gap_of_fifty_points():
     case = Case(model=MLP, noise=0.6)
     assert case.gap >= 0.5

@@ -141,6 +141,7 @@ def test_without_a_starting_point_the_distance_is_infinite_and_costs_one_query()
     assert found.spent.tolist() == [1] * 5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [0, 1])
 def test_another_implementation_finds_the_same(seed):
     """ART's label-only decision-boundary attack on the same 200 candidates with as many queries each."""

@@ -139,6 +139,7 @@ def enumerated(table: SelectedClass, accepted: torch.Tensor, softness: float) ->
     return found.index_add_(0, every.record.flatten(), weight.repeat_interleave(len(sites)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [0, 1])
 def test_chains_find_what_enumeration_finds(seed: int) -> None:
     made, read = settings()
@@ -154,6 +155,7 @@ def test_chains_find_what_enumeration_finds(seed: int) -> None:
     assert float((found.double() - exact).abs().max()) < 0.05
 
 
+@pytest.mark.thorough
 def test_without_bits_chains_draw_fair_coins() -> None:
     _, read = settings()
     x = points(12, 40)

@@ -232,6 +232,7 @@ def test_members_are_told_and_left_out_shadows_say_so_beforehand(case: Case) -> 
     assert int(note.split(": ")[1].split("%")[0]) > 75
 
 
+@pytest.mark.thorough
 def test_without_pairs_or_initial_weights_it_tells_less(case: Case) -> None:
     whole, _, _ = case.auc()
     apart, p, _ = case.auc(paired=False)
@@ -241,6 +242,7 @@ def test_without_pairs_or_initial_weights_it_tells_less(case: Case) -> None:
     assert blind <= whole
 
 
+@pytest.mark.thorough
 def test_the_server_reads_members_off_the_average_of_all_clients(tmp_path: Path) -> None:
     found, p, note = Case(tmp_path, True, "server").auc(shadows=300)
     assert found > 0.7

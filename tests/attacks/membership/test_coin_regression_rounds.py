@@ -148,6 +148,7 @@ def test_later_rounds_tell_where_the_first_tells_little(tmp_path: Path) -> None:
     assert note.endswith("answers of 3 rounds")
 
 
+@pytest.mark.thorough
 def test_without_candidates_later_rounds_tell_nothing(tmp_path: Path) -> None:
     found = []
     for seed in range(5):

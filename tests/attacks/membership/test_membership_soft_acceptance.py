@@ -46,6 +46,7 @@ def auc(found, name, control):
     return figure
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SOFT)
 def test_on_an_overfit_model_soft_attacks_reach_an_auc_of_seven_tenths(found, name):
     figure = auc(found, name, "positive")

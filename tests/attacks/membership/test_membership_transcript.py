@@ -55,6 +55,7 @@ def sent(federation, clients=4, kind="logits", **more):
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["logits", "soft_labels"])
 @pytest.mark.parametrize("cls", [DistillationLiRA, CoopLiRA])
 def test_members_are_found_from_recorded_answers_alone(tmp_path, federation, cls, kind):

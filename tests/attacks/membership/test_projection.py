@@ -166,6 +166,7 @@ def auc(view: View, asked: Challenge, member: torch.Tensor, **params: Any) -> tu
     return figure.value, figure.p
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("settings", "least"),
     [

@@ -113,6 +113,7 @@ def test_where_the_models_are_in_view_there_is_nothing_to_copy(tmp_path: Path) -
     assert all(c["status"] != "failed" for c in run.result["cells"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("attack", "labels"), [(SOFT, "soft"), (HARD, "hard")], ids=["soft", "hard"])
 def test_clients_that_a_server_may_ask_are_copied_by_asking(
     tmp_path: Path, attack: dict[str, str], labels: str

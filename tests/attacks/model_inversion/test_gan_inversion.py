@@ -281,6 +281,7 @@ def test_brep_mi_reasons_for_not_applying() -> None:
 # -- classes that only the model has seen -----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_plg_mi_shows_digits_that_only_the_model_has_seen(digits: Withheld) -> None:
     attack = PLGMI(PLGMIConfig(**PLGMI.profiles["quick"]))
     assert digits.accuracy(attack) >= 0.8
@@ -288,6 +289,7 @@ def test_plg_mi_shows_digits_that_only_the_model_has_seen(digits: Withheld) -> N
     assert digits.accuracy(attack, weights=untrained) <= 0.4
 
 
+@pytest.mark.thorough
 def test_brep_mi_shows_digits_that_only_the_model_has_seen(digits: Withheld) -> None:
     attack = BREPMI(BREPMIConfig(**BREPMI.profiles["quick"]))
     assert digits.accuracy(attack, "hard", 20_000) >= 0.6

@@ -50,6 +50,7 @@ def cell(run: Run, name: str):
     return next(c for c in run.result["cells"] if c["id"] == name)
 
 
+@pytest.mark.thorough
 def test_classes_are_scored_against_the_victims_records_and_pictured(run: Run) -> None:
     found = cell(run, "world/ideal-hard")
     assert found["status"] in ("run", "inconclusive")  # two steps teach no surrogate

@@ -272,6 +272,7 @@ def checked(run: Path, settings: dict[str, Any]) -> int:
     return replay(run / "transcript", run / "coins.safetensors", settings, CLIENTS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_averages_weights_and_the_distilled_model_follow_from_the_record(name: str, tmp_path: Path) -> None:
     run, settings = recorded(tmp_path / "run", CASES[name])
@@ -280,6 +281,7 @@ def test_averages_weights_and_the_distilled_model_follow_from_the_record(name: s
     assert {**settings, **stated} == settings, "the published spec has the settings that the reader needs"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["paper", "some-clients-by-records", "appendix-b"])
 def test_taking_any_one_message_away_breaks_it(name: str, tmp_path: Path) -> None:
     run, settings = recorded(tmp_path / "run", CASES[name])
@@ -292,6 +294,7 @@ def test_taking_any_one_message_away_breaks_it(name: str, tmp_path: Path) -> Non
             checked(run, settings)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "change",
     [

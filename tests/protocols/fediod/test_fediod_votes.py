@@ -231,6 +231,7 @@ def test_a_client_adds_l_gans_gradient_and_nothing_of_its_task_model() -> None:
     torch.testing.assert_close(client.pull_back(gan_weight=torch.tensor(0.3)), expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", ["bare", "gnmax", "confident-gnmax"])
 @pytest.mark.parametrize("params", [{}, {"replay": 0}, {"gan": 0.0, "mimic": 0.5}, {"gradients_from": "one"}])
 def test_the_server_needs_nothing_but_what_it_was_sent(case, params, tmp_path) -> None:

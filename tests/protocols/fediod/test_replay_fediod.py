@@ -228,6 +228,7 @@ def checked(run: Path, settings: dict[str, Any], without: tuple[str, ...] = ()) 
     return replay(run / "transcript", run / "initial.safetensors", settings, CLIENTS, list(without))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_what_the_server_told_and_published_follows_from_the_record(name: str, tmp_path: Path) -> None:
     run, settings = recorded(tmp_path / "run", CASES[name])
@@ -258,6 +259,7 @@ def test_taking_any_one_message_away_breaks_it(name: str, tmp_path: Path) -> Non
             checked(run, settings)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "change",
     [

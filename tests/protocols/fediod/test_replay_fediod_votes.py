@@ -154,6 +154,7 @@ def checked(run: Path, settings: dict[str, Any], defended: bool) -> int:
     return replay(run / "transcript", run / "initial.safetensors", settings, defended)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_counts_and_student_follow_from_the_record(name: str, tmp_path: Path) -> None:
     told = checked(*recorded(tmp_path / "run", name))

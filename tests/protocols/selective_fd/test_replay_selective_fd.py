@@ -114,6 +114,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Record, di
     return {name: recorded(tmp_path_factory.mktemp("runs") / name, **s) for name, s in named.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("labels", ["soft", "hard"])
 def test_every_ensemble_and_every_drop_follows_from_the_recorded_answers(runs: Any, labels: str) -> None:
     record, params = runs[labels]

@@ -95,6 +95,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reported]:
         return {name: _reported(spec, tmp_path_factory.mktemp(name) / "run") for name, spec in specs.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["leaking", "bounded"])
 def test_every_number_of_the_report_is_recomputed_from_the_run(
     reports: dict[str, Reported], name: str
@@ -193,6 +194,7 @@ def _named(report: Reported, path: tuple[str | int, ...]) -> bool:
     return any(line.startswith(f"{text_of(path)}: ") for line in found)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["leaking", "bounded"])
 def test_an_altered_number_of_any_kind_is_named(reports: dict[str, Reported], name: str) -> None:
     report, missed = reports[name], []
@@ -204,6 +206,7 @@ def test_an_altered_number_of_any_kind_is_named(reports: dict[str, Reported], na
     assert not missed
 
 
+@pytest.mark.thorough
 def test_an_altered_part_of_any_figure_is_named(reports: dict[str, Reported]) -> None:
     """Of every name of a figure, of one victim and of all: value, both ends, n, level and p-value."""
     report, missed, tried = reports["leaking"], [], set()
