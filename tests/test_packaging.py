@@ -331,7 +331,7 @@ def _absent(module: str, names: list[str]) -> list[str]:
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        return [] if error.name == "ray" else [module]
+        return [] if error.name in ("flwr", "ray") else [module]
     return [
         f"{module}.{name}"
         for name in names

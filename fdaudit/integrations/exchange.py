@@ -112,7 +112,7 @@ class Clients:
     """
 
     def __init__(self, given: Mapping[Any, str] | None = None) -> None:
-        self._parties = dict(given or {})
+        self._parties: dict[Any, str] = dict(given or {})
         for party in self._parties.values():
             if not _CLIENT.fullmatch(party):
                 raise ValueError(f"clients: {party!r} is no party. Write 'client/0', 'client/1', …")

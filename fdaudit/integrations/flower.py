@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -62,7 +62,7 @@ _COUNTS = ("num-examples", "num_examples")
 _UNANSWERED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 """Errors that the SuperLink makes in place of a reply: the client did not answer."""
 
-Record = ArrayRecord | MetricRecord | ConfigRecord
+Record: TypeAlias = ArrayRecord | MetricRecord | ConfigRecord
 Tensors = dict[str, NDArray[Any]]
 
 
@@ -92,7 +92,7 @@ class _Passage:
         return "instruction" if self.sender == SERVER else "reply"
 
 
-class RecordingGrid(Grid):
+class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Flower out
     """A `Grid` that records every message which passes through it, and delegates everything to the app's grid.
 
     Guarantees:
@@ -192,11 +192,13 @@ class RecordingGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the identifiers of the connected nodes."""
-        return self._grid.get_node_ids()
+        nodes: Iterable[int] = self._grid.get_node_ids()
+        return nodes
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return what the app's grid knows of the connected nodes."""
-        return self._grid.get_nodes()
+        nodes: Iterable[NodeInfo] = self._grid.get_nodes()
+        return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Record messages and push them; return their identifiers."""
