@@ -114,13 +114,11 @@ def deployment(folder: Path, sites: int) -> Iterator[Deployment]:
         no_install = "--disable-runtime-dependency-installation"
         started = [running.start("superlink", "flower-superlink", no_install, *options, str(ports[0]))]
         running.until(lambda: _answers(ports[0]), "SuperLink")
-        for i in range(sites):
-            started.append(
-                running.start(
-                    f"supernode-{i}", "flower-supernode", "--superlink", link,
-                    *options, str(ports[1 + i]), "--node-config", f"site={i}",
-                )
-            )  # fmt: skip
+        node = ("flower-supernode", "--superlink", link, *options)
+        started += [
+            running.start(f"supernode-{i}", *node, str(port), "--node-config", f"site={i}")
+            for i, port in enumerate(ports[1:])
+        ]
         yield running
         for process in reversed(started):
             assert process.poll() is None, running.logs()
