@@ -523,6 +523,8 @@ def note_records(
         ValueError: in the client, if the list is not a `ConfigRecord` with whole numbers under `ids`.
     """
 
+    directory_of = truth
+
     def mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         context.state.pop(key, None)  # left by a reply that failed
         reply = call_next(message, context)
@@ -533,9 +535,8 @@ def note_records(
                 raise ValueError(
                     f"{key}: {record!r} lists no records. Write ConfigRecord({{'ids': [0, 1]}})."
                 )
-            append_uses(
-                Path(truth(context) if callable(truth) else truth), join_key(message.metadata.message_id), ids
-            )
+            place = Path(directory_of(context) if callable(directory_of) else directory_of)
+            append_uses(place, join_key(message.metadata.message_id), ids)
         return reply
 
     return mod
