@@ -40,6 +40,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
     "cluster",
     "quickstart",
     "remote",
+    "integrations",
     "cli",
     "fdaudit",
     "__main__",

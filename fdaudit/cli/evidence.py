@@ -114,7 +114,8 @@ def _verify_record(place: Place, as_json: bool) -> None:
         show(json.dumps({"record": named, **found}))
     else:
         intact = "intact: every line of its closed rounds chains, and every payload matches its digest"
-        show(*([] if checked.findings else [intact]), *checked.notes)
+        for line in (*([] if checked.findings else [intact]), *checked.notes):
+            show(line)
     _end(list(checked.findings), as_json)
 
 

@@ -37,7 +37,8 @@ _TYPES = {
 }
 _PARTY = re.compile(r"server|aggregator|world|client/(0|[1-9][0-9]{0,3})")
 _DIGEST = re.compile("[0-9a-f]{64}")
-_BESIDE = frozenset({RECORD, "card.yaml", "transcript"})
+_BESIDE = frozenset({RECORD, f".{RECORD}.tmp", "card.yaml", "transcript"})
+"""What a record may hold; the second is left by a kill between writing and naming."""
 _CHUNK = 1 << 20
 
 

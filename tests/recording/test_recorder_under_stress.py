@@ -9,6 +9,8 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -164,6 +166,7 @@ def test_a_round_is_durable_before_the_record_says_so(
 
     def fsync(descriptor: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        time.sleep(0.02)  # so that a recorder that does not wait replaces `record.json` before
         synced[path.relative_to(tmp_path).as_posix()] = path.stat().st_size
         real(descriptor)
 
@@ -248,6 +251,29 @@ def test_a_round_that_cannot_be_made_durable_is_not_closed(
     with pytest.raises(RecordError, match="ended with an error"):
         record.close()
     assert state(tmp_path / "r")["messages"] == 0
+
+
+def test_a_round_is_made_durable_where_no_thread_can_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python refuses new threads at its end, when a framework may close its record."""
+    synced, real = set(), os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        real(descriptor)
+
+    def refused(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Recorder(tmp_path / "r", ["server", "client/0"]) as record:
+        record.round(0)
+        record.send("client/0", "server", "gradient", W)
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.undo()
+    assert synced >= {"round-000000.shard", LOG, "payloads", ".record.json.tmp", "r"}
+    assert state(tmp_path / "r")["status"] == "closed"
 
 
 def test_an_interrupt_amid_a_write_ends_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

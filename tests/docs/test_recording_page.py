@@ -1,0 +1,151 @@
+"""The page on recording: its programs are executed as printed, and what they write passes the check."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fdaudit.recording.record import check_record
+from fdaudit.recording.recorder import Recorder
+from fdaudit.storage.files import decode
+from fdaudit.transcript.payloads import read_payload
+from fdaudit.transcript.transcript import read_messages
+
+from ..helpers.docs_pages import blocks, table
+from ..helpers.run_cases import cli
+
+_PAGE = "docs/recording.md"
+_LOOP, _READER, _WRITER = blocks(_PAGE, "python")
+
+Command = Callable[[str], tuple[int, str, str]]
+
+
+def _executed(source: str) -> dict[str, Any]:
+    scope: dict[str, Any] = {"__name__": "snippet"}
+    with torch.random.fork_rng():
+        exec(compile(source, _PAGE, "exec"), scope)
+    return scope
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def recorded(folder: Path) -> dict[str, Any]:
+    """The names that the page's loop leaves, run in an empty directory."""
+    return _executed(_LOOP)
+
+
+@pytest.fixture
+def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`fdaudit verify`: exit code, standard output, standard error."""
+    return lambda record: cli(monkeypatch, capsys, "verify", record)
+
+
+def test_ten_lines_are_added_and_change_nothing(recorded: dict[str, Any]) -> None:
+    lines = _LOOP.splitlines()
+    assert sum(line.endswith("# +") for line in lines) == 10
+    bare = "\n".join(line for line in lines if not line.endswith("# +"))
+    assert "record" not in bare.lower()
+    without = _executed(bare)["server"]
+    assert without.keys() == recorded["server"].keys()
+    for name, value in without.items():
+        assert torch.equal(value, recorded["server"][name])
+
+
+def test_the_record_of_the_loop_passes_the_check(
+    recorded: dict[str, Any], folder: Path, command: Command
+) -> None:
+    code, said, error = command("RECORD")
+    assert code == 0, error
+    assert said.startswith("intact")
+    assert len(said.splitlines()) == 1, "nothing is missing from a closed record"
+    *sent, last = read_messages(folder / "RECORD/transcript")
+    assert [m.sender for m in sent] == ["server", "client/0", "client/1", "client/2"] * 2
+    published = decode(read_payload(folder / "RECORD/transcript", last))
+    for name, value in recorded["server"].items():
+        assert torch.equal(published[name], value)
+
+
+def test_a_changed_byte_of_the_record_is_found(
+    recorded: dict[str, Any], folder: Path, command: Command
+) -> None:
+    shard = folder / "RECORD/transcript/payloads/round-000001.shard"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    code, said, error = command("RECORD")
+    assert code == 3
+    assert "intact" not in said
+    assert "digest" in error
+
+
+def test_the_reader_prints_every_message(
+    recorded: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    _executed(_READER)
+    assert len(capsys.readouterr().out.splitlines()) == 9
+
+
+@pytest.mark.parametrize(
+    ("heading", "function"), [("### A record", Recorder.__init__), ("### A message", Recorder.send)]
+)
+def test_the_page_lists_the_arguments(heading: str, function: Callable[..., object]) -> None:
+    wanted = [name for name in inspect.signature(function).parameters if name != "self"]
+    assert list(table(_PAGE, heading)) == wanted
+
+
+def test_the_page_lists_the_files_and_the_fields(recorded: dict[str, Any], folder: Path) -> None:
+    with Recorder("SITES", ["server"], truth="SITES-TRUTH") as record:
+        record.sites({"server": "a"})
+    listed = table(_PAGE, "## RECORD")
+    found = {p.name + "/" * p.is_dir() for p in (folder / "RECORD").iterdir()}
+    assert listed.keys() == found | {"card.yaml"}
+    (cell,) = listed["record.json"]
+    assert {f"`{field}`" in cell for field in json.loads((folder / "RECORD/record.json").read_bytes())} == {
+        True
+    }
+    truth = {p.name for d in ("TRUTH", "SITES-TRUTH") for p in (folder / d).iterdir()}
+    assert table(_PAGE, "## TRUTH").keys() == truth
+
+
+def test_what_the_pages_writer_writes_passes_the_check(folder: Path, command: Command) -> None:
+    path = folder / "write_record.py"
+    path.write_text(_WRITER, encoding="utf-8")
+    subprocess.run([sys.executable, str(path)], check=True, cwd=folder)
+    code, _, error = command("WRITTEN")
+    assert code == 0, error
+    checked = check_record(folder / "WRITTEN")
+    assert (checked.findings, checked.notes) == ((), ())
+    messages = list(read_messages(folder / "WRITTEN/transcript"))
+    assert [(m.round, m.step) for m in messages] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    got = decode(read_payload(folder / "WRITTEN/transcript", messages[3]))
+    assert torch.equal(got["weight"], torch.tensor([[0.5, -1, 2], [0, 1, 3]]))
+
+
+def test_the_pages_writer_gives_a_large_payload_its_own_file(folder: Path) -> None:
+    small, large = {"w": ([1], [1.0])}, {"w": ([1 << 18], [2.0] * (1 << 18))}
+    sent = [(0, "server", ["client/0"], "model_parameters", t) for t in (small, large, small)]
+    _executed(_WRITER)["write"](folder / "WRITTEN", ["server", "client/0"], sent)
+    assert (folder / "WRITTEN/transcript/payloads/00000001.safetensors").exists()
+    assert check_record(folder / "WRITTEN").findings == ()
+
+
+def test_the_pages_writer_needs_only_the_standard_library() -> None:
+    tree = list(ast.walk(ast.parse(_WRITER)))
+    names = {a.name for n in tree if isinstance(n, ast.Import) for a in n.names}
+    names |= {str(n.module) for n in tree if isinstance(n, ast.ImportFrom)}
+    assert names <= sys.stdlib_module_names

@@ -1,0 +1,1 @@
+"""The Flower app that the test of a deployment runs."""

@@ -1,0 +1,532 @@
+"""A recording grid: what it records of a Flower app, and what reaches the app."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import deserialize
+
+pytest.importorskip("flwr", reason="needs the extra `flower`")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from fdaudit.integrations.flower import RecordingGrid, join_uses, note_records, parties
+from fdaudit.recording.recorder import Recorder, RecordError
+from fdaudit.transcript.transcript import verify_transcript
+
+from .grids import LocalGrid
+
+NODES = (14702929095299217601, 1058896408227576789, 77)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    return tmp_path / "record"
+
+
+def lines(record: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (record / "transcript" / "messages.jsonl").read_bytes().splitlines()]
+
+
+def tensors(record: Path, line: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """The recorded tensors of a message, by the format's own reader."""
+    folder = record / "transcript"
+    begin = sum(
+        m["payload"]["length"]
+        for m in lines(record)[: line["seq"]]
+        if m["payload"]["file"] == line["payload"]["file"]
+    )
+    data = (folder / line["payload"]["file"]).read_bytes()[begin : begin + line["payload"]["length"]]
+    types = {
+        "F32": "<f4",
+        "F64": "<f8",
+        "I64": "<i8",
+        "U64": "<u8",
+        "U8": "u1",
+        "BOOL": "?",
+        "U32": "<u4",
+        "F16": "<f2",
+    }
+    return {
+        name: np.frombuffer(bytes(t["data"]), types[t["dtype"]]).reshape(t["shape"])
+        for name, t in deserialize(data)
+    }
+
+
+def assert_intact(record: Path) -> None:
+    state = json.loads((record / "record.json").read_bytes())
+    defects = verify_transcript(record / "transcript", head=state["head"], count=state["messages"])
+    assert [d for d in defects if "kind 'flower/" not in d] == []  # a record may have kinds of its own
+    assert state["status"] == "closed"
+
+
+def trainer(add: float, metrics: dict[str, Any] | None = None) -> ClientApp:
+    """A client app that adds a number to each parameter, and says that it used four records."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays = message.content["arrays"]
+        assert isinstance(arrays, ArrayRecord)
+        trained = ArrayRecord({k: Array(np.asarray(v.numpy() + np.float32(add))) for k, v in arrays.items()})
+        content = {"arrays": trained, "metrics": MetricRecord(metrics or {"num-examples": 4, "loss": 0.5})}
+        return Message(RecordDict(content), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(
+            RecordDict({"metrics": MetricRecord({"num-examples": 3, "accuracy": 0.25})}), reply_to=message
+        )
+
+    return app
+
+
+def federation(order: Callable[[list[int]], list[int]] = list, **options: Any) -> LocalGrid:
+    return LocalGrid({node: trainer(i + 1) for i, node in enumerate(NODES)}, order, **options)
+
+
+MODEL = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros((), np.float32)}
+
+
+def model() -> ArrayRecord:
+    return ArrayRecord({k: Array(np.asarray(v)) for k, v in MODEL.items()})
+
+
+def averaged(grid: Any, rounds: int = 2, evaluate: float = 1.0) -> Any:
+    strategy = FedAvg(min_train_nodes=3, min_available_nodes=3, fraction_evaluate=evaluate)
+    return strategy.start(
+        grid, model(), num_rounds=rounds, train_config=ConfigRecord({"lr": 0.5, "note": "é"})
+    )
+
+
+def recorded(record: Path, grid: LocalGrid, run: Callable[[RecordingGrid], Any], **options: Any) -> Any:
+    with (
+        Recorder(record, parties(len(grid.nodes))) as recorder,
+        RecordingGrid(grid, recorder, **options) as passing,
+    ):
+        return run(passing)
+
+
+def test_fedavg_is_recorded_message_by_message(record: Path) -> None:
+    recorded(record, federation(), averaged)
+    assert_intact(record)
+    clients = ["client/0", "client/1", "client/2"]
+    down = [("server", tuple(clients), "model_parameters"), ("server", tuple(clients), "flower/config")]
+    up = [
+        (c, ("server",), k) for c in clients for k in ("model_parameters", "sample_count", "flower/metrics")
+    ]
+    measured = [(c, ("server",), "flower/metrics") for c in clients]
+    for t in range(2):
+        messages = [m for m in lines(record) if m["round"] == t]
+        kinds = [(m["sender"], tuple(m["receivers"]), m["kind"]) for m in messages]
+        assert kinds[:2] == down
+        assert sorted(kinds[2:11]) == sorted(up)
+        assert kinds[11:13] == down
+        assert sorted(kinds[13:]) == sorted(measured)
+        assert all(m["inputs"] == "all" for m in messages)
+
+
+def test_an_upload_on_record_is_what_the_client_sent(record: Path) -> None:
+    grid = federation()
+    recorded(record, grid, averaged)
+    sent = iter(grid.as_sent.values())
+    uploads = [m for m in lines(record) if m["sender"] != "server" and m["kind"] == "model_parameters"]
+    trained = [c["arrays"] for c in sent if "arrays" in c]
+    assert len(uploads) == len(trained) == 6
+    for line, arrays in zip(uploads, trained, strict=True):
+        on_record = tensors(record, line)
+        assert on_record.keys() == {"w", "b"}
+        for name, array in arrays.items():
+            assert on_record[name].tobytes() == array.numpy().tobytes()
+            assert on_record[name].shape == array.numpy().shape
+
+
+def test_numbers_and_text_of_a_configuration_are_on_record(record: Path) -> None:
+    recorded(record, federation(), averaged)
+    (config, *_) = (tensors(record, m) for m in lines(record) if m["kind"] == "flower/config")
+    assert config["lr"] == 0.5
+    assert config["server-round"] == 1
+    assert config["note"].tobytes().decode() == "é"
+    (count, *_) = (tensors(record, m) for m in lines(record) if m["kind"] == "sample_count")
+    assert count["n"] == 4
+    assert count["n"].shape == ()
+
+
+def test_recording_changes_nothing_that_is_learnt(record: Path) -> None:
+    random.seed(5)  # FedAvg samples the nodes, and adds the models up, in a random order
+    plain = averaged(federation())
+    random.seed(5)
+    watched = recorded(record, federation(), averaged)
+    assert plain.arrays == watched.arrays
+    assert plain.train_metrics_clientapp == watched.train_metrics_clientapp
+    assert plain.evaluate_metrics_clientapp == watched.evaluate_metrics_clientapp
+
+
+def test_shuffled_nodes_keep_their_numbers(record: Path) -> None:
+    rng = random.Random(3)
+    recorded(record, federation(order=lambda n: rng.sample(n, len(n))), lambda g: averaged(g, rounds=4))
+    assert_intact(record)
+    start = {0: MODEL["w"]}
+    steps: dict[str, set[float]] = {}
+    for m in lines(record):
+        if m["kind"] == "model_parameters" and m["sender"] == "server":
+            start[0] = tensors(record, m)["w"]
+        elif m["kind"] == "model_parameters":
+            steps.setdefault(m["sender"], set()).add(
+                round(float((tensors(record, m)["w"] - start[0]).mean()), 3)
+            )
+    assert sorted(map(sorted, steps.values())) == [
+        [1.0],
+        [2.0],
+        [3.0],
+    ]  # each client always adds its own number
+
+
+def test_given_clients_keep_the_given_numbers(record: Path, tmp_path: Path) -> None:
+    truth = tmp_path / "truth"
+    recorded(record, federation(), averaged, clients={NODES[0]: "client/2"}, truth=truth)
+    nodes = json.loads((truth / "nodes.json").read_bytes())
+    assert nodes["client/2"] == str(NODES[0])
+    assert {nodes["client/0"], nodes["client/1"]} == {str(n) for n in NODES[1:]}
+
+
+def test_one_node_too_many_is_an_error(record: Path) -> None:
+    with (
+        Recorder(record, parties(2)) as recorder,
+        RecordingGrid(federation(), recorder) as grid,
+        pytest.raises(RecordError, match=r"client/2.*is no party"),
+    ):
+        averaged(grid)
+
+
+def only_query(answer: Callable[[Message], RecordDict]) -> ClientApp:
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return Message(answer(message), reply_to=message)
+
+    return app
+
+
+def ask(
+    grid: RecordingGrid, node: int = NODES[0], content: RecordDict | None = None, **named: Any
+) -> list[Message]:
+    return list(grid.send_and_receive([Message(content or RecordDict(), node, "query", **named)]))
+
+
+def test_group_identifiers_number_the_rounds(record: Path) -> None:
+    grid = LocalGrid({NODES[0]: only_query(lambda m: RecordDict())})
+
+    def run(passing: RecordingGrid) -> None:
+        for group in ("", "5", "5", "", "2"):
+            ask(passing, group_id=group)
+
+    recorded(record, grid, run)
+    assert [m["round"] for m in lines(record) if m["sender"] == "server"] == [0, 0, 0, 0, 1]
+    assert {m["kind"] for m in lines(record)} == {"flower/empty"}
+    assert_intact(record)
+
+
+def test_rounds_can_be_set_by_hand(record: Path) -> None:
+    def run(passing: RecordingGrid) -> None:
+        for t in (0, 2):
+            passing.round(t)
+            ask(passing, group_id="9")
+            ask(passing, group_id="8")
+
+    recorded(record, LocalGrid({NODES[0]: only_query(lambda m: RecordDict())}), run)
+    assert [m["round"] for m in lines(record)] == [0, 0, 0, 0, 2, 2, 2, 2]
+
+
+def test_pushed_and_pulled_messages_are_recorded(record: Path) -> None:
+    grid = federation()
+
+    def run(passing: RecordingGrid) -> None:
+        ids = passing.push_messages(
+            [Message(RecordDict({"arrays": model()}), n, "train", group_id="1") for n in NODES]
+        )
+        assert len([m for m in lines(record) if m["sender"] == "server"]) == 1
+        replies = [r for i in ids for r in passing.pull_messages([i])]
+        assert [r.metadata.src_node_id for r in replies] == list(NODES)
+
+    recorded(record, grid, run)
+    assert [m["sender"] for m in lines(record) if m["kind"] == "model_parameters"] == [
+        "server",
+        "client/0",
+        "client/1",
+        "client/2",
+    ]
+
+
+def test_a_lost_reply_is_silence_and_a_late_one_is_still_recorded(record: Path) -> None:
+    grid = federation()
+
+    def run(passing: RecordingGrid) -> None:
+        content = RecordDict({"arrays": model()})
+        ids = list(passing.push_messages([Message(content, n, "train", group_id="1") for n in NODES]))
+        assert len(list(passing.pull_messages(ids[:1]))) == 1
+        passing.push_messages(
+            [Message(content, NODES[0], "train", group_id="2")]
+        )  # round 1: two did not answer
+        assert len(list(passing.pull_messages(ids[1:2]))) == 1
+
+    recorded(record, grid, run)
+    silent = [(m["round"], m["sender"]) for m in lines(record) if m["kind"] == "silence"]
+    assert silent == [(0, "client/1"), (0, "client/2"), (1, "client/0")]
+    assert [
+        m["round"] for m in lines(record) if (m["sender"], m["kind"]) == ("client/1", "model_parameters")
+    ] == [1]
+    assert_intact(record)
+
+
+def test_a_reply_missing_after_the_timeout_is_silence(record: Path) -> None:
+    grid = federation(lost=lambda message: message.metadata.dst_node_id == NODES[1])
+    recorded(record, grid, averaged, clients={NODES[1]: "client/2"})
+    assert [m["sender"] for m in lines(record) if m["kind"] == "silence"] == ["client/2"] * 4
+    assert_intact(record)
+
+
+def test_an_error_of_a_client_is_on_record(record: Path) -> None:
+    def fail(message: Message) -> RecordDict:
+        raise ZeroDivisionError("patient 17")
+
+    (reply,) = recorded(record, LocalGrid({NODES[0]: only_query(fail)}), ask)
+    assert reply.has_error()
+    (line,) = (m for m in lines(record) if m["kind"] == "flower/error")
+    found = tensors(record, line)
+    assert found["reason"].tobytes() == b"patient 17"
+    assert found["code"] == reply.error.code
+
+
+def test_a_reply_to_an_unrecorded_message_is_refused(record: Path) -> None:
+    grid = federation()
+    (hidden,) = grid.push_messages([Message(RecordDict({"arrays": model()}), NODES[0], "train")])
+    with (
+        Recorder(record, parties(3)) as recorder,
+        RecordingGrid(grid, recorder) as passing,
+        pytest.raises(ValueError, match="names no instruction"),
+    ):
+        passing.pull_messages([hidden])
+
+
+def test_kinds_and_inputs_follow_the_users_declaration(record: Path) -> None:
+    def logits(message: Message) -> RecordDict:
+        return RecordDict({"scores": ArrayRecord({"values": Array(np.ones((2, 3), np.float32))})})
+
+    recorded(
+        record,
+        LocalGrid({NODES[0]: only_query(logits)}),
+        lambda g: ask(g, content=RecordDict({"arrays": model(), "teacher": model()})),
+        kinds={
+            ("scores", "reply"): "logits",
+            ("query", "instruction"): "soft_labels",
+            ("arrays", "instruction"): "acme/a",
+        },
+        inputs={("scores", "reply"): ["data", "instruction"], ("query", "instruction"): []},
+    )
+    found = [(m["kind"], m["inputs"]) for m in lines(record)]
+    assert found == [("acme/a", []), ("soft_labels", []), ("logits", ["data", 0, 1])]
+
+
+def test_an_unknown_array_is_never_called_a_model(record: Path) -> None:
+    def masked(message: Message) -> RecordDict:
+        return RecordDict({"Masked Vector!": model()})
+
+    recorded(record, LocalGrid({NODES[0]: only_query(masked)}), ask)
+    assert lines(record)[-1]["kind"] == "flower/masked-vector"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kinds": {("train", "up"): "logits"}}, "kinds: .*'reply'"),
+        ({"kinds": {"train": "logits"}}, "kinds: .*pair"),
+        ({"kinds": {("secaggplus_configs", "reply"): "model_update"}}, "secaggplus_configs.*Leave it out"),
+        ({"inputs": {("train", "reply"): ["records"]}}, "inputs: .*'data'"),
+        ({"inputs": {("train", "instruction"): ["data"]}}, "inputs: .*nothing"),
+        ({"inputs": {("train", "reply"): "data"}}, "inputs: .*'data'"),
+        ({"clients": {1: "hospital"}}, "clients: 'hospital'"),
+        ({"clients": {1: "client/0", 2: "client/0"}}, "clients: two"),
+    ],
+)
+def test_bad_arguments_get_one_clear_error(record: Path, options: dict[str, Any], message: str) -> None:
+    with Recorder(record, parties(1)) as recorder, pytest.raises(ValueError, match=message):
+        RecordingGrid(federation(), recorder, **options)
+
+
+def test_everything_else_is_delegated(record: Path) -> None:
+    grid = federation()
+    with Recorder(record, parties(3)) as recorder, RecordingGrid(grid, recorder) as passing:
+        passing.set_run("a run")  # type: ignore[arg-type]
+        assert passing.run == grid.run == "a run"
+        assert list(passing.get_node_ids()) == list(NODES)
+        assert [n.node_id for n in passing.get_nodes()] == list(NODES)
+        message = passing.create_message(RecordDict(), "train", 5, "3", ttl=9.0)
+        assert (message.metadata.dst_node_id, message.metadata.group_id, message.metadata.ttl) == (
+            5,
+            "3",
+            9.0,
+        )
+        passing.close()
+        assert grid.closed
+
+
+# -- hostile and odd arrays -----------------------------------------------------------------------------------------
+
+
+def answered(record: Path, arrays: ArrayRecord) -> tuple[ArrayRecord, dict[str, np.ndarray[Any, Any]]]:
+    """What the app received and what is on record when a client sends these arrays."""
+    (reply,) = recorded(record, LocalGrid({NODES[0]: only_query(lambda m: RecordDict({"x": arrays}))}), ask)
+    assert_intact(record)
+    received = reply.content["x"]
+    assert isinstance(received, ArrayRecord)
+    return received, tensors(record, lines(record)[-1])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
+        np.arange(4, dtype=">f8"),
+        np.float64([np.nan, -0.0, np.inf]),
+        np.zeros((0, 3), np.float32),
+        np.array(True),
+        np.uint64([2**64 - 1]),
+    ],
+    ids=str,
+)
+def test_the_app_receives_the_recorded_values(record: Path, value: np.ndarray[Any, Any]) -> None:
+    received, on_record = answered(record, ArrayRecord({"a": Array(value)}))
+    array = received["a"].numpy()
+    little = value.astype(value.dtype.newbyteorder("<"))
+    assert array.tobytes() == on_record["a"].tobytes() == np.ascontiguousarray(little).tobytes()
+    assert (array.shape, received["a"].shape) == (value.shape, value.shape)
+
+
+@pytest.mark.parametrize(
+    ("data", "stype"),
+    [
+        (b"no array", "numpy.ndarray"),
+        (b"", "numpy.ndarray"),
+        (b"\x93NUMPY\x01\x00\x10\x00{'descr': '<f8',", "numpy.ndarray"),
+        (Array(np.array(["text"])).data, "numpy.ndarray"),
+        (Array(np.ones(2, np.complex128)).data, "numpy.ndarray"),
+        (b"trees", "xgboost"),
+        (
+            b"\x93NUMPY\x01\x00\x46\x00"
+            + b"{'descr': '<f8', 'fortran_order': False, 'shape': (1152921504606846976,)}"[:70].ljust(70),
+            "numpy.ndarray",
+        ),
+    ],
+)
+def test_bytes_that_are_no_array_of_numbers_are_recorded_as_bytes(
+    record: Path, data: bytes, stype: str
+) -> None:
+    received, on_record = answered(record, ArrayRecord({"a": Array("float32", (2,), stype, data)}))
+    assert received["a"].data == data == on_record["a:bytes"].tobytes()
+
+
+def test_bytes_behind_an_array_do_not_reach_the_app_unrecorded(record: Path) -> None:
+    array = Array(np.ones(2, np.float32))
+    received, on_record = answered(
+        record, ArrayRecord({"a": Array("float32", (7,), array.stype, array.data + b"more")})
+    )
+    assert received["a"].data == array.data
+    assert received["a"].shape == (2,)
+    assert on_record["a"].tolist() == [1, 1]
+
+
+def test_names_that_the_format_reserves_are_quoted(record: Path) -> None:
+    names = ["__metadata__", "x:grid", "x%3Agrid:name", "x:lengths", "\ud800", "a\nb", ""]
+    _, on_record = answered(record, ArrayRecord({n: Array(np.full(1, i)) for i, n in enumerate(names)}))
+    assert sorted(v.item() for v in on_record.values()) == list(range(len(names)))
+
+
+# -- which records a reply used -------------------------------------------------------------------------------------
+
+
+def noting(site: Path, ids: list[int], mods: bool = True) -> ClientApp:
+    app = ClientApp(mods=[])
+
+    @app.train(mods=[note_records(lambda context: site)] if mods else [])
+    def train(message: Message, context: Context) -> Message:
+        context.state["fdaudit.records"] = ConfigRecord({"ids": ids})
+        return Message(RecordDict({"arrays": model()}), reply_to=message)
+
+    return app
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> dict[str, Path]:
+    return {name: tmp_path / "sites" / name for name in ("north", "south")}
+
+
+def two_rounds(grid: RecordingGrid) -> None:
+    for t in (1, 2):
+        content = RecordDict({"arrays": model()})
+        messages = [Message(content, n, "train", group_id=str(t)) for n in grid.get_node_ids()]
+        list(grid.send_and_receive(messages))
+
+
+def test_sites_notes_join_with_the_record(record: Path, tmp_path: Path, sites: dict[str, Path]) -> None:
+    grid = LocalGrid({5: noting(sites["north"], [17, 42]), 6: noting(sites["south"], [3])}, lambda n: n[::-1])
+    truth = tmp_path / "truth"
+    recorded(record, grid, two_rounds, truth=truth)
+    assert join_uses(truth, sites) == {"client/0": "south", "client/1": "north"}
+    assert json.loads((truth / "sites.json").read_bytes()) == {"client/0": "south", "client/1": "north"}
+    assert json.loads((truth / "nodes.json").read_bytes()) == {"client/0": "6", "client/1": "5"}
+    used = {u["seq"]: u["records"] for u in map(json.loads, (truth / "uses.jsonl").read_bytes().splitlines())}
+    expected = {"client/0": [3], "client/1": [17, 42]}
+    assert used == {m["seq"]: expected[m["sender"]] for m in lines(record) if m["sender"] != "server"}
+
+
+@pytest.mark.parametrize("mods", [True, False], ids=["with the mod", "without the mod"])
+def test_record_ids_never_travel(record: Path, sites: dict[str, Path], mods: bool) -> None:
+    grid = LocalGrid({5: noting(sites["north"], [17, 42], mods)})
+    recorded(record, grid, two_rounds)
+    assert all(list(content) == ["arrays"] for content in grid.as_sent.values())
+    assert {m["kind"] for m in lines(record)} == {"model_parameters"}
+    assert ("fdaudit.records" in grid.contexts[5].state) is not mods
+
+
+def test_ids_of_a_failed_reply_are_not_noted_with_the_next(record: Path, sites: dict[str, Path]) -> None:
+    app = ClientApp()
+    calls: list[int] = []
+
+    @app.train(mods=[note_records(sites["north"])])
+    def train(message: Message, context: Context) -> Message:
+        calls.append(1)
+        if len(calls) == 1:
+            context.state["fdaudit.records"] = ConfigRecord({"ids": [9]})
+            raise ZeroDivisionError
+        return Message(RecordDict({"arrays": model()}), reply_to=message)
+
+    recorded(record, LocalGrid({5: app}), two_rounds)
+    assert not (sites["north"] / "uses.jsonl").exists()
+
+
+@pytest.mark.parametrize("ids", [["a"], [-1], [0.5]])
+def test_what_is_no_list_of_records_fails_the_reply(
+    record: Path, sites: dict[str, Path], ids: list[Any]
+) -> None:
+    replies: list[Message] = []
+
+    def run(grid: RecordingGrid) -> None:
+        replies.extend(grid.send_and_receive([Message(RecordDict({"arrays": model()}), 5, "train")]))
+
+    recorded(record, LocalGrid({5: noting(sites["north"], ids)}), run)
+    assert "lists no records" in str(replies[0].error.reason)
+
+
+def test_truth_inside_the_record_is_refused(record: Path) -> None:
+    with Recorder(record, parties(3)) as recorder, pytest.raises(ValueError, match="within each other"):
+        RecordingGrid(federation(), recorder, truth=record / "truth")
