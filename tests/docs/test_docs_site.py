@@ -73,7 +73,7 @@ def test_the_site_builds_without_a_warning_and_has_every_page(site: Path) -> Non
         assert (site / name.removeprefix("docs/")).with_suffix(".html").is_file(), name
     api = (site / "api" / "fdaudit.html").read_text(encoding="utf-8")
     for name in (
-        "fdaudit.audit.run.Run.ledger",
+        "fdaudit.api.Run.ledger",
         "fdaudit.api.compare",
         "fdaudit.adversary.view.View",
         "fdaudit.errors.SpecError",
