@@ -209,7 +209,7 @@ def append_uses(directory: Path, key: str, records: Sequence[int]) -> None:
 
 
 class ServerTruth:
-    """What the server notes apart from the record: the node of each party, and the key of each reply.
+    """The server's own notes, outside the record: the node of each party, and the key of each reply.
 
     Args:
         directory: made with mode 0700 if it is missing; it holds no notes yet.

@@ -77,7 +77,7 @@ class _Instruction:
 
 @dataclass(frozen=True)
 class _Passage:
-    """Where a record passes: sender and receivers, its message's type, and the instruction that a reply answers."""
+    """The way of a record: sender and receivers, its message's type, and the instruction that a reply answers."""
 
     sender: str
     receivers: tuple[str, ...]
@@ -88,7 +88,7 @@ class _Passage:
 
     @property
     def direction(self) -> Direction:
-        """Whether this is an instruction or a reply."""
+        """Return `instruction` or `reply`."""
         return "instruction" if self.sender == SERVER else "reply"
 
 
@@ -159,7 +159,7 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
             self._truth.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the app's grid has besides the methods of `Grid`, such as `close`."""
+        """Return an attribute of the app's grid that `Grid` does not have, such as `close`."""
         return getattr(self.__dict__["_grid"], name)
 
     def round(self, t: int) -> None:

@@ -144,7 +144,7 @@ def _refuse_odd(value: Any) -> None:
 
 
 def check_record(directory: Path) -> Checked:
-    """Check a record: `record.json`, every line and payload of its closed rounds, and that nothing else lies there.
+    """Check a record: `record.json`, every line and payload of its closed rounds, and that there is nothing else.
 
     Raises:
         RunError: there is no record.
@@ -161,7 +161,7 @@ def check_record(directory: Path) -> Checked:
             found = verify_transcript(
                 folder / "transcript", head=record.head, count=record.messages, own_kinds=True
             )
-            findings += found or _strangers(record, folder / "transcript")
+            findings += found or _untrue(record, folder / "transcript")
     except IntegrityError as error:
         return Checked((*findings, *error.findings), ())
     if not record.closed:
@@ -238,16 +238,20 @@ def _copy(source: Path, target: Path, most: int) -> None:
             most -= len(data)
 
 
-def _strangers(record: Record, transcript: Path) -> list[str]:
-    """Return one sentence for each party that the record does not name, and for rounds that it does not count."""
-    known, rounds, found = set(record.parties), set[int](), []
+def _untrue(record: Record, transcript: Path) -> list[str]:
+    """Return one sentence for each party that the record does not name, input never held, and uncounted round."""
+    known, rounds, found = set(record.parties), set[int](), list[str]()
+    holders: list[tuple[str, ...]] = []
     for number, line in enumerate(read_lines(transcript / LOG), start=1):
         message = Message.from_line(line)
         rounds.add(message.round)
+        holders.append(message.parties())
+        others = sorted({*message.parties()} - known)
+        found += [f"{LOG} line {number}: {party!r:.60} is no party of the record" for party in others]
         found += [
-            f"{LOG} line {number}: {p!r:.60} is no party of the record"
-            for p in message.parties()
-            if p not in known
+            f"{LOG} line {number}: {message.sender} names message {i} as an input, which it neither sent nor received"
+            for i in message.inputs
+            if isinstance(i, int) and message.sender not in holders[i]
         ]
     if len(rounds) > record.rounds:
         found.append(f"{LOG} has messages of {len(rounds)} rounds, and {RECORD} counts {record.rounds}")

@@ -239,6 +239,16 @@ def same_but_the_version(before: bytes, after: bytes) -> bool:
     return bool(one | {"recorder": ""} == two | {"recorder": ""})
 
 
+def test_an_input_that_the_sender_never_held_is_found(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "record", PARTIES) as recorder:
+        recorder.round(0)
+        private = recorder.send("client/0", "server", "gradient", {"w": np.zeros(3)}, inputs=["data"])
+        recorder.send("client/1", "server", "gradient", {"w": np.zeros(3)}, inputs=["data", private.seq])
+    (finding,) = check_record(tmp_path / "record").findings
+    assert "line 2" in finding
+    assert "neither sent nor received" in finding
+
+
 # -- the command -----------------------------------------------------------------------------------------------
 
 

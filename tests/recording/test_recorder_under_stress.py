@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from fdaudit.recording import recorder
+from fdaudit.recording.record import check_record
 from fdaudit.recording.recorder import Recorder, RecordError
 from fdaudit.storage.files import decode
 from fdaudit.transcript.payloads import read_payload
@@ -37,6 +38,7 @@ def state(record: Path) -> dict[str, Any]:
 def closed_part(record: Path, copy: Path) -> list[str]:
     """Copy the part of a record that `record.json` names; return what the check of transcripts finds in it."""
     said = state(record)
+    assert check_record(record).findings == ()
     shutil.copytree(record / "transcript", copy)
     kept = (copy / LOG).read_bytes().split(b"\n")[: said["messages"]]
     (copy / LOG).write_bytes(b"".join(line + b"\n" for line in kept))
