@@ -19,6 +19,7 @@ settings.register_profile("fdaudit", deadline=None)  # a busy machine fails no t
 settings.load_profile("fdaudit")
 
 
+@pytest.hookimpl(optionalhook=True)  # tests of one environment run without xdist
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are processors: tests often wait for processes that they have started."""
     return (os.cpu_count() or 1) + 1
