@@ -16,6 +16,7 @@ from fdaudit.cli.directories import open_directory
 from fdaudit.cli.evidence import evidence, verify
 from fdaudit.cli.options import Address, AsJson, ExecutorName, RunPath, RunWorkers
 from fdaudit.cli.privacy import calibrate, ledger
+from fdaudit.cli.recording import card, import_
 from fdaudit.cli.red_team import export_view, score
 from fdaudit.cli.sweeps import curve, sweep
 from fdaudit.cluster.backends import elsewhere
@@ -362,6 +363,8 @@ app.command()(ledger)
 app.command()(calibrate)
 app.command(name="export-view")(export_view)
 app.command()(score)
+app.command(name="import")(import_)
+app.add_typer(card, name="card")
 app.command()(sweep)
 app.command()(curve)
 

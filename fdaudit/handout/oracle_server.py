@@ -27,7 +27,7 @@ from fdaudit.transcript.payloads import read_payload
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.storage.vault import Vault
     from fdaudit.training.trainer import Parameters
 
@@ -42,7 +42,7 @@ class Answering:
         vault: the run's vault.
     """
 
-    def __init__(self, plan: Plan, vault: Vault) -> None:
+    def __init__(self, plan: Case, vault: Vault) -> None:
         self._plan, self._vault, self._run = plan, vault, vault.directory.parent
         self._trainers = Trainers(plan.networks, plan.execution, ("server", *plan.clients))
 
@@ -132,7 +132,7 @@ class Answering:
         return released
 
 
-def answers_of(plan: Plan, wanted: str, kind: str, logits: Tensor, noise: SecretStream) -> Tensor:
+def answers_of(plan: Case, wanted: str, kind: str, logits: Tensor, noise: SecretStream) -> Tensor:
     """Return a client's answers to an oracle: probabilities (n, C), or classes (n,).
 
     Args:

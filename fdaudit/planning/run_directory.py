@@ -13,11 +13,12 @@ import yaml
 
 from fdaudit.errors import RunError, SpecError
 from fdaudit.planning.plan import Plan, make_plan
+from fdaudit.planning.recorded import recording_in
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.files import load_json, save_json, write_atomically
 from fdaudit.storage.locks import make_private, writing
 from fdaudit.storage.vault import Secrets, Vault
-from fdaudit.transcript.manifest import read_manifest, refuse_changed
+from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest, refuse_changed
 
 __all__ = ["RunDirectory"]
 
@@ -82,8 +83,15 @@ class RunDirectory:
             IntegrityError: its record was changed, so new figures would be attributed to the wrong record.
         """
         spec = _the_spec(None, path, resume=True)
-        run = cls(path, make_plan(spec, Vault(path / "vault").secrets))
-        refuse_changed(path)
+        secrets = Vault(path / "vault").secrets
+        manifest = read_manifest(path) if (path / MANIFEST).exists() else {}
+        if origin_of(manifest) == "recording":
+            refuse_changed(path)
+            plan: Plan = recording_in(path, spec, secrets, manifest["recording"])
+        else:
+            plan = make_plan(spec, secrets)
+            refuse_changed(path)
+        run = cls(path, plan)
         stated = read_manifest(path)["commitments"]
         for name, found in run.commitments.items():
             if stated.get(name) != found:
