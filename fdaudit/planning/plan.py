@@ -387,12 +387,12 @@ def _refuse_strangers(spec: Spec, protocol: type[FederatedProtocol], config: Pro
     asked = [("adversaries", spec.adversaries)]
     for number, entry in enumerate(() if spec.attacks == "all" else spec.attacks):
         asked.append((f"attacks.{number}.adversaries", entry.adversaries or ()))
-    for field, names in asked:
+    for where, names in asked:
         for name in names:
             try:
                 members_of(name, parties_of(protocol, config, spec.clients))
             except SpecError as error:
-                raise SpecError(field, name, f"{error.problem} of {protocol.name}", error.remedy) from None
+                raise SpecError(where, name, f"{error.problem} of {protocol.name}", error.remedy) from None
 
 
 def _refuse_rounds_beyond(spec: Spec, config: ProtocolConfig) -> None:

@@ -499,7 +499,9 @@ def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None)
     y = none if card.task == "single-label" else none.reshape(0, card.classes)
     if brought is not None:
         y = brought.y
-        x = torch.zeros(len(y), *card.input_shape) if brought.x is None else brought.x
+        x = torch.zeros(len(y), *card.input_shape)
+        if brought.x is not None:  # the memory layout changes the last bits of convolutions
+            x = brought.x.clone(memory_format=torch.contiguous_format)
         if tuple(x.shape[1:]) != card.input_shape:
             found = "x".join(map(str, x.shape[1:]))
             problem = f"differs from the brought records, which are {found}"

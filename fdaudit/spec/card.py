@@ -144,7 +144,7 @@ class Card(Config):
     """The network: one of fdaudit's, or `import:package.module:Class`."""
     client_models: tuple[ModelSpec, ...] = ()
     """One network for each client, if they differ; `model` is then the server's."""
-    initial_seed: int | None = Field(None, ge=0, lt=2**63)
+    initial_seed: int | None = Field(None, ge=0, lt=2**64)
     """If the first weights are public: they are those of the network built after `torch.manual_seed` of this number."""
     protocol: ProtocolSpec
     """What the system runs. If fdaudit knows the protocol, its name and settings; any other name otherwise."""

@@ -1,4 +1,4 @@
-"""Records the messages of a run again, with the recorder, as if another system had sent them; and what an auditor brings."""
+"""Records a run again, with the recorder, as if another system had sent its messages; and what an auditor brings."""
 
 from __future__ import annotations
 
