@@ -21,7 +21,7 @@ from fdaudit.audit.summary import conclude
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.limits import DATA_BYTES, JSON_BYTES, read_file
 from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, read_records
-from fdaudit.planning.recorded import BROUGHT, RecordedPlan, recorded_plan, recorded_spec
+from fdaudit.planning.recorded import BROUGHT, LADDER, RecordedPlan, recorded_plan, recorded_spec
 from fdaudit.planning.recorded import USES as KEPT_USES
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.recording.record import Record, check_record, closed_part, read_record
@@ -229,7 +229,10 @@ def _seal(run: RunDirectory, plan: RecordedPlan, about: Record, notes: Sequence[
                 "left_out": left,
                 "notes": list(notes),
                 "asserted": asserted(plan),
-                "lacks": sorted(plan.lacks),
+                "ladder": [
+                    {"bring": what, "buys": buys, "there": not plan.lacks.keys() & set(parts)}
+                    for what, parts, buys in LADDER
+                ],
                 "design": plan.design,
             },
         },

@@ -257,7 +257,9 @@ def asserted(plan: RecordedPlan) -> list[str]:
         f"{who} asserts who sent and received each message, and the kind of each.",
         "The federation is assumed to have computed with the recorded bytes.",
     ]
-    stated = {n: v for n, v in plan.settings.items() if v is not None and n not in ("rounds", "upload")}
+    stated = {
+        n: v for n, v in plan.settings.items() if v is not None and n not in ("rounds", "upload", "defenses")
+    }
     if stated:
         found.append(f"The card states {', '.join(f'{n} = {v}' for n, v in sorted(stated.items()))}.")
     if card.model is not None:

@@ -41,8 +41,18 @@ if TYPE_CHECKING:
 
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.training.trainer import Parameters
+    from fdaudit.transcript.wire import Defense
 
-__all__ = ["BRING", "BROUGHT", "USES", "RecordedPlan", "recorded_plan", "recorded_spec", "recording_in"]
+__all__ = [
+    "BRING",
+    "BROUGHT",
+    "LADDER",
+    "USES",
+    "RecordedPlan",
+    "recorded_plan",
+    "recorded_spec",
+    "recording_in",
+]
 
 BRING: Mapping[str, str] = MappingProxyType(
     {
@@ -59,6 +69,50 @@ BRING: Mapping[str, str] = MappingProxyType(
     }
 )
 """What an audit of a recording may lack, and where it is brought."""
+
+LADDER: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    (
+        "a record and its card",
+        (),
+        "who sees what, bytes on the wire, the ledger; class counts that clients send",
+    ),
+    (
+        "the clients' records",
+        ("records",),
+        "scores of guessed class shares",
+    ),
+    (
+        "the network, facts of training, images and the records behind messages",
+        ("architecture", "images", "uses"),
+        "gradient inversion",
+    ),
+    (
+        "candidates, with the released model on record",
+        ("architecture", "images", "candidates"),
+        "membership by the gap, by losses and by noise",
+    ),
+    (
+        "auxiliary records",
+        ("architecture", "auxiliary"),
+        "LiRA, RMIA, coin regression, class shares from updates, and the controls of every attack",
+    ),
+    (
+        "test records",
+        ("architecture", "auxiliary", "test"),
+        "model inversion and copies of the model",
+    ),
+    (
+        "public samples",
+        ("public",),
+        "attacks on answers: co-op and distillation LiRA, paired logits",
+    ),
+    (
+        "a protocol that stands in",
+        ("stand-in",),
+        "rehearsals: class shares from answers, and the power of membership attacks",
+    ),
+)
+"""What an auditor may bring, the parts that it takes, and what it makes possible."""
 
 _ASSUMED: Mapping[str, str] = MappingProxyType(
     {
@@ -161,8 +215,13 @@ class RecordedPlan(Plan):
         """Return the public settings of the system, as views show them."""
         values = self.protocol_config.model_dump(mode="json")
         if issubclass(self.protocol, _Recorded):
-            return {name: value for name, value in values.items() if value is not None}
-        return values
+            values = {name: value for name, value in values.items() if value is not None}
+        described = [
+            {"kind": kind, "sender": sender, "described": dict(said)}
+            for (sent, sender), acting in self.defenses.items()
+            for kind, said in _described_as(sent, acting)
+        ]
+        return {**values, **({"defenses": described} if described else {})}
 
     @cached_property
     def stand_in(self) -> tuple[type[FederatedProtocol], ProtocolConfig] | None:
@@ -220,6 +279,15 @@ class RecordedPlan(Plan):
         ]
 
 
+def _described_as(kind: str, acting: Sequence[Defense]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the descriptions of a message's defences, each with the kind in which the message arrives."""
+    arrives = kind
+    for defense in acting:
+        arrives = getattr(defense, "makes", arrives)
+    for defense in acting:
+        yield arrives, defense.describe()
+
+
 def _needs(card: Mapping[str, Any]) -> Iterator[str]:
     """Yield the parts without which an attack cannot be made or scored."""
     goal, by_class = card["goal"], card.get("control", {}).get("on") == "classes"
@@ -262,6 +330,7 @@ def recorded_spec(card: Card, parties: Sequence[str], audit: Mapping[str, Any]) 
         "model": (card.model or _PLACEHOLDER).model_dump(mode="json"),
         "client_models": [m.model_dump(mode="json") for m in card.client_models],
         "protocol": card.protocol.model_dump(mode="json"),
+        "defenses": [d.model_dump(mode="json") for d in card.defenses],
         "transport": card.transport,
         "oracles": card.oracles,
         "release": card.release,
@@ -330,8 +399,7 @@ def recorded_plan(
     networks = _networks(card, spec)
     execution = execution_of(spec, networks)
     resolved = spec.model_copy(update=execution.settings)
-    known = not issubclass(protocol, _Recorded)
-    attached = attach(spec, protocol, config) if known else None
+    attached = attach(spec, protocol, config)
     head = messages[-1].sha256 if messages else ""
     return RecordedPlan(
         spec=resolved,
@@ -344,8 +412,8 @@ def recorded_plan(
         protocol=protocol,
         protocol_config=config,
         references=(),
-        defenses={} if attached is None else attached.messages,
-        training={} if attached is None else attached.training,
+        defenses=attached.messages,
+        training=attached.training,
         attacks=plan_attacks(spec),
         identity=digest_of(
             {

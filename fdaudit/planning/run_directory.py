@@ -56,6 +56,7 @@ class RunDirectory:
         Raises:
             UsageError: the spec is wrong, or the directory is occupied or being written; nothing was written.
         """
+        _refuse_recording(path)
         with ExitStack() as held:
             if path.is_dir():
                 held.enter_context(writing(path))
@@ -151,6 +152,15 @@ class RunDirectory:
                 raise RunError(
                     "dataset", self.plan.spec.dataset.name, problem, "Restore it, or start a new run."
                 )
+
+
+def _refuse_recording(path: Path) -> None:
+    """Refuse to run or resume in the directory of an imported recording."""
+    if (path / MANIFEST).is_file() and origin_of(read_manifest(path)) == "recording":
+        problem = "is a recording: its federation ran elsewhere"
+        raise RunError(
+            "out", str(path), problem, "Attack it with `fdaudit attack`, or choose another directory."
+        )
 
 
 def _the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resume: bool) -> Spec:

@@ -12,7 +12,7 @@ from fdaudit.errors import IntegrityError, SpecError
 from fdaudit.events import Relation, Unit, event_from_json
 from fdaudit.limits import MOST_CLIENTS, MOST_TEXT
 from fdaudit.spec.documents import read_yaml
-from fdaudit.spec.schema import ModelSpec, ProtocolSpec
+from fdaudit.spec.schema import DefenseEntry, ModelSpec, ProtocolSpec
 from fdaudit.types import Task
 
 __all__ = ["Attested", "Card", "Claim", "Facts", "MessageFacts", "load_card"]
@@ -160,6 +160,8 @@ class Card(Config):
     """Whether the released model answers whoever received it."""
     release: Literal["internal", "api", "public-weights"] | None = None
     """Where the trained model goes."""
+    defenses: tuple[DefenseEntry, ...] = ()
+    """Defences that the system applies, by fdaudit's names: attacks adapt to them. The ledger counts `attested` only."""
     trust: tuple[Text, ...] = ()
     """Assumptions of trust, one sentence each."""
     attested: tuple[Attested, ...] = ()
