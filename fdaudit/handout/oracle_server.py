@@ -64,7 +64,8 @@ class Answering:
                     return Oracle(wanted, budget)
             elif wanted == "hard" or access.kind != "hard_labels":
                 asked = tuple(k for k in self._plan.clients if k not in members and self._has(k))
-                return Oracle(wanted, budget, asked)
+                if asked:  # of a recorded system, no client's own model is at hand
+                    return Oracle(wanted, budget, asked)
         return None
 
     def reply(self, wanted: str, x: Tensor, of: str | None, noise: SecretStream) -> Tensor:
