@@ -1,4 +1,4 @@
-"""The command that tosses the coins of an audit before somebody else's federation trains."""
+"""The command that tosses the coins of an audit before another system trains its federation."""
 
 from __future__ import annotations
 

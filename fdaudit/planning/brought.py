@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +79,7 @@ class ClientRecords:
 
 @dataclass(frozen=True)
 class Design:
-    """How the candidates were drawn: one fair coin a pair, before the training.
+    """The draw of the candidates before the training: one fair coin for each pair.
 
     Attributes:
         kind: `matched-pairs`.
@@ -133,7 +134,7 @@ def commit(salt: bytes, clients: Mapping[str, ClientRecords], digests: Mapping[s
     The rows alone would bind nothing: an auditor could exchange two records between their rows after the training.
 
     Args:
-        salt: 32 random bytes. Without them nobody can confirm a guess of the coins.
+        salt: 32 random bytes. Without them, no guess of the coins can be confirmed.
         clients: the rows of each client.
         digests: those of the arrays, see `array_digests`.
     """
@@ -205,11 +206,10 @@ def _rows(value: object, total: int, where: str) -> Tensor:
     for row in value:
         if type(row) is not int or not 0 <= row < total:
             raise DataError(where, row, f"is no row of {ARRAYS}", f"Give rows from 0 to {total - 1}.")
-    rows = torch.tensor(value, dtype=torch.int64)
-    counts = torch.bincount(rows, minlength=1)
-    if int(counts.max()) > 1:
-        raise DataError(where, int(counts.argmax()), "stands twice in the list", "Name each row once.")
-    return rows
+    if len(set(value)) < len(value):
+        twice, _ = Counter(value).most_common(1)[0]
+        raise DataError(where, twice, "stands twice in the list", "Name each row once.")
+    return torch.tensor(value, dtype=torch.int64)
 
 
 def _client(file: str, party: str, value: object, total: int) -> ClientRecords:

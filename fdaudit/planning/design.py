@@ -1,4 +1,4 @@
-"""Toss the coins of an audit before the training, for a federation that somebody else runs.
+"""Toss the coins of an audit before the training of a federation that another system runs.
 
 Guarantees:
   * both records of a pair are of one class and one site, and a fair coin decides which of them the site leaves out;
@@ -47,7 +47,7 @@ class MadeDesign:
     """A design on disk.
 
     Attributes:
-        directory: where it lies.
+        directory: the design's directory.
         commitment: SHA-256 that binds the auditor to the coins.
         records: number of records that each site holds, by party.
         pairs: number of pairs, by party; the site leaves out as many records.

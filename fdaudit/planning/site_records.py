@@ -34,7 +34,7 @@ _DEFAULTS = {"auxiliary": 0.1, "public": 0.0, "test": 0.1}
 
 
 class DesignSpec(Config):
-    """What a design takes besides the data."""
+    """The options of a design, without its data."""
 
     sites: int | None = Field(None, ge=1, le=MOST_CLIENTS)
     """Number of sites; may be left out if each site has a file."""

@@ -1,4 +1,4 @@
-"""Coins before the training: fair, unseen by anyone but the holder of the key, and written whole or not at all."""
+"""Coins before the training: fair, seen by the holder of the key only, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def write_sites(folder: Path, *labels: Any, with_images: bool = True, **shared: 
 
 
 def within(heads: int, coins: int) -> bool:
-    """Whether a count of fair coins is one that a fair coin gives but for twice in a billion times."""
+    """Return False for counts that fair coins give twice in a billion times."""
     return abs(heads - coins / 2) < 6 * math.sqrt(coins) / 2
 
 
@@ -288,7 +288,7 @@ def _same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_site_is_handed_nothing_that_depends_on_other_sites_coins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the commitment does, and its salt hides them."""
+    """The commitment depends on them, and its salt hides them."""
     first = make("digits", tmp_path / "one", sites=3)
     toss = module._client
 
