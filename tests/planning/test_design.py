@@ -89,6 +89,7 @@ def test_sites_and_key_are_of_the_same_records(partition: dict[str, Any], tmp_pa
         assert told.keys() == {"schema", "party", "records", "leave_out", "commitment"}
         assert (told["party"], told["records"]) == (party, made.records[party])
         assert len(own.records) == made.records[party]
+        assert own.records.tolist() != sorted(own.records.tolist())  # the dataset's order stays with the key
         assert told["commitment"] == made.commitment
         assert own.records[told["leave_out"]].sort().values.tolist() == own.non_members.sort().values.tolist()
         assert len(own.members) == len(own.non_members) == made.pairs[party]
