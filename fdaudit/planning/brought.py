@@ -101,7 +101,7 @@ class BroughtRecords:
     Attributes:
         x: (n, c, h, w) float32 in [0, 1]; None if the images were not brought.
         y: (n,) int64 classes, or (n, C) of the multi-label task.
-        clients: by party.
+        clients: by party, in the order of their numbers.
         design: None if no coins were tossed: the audit is observational.
         auxiliary: rows that an adversary is assumed to hold.
         public: rows that every party holds.
@@ -162,6 +162,7 @@ def read_records(lists: Path, arrays: Path) -> BroughtRecords:
     if x is not None:
         same_count(x, y, arrays.name, str(arrays))
     clients = {party: _client(lists.name, party, own, len(y)) for party, own in value["clients"].items()}
+    clients = {party: clients[party] for party in sorted(clients, key=lambda p: int(p.partition("/")[2]))}
     shared = {name: _rows(value.get(name, []), len(y), f"{lists.name}: {name}") for name in _SHARED}
     _refuse_shared_rows(lists.name, clients, shared, len(y))
     design = None

@@ -2,7 +2,7 @@
 
 Guarantees:
   * both records of a pair are of one class and one site, and a fair coin decides which of them the site leaves out;
-  * the coins come from a fresh secret, which is not kept: nothing but the key in `truth/` says how they fell;
+  * the coins come from a fresh secret, which is not kept: only the key and each site's own list say how they fell;
   * a site is handed its own records and the numbers of those it leaves out, and nothing about other sites' coins;
   * the directory appears with everything in it, or not at all.
 """

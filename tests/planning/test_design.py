@@ -102,6 +102,11 @@ def test_sites_and_key_are_of_the_same_records(partition: dict[str, Any], tmp_pa
     assert (len(together) == len(digits.y)) == (partition["name"] != "by-class")
 
 
+def test_clients_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    make("digits", tmp_path / "D", sites=12)
+    assert list(key(tmp_path / "D").clients) == [f"client/{k}" for k in range(12)]
+
+
 def test_what_is_published_names_no_record(tmp_path: Path) -> None:
     made = make("digits", tmp_path / "D", sites=2, fraction=0.25)
     assert json.loads((tmp_path / "D" / "design.json").read_bytes()) == {
