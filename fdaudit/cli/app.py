@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fdaudit.cli.design import design
 from fdaudit.cli.directories import open_directory
 from fdaudit.cli.evidence import evidence, verify
 from fdaudit.cli.options import Address, AsJson, ExecutorName, RunPath, RunWorkers
@@ -361,6 +362,7 @@ app.command()(verify)
 app.command()(evidence)
 app.command()(ledger)
 app.command()(calibrate)
+app.command()(design)
 app.command(name="export-view")(export_view)
 app.command()(score)
 app.command(name="import")(import_)

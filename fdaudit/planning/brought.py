@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +79,7 @@ class ClientRecords:
 
 @dataclass(frozen=True)
 class Design:
-    """How the candidates were drawn: one fair coin a pair, before the training.
+    """The draw of the candidates before the training: one fair coin for each pair.
 
     Attributes:
         kind: `matched-pairs`.
@@ -100,7 +101,7 @@ class BroughtRecords:
     Attributes:
         x: (n, c, h, w) float32 in [0, 1]; None if the images were not brought.
         y: (n,) int64 classes, or (n, C) of the multi-label task.
-        clients: by party.
+        clients: by party, in the order of their numbers.
         design: None if no coins were tossed: the audit is observational.
         auxiliary: rows that an adversary is assumed to hold.
         public: rows that every party holds.
@@ -133,7 +134,7 @@ def commit(salt: bytes, clients: Mapping[str, ClientRecords], digests: Mapping[s
     The rows alone would bind nothing: an auditor could exchange two records between their rows after the training.
 
     Args:
-        salt: 32 random bytes. Without them nobody can confirm a guess of the coins.
+        salt: 32 random bytes. Without them, no guess of the coins can be confirmed.
         clients: the rows of each client.
         digests: those of the arrays, see `array_digests`.
     """
@@ -161,6 +162,7 @@ def read_records(lists: Path, arrays: Path) -> BroughtRecords:
     if x is not None:
         same_count(x, y, arrays.name, str(arrays))
     clients = {party: _client(lists.name, party, own, len(y)) for party, own in value["clients"].items()}
+    clients = {party: clients[party] for party in sorted(clients, key=lambda p: int(p.partition("/")[2]))}
     shared = {name: _rows(value.get(name, []), len(y), f"{lists.name}: {name}") for name in _SHARED}
     _refuse_shared_rows(lists.name, clients, shared, len(y))
     design = None
@@ -205,11 +207,10 @@ def _rows(value: object, total: int, where: str) -> Tensor:
     for row in value:
         if type(row) is not int or not 0 <= row < total:
             raise DataError(where, row, f"is no row of {ARRAYS}", f"Give rows from 0 to {total - 1}.")
-    rows = torch.tensor(value, dtype=torch.int64)
-    counts = torch.bincount(rows, minlength=1)
-    if int(counts.max()) > 1:
-        raise DataError(where, int(counts.argmax()), "stands twice in the list", "Name each row once.")
-    return rows
+    if len(set(value)) < len(value):
+        twice, _ = Counter(value).most_common(1)[0]
+        raise DataError(where, twice, "stands twice in the list", "Name each row once.")
+    return torch.tensor(value, dtype=torch.int64)
 
 
 def _client(file: str, party: str, value: object, total: int) -> ClientRecords:
