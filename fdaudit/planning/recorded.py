@@ -498,6 +498,8 @@ def _protocol(
         cls, config = _known(card.protocol, "card.protocol")
         _refuse_undeclared(cls, config, messages)
         return cls, config
+    if card.stand_in is not None:
+        _known(card.stand_in, "card.stand_in")
     if card.protocol.params:
         problem = f"is given for {card.protocol.name!r}, which fdaudit does not know"
         raise SpecError(
