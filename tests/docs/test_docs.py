@@ -110,14 +110,14 @@ def test_the_transcript_page_lists_the_fields_of_a_line() -> None:
 
 def test_the_transcript_page_lists_the_manifest_and_the_checkpoint(run: Path) -> None:
     manifest = json.loads((run / "manifest.json").read_bytes())
-    assert set(table("docs/transcript.md", "## The manifest")) == set(manifest)
+    assert set(table("docs/transcript.md", "## The manifest")) == set(manifest) | {"origin", "recording"}
     named = table("docs/transcript.md", "## Checkpoints and resuming")
     checkpoint = json.loads((run / "vault" / "round.json").read_bytes())
     assert {n.strip("` ") for row in named for n in row.split(",")} == set(checkpoint)
 
 
 def test_the_transcript_page_lists_what_lies_in_a_run_its_vault_and_a_view(run: Path, tmp_path: Path) -> None:
-    assert _listed("## A run's directory") == _tops(run)
+    assert _listed("## A run's directory") == _tops(run) | {"card.yaml"}  # of a recording
     assert _listed("## The vault") == _tops(run / "vault") - {".gitignore"}
     export_view(fdaudit.load(run).view("client/1"), tmp_path / "view")
     assert _listed("## An exported view") == {
@@ -277,7 +277,7 @@ def _commands() -> Iterator[tuple[str, str]]:
                     yield name, line.split(" #")[0].strip().removeprefix(".venv/bin/")
         for inline in re.findall(r"`(fdaudit [^`]+)`", text):
             yield name, inline
-    for line in summary._reproduce()["commands"]:
+    for line in [*summary._reproduce("simulation")["commands"], *summary._reproduce("recording")["commands"]]:
         yield "the report", line
 
 
