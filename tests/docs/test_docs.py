@@ -24,6 +24,7 @@ from fdaudit.adversary.view import export_view
 from fdaudit.audit import summary
 from fdaudit.cli.app import app
 from fdaudit.evaluation.controls import _membership, gradients
+from fdaudit.spec.card import load_card
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.digests import canonical
 from fdaudit.sweeps.grid import Grid, expand, load_grid
@@ -255,10 +256,12 @@ def test_canonical_form_is_as_the_page_writes_it() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_yaml_snippets_are_specs_or_grids(name: str) -> None:
+def test_yaml_snippets_are_specs_grids_or_cards(name: str) -> None:
     for snippet in blocks(name, "yaml"):
         value = yaml.safe_load(snippet)
-        if "sweep" in value:
+        if "asserted_by" in value:
+            load_card(value)
+        elif "sweep" in value:
             assert expand(load_grid(value))
         else:
             fdaudit.load_spec(value)
