@@ -25,6 +25,8 @@ __all__ = [
     "Passage",
     "Tensors",
     "as_tensors",
+    "checked_inputs",
+    "checked_kinds",
     "own_kind",
     "parties",
     "safe_name",
@@ -53,7 +55,7 @@ def own_kind(framework: str, name: str) -> str:
     return f"{framework}/{word or 'record'}"
 
 
-def _checked_kinds(
+def checked_kinds(
     kinds: Mapping[tuple[str, str], str] | None, fixed: Iterable[str] = ()
 ) -> dict[tuple[str, str], str]:
     """Return the user's kinds, by name and direction.
@@ -71,7 +73,7 @@ def _checked_kinds(
     return dict(kinds or {})
 
 
-def _checked_inputs(
+def checked_inputs(
     inputs: Mapping[tuple[str, str], Sequence[str]] | None,
 ) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return the user's declarations of inputs, by name and direction.
@@ -186,7 +188,7 @@ class Exchange:
         fixed: Iterable[str] = (),
     ) -> None:
         self._framework, self._recorder, self._truth = framework, recorder, truth
-        self._kinds, self._inputs = _checked_kinds(kinds, fixed), _checked_inputs(inputs)
+        self._kinds, self._inputs = checked_kinds(kinds, fixed), checked_inputs(inputs)
         self.clients = Clients(clients)
         self.lock = threading.RLock()
         self._sent: dict[str, Instruction] = {}
