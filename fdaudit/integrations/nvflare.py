@@ -287,7 +287,7 @@ class _Message:
         return leaf
 
     def _data(self, kind: str, data: Any, meta: dict[str, Any]) -> Any:
-        """Record the data of a DXO, apart from each other what is encrypted or compressed and what is not."""
+        """Record the data of a DXO. Encrypted or compressed layers are a message of their own."""
         plain = self._kind(kind, self._task) or _KINDS.get(kind)
         algorithm, marks = meta.get(MetaKey.PROCESSED_ALGORITHM), meta.get(MetaKey.PROCESSED_KEYS)
         if not algorithm or not isinstance(data, dict):

@@ -1,4 +1,4 @@
-"""What NVIDIA FLARE sends, as tensors of a record, and back."""
+"""Turn messages of NVIDIA FLARE into tensors of a record, and back."""
 
 from __future__ import annotations
 

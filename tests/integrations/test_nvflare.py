@@ -28,6 +28,7 @@ from fdaudit.storage.files import decode
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
 
+from ..helpers.docs_pages import blocks
 from ..helpers.recordings import closed_part, state
 from .flares import Server
 
@@ -450,22 +451,43 @@ def test_bad_arguments_get_one_clear_error(record: Path, options: dict[str, Any]
     assert not record.exists()
 
 
+# -- jobs --------------------------------------------------------------------------------------------------------
+
+
+def exported(job: FedJob, folder: Path) -> dict[str, Any]:
+    job.export_job(str(folder))
+    [path] = folder.rglob("config_fed_server.json")
+    found: dict[str, Any] = json.loads(path.read_bytes())
+    return found
+
+
 def test_a_job_gets_the_record_and_its_filters(tmp_path: Path) -> None:
     job = FedJob("job", min_clients=1)
-    job.to_server(
-        JobRecord("/var/lib/record", 2, tasks=["train", "validate"], kinds={"reply": {"train": "a/b"}})
-    )
-    job.export_job(str(tmp_path))
-    [path] = tmp_path.rglob("config_fed_server.json")
-    config = json.loads(path.read_bytes())
+    kinds = {"reply": {"train": "a/b"}}
+    job.to_server(JobRecord(str(tmp_path / "record"), 2, tasks=["train", "validate"], kinds=kinds))
+    config = exported(job, tmp_path)
     [component] = config["components"]
     assert component["args"] == {
-        "directory": "/var/lib/record",
+        "directory": str(tmp_path / "record"),
         "clients": 2,
         "tasks": ["train", "validate"],
-        "kinds": {"reply": {"train": "a/b"}},
+        "kinds": kinds,
     }
     for chain in ("task_data_filters", "task_result_filters"):
         assert [c["tasks"] for c in config[chain]] == [["train"], ["validate"]]
         assert {f["args"]["record_id"] for c in config[chain] for f in c["filters"]} == {component["id"]}
-    assert not Path("/var/lib/record").exists()
+    assert not (tmp_path / "record").exists()
+
+
+def test_the_pages_job_is_recorded(tmp_path: Path) -> None:
+    example, *more = blocks("docs/nvflare.md", "python")
+    scope: dict[str, Any] = {}
+    exec(compile(example, "docs/nvflare.md", "exec"), scope)
+    config = exported(scope["job"], tmp_path)
+    [component] = config["components"]
+    assert component["path"] == "fdaudit.integrations.nvflare.JobRecord"
+    assert component["args"]["clients"] == 3
+    assert len(config["task_data_filters"]) == len(config["task_result_filters"]) == 1
+    assert len(more) == 2
+    for block in more:  # every argument on the page is accepted
+        exec(compile(block, "docs/nvflare.md", "exec"), scope)
