@@ -10,10 +10,10 @@ from pathlib import Path
 
 from .processes import SAFETY, Processes
 
-APP = Path(__file__).parent / "deployed"
+APPS = Path(__file__).parent
 _PROJECT = """
 [project]
-name = "deployed"
+name = "NAME"
 version = "1.0.0"
 description = "The app of a test"
 license = "Apache-2.0"
@@ -23,8 +23,8 @@ dependencies = ["flwr>=1.41"]
 publisher = "fdaudit"
 
 [tool.flwr.app.components]
-serverapp = "deployed.server:app"
-clientapp = "deployed.client:app"
+serverapp = "NAME.server:app"
+clientapp = "NAME.client:app"
 
 [tool.flwr.app.config]
 folder = ""
@@ -44,10 +44,10 @@ class Deployment(Processes):
 
 
 @contextmanager
-def deployment(folder: Path, sites: int) -> Iterator[Deployment]:
-    """Start a SuperLink and SuperNodes; end all of their processes afterwards."""
-    shutil.copytree(APP, folder / "app" / APP.name, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "app" / "pyproject.toml").write_text(_PROJECT)
+def deployment(folder: Path, sites: int, app: str = "deployed") -> Iterator[Deployment]:
+    """Start a SuperLink and SuperNodes for an app of this directory; end all of their processes afterwards."""
+    shutil.copytree(APPS / app, folder / "app" / app, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "app" / "pyproject.toml").write_text(_PROJECT.replace("NAME", app))
     ports = _free_ports(1 + sites)
     link = f"127.0.0.1:{ports[0]}"
     home = folder / "home"
