@@ -26,6 +26,7 @@ __all__ = [
     "AttackTask",
     "Challenge",
     "DefenseSpec",
+    "Design",
     "Extraction",
     "Figure",
     "Goal",
@@ -43,6 +44,8 @@ __all__ = [
 
 Goal = Literal["reconstruction", "membership", "label-distribution", "model-extraction"]
 Task = Literal["single-label", "multi-label"]
+Design = Literal["matched-pairs", "coin-flips", "observational"]
+"""How membership was decided: a fair coin for each pair or each record, or not by coins."""
 Trained = Literal["model", "discriminator"]
 """The network that a client trains on its own records."""
 
@@ -143,14 +146,14 @@ class Challenge:
         y: (n,) their labels, or (n, C) of the multi-label task.
         pair: (n,) number of the coin that decided about each: of a matched pair exactly one of its two candidates
             was trained on; under `coin-flips` each candidate has a coin, and a number, of its own.
-        design: how membership was decided: `matched-pairs` or `coin-flips`.
+        design: how membership was decided: `matched-pairs`, `coin-flips`, or without coins: `observational`.
     """
 
     target: str
     x: torch.Tensor
     y: torch.Tensor
     pair: torch.Tensor
-    design: Literal["matched-pairs", "coin-flips"] = "matched-pairs"
+    design: Design = "matched-pairs"
 
     def __post_init__(self) -> None:
         shapes = [tuple(t.shape) for t in (self.x, self.y, self.pair)]

@@ -201,6 +201,8 @@ def _reconstruction_strong(evidence: Evidence) -> bool:
 
 def _membership_signal(evidence: Evidence) -> str:
     auc = by_name(evidence.figures, "auc")
+    if (blind := by_name(evidence.figures, "auc_blind")) is not None:
+        return _beyond_blind(auc, blind)
     if auc is not None and _beats(auc, 0.5, 0.5, evidence):
         if auc.p is None:
             return _lower_end(auc, "0.5")
@@ -217,6 +219,17 @@ def _membership_signal(evidence: Evidence) -> str:
             value, chance = amount(figure.value or 0.0, "fraction"), amount(rate, "fraction")
             return f"the true-positive rate, {value}, lies above {chance}{_chance(figure, evidence)}"
     return ""
+
+
+def _beyond_blind(auc: Figure | None, blind: Figure) -> str:
+    """Return a clause if an AUC's interval lies above that of a baseline that sees no message; else empty."""
+    bound = max(0.5, blind.high if blind.high is not None else 1.0)
+    if not _above(auc, bound) or auc is None:
+        return ""
+    found = f"the interval of the AUC, from {measure(auc, auc.low or 0.0)}, lies above a blind baseline's"
+    return (
+        f"{found}, up to {measure(blind, bound)}; no coins decided who is a member, so chance is not bounded"
+    )
 
 
 def _beats(figure: Figure, chance: float, bound: float, evidence: Evidence) -> bool:
@@ -241,6 +254,8 @@ def _chance(figure: Figure, evidence: Evidence) -> str:
 
 def _membership_strong(evidence: Evidence) -> bool:
     auc = by_name(evidence.figures, "auc")
+    if (blind := by_name(evidence.figures, "auc_blind")) is not None:
+        return bool(_beyond_blind(auc, blind)) and auc is not None and (auc.value or 0.0) >= AUC_STRONG
     if auc is not None and (auc.value or 0.0) >= AUC_STRONG and _beats(auc, 0.5, 0.5, evidence):
         return True
     return any(
@@ -317,6 +332,8 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             text="The AUC lies above 0.5, or the true-positive rate at a stated false-positive rate lies above that "
             "rate, and this holds after correction: in a run that leaks nothing, any figure of any attack does so with "
             f"a chance of at most {FAMILY_LEVEL:.0%}. Scores without a p-value count by their interval instead. "
+            "Where no coins decided who is a member, the AUC's interval must lie above that of a baseline that sees no "
+            "message. "
             "It is a leak where such an AUC reaches "
             f"{AUC_STRONG:.2f} or such a rate {TPR_STRONG:.0f} times the false-positive rate, "
             "else a partial leak.",

@@ -37,10 +37,12 @@ __all__ = [
     "Oracle",
     "OutOfScope",
     "Queries",
+    "Recording",
     "Reproduce",
     "Result",
     "Roc",
     "Run",
+    "Rung",
     "Shares",
     "Silence",
     "Target",
@@ -69,6 +71,27 @@ class ModelHash(_Part):
 
     party: str
     sha256: str
+
+
+class Rung(_Part):
+    """Something that an auditor may bring to a recording, what it makes possible, and whether it was brought."""
+
+    bring: str
+    buys: str
+    there: bool
+
+
+class Recording(_Part):
+    """A recording of a system that fdaudit did not run."""
+
+    system: str
+    asserted_by: str
+    closed: bool
+    left_out: int = 0
+    design: str
+    notes: tuple[str, ...] = ()
+    asserted: tuple[str, ...] = ()
+    ladder: tuple[Rung, ...] = ()
 
 
 class Run(_Part):
@@ -105,6 +128,8 @@ class Run(_Part):
     """Salted: without the vault's secret it reveals nothing about the data."""
     model_hashes: tuple[ModelHash, ...] = ()
     release: Literal["internal", "api", "public-weights"] | None = None
+    origin: Literal["simulation", "recording"] = "simulation"
+    recording: Recording | None = None
 
 
 class CurvePoint(_Part):
@@ -400,6 +425,8 @@ class Check(_Part):
     gaussian: float | None = None
     p: float | None = None
     evidence: tuple[Evidence, ...] = ()
+    source: str = ""
+    """Who claims it, if the claim is a recorded system's own and not the ledger's."""
 
 
 class OutOfScope(_Part):

@@ -220,7 +220,7 @@ def _contradictions(result: Result) -> Iterator[Reason]:
 
 def _exposure_reasons(result: Result) -> Iterator[Reason]:
     """Yield the ledger's bounds; else the audited adversary with most undefended kinds, and the number of others."""
-    fallen = {c.adversary for c in result.checks if c.verdict == "contradicted"}
+    fallen = {c.adversary for c in result.checks if c.verdict == "contradicted" and not c.source}
     bounded = {
         e.adversary: e
         for e in result.ledger or ()
@@ -256,7 +256,7 @@ def _exposure_reasons(result: Result) -> Iterator[Reason]:
 
 def _checked(result: Result, bounded: Collection[str]) -> str:
     """Return the outcome of the checks of the shown claims, in a sentence; empty if none was judged."""
-    verdicts = [c.verdict for c in result.checks if c.adversary in bounded]
+    verdicts = [c.verdict for c in result.checks if c.adversary in bounded and not c.source]
     held, left = verdicts.count("consistent"), verdicts.count("inconclusive")
     if held and left:
         return (

@@ -192,7 +192,7 @@ def _upload(view: View, message: Message, origin: Message, target: str, training
         training=training,
         gradient=gradient,
         update=update,
-        defenses=tuple(message.defenses),
+        defenses=view.defenses_of(message),
         scale=scale,
     )
 

@@ -126,7 +126,7 @@ def _one(view: View, drawn: _Drawn, sent: list[Message], most: int) -> Recorded 
             told = one_hot(told.long(), drawn.classes).double()
         index = tensors.get("index", torch.arange(len(told))).cpu().long()
         name = drawn.names(message, index)
-        treatment = treatment_of(message.kind, message.defenses, told)
+        treatment = treatment_of(message.kind, view.defenses_of(message), told)
         names.append(name[name >= 0])
         values.append(treatment.undone(told[name >= 0]))
         enough = len(torch.cat(names).unique())

@@ -75,7 +75,7 @@ def ensemble_of(view: View, knowledge: Knowledge, task: AttackTask) -> Ensemble 
         mine = _answer(view, client, message, index, form, knowledge.classes)
         if mine is not None:
             values = values - weights.pop(client) * mine
-    noise = treatment_of(message.kind, message.defenses, values).variance
+    noise = treatment_of(message.kind, view.defenses_of(message), values).variance
     return Ensemble(index=index, values=values, form=form, weights=weights, noise=noise)
 
 

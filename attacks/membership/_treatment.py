@@ -115,11 +115,10 @@ def _variance(described: Mapping[str, Any]) -> float:
 def treatments(view: View, sender: str) -> Treatment:
     """Return the treatment of a party's last answers in view; an empty one if it sent none."""
     sent = [m for m in view.select(sender=sender) if m.kind in ("logits", "soft_labels") and m.payload]
-    if not sent or not sent[-1].defenses:
+    if not sent or not view.defenses_of(sent[-1]):
         return Treatment()
     values = view.tensors(sent[-1])["values"]
-    found = treatment_of(sent[-1].kind, sent[-1].defenses, values)
-    return found
+    return treatment_of(sent[-1].kind, view.defenses_of(sent[-1]), values)
 
 
 def _step(values: Tensor) -> float:

@@ -28,7 +28,7 @@ from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import decode, encode, write_atomically
 from fdaudit.transcript.encoding import readable
 from fdaudit.transcript.log import read_log
-from fdaudit.transcript.messages import GENESIS, Message
+from fdaudit.transcript.messages import GENESIS, Message, role
 from fdaudit.transcript.payloads import PAYLOADS, payload_name, placed, read_payload
 from fdaudit.transcript.transcript import LOG, read_lines
 
@@ -124,6 +124,12 @@ class View:
         found = bisect_left(self.messages, message.seq, key=lambda m: m.seq)
         own = next((m for m in self.messages[found : found + 1] if m == message), message)
         return readable(decode(read_payload(self.directory, own)))
+
+    def defenses_of(self, message: Message) -> tuple[Mapping[str, Any], ...]:
+        """Return the defences on a message: those on record or, of a recorded system, those that its card states."""
+        stated = self.hyperparameters.get("defenses", ())
+        key = (message.kind, role(message.sender))
+        return message.defenses or tuple(d["described"] for d in stated if (d["kind"], d["sender"]) == key)
 
 
 def view_of(

@@ -43,6 +43,7 @@ SBOM = "sbom.cdx.json"
 PARTS = frozenset(
     {
         "attacks",
+        "card.yaml",
         "manifest.json",
         REPORT,
         "result.json",
@@ -55,7 +56,7 @@ PARTS = frozenset(
 """The entries of a run directory other than the vault."""
 _VAULT = "vault"
 _KNOWN = re.compile(
-    r"(?:manifest|result|timings)\.json|spec\.yaml|utility\.csv"
+    r"(?:manifest|result|timings)\.json|(?:card|spec)\.yaml|utility\.csv"
     r"|transcript/messages\.jsonl|attacks/[^/]+/queries\.jsonl"
     r"|(?:transcript|attacks/[^/]+)/payloads/(?:\d{8}\.safetensors|round-\d{6}\.shard)"
     r"|attacks/(?:controls/)?[^/]+\.json"

@@ -13,7 +13,7 @@ from fdaudit.transcript.log import read_log
 from fdaudit.transcript.messages import role
 
 if TYPE_CHECKING:
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.planning.run_directory import RunDirectory
 
 __all__ = ["books_of", "table", "views_of"]
@@ -22,6 +22,7 @@ __all__ = ["books_of", "table", "views_of"]
 def books_of(run: RunDirectory) -> Books:
     """Return a run prepared for the ledger of any adversary, including the queries that each could make."""
     plan, messages = run.plan, read_log(run.path / "transcript").messages
+    messages = tuple(plan.charged(messages))
     reveals = {(m["kind"], m["from"]): m["reveals"] for m in plan.declared_messages if "reveals" in m}
     return Books(
         messages,
@@ -29,7 +30,7 @@ def books_of(run: RunDirectory) -> Books:
         transport=plan.spec.transport,
         choices=plan.spec.privacy,
         reveals=reveals,
-        records=min(len(plan.records(k)[1]) for k in plan.clients),
+        records=min((n for k in plan.clients if (n := len(plan.records(k)[1]))), default=None),
         oracles=oracle_answers(plan, messages, finished=finished(plan, run.vault)),
         fixed_sizes=fixed_sizes(plan),
         assumptions=_assumptions(plan),
@@ -37,7 +38,7 @@ def books_of(run: RunDirectory) -> Books:
     )
 
 
-def _assumptions(plan: Plan) -> tuple[str, ...]:
+def _assumptions(plan: Case) -> tuple[str, ...]:
     """Return the assumptions that a run's settings add to those of every ledger."""
     found: tuple[str, ...] = plan.protocol_config.assumptions()
     preset = plan.spec.preset
@@ -51,7 +52,7 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def views_of(plan: Plan) -> tuple[str, ...]:
+def views_of(plan: Case) -> tuple[str, ...]:
     """Return the adversaries whose ledgers are shown: every non-client party and the spec's adversaries."""
     return tuple(dict.fromkeys([*(p for p in plan.parties if role(p) != "client"), *plan.spec.adversaries]))
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +17,10 @@ from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.progress import Tick
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.locks import together, writing
-from fdaudit.transcript.manifest import MANIFEST, refuse_changed, write_manifest
+from fdaudit.transcript.manifest import MANIFEST, refuse_changed, versions, write_manifest
 from fdaudit.transcript.transcript import Position
 
 __all__ = ["attacked", "federated", "perform"]
-
-_PACKAGES = ("fdaudit", "numpy", "safetensors", "scikit-learn", "scipy", "torch", "torchvision")
 
 
 def perform(
@@ -108,6 +104,6 @@ def _seal(run: RunDirectory, end: Position) -> None:
             "messages": end.seq,
             "commitments": run.commitments,
             "spec_sha256": run.plan.spec.digest(),
-            "versions": {**{p: version(p) for p in _PACKAGES}, "python": platform.python_version()},
+            "versions": versions(),
         },
     )

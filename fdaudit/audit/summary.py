@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fdaudit.audit.claimed import claimed_by
 from fdaudit.audit.containment import contained
 from fdaudit.audit.ledgers import books_of, views_of
 from fdaudit.config import validate
@@ -21,22 +22,24 @@ from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
 from fdaudit.scoring.claims import check_claims
 from fdaudit.scoring.family import family_of
+from fdaudit.scoring.membership import NO_COINS
 from fdaudit.storage.files import load_json, save_json
 from fdaudit.storage.vault import Vault
 from fdaudit.transcript.log import read_log
 from fdaudit.transcript.manifest import read_manifest
 from fdaudit.transcript.messages import role
-from fdaudit.types import Figure, Task
+from fdaudit.types import Figure
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from fdaudit.accounting.ledger import Ledger
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = ["OUT_OF_SCOPE", "conclude", "utility_table"]
 
 _PIECE = 1 << 20
+_ASSUMED_AUXILIARY = "Adversaries were assumed to hold auxiliary records from the clients' own distribution."
 
 OUT_OF_SCOPE: tuple[Mapping[str, str], ...] = (
     {
@@ -78,14 +81,14 @@ def conclude(run: RunDirectory) -> dict[str, Any]:
     ledgers = _ledgers(run)
     costs = [entry.to_json() for entry in ledgers]
     messages = read_log(path / "transcript").messages
-    private = derived_from_data(messages)
+    private = derived_from_data(plan.charged(messages))
     views, oracles = {p: stage.view(p) for p in seen}, accesses(plan)
     value = {
         "schema": SCHEMA,
         "auditor_only": True,
         "run": _run_card(run, manifest, silences),
-        "class_table": plan.splits.class_table.tolist(),
-        "utility": _utility(path, plan.dataset.task, plan.dataset.classes),
+        "class_table": None if "records" in plan.lacks else plan.splits.class_table.tolist(),
+        "utility": _utility(path, plan) if plan.origin == "simulation" else {"curve": [], "final": []},
         "exposure": [row for p in seen for row in exposure(views[p].messages, p, private)],
         "views": contained(views.values(), oracles, spec.transport),
         "wire": [
@@ -98,13 +101,13 @@ def conclude(run: RunDirectory) -> dict[str, Any]:
             for a in oracles
         ],
         "ledger": costs,
-        "checks": [check.to_json() for check in check_claims(run, ledgers)],
+        "checks": [check.to_json() for check in check_claims(run, ledgers, claimed_by(plan))],
         "cells": cells,
         "family": family_of(run, cells),
         "gates": gates(spec.gates.model_dump(), cells, costs),
         "out_of_scope": [dict(attack) for attack in OUT_OF_SCOPE],
         "limits": [*_limits(plan), *_went_silent(silences), *_stopped(run)],
-        "reproduce": _reproduce(),
+        "reproduce": _reproduce(plan.origin),
     }
     save_json(path / "result.json", value, indent=1)
     return value
@@ -126,11 +129,11 @@ def _run_card(run: RunDirectory, manifest: dict[str, Any], silences: list[dict[s
         "dataset_provenance": plan.dataset.provenance,
         "task": plan.dataset.task,
         "clients": spec.clients,
-        "rounds": _rounds_run(run),
-        "model": spec.model.name,
+        "rounds": _rounds_run(run) if plan.origin == "simulation" else manifest["recording"]["rounds"],
+        "model": "not stated" if "architecture" in plan.lacks else spec.model.name,
         "client_models": [m.name for m in spec.client_models],
         "silences": silences,
-        "parameters": sum(t.numel() for t in plan.initial().values()),
+        "parameters": 0 if "architecture" in plan.lacks else sum(t.numel() for t in plan.initial().values()),
         "head": manifest["head"],
         "messages": manifest["messages"],
         "record": spec.record if isinstance(spec.record, str) else f"rounds {list(spec.record.rounds)}",
@@ -145,6 +148,8 @@ def _run_card(run: RunDirectory, manifest: dict[str, Any], silences: list[dict[s
         "release": spec.release,
         "data_commitment": manifest["commitments"].get("data", ""),
         "model_hashes": _model_hashes(run.vault),
+        "origin": plan.origin,
+        "recording": manifest.get("recording"),
     }
 
 
@@ -245,8 +250,8 @@ def utility_table(run: Path) -> pd.DataFrame:
         raise IntegrityError([f"utility.csv cannot be read: {told}"]) from None
 
 
-def _utility(run: Path, task: Task, classes: int) -> dict[str, Any]:
-    frame = utility_table(run)
+def _utility(run: Path, plan: Case) -> dict[str, Any]:
+    frame, task, classes = utility_table(run), plan.dataset.task, plan.dataset.classes
     final = []
     for line, rows in frame.groupby("line", sort=False):
         for row in rows[rows["round"] == rows["round"].max()].itertuples():
@@ -274,7 +279,7 @@ def _mean_auc(row: Any, classes: int) -> Figure:
     return Figure(name="mean_auc", value=value, unit="fraction", n=int(row.n), note=note, **interval)
 
 
-def _limits(plan: Plan) -> list[str]:
+def _limits(plan: Case) -> list[str]:
     spec, attacked = plan.spec, plan.splits.clients[: plan.spec.victims]
     victims = [len(c.members) for c in attacked]
     resolution = (
@@ -283,25 +288,36 @@ def _limits(plan: Plan) -> list[str]:
         else f"Membership rests on {min(victims)} to {max(victims)} matched pairs a victim: a true-positive rate at a "
         f"false-positive rate below {1 / max(victims):.1%} cannot be measured and is refused."
     )
-    if plan.dataset.task == "multi-label" and max(victims):
+    if plan.design == "observational" and max(victims):
+        resolution = NO_COINS
+    elif plan.dataset.task == "multi-label" and max(victims):
         y = plan.dataset.y
         alike = sum(int((y[c.members] == y[c.non_members]).all(1).sum()) for c in attacked)
         resolution += (
             f" Of these {sum(victims)} pairs {alike} join records of one label set; the others, paired at random, "
             "tell members from non-members no less fairly, but with more noise."
         )
+    held = [] if "auxiliary" in plan.lacks else [_ASSUMED_AUXILIARY]
     return [
         "One run with one seed: intervals speak of these records and victims, not of other partitions or seeds.",
         f"{spec.victims} of {spec.clients} clients were attacked, the first ones, fixed before the run.",
         resolution,
         "Parties were honest but curious; an adversary that deviates from the protocol may learn more.",
-        "Adversaries were assumed to hold auxiliary records from the clients' own distribution.",
+        *held,
         "An attack that found nothing bounds nothing: a stronger one may exist.",
         "The record finds damage and edits; unsigned, it proves neither who made it nor that the run was honest.",
     ]
 
 
-def _reproduce() -> dict[str, list[str]]:
+def _reproduce(origin: str) -> dict[str, list[str]]:
+    if origin == "recording":
+        return {
+            "commands": ["fdaudit verify RUN", "fdaudit attack RUN --all", "fdaudit report RUN"],
+            "notes": [
+                "The federation ran elsewhere: fdaudit can repeat the attacks on its record, not the federation.",
+                "The attacks need this run's vault, which holds what was brought, the seed and the secret.",
+            ],
+        }
     return {
         "commands": [
             "fdaudit verify RUN",

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fdaudit.cli.design import design
 from fdaudit.cli.directories import open_directory
 from fdaudit.cli.evidence import evidence, verify
 from fdaudit.cli.options import Address, AsJson, ExecutorName, RunPath, RunWorkers
 from fdaudit.cli.privacy import calibrate, ledger
+from fdaudit.cli.recording import card, import_
 from fdaudit.cli.red_team import export_view, score
 from fdaudit.cli.sweeps import curve, sweep
 from fdaudit.cluster.backends import elsewhere
@@ -360,8 +362,11 @@ app.command()(verify)
 app.command()(evidence)
 app.command()(ledger)
 app.command()(calibrate)
+app.command()(design)
 app.command(name="export-view")(export_view)
 app.command()(score)
+app.command(name="import")(import_)
+app.add_typer(card, name="card")
 app.command()(sweep)
 app.command()(curve)
 

@@ -123,6 +123,8 @@ def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
         DataError: the name is unknown, or the files are absent, damaged or unfit.
     """
     raw = _read(spec)
+    if not len(raw.y):
+        raise DataError("dataset.name", spec.name, "holds no record", "Give one with records.")
     if spec.limit is not None and spec.limit < len(raw.y):
         kept, _ = stratified_draw(raw.y, spec.limit, raw.classes, stream)
         whose = None if raw.identities is None else raw.identities[kept]
@@ -168,9 +170,12 @@ def _sized(x: Tensor, size: int | None) -> Tensor:
 
 
 def _check(x: Tensor, y: Tensor, classes: int, name: str) -> None:
-    if x.ndim != 4 or x.dtype != torch.float32 or not x.numel():
+    if x.ndim != 4 or x.dtype != torch.float32 or min(x.shape[1:]) < 1:
         raise DataError(
-            "dataset", name, f"has images {x.dtype} {tuple(x.shape)}", "Give float32 (n, c, h, w), not empty."
+            "dataset",
+            name,
+            f"has images {x.dtype} {tuple(x.shape)}",
+            "Give float32 (n, c, h, w), h and w from 1 on.",
         )
     expected = (len(x),) if task_of(y) == "single-label" else (len(x), classes)
     if y.shape != expected or y.dtype != torch.int64:
@@ -180,6 +185,8 @@ def _check(x: Tensor, y: Tensor, classes: int, name: str) -> None:
             f"has {len(x)} images but labels {y.dtype} {tuple(y.shape)}",
             "Give one int64 label for each image, or one for each image and class.",
         )
+    if not len(x):
+        return  # of a recording, an auditor may hold no record
     if not torch.isfinite(x).all():
         raise DataError("dataset", name, "holds NaN or infinite values", "Remove or repair those records.")
     low, high = x.aminmax()

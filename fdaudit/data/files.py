@@ -13,6 +13,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fdaudit.data.raw import RawData, as_identities, as_images, as_labels, class_total, same_count
@@ -20,7 +21,7 @@ from fdaudit.data.resize import fit
 from fdaudit.errors import DataError
 from fdaudit.limits import DATA_BYTES, PIXELS, open_file
 
-__all__ = ["read_folder", "read_npz", "resolve_path"]
+__all__ = ["read_arrays", "read_folder", "read_npz", "resolve_path"]
 
 # Closed list: some of Pillow's other readers start outside programs (EPS starts Ghostscript).
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -69,7 +70,7 @@ def read_npz(file: Path) -> RawData:
             field, f"npz:{file}", "names no file", "Give a path below `dataset.root`, or an absolute path."
         )
     wanted = ("train_images", "train_labels", "test_images", "test_labels", "train_identities")
-    arrays = _npz_arrays(file, wanted)
+    arrays = read_arrays(file, wanted, field)
     missing = [name for name in wanted[:2] if name not in arrays]
     if missing or ("test_images" in arrays) != ("test_labels" in arrays):
         missing = missing or [name for name in wanted[2:4] if name not in arrays]
@@ -102,10 +103,23 @@ def read_npz(file: Path) -> RawData:
     )
 
 
-def _npz_arrays(file: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
+def read_arrays(
+    file: Path, wanted: tuple[str, ...], field: str, *, follow: bool = True
+) -> dict[str, NDArray[Any]]:
+    """Return those of the wanted arrays that an npz file holds, by name; its other arrays are not read.
+
+    Args:
+        file: the file.
+        wanted: names of arrays.
+        field: name of the user's field, for the error.
+        follow: whether the file may be a link.
+
+    Raises:
+        DataError: it is absent, damaged or too large, or holds pickled objects.
+    """
     try:
         # Opened here, because np.load leaves the file open when the archive is damaged.
-        with open_file(file, DATA_BYTES) as stream:
+        with open_file(file, DATA_BYTES, follow=follow) as stream:
             _refuse_large(stream, wanted)
             with np.load(stream, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in wanted if name in archive.files}
@@ -113,16 +127,14 @@ def _npz_arrays(file: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
         told = getattr(error, "strerror", None) or str(error)
         reason = told.partition("\n")[0].rstrip(".") or type(error).__name__
         raise DataError(
-            "dataset.name",
+            field,
             str(file),
             f"is no readable npz file of plain arrays ({reason})",
             "Fetch it again, or write it with numpy.savez; pickled objects are refused.",
         ) from error
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
-            raise DataError(
-                "dataset.name", str(file), f"holds no array in {name}", "Write it with numpy.savez."
-            )
+            raise DataError(field, str(file), f"holds no array in {name}", "Write it with numpy.savez.")
     return arrays
 
 

@@ -17,7 +17,7 @@ from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import PartitionSpec, SplitSpec
 from fdaudit.types import task_of
 
-__all__ = ["ClientSplit", "Splits", "make_splits", "test_xy"]
+__all__ = ["ClientSplit", "Splits", "make_splits", "set_aside", "split_client", "test_xy"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,13 +133,9 @@ def make_splits(
         DataError: the partition is impossible, or some client cannot form a single pair.
     """
     y, classes = dataset.y, dataset.classes
-    rest = torch.arange(len(y))
-    held: dict[str, Tensor] = {}
     own_test = dataset.test_y is not None
-    for name in ("proxy", "auxiliary") if own_test else ("test", "proxy", "auxiliary"):
-        total = round(getattr(split_spec, name) * len(y))
-        drawn, left = stratified_draw(y[rest], min(total, len(rest)), classes, stream)
-        held[name], rest = rest[drawn], rest[left]
+    names = ("proxy", "auxiliary") if own_test else ("test", "proxy", "auxiliary")
+    held, rest = set_aside(y, {name: getattr(split_spec, name) for name in names}, classes, stream)
     if dataset.test_y is not None:
         held["test"] = torch.arange(len(dataset.test_y))
     if not len(held["test"]):
@@ -150,9 +146,29 @@ def make_splits(
     minimum = 2 if split_spec.candidates else 1
     parts = partition(y[rest], clients, partition_spec, stream, classes, minimum)
     made = tuple(
-        _client(k, rest[part], y, classes, split_spec.candidates, stream) for k, part in enumerate(parts)
+        split_client(k, rest[part], y, classes, split_spec.candidates, stream) for k, part in enumerate(parts)
     )
     return Splits(clients=made, class_table=class_table(y, [c.train for c in made], classes), **held)
+
+
+def set_aside(
+    y: Tensor, fractions: Mapping[str, float], classes: int, stream: SecretStream
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return ascending indices of records drawn for each name, in proportion to the classes, and of the rest.
+
+    Args:
+        y: (n,) labels, or (n, C) of the multi-label task.
+        fractions: the share of all records, by name; drawn in this order.
+        classes: number of classes, C.
+        stream: source of every random choice.
+    """
+    rest = torch.arange(len(y))
+    held: dict[str, Tensor] = {}
+    for name, fraction in fractions.items():
+        total = round(fraction * len(y))
+        drawn, left = stratified_draw(y[rest], min(total, len(rest)), classes, stream)
+        held[name], rest = rest[drawn], rest[left]
+    return held, rest
 
 
 def test_xy(dataset: Dataset, splits: Splits) -> tuple[Tensor, Tensor]:
@@ -172,10 +188,22 @@ def _refuse_unmeasurable(y: Tensor, fraction: float) -> None:
         raise DataError("splits.test", fraction, problem, "Raise the fraction, or label more test records.")
 
 
-def _client(
+def split_client(
     number: int, records: Tensor, y: Tensor, classes: int, wanted: int, stream: SecretStream
 ) -> ClientSplit:
-    """Draw a client's matched pairs and toss their coins; `records` are its indices into `y`."""
+    """Draw a client's matched pairs and toss their coins, with the guarantees of `make_splits`.
+
+    Args:
+        number: the client's, for the error.
+        records: its indices into `y`, ascending.
+        y: (n,) labels, or (n, C) of the multi-label task.
+        classes: number of classes, C.
+        wanted: the most pairs.
+        stream: source of every random choice.
+
+    Raises:
+        DataError: the client cannot form a single pair.
+    """
     if task_of(y) == "single-label":
         group, most = y[records], int((torch.bincount(y[records], minlength=classes) // 2).sum())
     else:

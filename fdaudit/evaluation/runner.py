@@ -24,7 +24,7 @@ from fdaudit.evaluation.attack_pool import attack_pool, dismiss
 from fdaudit.evaluation.stage import Adversary, Stage, handed_folder, not_asked
 from fdaudit.parallel.pool import Pool, Workers
 from fdaudit.planning.attacks import plan_attack
-from fdaudit.planning.plan import Plan
+from fdaudit.planning.case import Case
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.progress import Tick
 from fdaudit.result import Cell
@@ -59,7 +59,7 @@ class Piece:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any], plan: Plan) -> Piece:
+    def from_json(cls, value: dict[str, Any], plan: Case) -> Piece:
         """Return the piece, with its attack loaded by its name."""
         attack = plan_attack(value["attack"], value["params"], plan.spec, "attack", tuple(value["among"]))
         return cls(Path(value["run"]), attack, tuple(value["adversaries"]), tuple(map(Path, value["beside"])))
@@ -76,7 +76,7 @@ class Desk:
     @cached_property
     def _stage(self) -> Stage:
         return Stage(
-            replace(self.run, plan=_on_one_thread(self.run.plan)), self._open.enter_context(handed_folder())
+            replace(self.run, plan=self.run.plan.on_one_thread()), self._open.enter_context(handed_folder())
         )
 
     def cells(self, piece: Piece) -> Iterator[tuple[Cell, float]]:
@@ -154,7 +154,7 @@ def attack_cells(
     return [found[a, k.name] for a in adversaries for k in plan.attacks if (a, k.name) in found]
 
 
-def stand_by(plan: Plan) -> None:
+def stand_by(plan: Case) -> None:
     """Start the local processes for a run's cells, so that they are ready when its federation ends."""
     cells = sum(len(a.adversaries) for a in plan.attacks if a.params is not None)
     workers = _workers(plan, cells, None)
@@ -179,14 +179,14 @@ def _outcomes(
             yield from desk.cells(piece)
 
 
-def _workers(plan: Plan, cells: int, others: Workers | None) -> Workers | None:
+def _workers(plan: Case, cells: int, others: Workers | None) -> Workers | None:
     """Return the workers that run cells; None, for this process, on an accelerator or with one cell or one thread."""
     if plan.execution.device.startswith("cuda") or cells < 2:
         return None
     return others or _processes(plan, cells)
 
 
-def _processes(plan: Plan, cells: int) -> Pool | None:
+def _processes(plan: Case, cells: int) -> Pool | None:
     """Return processes of this machine, as many as the run has threads; None for one."""
     size = min(plan.execution.threads, cells)
     return None if size < 2 else attack_pool(size)
@@ -229,11 +229,6 @@ def _one_thread() -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
-
-
-def _on_one_thread(plan: Plan) -> Plan:
-    """Return the plan for cells, with one thread: threads inside small operations are slower than parallel cells."""
-    return replace(plan, execution=replace(plan.execution, threads=1, inside=1))
 
 
 def _path(run: Path, adversary: str, attack: str) -> Path:

@@ -28,8 +28,8 @@ from fdaudit.handout.handed import Adversary, handed_folder, without_records
 from fdaudit.handout.oracle_server import Answering
 from fdaudit.handout.rehearsals import rehearsal_of
 from fdaudit.isolation.attacker import AttackFailedError, attack
-from fdaudit.isolation.schema import Case
-from fdaudit.planning.plan import Plan
+from fdaudit.isolation.schema import Trial
+from fdaudit.planning.case import Case
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import Cell, Control, TargetResult, cell_directory
 from fdaudit.rng import SecretStream, child_seed
@@ -72,7 +72,8 @@ class Stage:
         self._truth = Truth(plan, self._vault)
         self._answering = Answering(plan, self._vault)
         self._rehearsed = Rehearsed(plan, self._vault.directory / "rehearsal", self._truth)
-        self._scorer = Scorer(self._truth, run.path, plan.encoder, Copies(plan, self._vault))
+        encode = None if "auxiliary" in plan.lacks else plan.encoder
+        self._scorer = Scorer(self._truth, run.path, encode, Copies(plan, self._vault))
 
     # -- what an attack is given ----------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class Stage:
             self.run / "transcript",
             name,
             parties=self.plan.parties,
-            hyperparameters=self.plan.protocol_config.model_dump(mode="json"),
+            hyperparameters=self.plan.settings,
             transport=self.plan.spec.transport,
             own_data=own,
         )
@@ -103,17 +104,19 @@ class Stage:
         self, adversary: Adversary, card: Mapping[str, Any] | None = None, held: Assumption | None = None
     ) -> Knowledge:
         """Return an adversary's assumed knowledge, by an attack's card; it holds no weight of any party."""
+        able = self.plan.stand_in is not None
         return known(
             self.plan,
             held or others(self.plan),
             card or {},
-            rehearsal_of(self.plan, adversary.name, own=adversary.scratch, everybody=self._common),
+            rehearsal_of(self.plan, adversary.name, own=adversary.scratch, everybody=self._common)
+            if able
+            else None,
         )
 
     def victims(self, adversary: str) -> tuple[str, ...]:
         """Return the victims: the first clients that do not belong to the adversary, fixed before the run."""
-        members = adversary.split("+")
-        return tuple(k for k in self.plan.clients if k not in members)[: self.plan.spec.victims]
+        return self.plan.victims(adversary)
 
     def challenges(self, adversary: str) -> dict[str, Challenge]:
         """Return the membership challenges on an adversary's victims; a victim without matched pairs has none."""
@@ -170,12 +173,15 @@ class Stage:
             return base.cell(
                 "not-applicable", reason="the attack needs records of one class each, not multi-label"
             )
+        if lacking := self.plan.lacking(attack):
+            return base.cell("not-applicable", reason=lacking)
         try:
             assumed = assumptions(self.plan, attack.card)
             task = self.task(adversary.name, attack)
             guesses, queries, reason = self._tried(base, adversary, task, assumed)
             if not guesses:
-                return base.cell("not-applicable", reason=reason)
+                advice = self.plan.advice(attack)
+                return base.cell("not-applicable", reason="; ".join(filter(None, (reason, advice))))
             figures, targets = self._scorer.score(base.id, guesses, assumed)
             on_canaries, others = self._on_canaries(base, adversary)
             tried = kept_controls(attack, self._run, adversary.name, beside) | self._power(
@@ -216,7 +222,7 @@ class Stage:
         candidates = {k: len(c.y) for k, c in task.challenges.items()}
         seed = child_seed(self.plan.seed, "attack", base.id, *purpose)
         cases = [
-            Case(
+            Trial(
                 knowledge=self.knowledge(adversary, base.attack.card, held),
                 task=shared(task, held, len(assumed)),
                 seed=seed,
@@ -249,7 +255,7 @@ class Stage:
         return {"queries": queries, "reason": reason}, found
 
     def _ask(
-        self, name: str, asked_for: AttackPlan, view: View, cases: Sequence[Case]
+        self, name: str, asked_for: AttackPlan, view: View, cases: Sequence[Trial]
     ) -> tuple[list[tuple[Guess, ...]] | str, dict[str, Any] | None]:
         """Run the attack on each case and serve its oracle; every question and answer is chained from the run's head.
 
@@ -297,7 +303,7 @@ class Stage:
         self, attack: AttackPlan, adversary: Adversary, task: AttackTask, assumed: Sequence[Assumption]
     ) -> dict[str, Control]:
         """Return the power control of a membership attack; empty if the spec asks for none."""
-        if attack.card["goal"] != "membership" or not self.plan.spec.rehearses:
+        if attack.card["goal"] != "membership" or not self.plan.spec.rehearses or self.plan.stand_in is None:
             return {}
         knowledge = self.knowledge(adversary, attack.card, assumed[0])
         return {"power": self._rehearsed.control(attack, adversary.name, knowledge, task)}
@@ -331,7 +337,7 @@ def _refuse_another_goal(guesses: Sequence[Guess], goal: Goal) -> None:
             raise ValueError(f"the attack returned a {type(guess).__name__}, which is not about {goal}")
 
 
-def not_asked(plan: Plan, adversary: str, attack: AttackPlan) -> Cell | None:
+def not_asked(plan: Case, adversary: str, attack: AttackPlan) -> Cell | None:
     """Return the cell of an attack that the spec does not ask for, with the reason; None if it does."""
     if attack.params is not None and adversary in attack.adversaries:
         return None
@@ -343,7 +349,7 @@ def not_asked(plan: Plan, adversary: str, attack: AttackPlan) -> Cell | None:
 class _Base:
     """The fields that all outcomes of one cell have in common."""
 
-    plan: Plan
+    plan: Case
     adversary: str
     attack: AttackPlan
 

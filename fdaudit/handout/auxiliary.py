@@ -30,7 +30,7 @@ from fdaudit.types import AttackTask, Guess, Reconstruction
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = ["Assumption", "assumptions", "by_classes", "known", "merged", "others", "shared", "shifted"]
 
@@ -65,7 +65,7 @@ def by_classes(card: Mapping[str, Any]) -> bool:
     return bool(card.get("control", {}).get("on") == "classes")
 
 
-def assumptions(plan: Plan, card: Mapping[str, Any]) -> tuple[Assumption, ...]:
+def assumptions(plan: Case, card: Mapping[str, Any]) -> tuple[Assumption, ...]:
     """Return the adversaries with which an attack is tried: one, or two that lack half of the classes each.
 
     If the variant withholds classes, an attack that does not assume auxiliary records gets none. Nothing is withheld
@@ -88,13 +88,13 @@ def assumptions(plan: Plan, card: Mapping[str, Any]) -> tuple[Assumption, ...]:
     return tuple(_without(plan, half) for half in _halves(plan))
 
 
-def others(plan: Plan) -> Assumption:
+def others(plan: Case) -> Assumption:
     """Return the adversaries' auxiliary records for attacks that do not show classes."""
     return Assumption(_variant(plan, plan.spec.auxiliary.others))
 
 
 def known(
-    plan: Plan,
+    plan: Case,
     held: Assumption,
     card: Mapping[str, Any],
     rehearsal: Rehearsal | None = None,
@@ -122,20 +122,21 @@ def known(
     elif rehearsal is not None and held.records is not plan.auxiliary:
         common = replace(rehearsal.common, encode=encoder)
         rehearsal = replace(rehearsal, common=common, shared=held.records)
+    named = "architecture" not in plan.lacks
     return Knowledge(
-        architecture=plan.architecture,
+        architecture=plan.architecture if named else None,
         auxiliary=held.records,
-        train=plan.trainer(),
+        train=plan.trainer() if named else None,
         encode=encoder,
         public=public if len(public) else None,
-        initial=plan.networks.initial_seed(plan.seed),
+        initial=plan.initial_seed,
         classes=plan.dataset.classes,
         rehearse=rehearsal,
         task=plan.dataset.task,
     )
 
 
-def _encoder(plan: Plan, records: tuple[Tensor, Tensor] | None) -> TaskEncoder | None:
+def _encoder(plan: Case, records: tuple[Tensor, Tensor] | None) -> TaskEncoder | None:
     if records is plan.auxiliary:
         return plan.encoder
     if records is None:
@@ -193,7 +194,7 @@ def shifted(x: Tensor) -> Tensor:
     return (0.5 + _CONTRAST * (blurred - 0.5)).clamp(0, 1)
 
 
-def _variant(plan: Plan, variant: str) -> tuple[Tensor, Tensor] | None:
+def _variant(plan: Case, variant: str) -> tuple[Tensor, Tensor] | None:
     if variant == "none":
         return None
     if variant == "same":
@@ -202,13 +203,13 @@ def _variant(plan: Plan, variant: str) -> tuple[Tensor, Tensor] | None:
     return (shifted(x), y) if len(y) else (x, y)
 
 
-def _halves(plan: Plan) -> tuple[tuple[int, ...], ...]:
+def _halves(plan: Case) -> tuple[tuple[int, ...], ...]:
     """Return the classes in two random halves; one half if there is only one class."""
     order = torch.randperm(plan.dataset.classes, generator=child(plan.seed, "auxiliary", "halves"))
     return tuple(tuple(sorted(half.tolist())) for half in order.tensor_split(2) if len(half))
 
 
-def _without(plan: Plan, half: tuple[int, ...]) -> Assumption:
+def _without(plan: Case, half: tuple[int, ...]) -> Assumption:
     x, y = plan.auxiliary
     known = ~torch.isin(y, torch.tensor(half))
     return Assumption((x[known], y[known]) if int(known.sum()) >= _LEAST else None, half)

@@ -27,7 +27,7 @@ from fdaudit.transcript.messages import ALL, Inputs, Message, role
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = [
     "RELEASED",
@@ -76,7 +76,7 @@ class Access:
         return may_ask(members, self.asked_by, self.heard_by, transport)
 
 
-def accesses(plan: Plan) -> tuple[Access, ...]:
+def accesses(plan: Case) -> tuple[Access, ...]:
     """Return the oracles that exist under a run's settings, those on clients' models first.
 
     There are none if the spec disables oracles. The oracle on the released model exists if the settings have a model
@@ -96,7 +96,7 @@ def accesses(plan: Plan) -> tuple[Access, ...]:
     return tuple(sorted(found, key=lambda access: access.kind is None))
 
 
-def answered_by(plan: Plan) -> tuple[str, frozenset[str]] | None:
+def answered_by(plan: Case) -> tuple[str, frozenset[str]] | None:
     """Return the kind of message in which clients answer samples, and its receiving roles; None without one."""
     mine = [m for m in plan.declared_messages if m["from"] == "client" and m["kind"] in _ANSWERS]
     if not mine:
@@ -105,7 +105,7 @@ def answered_by(plan: Plan) -> tuple[str, frozenset[str]] | None:
     return kind, frozenset(to for m in mine if m["kind"] == kind for to in m["to"].split(", "))
 
 
-def finished(plan: Plan, vault: Vault) -> bool:
+def finished(plan: Case, vault: Vault) -> bool:
     """Return whether a run reached its last round; a run that its budget ended did not."""
     checkpoint = vault.load_round()
     rounds: int = plan.protocol_config.rounds
@@ -119,7 +119,7 @@ def published(messages: Sequence[Message]) -> Message | None:
 
 
 def defended_answers(
-    plan: Plan, kind: str, logits: Tensor, noise: SecretStream, z_max: Tensor | None = None
+    plan: Case, kind: str, logits: Tensor, noise: SecretStream, z_max: Tensor | None = None
 ) -> tuple[Tensor, Event | None]:
     """Return clients' answers after the defences on their messages, with their event.
 
@@ -146,7 +146,7 @@ def defended_answers(
     return (sent.float().softmax(1) if kind == "logits" else sent), event
 
 
-def oracle_answers(plan: Plan, messages: Sequence[Message], *, finished: bool = True) -> list[OracleAnswers]:
+def oracle_answers(plan: Case, messages: Sequence[Message], *, finished: bool = True) -> list[OracleAnswers]:
     """Return all answers that each oracle of a run may give, as messages that follow the record.
 
     Args:
@@ -173,7 +173,7 @@ def oracle_answers(plan: Plan, messages: Sequence[Message], *, finished: bool = 
     return found
 
 
-def exposed(plan: Plan, members: Collection[str]) -> dict[str, Event | None]:
+def exposed(plan: Case, members: Collection[str]) -> dict[str, Event | None]:
     """Return the parties whose own models an adversary may ask, each with the event of all possible answers.
 
     This is known before the run. A released model is included if its message is withheld or its sender will be silent
@@ -190,7 +190,7 @@ def exposed(plan: Plan, members: Collection[str]) -> dict[str, Event | None]:
     return {party: event for party, event in found.items() if party not in members}
 
 
-def _holders(plan: Plan) -> tuple[str, ...]:
+def _holders(plan: Case) -> tuple[str, ...]:
     """Return the holders of the model that the settings publish; empty if they publish none."""
     models = [m for m in plan.declared_messages if m["kind"] == "model_parameters"]
     sent = [m for m in models if "world" in m["to"].split(", ")]
@@ -200,14 +200,14 @@ def _holders(plan: Plan) -> tuple[str, ...]:
     return clients if sent[0]["from"] == "client" else (str(sent[0]["from"]),)
 
 
-def _will_publish(plan: Plan, holder: str) -> bool:
+def _will_publish(plan: Case, holder: str) -> bool:
     """Return whether the spec lets a party publish its model."""
     last: int = plan.protocol_config.rounds - 1
     silent = any(o.party == holder and o.first <= last <= o.last for o in plan.outages)
     return "model_parameters" not in plan.spec.withhold and not silent
 
 
-def _of_released(plan: Plan, messages: Sequence[Message], finished: bool) -> Iterator[Message]:
+def _of_released(plan: Case, messages: Sequence[Message], finished: bool) -> Iterator[Message]:
     """Yield the answers of the released model: from the message that published it, or from its holder."""
     last = published(messages)
     if last is not None:
@@ -217,7 +217,7 @@ def _of_released(plan: Plan, messages: Sequence[Message], finished: bool) -> Ite
             yield _draft(party, _fitted_on(party, messages))
 
 
-def _of_clients(plan: Plan, access: Access, messages: Sequence[Message]) -> Iterator[Message]:
+def _of_clients(plan: Case, access: Access, messages: Sequence[Message]) -> Iterator[Message]:
     """Yield the answers of each client's own model, with the inputs of its training and the noise on each answer."""
     kind = str(access.kind)
     event = _of_budget(plan, kind)
@@ -240,7 +240,7 @@ def _is_of_model(message: Message) -> bool:
     return any(defense.get("of") == "model" for defense in message.defenses)
 
 
-def _of_budget(plan: Plan, kind: str) -> Event | None:
+def _of_budget(plan: Case, kind: str) -> Event | None:
     """Return the event of all answers within the budget, asked one sample at a time: the most expensive way."""
     logits = torch.zeros(1, plan.dataset.classes)
     _, event = defended_answers(plan, kind, logits, SecretStream(bytes(32), "event of one answer"))

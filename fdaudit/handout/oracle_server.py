@@ -27,7 +27,7 @@ from fdaudit.transcript.payloads import read_payload
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.storage.vault import Vault
     from fdaudit.training.trainer import Parameters
 
@@ -42,7 +42,7 @@ class Answering:
         vault: the run's vault.
     """
 
-    def __init__(self, plan: Plan, vault: Vault) -> None:
+    def __init__(self, plan: Case, vault: Vault) -> None:
         self._plan, self._vault, self._run = plan, vault, vault.directory.parent
         self._trainers = Trainers(plan.networks, plan.execution, ("server", *plan.clients))
 
@@ -64,7 +64,8 @@ class Answering:
                     return Oracle(wanted, budget)
             elif wanted == "hard" or access.kind != "hard_labels":
                 asked = tuple(k for k in self._plan.clients if k not in members and self._has(k))
-                return Oracle(wanted, budget, asked)
+                if asked:  # of a recorded system, no client's own model is at hand
+                    return Oracle(wanted, budget, asked)
         return None
 
     def reply(self, wanted: str, x: Tensor, of: str | None, noise: SecretStream) -> Tensor:
@@ -132,7 +133,7 @@ class Answering:
         return released
 
 
-def answers_of(plan: Plan, wanted: str, kind: str, logits: Tensor, noise: SecretStream) -> Tensor:
+def answers_of(plan: Case, wanted: str, kind: str, logits: Tensor, noise: SecretStream) -> Tensor:
     """Return a client's answers to an oracle: probabilities (n, C), or classes (n,).
 
     Args:

@@ -5,17 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fdaudit.errors import FdauditError
 from fdaudit.isolation.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
     from fdaudit.config import Config
-    from fdaudit.planning.plan import Plan
+    from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig
+    from fdaudit.planning.case import Case
 
-__all__ = ["rehearsal_of"]
+__all__ = ["rehearsal_of", "stand_in_of"]
+
+
+def stand_in_of(plan: Case) -> tuple[type[FederatedProtocol], ProtocolConfig]:
+    """Return the protocol that rehearsals run, and its settings.
+
+    Raises:
+        FdauditError: no protocol stands in for a recorded system's own.
+    """
+    if plan.stand_in is None:
+        raise FdauditError(f"rehearsal: no protocol of fdaudit stands in for {plan.protocol.name}.")
+    return plan.stand_in
 
 
 def rehearsal_of(
-    plan: Plan,
+    plan: Case,
     adversary: str,
     *,
     config: Config | None = None,
@@ -32,10 +45,13 @@ def rehearsal_of(
         defended: with the run's defences, withheld messages and transport; else with none of these.
         own: a directory for rehearsals of this adversary only; default: the temporary directory.
         everybody: a directory for rehearsals on shared records; None shares nothing.
+
+    Raises:
+        FdauditError: no protocol stands in for a recorded system's own.
     """
-    settings = (config or plan.protocol_config).model_dump(mode="json")
+    protocol, usual = stand_in_of(plan)
     setting: dict[str, Any] = {
-        "protocol": {"name": plan.protocol.name, "params": settings},
+        "protocol": {"name": protocol.name, "params": (config or usual).model_dump(mode="json")},
         "clients": plan.spec.clients,
     }
     if defended:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.adversary.oracle import Oracle
     from fdaudit.adversary.view import View
-    from fdaudit.isolation.schema import Case
+    from fdaudit.isolation.schema import Trial
     from fdaudit.types import Guess
 
 __all__ = ["AttackFailedError", "Attacker", "attack", "dismiss", "home", "settings_of", "stand_by"]
@@ -195,7 +195,7 @@ class _Served:
         return x, of
 
 
-def attack(asked: AttackPlan, view: View, case: Case, reply: Reply | None = None) -> tuple[Guess, ...] | str:
+def attack(asked: AttackPlan, view: View, case: Trial, reply: Reply | None = None) -> tuple[Guess, ...] | str:
     """Run an attack on a case in a process that holds nothing else.
 
     Args:
@@ -285,7 +285,7 @@ def _settings_of(name: str, target: str, profile: str, params: str, where: str) 
     return resolved
 
 
-def _served(case: Case, reply: Reply | None) -> _Served | None:
+def _served(case: Trial, reply: Reply | None) -> _Served | None:
     from fdaudit.adversary.oracle import Oracle
 
     oracle, network = case.task.oracle, case.knowledge.architecture
@@ -294,7 +294,7 @@ def _served(case: Case, reply: Reply | None) -> _Served | None:
     return _Served(oracle, network.input_shape, reply)
 
 
-def _settled(case: Case, readable_below: Path, folder: Path) -> Case:
+def _settled(case: Trial, readable_below: Path, folder: Path) -> Trial:
     """Return the case with rehearsal directories that its process may use."""
     rehearsal: Any = case.knowledge.rehearse
     if rehearsal is None:

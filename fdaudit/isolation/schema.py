@@ -35,14 +35,14 @@ from fdaudit.types import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Case", "guesses_of", "packed", "packed_guesses", "unpacked"]
+__all__ = ["Trial", "guesses_of", "packed", "packed_guesses", "unpacked"]
 
 _LONGEST_NOTE = 500
 Pair = tuple["Tensor", "Tensor"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Case:
+class Trial:
     """The inputs of an attack, except the view, which is in a directory.
 
     Attributes:
@@ -59,7 +59,7 @@ class Case:
 # -- the case ---------------------------------------------------------------------------------------------------
 
 
-def packed(case: Case, tensors: Tensors) -> dict[str, Any]:
+def packed(case: Trial, tensors: Tensors) -> dict[str, Any]:
     """Return a case as JSON values; its tensors are added to the others.
 
     Raises:
@@ -72,9 +72,9 @@ def packed(case: Case, tensors: Tensors) -> dict[str, Any]:
     }
 
 
-def unpacked(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Case:
+def unpacked(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Trial:
     """Return the case that `packed` wrote, with new objects."""
-    return Case(
+    return Trial(
         knowledge=_knowledge_of(value["knowledge"], tensors),
         task=_task_of(value["task"], tensors),
         seed=int(value["seed"]),

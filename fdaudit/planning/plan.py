@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
@@ -31,13 +31,16 @@ from fdaudit.training.evaluator import Evaluator
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Parameters, Trainer
 from fdaudit.transcript.wire import Defense, Outage
-from fdaudit.types import ONLY_SINGLE_LABEL, GradientRule, Trained
+from fdaudit.types import ONLY_SINGLE_LABEL, Design, GradientRule, Trained
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fdaudit.spec.card import Claim
+    from fdaudit.transcript.messages import Message
 
-__all__ = ["Plan", "make_plan"]
+
+__all__ = ["Plan", "execution_of", "make_plan", "networks_named"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +62,10 @@ class Plan:
         training: of training, by what is trained.
         attacks: every known attack, requested or not.
         identity: digest of everything that determines the run's results; independent of the attacks.
+        origin: whether fdaudit ran the federation, or another system did.
+        lacks: what was not brought to a recording, each with where to bring it.
+        design: how membership was decided.
+        claims: ε that a recorded system claims for itself.
     """
 
     spec: Spec
@@ -75,6 +82,10 @@ class Plan:
     training: Mapping[Trained, GradientRule]
     attacks: tuple[AttackPlan, ...]
     identity: str
+    origin: Literal["simulation", "recording"] = "simulation"
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    design: Design = "matched-pairs"
+    claims: tuple[Claim, ...] = ()
 
     @property
     def seed(self) -> int:
@@ -101,10 +112,50 @@ class Plan:
         """Return held-out records for accuracy."""
         return test_xy(self.dataset, self.splits)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the public settings of the protocol, as views show them."""
+        return self.protocol_config.model_dump(mode="json")
+
+    @property
+    def stand_in(self) -> tuple[type[FederatedProtocol], ProtocolConfig] | None:
+        """Return the protocol that rehearsals run, with its settings: the run's own."""
+        return self.protocol, self.protocol_config
+
+    @property
+    def initial_seed(self) -> int | None:
+        """Return the seed of the public initial weights."""
+        return self.networks.initial_seed(self.seed)
+
     def records(self, client: str) -> tuple[Tensor, Tensor]:
         """Return the records (x, y) that a client trains on."""
         index = self.splits.clients[int(client.partition("/")[2])].train
         return self.dataset.x[index], self.dataset.y[index]
+
+    def numbered(self, client: str) -> Tensor:
+        """Return the rows (n,) of a client's records by the numbers that it gives them itself."""
+        return self.splits.clients[int(client.partition("/")[2])].train
+
+    def victims(self, adversary: str) -> tuple[str, ...]:
+        """Return the attacked clients: the first ones that do not belong to the adversary, fixed before the run."""
+        members = adversary.split("+")
+        return tuple(k for k in self.clients if k not in members)[: self.spec.victims]
+
+    def lacking(self, attack: AttackPlan) -> str:
+        """Return what an attack needs and was not brought: nothing, in a simulation."""
+        return ""
+
+    def advice(self, attack: AttackPlan) -> str:
+        """Return what an attack could use and was not brought: nothing, in a simulation."""
+        return ""
+
+    def charged(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages as the ledger may read them: as they are, because the wire wrote them."""
+        return messages
+
+    def on_one_thread(self) -> Self:
+        """Return the plan for cells: threads inside small operations are slower than parallel cells."""
+        return replace(self, execution=replace(self.execution, threads=1, inside=1))
 
     @cached_property
     def auxiliary(self) -> tuple[Tensor, Tensor]:
@@ -197,9 +248,10 @@ def make_plan(spec: Spec, secrets: Secrets) -> Plan:
             dataset, splits, spec.canaries, lambda client: secrets.truth("canaries", client)
         )
     _refuse_other_tasks(spec, protocol, dataset)
-    networks = _networks(spec, protocol, dataset)
+    networks = networks_named(spec, dataset.input_shape, dataset.classes)
+    _refuse_unlike(networks, spec, protocol)
     refuse_untrainable(attached, spec, networks_of(protocol, networks))
-    execution = _execution(spec, networks)
+    execution = execution_of(spec, networks)
     _refuse_absent_device(execution.device)
     if getattr(config, "upload", None) == "gradient" and networks.shared.has_batchnorm:
         raise SpecError(
@@ -242,7 +294,8 @@ def _identity(
     return digest_of(card, splits.to_dict(), public)
 
 
-def _execution(spec: Spec, networks: Networks) -> Execution:
+def execution_of(spec: Spec, networks: Networks) -> Execution:
+    """Return how the models of a spec are trained on this machine."""
     return Execution.resolve(
         device=spec.device,
         threads=spec.threads,
@@ -278,20 +331,30 @@ def _refuse_other_tasks(spec: Spec, protocol: type[FederatedProtocol], dataset: 
         )
 
 
-def _networks(spec: Spec, protocol: type[FederatedProtocol], dataset: Dataset) -> Networks:
-    shared = architecture(spec.model, dataset.input_shape, dataset.classes)
+def networks_named(spec: Spec, input_shape: tuple[int, int, int], classes: int) -> Networks:
+    """Return the networks that a spec names, for images (c, h, w).
+
+    Raises:
+        SpecError: a network is unknown, or does not accept such images.
+    """
+    shared = architecture(spec.model, input_shape, classes)
     own = []
     for number, entry in enumerate(spec.client_models):
         try:
-            own.append(architecture(entry, dataset.input_shape, dataset.classes))
+            own.append(architecture(entry, input_shape, classes))
         except SpecError as error:
             field = error.field.replace("model", f"client_models.{number}", 1)
             raise SpecError(field, error.value, error.problem, error.remedy) from None
-        if not protocol.heterogeneous and own[-1] != shared:
+    return Networks(shared, tuple(own))
+
+
+def _refuse_unlike(networks: Networks, spec: Spec, protocol: type[FederatedProtocol]) -> None:
+    """Refuse networks of clients' own where the protocol needs one for all."""
+    for number, own in enumerate(networks.clients):
+        if not protocol.heterogeneous and own != networks.shared:
             problem = f"differs from model {spec.model.name!r}: {protocol.name} needs one network for all"
             remedy = "Remove client_models, or choose a protocol that exchanges predictions."
-            raise SpecError(f"client_models.{number}.name", entry.name, problem, remedy)
-    return Networks(shared, tuple(own))
+            raise SpecError(f"client_models.{number}.name", own.name, problem, remedy)
 
 
 def _public(
@@ -324,12 +387,12 @@ def _refuse_strangers(spec: Spec, protocol: type[FederatedProtocol], config: Pro
     asked = [("adversaries", spec.adversaries)]
     for number, entry in enumerate(() if spec.attacks == "all" else spec.attacks):
         asked.append((f"attacks.{number}.adversaries", entry.adversaries or ()))
-    for field, names in asked:
+    for where, names in asked:
         for name in names:
             try:
                 members_of(name, parties_of(protocol, config, spec.clients))
             except SpecError as error:
-                raise SpecError(field, name, f"{error.problem} of {protocol.name}", error.remedy) from None
+                raise SpecError(where, name, f"{error.problem} of {protocol.name}", error.remedy) from None
 
 
 def _refuse_rounds_beyond(spec: Spec, config: ProtocolConfig) -> None:

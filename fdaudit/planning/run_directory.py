@@ -13,11 +13,12 @@ import yaml
 
 from fdaudit.errors import RunError, SpecError
 from fdaudit.planning.plan import Plan, make_plan
+from fdaudit.planning.recorded import recording_in
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.files import load_json, save_json, write_atomically
 from fdaudit.storage.locks import make_private, writing
 from fdaudit.storage.vault import Secrets, Vault
-from fdaudit.transcript.manifest import read_manifest, refuse_changed
+from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest, refuse_changed
 
 __all__ = ["RunDirectory"]
 
@@ -55,6 +56,7 @@ class RunDirectory:
         Raises:
             UsageError: the spec is wrong, or the directory is occupied or being written; nothing was written.
         """
+        _refuse_recording(path)
         with ExitStack() as held:
             if path.is_dir():
                 held.enter_context(writing(path))
@@ -82,8 +84,15 @@ class RunDirectory:
             IntegrityError: its record was changed, so new figures would be attributed to the wrong record.
         """
         spec = _the_spec(None, path, resume=True)
-        run = cls(path, make_plan(spec, Vault(path / "vault").secrets))
-        refuse_changed(path)
+        secrets = Vault(path / "vault").secrets
+        manifest = read_manifest(path) if (path / MANIFEST).exists() else {}
+        if origin_of(manifest) == "recording":
+            refuse_changed(path)
+            plan: Plan = recording_in(path, spec, secrets, manifest["recording"])
+        else:
+            plan = make_plan(spec, secrets)
+            refuse_changed(path)
+        run = cls(path, plan)
         stated = read_manifest(path)["commitments"]
         for name, found in run.commitments.items():
             if stated.get(name) != found:
@@ -143,6 +152,15 @@ class RunDirectory:
                 raise RunError(
                     "dataset", self.plan.spec.dataset.name, problem, "Restore it, or start a new run."
                 )
+
+
+def _refuse_recording(path: Path) -> None:
+    """Refuse to run or resume in the directory of an imported recording."""
+    if (path / MANIFEST).is_file() and origin_of(read_manifest(path)) == "recording":
+        problem = "is a recording: its federation ran elsewhere"
+        raise RunError(
+            "out", str(path), problem, "Attack it with `fdaudit attack`, or choose another directory."
+        )
 
 
 def _the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resume: bool) -> Spec:

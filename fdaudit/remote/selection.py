@@ -21,7 +21,7 @@ Choice = Callable[[Collection[str]], Collection[str]]
 
 _BUNDLE = frozenset({"statement.dsse.json", "files.json"})
 _UNVERIFIED = ("vault/", "attacks/", "report/")
-_COVERED = ("manifest.json", "spec.yaml", "utility.csv")
+_COVERED = ("manifest.json", "spec.yaml", "card.yaml", "utility.csv")
 _COMPARED = frozenset({*_COVERED, "result.json", "timings.json"})
 _DRAWN = re.compile(r"sweep\.json|runs/[^/]+/(result\.json|manifest\.json|spec\.yaml|utility\.csv)")
 _SEED = re.compile(r"vault/secrets\.json|vault/handed-out/[^/]+\.json|attacks/controls/[^/]+\.json")

@@ -41,9 +41,9 @@ from fdaudit.types import Challenge
 
 if TYPE_CHECKING:
     from fdaudit.accounting.ledger import Ledger
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
-__all__ = ["CONFIDENCE", "Check", "Evidence", "by_client", "check_claims", "judge"]
+__all__ = ["CONFIDENCE", "Check", "Claimed", "Evidence", "by_client", "check_claims", "judge"]
 
 CONFIDENCE = 0.95
 """Probability that no true claim of a run is contradicted."""
@@ -62,6 +62,14 @@ class _Coins(TypedDict):
     relation: Relation
     pair: Tensor | None
     guesses: int | None
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A claim that a recorded system makes for itself, in the ledger's terms, and where it makes it."""
+
+    entry: Ledger
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +124,7 @@ class Check:
             gave scores.
         reason: the verdict in one sentence.
         evidence: by attack and kind of coins.
+        source: who claims it, for a claim that is not the ledger's.
     """
 
     adversary: str
@@ -134,20 +143,33 @@ class Check:
     p: float | None = None
     reason: str
     evidence: tuple[Evidence, ...] = ()
+    source: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
         return {**asdict(self), "evidence": [asdict(e) for e in self.evidence]}
 
 
-def check_claims(run: RunDirectory, ledgers: Sequence[Ledger]) -> tuple[Check, ...]:
-    """Check every ledger's claim with the scores that the run's membership attacks left in the vault."""
+def check_claims(
+    run: RunDirectory, ledgers: Sequence[Ledger], claims: Sequence[Claimed] = ()
+) -> tuple[Check, ...]:
+    """Check claims with the scores that the run's membership attacks left in the vault.
+
+    Args:
+        run: the run.
+        ledgers: what the ledger claims, view by view.
+        claims: what a recorded system claims for itself.
+    """
     plan, truth = run.plan, Truth(run.plan, run.vault)
-    planned = {entry.view: list(_planned(plan, truth, entry)) for entry in ledgers}
-    confidence = 1 - (1 - CONFIDENCE) / max(1, _TESTS * sum(map(len, planned.values())))
+    entries = [*((entry, "") for entry in ledgers), *((c.entry, c.source) for c in claims)]
+    planned = [list(_planned(plan, truth, entry)) for entry, _ in entries]
+    confidence = 1 - (1 - CONFIDENCE) / max(1, _TESTS * sum(map(len, planned)))
     return tuple(
-        judge(entry, _evidence(plan, truth, run.path, entry, planned[entry.view], confidence), confidence)
-        for entry in ledgers
+        replace(
+            judge(entry, _evidence(plan, truth, run.path, entry, tests, confidence), confidence),
+            source=source,
+        )
+        for (entry, source), tests in zip(entries, planned, strict=True)
     )
 
 
@@ -224,14 +246,14 @@ def _verdict(check: Check) -> tuple[Verdict, str]:
 # -- details ------------------------------------------------------------------------------------------------------
 
 
-def _planned(plan: Plan, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Part]]:
+def _planned(plan: Case, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Part]]:
     """Yield the attacks that the spec requests in this view, with each kind of coins that tests its claim."""
     if not entry.finite or not entry.victim:
         return
     members = entry.view.split("+")
     parts: list[Part] = []
-    victims = [k for k in plan.clients if k not in members][: plan.spec.victims]
-    if any(len(truth.challenge(k)[1]) for k in victims):
+    victims = plan.victims(entry.view)
+    if plan.design != "observational" and any(len(truth.challenge(k)[1]) for k in victims):
         parts.append("candidates")
     tested = plan.spec.canaries is not None and _tests(plan.spec.canaries, entry)
     if tested and any(k not in members for k in truth.with_canaries):
@@ -254,7 +276,7 @@ def _tests(asked: CanarySpec, entry: Ledger) -> bool:
 
 
 def _evidence(
-    plan: Plan,
+    plan: Case,
     truth: Truth,
     run: Path,
     entry: Ledger,

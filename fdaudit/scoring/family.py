@@ -76,6 +76,8 @@ def candidate_scores(run: RunDirectory, cells: Sequence[Mapping[str, Any]]) -> d
         IntegrityError: a membership attack has run, and its scores are missing from the vault.
     """
     truth, found = Truth(run.plan, run.vault), dict[str, dict[str, Pairs]]()
+    if run.plan.design == "observational":
+        return found
     for cell in filter(_is_judged, cells):
         kept = kept_scores(run.path, cell["id"], "candidates")
         if kept:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fdaudit.data import class_counts
 from fdaudit.errors import FdauditError
-from fdaudit.types import Challenge, Reconstruction
+from fdaudit.types import Challenge, Design, Reconstruction
 
 if TYPE_CHECKING:
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.storage.vault import Vault
 
 __all__ = ["Truth", "class_shares"]
@@ -30,7 +30,7 @@ class Truth:
         plan: the run's plan.
     """
 
-    def __init__(self, plan: Plan, vault: Vault) -> None:
+    def __init__(self, plan: Case, vault: Vault) -> None:
         self.plan, self._vault = plan, vault
         self._known_behind: dict[tuple[str, tuple[int, ...]], Tensor] = {}
 
@@ -43,7 +43,7 @@ class Truth:
         split = self.plan.splits.clients[int(client.partition("/")[2])]
         index = torch.cat([split.members, split.non_members])
         member = torch.isin(index, train)
-        return self._shuffled(client, index, member, "matched-pairs", "challenge")
+        return self._shuffled(client, index, member, self.plan.design, "challenge")
 
     def canaries(self, client: str) -> tuple[Challenge, Tensor]:
         """Return a client's canaries, if any, in random order, and which of them were trained on (m,)."""
@@ -63,7 +63,7 @@ class Truth:
         client: str,
         index: Tensor,
         member: Tensor,
-        design: Literal["matched-pairs", "coin-flips"],
+        design: Design,
         purpose: str,
     ) -> tuple[Challenge, Tensor]:
         """Return a challenge with shuffled candidates and renumbered coins, so that order and number reveal nothing.
@@ -114,8 +114,7 @@ class Truth:
                 wanted.discard(seq)
             if not wanted:
                 break
-        own = self.plan.splits.clients[int(client.partition("/")[2])].train
-        return own[torch.tensor(list(dict.fromkeys(local)), dtype=torch.int64)]
+        return self.plan.numbered(client)[torch.tensor(list(dict.fromkeys(local)), dtype=torch.int64)]
 
     def records(self, guess: Reconstruction) -> tuple[Tensor, Tensor]:
         """Return the records (x, y) that a guess is about: behind its messages, or all of its target's."""

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fdaudit.metrics import MembershipScore, mean_and_worst, score_generated, score_membership
+from fdaudit.metrics import MembershipScore, auc_figure, mean_and_worst, score_generated, score_membership
 from fdaudit.result import TargetResult, noted
 from fdaudit.rng import child_numpy
 from fdaudit.scoring.ground_truth import Truth
-from fdaudit.types import Figure, Membership
+from fdaudit.types import Challenge, Figure, Membership, task_of
 
-__all__ = ["MembershipScorer"]
+__all__ = ["NO_COINS", "MembershipScorer"]
+
+NO_COINS = (
+    "Observational: no coins decided who is a member. Members may differ from the others by more than their training, "
+    "so the AUC stands beside that of a blind baseline, which sees the candidates and no message. No p-value and no ε "
+    "follow from it."
+)
+"""What stands beside every figure of members that were not drawn by coins."""
+_FOLDS = 5
+"""Parts of the candidates that the blind baseline predicts in turn."""
 
 
 class MembershipScorer:
@@ -22,10 +33,10 @@ class MembershipScorer:
 
     Args:
         truth: the auditor's side of every challenge.
-        encode: the task encoder, for distances between sets of images.
+        encode: the task encoder, for distances between sets of images; None without auxiliary records.
     """
 
-    def __init__(self, truth: Truth, encode: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, truth: Truth, encode: Callable[[Tensor], Tensor] | None) -> None:
         self._truth, self._seed, self._encode = truth, truth.plan.seed, encode
 
     def score(
@@ -39,6 +50,7 @@ class MembershipScorer:
                 target=guess.target,
                 figures=(
                     *(noted(f, guess.note) for f in scores[guess.target].figures.values()),
+                    *self._blind([guess], cell),
                     *self._generated([guess], cell),
                 ),
                 roc=_roc(scores[guess.target]),
@@ -49,7 +61,7 @@ class MembershipScorer:
         for name in figures[:]:
             generator = child_numpy(self._seed, "score", cell, name.name)
             figures.append(mean_and_worst({t: s.figures[name.name] for t, s in scores.items()}, generator)[1])
-        return (*figures, *self._generated(guesses, cell)), targets
+        return (*figures, *self._blind(guesses, cell), *self._generated(guesses, cell)), targets
 
     def _pooled(self, guesses: Sequence[Membership], cell: str) -> MembershipScore:
         """Score membership guesses against the coins, with the candidates of all victims pooled."""
@@ -59,12 +71,33 @@ class MembershipScorer:
             members.append(member)
             pairs.append(challenge.pair + offset)
             offset += len(member) // 2
-        return score_membership(
+        by_coins = self._truth.plan.design != "observational"
+        found = score_membership(
             torch.cat([g.scores for g in guesses]),
             torch.cat(members),
             generator=child_numpy(self._seed, "score", cell, *(g.target for g in guesses)),
-            pair=torch.cat(pairs),
+            pair=torch.cat(pairs) if by_coins else None,
         )
+        if by_coins:
+            return found
+        plain = {n: noted(replace(f, p=None), NO_COINS) for n, f in found.figures.items()}
+        return replace(found, figures=plain)
+
+    def _blind(self, guesses: Sequence[Membership], cell: str) -> tuple[Figure, ...]:
+        """Return the AUC of a classifier that sees the candidates and no message; none if coins decided.
+
+        It is logistic regression on pixels and labels. Each part of the candidates is predicted from the others.
+        """
+        if self._truth.plan.design != "observational":
+            return ()
+        values, members = [], []
+        for guess in guesses:
+            challenge, member = self._truth.challenge(guess.target)
+            values.append(_predicted(challenge, member, child_numpy(self._seed, "blind", cell, guess.target)))
+            members.append(member)
+        generator = child_numpy(self._seed, "score", "blind", cell, *(g.target for g in guesses))
+        figure = auc_figure(torch.cat(values), torch.cat(members), generator)
+        return (noted(replace(figure, name="auc_blind", p=None), NO_COINS),)
 
     def _generated(self, guesses: Sequence[Membership], cell: str) -> tuple[Figure, ...]:
         """Measure how much nearer generated samples are to members than to non-members; pool victims that have samples.
@@ -72,7 +105,7 @@ class MembershipScorer:
         The result is empty if no guess uses generated samples. Samples that several victims share count once.
         """
         with_samples = [g for g in guesses if g.generated is not None]
-        if not with_samples:
+        if not with_samples or self._encode is None:
             return ()
         inside, outside = list[Tensor](), list[Tensor]()
         for guess in with_samples:
@@ -98,3 +131,23 @@ class MembershipScorer:
 
 def _roc(score: MembershipScore) -> dict[str, Any]:
     return {"fpr": score.roc.fpr.tolist(), "tpr": score.roc.tpr.tolist()}
+
+
+def _predicted(challenge: Challenge, member: Tensor, generator: np.random.Generator) -> Tensor:
+    """Return (n,) how much each candidate looks like a member, by a classifier fitted to the other parts."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    y = challenge.y if task_of(challenge.y) == "multi-label" else torch.nn.functional.one_hot(challenge.y)
+    inputs = StandardScaler().fit_transform(torch.cat([challenge.x.flatten(1), y.float()], 1).numpy())
+    truth, found = member.numpy(), np.zeros(len(member))
+    part = np.empty(len(truth), dtype=np.int64)
+    for group in (truth, ~truth):  # members and others in equal shares of every part
+        rows = generator.permutation(np.flatnonzero(group))
+        part[rows] = np.arange(len(rows)) % _FOLDS
+    for fold in range(_FOLDS):
+        rest = part != fold
+        if len(set(truth[rest])) == 2 and not rest.all():
+            model = LogisticRegression(C=0.01, max_iter=1000).fit(inputs[rest], truth[rest])
+            found[~rest] = model.decision_function(inputs[~rest])
+    return torch.from_numpy(found)

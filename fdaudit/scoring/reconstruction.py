@@ -44,10 +44,10 @@ class ReconstructionScorer:
     Args:
         truth: the auditor's side.
         run: the run directory, where pictures go.
-        encode: the task encoder, for distances between sets of images.
+        encode: the task encoder, for distances between sets of images; None without auxiliary records.
     """
 
-    def __init__(self, truth: Truth, run: Path, encode: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, truth: Truth, run: Path, encode: Callable[[Tensor], Tensor] | None) -> None:
         self._truth, self._plan, self._run, self._encode = truth, truth.plan, run, encode
         try:
             self._lpips: torch.nn.Module | None = load_lpips()
@@ -138,6 +138,9 @@ class ReconstructionScorer:
         if min(len(guess), len(truth)) < 2:
             why = "a distance between sets needs at least two images on each side"
             return tuple(Figure(name=n, value=None, unavailable=why) for n in ("fid", "frechet_task_encoder"))
+        if self._encode is None:
+            missing = Figure(name="frechet_task_encoder", value=None, unavailable="bring auxiliary records")
+            return fid_figure(guess, truth), missing
         return (
             fid_figure(guess, truth),
             task_encoder_distance(guess, truth, self._encode, TaskEncoder.name),

@@ -34,11 +34,13 @@ class Scorer:
     Args:
         truth: the auditor's side of every challenge.
         run: the run directory, where pictures go.
-        encode: the task encoder, for distances between sets of images.
+        encode: the task encoder, for distances between sets of images; None without auxiliary records.
         copies: scores copies of models.
     """
 
-    def __init__(self, truth: Truth, run: Path, encode: Callable[[Tensor], Tensor], copies: Copies) -> None:
+    def __init__(
+        self, truth: Truth, run: Path, encode: Callable[[Tensor], Tensor] | None, copies: Copies
+    ) -> None:
         self._truth, self._copies = truth, copies
         self._membership = MembershipScorer(truth, encode)
         self._reconstruction = ReconstructionScorer(truth, run, encode)

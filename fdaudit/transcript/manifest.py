@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fdaudit.errors import IntegrityError, RunError
@@ -14,15 +17,32 @@ from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import write_atomically
 from fdaudit.transcript.transcript import verify_transcript
 
-__all__ = ["COVERED", "MANIFEST", "read_manifest", "refuse_changed", "verify", "write_manifest"]
+__all__ = [
+    "COVERED",
+    "MANIFEST",
+    "origin_of",
+    "read_manifest",
+    "refuse_changed",
+    "verify",
+    "versions",
+    "write_manifest",
+]
 
 MANIFEST = "manifest.json"
-COVERED = ("spec.yaml", "utility.csv")
-"""Files beside the transcript whose digests the manifest holds."""
+COVERED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"simulation": ("spec.yaml", "utility.csv"), "recording": ("spec.yaml", "card.yaml")}
+)
+"""Files beside the transcript whose digests the manifest holds, by the run's origin."""
 _REQUIRED: Mapping[str, type] = {"head": str, "messages": int, "files": dict, "commitments": dict}
+_PACKAGES = ("fdaudit", "numpy", "safetensors", "scikit-learn", "scipy", "torch", "torchvision")
 _AFTERWARDS = "result.json"
 _SCHEMA = "fdaudit-manifest/2"
 _EARLIER = ("fdaudit-manifest/1",)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that figures depend on, for a manifest."""
+    return {**{package: version(package) for package in _PACKAGES}, "python": platform.python_version()}
 
 
 def write_manifest(run: Path, values: Mapping[str, Any]) -> None:
@@ -30,10 +50,10 @@ def write_manifest(run: Path, values: Mapping[str, Any]) -> None:
 
     Args:
         run: the run directory.
-        values: `head`, `messages`, `commitments`, `versions`, …; the schema, the digests of the covered files
-            and the manifest's own digest are added.
+        values: `head`, `messages`, `commitments`, `versions`, …, and the `origin` of a recording; the schema, the
+            digests of the covered files and the manifest's own digest are added.
     """
-    files = {name: _sha256(run / name) for name in COVERED}
+    files = {name: _sha256(run / name) for name in COVERED[origin_of(values)]}
     body = {"schema": _SCHEMA, "status": "complete", "files": files, **values}
     body["self"] = hashlib.sha256(canonical(body)).hexdigest()
     write_atomically(run / MANIFEST, canonical(body) + b"\n")
@@ -74,6 +94,7 @@ def read_manifest(run: Path) -> dict[str, Any]:
     if whole != data or stated != right or body.get("schema") != _SCHEMA:
         raise IntegrityError([f"{MANIFEST} does not match its own digest"])
     wrong = [name for name, kind in _REQUIRED.items() if type(body.get(name)) is not kind]
+    wrong += [] if body.get("origin", "simulation") in COVERED else ["origin"]
     if wrong:
         raise IntegrityError([f"{MANIFEST} is malformed: {', '.join(wrong)}"])
     return dict(body)
@@ -97,14 +118,22 @@ def verify(run: Path) -> list[str]:
         return list(error.findings)
     transcript = run / "transcript"
     return _changed(run, manifest) + verify_transcript(
-        transcript, head=manifest["head"], count=manifest["messages"]
+        transcript,
+        head=manifest["head"],
+        count=manifest["messages"],
+        own_kinds=origin_of(manifest) == "recording",
     )
+
+
+def origin_of(manifest: Mapping[str, Any]) -> str:
+    """Return where a run's messages come from: `simulation`, or `recording` of another system."""
+    return str(manifest.get("origin", "simulation"))
 
 
 def _changed(run: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Return defects of the covered files outside the transcript."""
     findings = []
-    for name in COVERED:
+    for name in COVERED[origin_of(manifest)]:
         path = run / name
         if not path.is_file() or path.is_symlink():
             findings.append(f"{name} is missing, or no regular file")

@@ -14,7 +14,7 @@ from fdaudit.api import attack_all, every_adversary
 from fdaudit.evaluation.runner import note_time
 from fdaudit.evaluation.stage import Stage
 from fdaudit.isolation.attacker import attack as run_attack
-from fdaudit.isolation.schema import Case
+from fdaudit.isolation.schema import Trial
 from fdaudit.types import AttackTask, Challenge
 
 from ..helpers.doubles import HOOKS, registered, spec
@@ -126,7 +126,7 @@ def test_an_oracle_that_may_not_be_asked_is_a_reason(tmp_path):
     issued = stage.challenges("world")
     task = AttackTask(targets=stage.victims("world"), challenges=issued, oracle=Oracle("soft", budget=0))
     with stage.adversary("world") as given:
-        found = run_attack(attack, given.view, Case(knowledge=stage.knowledge(given), task=task, seed=0))
+        found = run_attack(attack, given.view, Trial(knowledge=stage.knowledge(given), task=task, seed=0))
     assert isinstance(found, str)
     assert found.endswith("the budget allows 0")
 

@@ -27,6 +27,7 @@ from fdaudit.audit.red_team import export_view
 from fdaudit.audit.summary import utility_table
 from fdaudit.data import load_dataset
 from fdaudit.errors import IntegrityError
+from fdaudit.planning.brought import read_records
 from fdaudit.rng import child
 from fdaudit.spec.schema import DatasetSpec, load_spec
 from fdaudit.storage import cache
@@ -38,6 +39,7 @@ from fdaudit.transcript.manifest import read_manifest, verify
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
 
+from ..helpers.design_cases import write_key
 from ..helpers.evidence_cases import keypair
 from ..helpers.run_cases import finished, tiny
 from ..helpers.sweep_cases import grid
@@ -249,12 +251,22 @@ def _of_data(folder: Path) -> dict[str, Target]:
             packed, lambda f: [_loaded(f"npz:{f / name}") for name in ("plain.npz", "deflated.npz")]
         ),
         "pictures": Target(pictures, lambda f: _loaded(f"folder:{f}", image_size=8), ("*/*",)),
+        "records": Target(write_key(folder / "records"), _brought, covered=True),
     }
 
 
 def _loaded(name: str, **fields: Any) -> object:
     found = load_dataset(DatasetSpec(name=name, **fields), child(0, "dataset"))
     return found.sha256(), found.classes
+
+
+def _brought(folder: Path) -> object:
+    """What a commitment covers; the lists of other rows are in the files too, and may change."""
+    found = read_records(folder / "records.json", folder / "records.npz")
+    if found.design is None or found.x is None:
+        raise IntegrityError(["the coins or the images are gone"])
+    clients = [(party, own.to_json()) for party, own in sorted(found.clients.items())]
+    return clients, found.x.tolist(), found.y.tolist()
 
 
 # -- what follows from a record -----------------------------------------------------------------------------------

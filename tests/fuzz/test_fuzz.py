@@ -24,7 +24,7 @@ NAMES = (
         "npz",
         "payload",
     ),
-    *("pictures", "spec", "sweep", "table", "tensors", "view"),
+    *("pictures", "records", "spec", "sweep", "table", "tensors", "view"),
 )
 
 

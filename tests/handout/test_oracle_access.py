@@ -15,7 +15,7 @@ from fdaudit.evaluation.stage import Stage
 from fdaudit.events import Gaussian
 from fdaudit.handout.oracle_access import oracle_answers, published
 from fdaudit.handout.oracle_server import Answering
-from fdaudit.isolation.schema import Case
+from fdaudit.isolation.schema import Trial
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.rng import SecretStream
 from fdaudit.storage.files import decode
@@ -223,7 +223,7 @@ def test_an_attack_that_is_run_again_gets_new_noise_on_new_questions(
 
         monkeypatch.setattr("fdaudit.evaluation.stage.attack", attack)
         with stage.adversary("server") as adversary:
-            case = Case(knowledge=stage.knowledge(adversary), task=task, seed=0)
+            case = Trial(knowledge=stage.knowledge(adversary), task=task, seed=0)
             stage._ask("server/one-attack", stage.plan.attacks[0], adversary.view, [case])
     first, second = (z - z.mean(1, keepdim=True) for z in found)
     assert float((first - second).std()) > float(first.std())

@@ -31,11 +31,11 @@ from fdaudit.storage.digests import canonical
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = ["CONTROLS", "controls", "depends_on", "setting_of"]
 
-CONTROLS: Mapping[str, Callable[[AttackPlan, Plan], dict[str, Control]]] = MappingProxyType(
+CONTROLS: Mapping[str, Callable[[AttackPlan, Case], dict[str, Control]]] = MappingProxyType(
     {
         "answers": model_that_answers,
         "classes": unseen_classes,
@@ -50,9 +50,11 @@ CONTROLS: Mapping[str, Callable[[AttackPlan, Plan], dict[str, Control]]] = Mappi
     }
 )
 """The cases on which an attack can be tried."""
+_REHEARSED = ("labels", "selector")
+"""Those that run the protocol."""
 
 
-def setting_of(attack: AttackPlan, plan: Plan, adversary: str) -> str:
+def setting_of(attack: AttackPlan, plan: Case, adversary: str) -> str:
     """Return the setting of an attack's controls that matches an adversary, as part of a file's name.
 
     Attacks that show classes are tried in the way the adversary gets its answers: `answers` if clients give them in
@@ -70,7 +72,7 @@ def setting_of(attack: AttackPlan, plan: Plan, adversary: str) -> str:
     return ""
 
 
-def depends_on(attack: AttackPlan, plan: Plan, setting: str = "") -> bytes:
+def depends_on(attack: AttackPlan, plan: Case, setting: str = "") -> bytes:
     """Return everything that the outcome of an attack's controls depends on, as bytes; no private record is included.
 
     The protocol, its parties and their networks are included only for controls that run the protocol. Controls of
@@ -90,7 +92,7 @@ def depends_on(attack: AttackPlan, plan: Plan, setting: str = "") -> bytes:
         "version": version("fdaudit"),
     }
     if attack.card.get("control", {}).get("on") in ("gradients", "labels", "selector"):
-        stated["protocol"] = [plan.protocol.name, plan.protocol_config.model_dump(mode="json")]
+        stated["protocol"] = [plan.protocol.name, plan.settings]
         stated["clients"] = [plan.spec.clients, [m.model_dump(mode="json") for m in plan.spec.client_models]]
         stated["records"] = [len(plan.records(k)[1]) for k in plan.clients]
     records = [*plan.auxiliary, plan.public]
@@ -98,7 +100,7 @@ def depends_on(attack: AttackPlan, plan: Plan, setting: str = "") -> bytes:
         stated["setting"] = [setting, plan.spec.victims, sorted(len(c.train) for c in plan.splits.clients)]
         if setting or attack.card["control"]["through"] == "messages":
             stated["defenses"] = [d.model_dump(mode="json") for d in plan.spec.defenses]
-            stated["answers"] = [plan.protocol.name, plan.protocol_config.model_dump(mode="json")]
+            stated["answers"] = [plan.protocol.name, plan.settings]
         records += plan.test
     digest = hashlib.sha256(canonical(stated))
     for tensor in records:
@@ -106,8 +108,13 @@ def depends_on(attack: AttackPlan, plan: Plan, setting: str = "") -> bytes:
     return digest.digest()
 
 
-def controls(attack: AttackPlan, plan: Plan, setting: str = "") -> dict[str, Control]:
-    """Return the positive and the negative control of an attack on the run's kind of images, in one setting."""
+def controls(attack: AttackPlan, plan: Case, setting: str = "") -> dict[str, Control]:
+    """Return the positive and the negative control of an attack on the run's kind of images, in one setting.
+
+    There are none if what they need was not brought: auxiliary records, a network, or a protocol to rehearse.
+    """
     if setting:
         return unseen_classes(attack, plan, setting)
-    return CONTROLS[attack.card.get("control", {"on": "model"})["on"]](attack, plan)
+    on = attack.card.get("control", {"on": "model"})["on"]
+    needed = {"auxiliary", "architecture", *(("stand-in",) if on in _REHEARSED else ())}
+    return {} if needed & plan.lacks.keys() else CONTROLS[on](attack, plan)

@@ -14,7 +14,7 @@ from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import View, view_of
 from fdaudit.handout.auxiliary import others
 from fdaudit.isolation.attacker import attack as run_attack
-from fdaudit.isolation.schema import Case
+from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import auc_p_value, score_membership
 from fdaudit.result import Control
 from fdaudit.rng import SecretStream, child, child_numpy, child_seed
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = [
     "CONFIDENCE",
@@ -73,7 +73,7 @@ class Design:
 
 def design(
     attack: AttackPlan,
-    plan: Plan,
+    plan: Case,
     *,
     share: float = 1.0,
     most: int = MOST_CANDIDATES,
@@ -103,7 +103,7 @@ def design(
 
 @contextmanager
 def said(
-    plan: Plan,
+    plan: Case,
     attack: AttackPlan,
     messages: Sequence[tuple[str, str, str, Mapping[str, Tensor]]],
     to: str = "server",
@@ -133,7 +133,7 @@ class Measured:
 
 
 def measured(
-    attack: AttackPlan, plan: Plan, scores: Tensor, challenge: Challenge, member: Tensor
+    attack: AttackPlan, plan: Case, scores: Tensor, challenge: Challenge, member: Tensor
 ) -> Measured:
     """Return the AUC of scores (n,) on a control's challenge, and its p-values."""
     auc = score_membership(
@@ -147,7 +147,7 @@ def measured(
     return Measured(auc=auc, either=min(1.0, 2 * min(below, 1.0 if auc.p is None else auc.p)))
 
 
-def score(attack: AttackPlan, plan: Plan, view: View, made: Design, public: Tensor | None = None) -> Measured:
+def score(attack: AttackPlan, plan: Case, view: View, made: Design, public: Tensor | None = None) -> Measured:
     """Return the AUC of an attack about the design's victim, as the server of a view."""
     knowledge = Knowledge(
         architecture=plan.architecture,
@@ -160,20 +160,20 @@ def score(attack: AttackPlan, plan: Plan, view: View, made: Design, public: Tens
     )
     task = AttackTask(targets=(_VICTIM,), challenges={_VICTIM: made.challenge})
     return guessed(
-        attack, plan, view, Case(knowledge=knowledge, task=task, seed=attack_seed(plan, attack)), made
+        attack, plan, view, Trial(knowledge=knowledge, task=task, seed=attack_seed(plan, attack)), made
     )
 
 
-def attack_seed(plan: Plan, attack: AttackPlan) -> int:
+def attack_seed(plan: Case, attack: AttackPlan) -> int:
     """Return the seed of an attack's draws in its controls."""
     return child_seed(plan.seed, "control", attack.name, "attack")
 
 
 def guessed(
     attack: AttackPlan,
-    plan: Plan,
+    plan: Case,
     view: View,
-    case: Case,
+    case: Trial,
     made: Design,
     reply: Callable[[Tensor, str | None], Tensor] | None = None,
 ) -> Measured:

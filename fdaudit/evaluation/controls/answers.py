@@ -12,7 +12,7 @@ from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.evaluation.controls._membership import CONFIDENCE, WORKS, attack_seed, said
 from fdaudit.evaluation.controls.federation import public_samples
 from fdaudit.isolation.attacker import attack as run_attack
-from fdaudit.isolation.schema import Case
+from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import score_extraction
 from fdaudit.result import Control
 from fdaudit.rng import child
@@ -21,7 +21,7 @@ from fdaudit.types import AttackTask, Extraction, Figure
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.training.trainer import Parameters
 
 __all__ = ["model_that_answers"]
@@ -31,7 +31,7 @@ _MOST = 2_000
 """Most auxiliary records of the control."""
 
 
-def model_that_answers(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+def model_that_answers(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls of an attack that copies models.
 
     The model is trained on half of the auxiliary records with shifted labels: class c becomes c + 1. The adversary
@@ -78,7 +78,7 @@ def _p(figures: Mapping[str, Figure]) -> float:
 
 def _gain(
     attack: AttackPlan,
-    plan: Plan,
+    plan: Case,
     public: Tensor,
     logits: Tensor,
     models: tuple[Parameters, Parameters],
@@ -97,7 +97,7 @@ def _gain(
         classes=plan.dataset.classes,
     )
     with said(plan, attack, [(_VICTIM, "server", kind, sent)]) as view:
-        case = Case(knowledge=knowledge, task=AttackTask(targets=(_VICTIM,)), seed=attack_seed(plan, attack))
+        case = Trial(knowledge=knowledge, task=AttackTask(targets=(_VICTIM,)), seed=attack_seed(plan, attack))
         guesses = run_attack(attack, view, case)
     if isinstance(guesses, str):
         reason = f"the attack does not apply to its own control: {guesses}"

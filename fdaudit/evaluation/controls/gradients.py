@@ -19,7 +19,7 @@ from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common
 from fdaudit.federation.rehearsal import rehearse
 from fdaudit.isolation.attacker import attack as run_attack
-from fdaudit.isolation.schema import Case
+from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import score_reconstruction
 from fdaudit.protocols.fedavg import FedAvg
 from fdaudit.result import Control
@@ -30,7 +30,7 @@ from fdaudit.types import AttackTask, Figure, Reconstruction, task_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.protocols._fedavg_settings import FedAvgConfig
     from fdaudit.transcript.wire import Defense
 
@@ -44,7 +44,7 @@ _DROWNING = 100.0
 """Noise of the negative control, in standard deviations of the gradient's entries."""
 
 
-def bare_gradients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+def bare_gradients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls of an attack on gradients, undefended, with the run's network, batch size and local steps.
 
     The card may give the number of `clients`, and under `drowned` the settings that the negative control replaces.
@@ -79,14 +79,14 @@ def bare_gradients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     }
 
 
-def _as_in_the_run(plan: Plan, most: int) -> tuple[FedAvgConfig, int]:
+def _as_in_the_run(plan: Case, most: int) -> tuple[FedAvgConfig, int]:
     """Return one round of FedAvg with the run's local training, and the number of a client's records in the run.
 
     Args:
         plan: the run's plan.
         most: the most records of a client.
     """
-    config = plan.protocol_config.model_dump()
+    config = plan.settings
     local = ("local_steps", "local_epochs", "batch_size", "lr", "momentum", "weight_decay", "mu")
     given = {name: config[name] for name in local if config.get(name) is not None}
     upload = str(config.get("upload", "model_parameters"))
@@ -107,7 +107,7 @@ class _Case:
     """An attack on one round of FedAvg whose clients hold auxiliary records."""
 
     attack: AttackPlan
-    plan: Plan
+    plan: Case
     fedavg: FedAvgConfig
     clients: int
     auxiliary: tuple[Tensor, Tensor]
@@ -168,7 +168,7 @@ class _Case:
         task = AttackTask(targets=targets)
         attack = replace(self.attack, params={**(self.attack.params or {}), "round": 0, **replaced})
         xs, ys = x.chunk(self.clients), y.chunk(self.clients)
-        case = Case(knowledge=knowledge, task=task, seed=attack_seed(self.plan, attack))
+        case = Trial(knowledge=knowledge, task=task, seed=attack_seed(self.plan, attack))
         made = run_attack(attack, view, case)
         if isinstance(made, str):
             reason = f"the attack does not apply to its own control: {made}"

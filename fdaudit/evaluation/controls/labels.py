@@ -13,9 +13,9 @@ from fdaudit.adversary.view import EAVESDROPPER
 from fdaudit.config import Config
 from fdaudit.data import class_counts
 from fdaudit.evaluation.controls._membership import attack_seed
-from fdaudit.handout.rehearsals import rehearsal_of
+from fdaudit.handout.rehearsals import rehearsal_of, stand_in_of
 from fdaudit.isolation.attacker import attack as run_attack
-from fdaudit.isolation.schema import Case
+from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import mean_figure, total_variation
 from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy, child_seed
@@ -24,7 +24,7 @@ from fdaudit.types import AttackTask, Figure, LabelDistribution, task_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = ["skewed_clients"]
 
@@ -37,7 +37,7 @@ _WORKS = 0.5
 """Largest distance, as a share of the prior's, at which the attack counts as working: the report's own rule."""
 
 
-def skewed_clients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+def skewed_clients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls of an attack on class shares.
 
     The victims hold half of the auxiliary records, each client mostly its own classes. The attack knows the other half
@@ -96,7 +96,7 @@ def _shares(y: Tensor, classes: int) -> Tensor:
 
 
 def _distances(
-    attack: AttackPlan, plan: Plan, guesses: Sequence[LabelDistribution], truths: Sequence[Tensor]
+    attack: AttackPlan, plan: Case, guesses: Sequence[LabelDistribution], truths: Sequence[Tensor]
 ) -> tuple[Figure, Figure]:
     """Return the mean total variation of the guesses, and of the best constant guess: the shares over all clients."""
     pooled = torch.stack(list(truths)).mean(0)
@@ -110,12 +110,12 @@ def _distances(
 
 
 def _guesses(
-    attack: AttackPlan, plan: Plan, data: Sequence[tuple[Tensor, Tensor]], auxiliary: tuple[Tensor, Tensor]
+    attack: AttackPlan, plan: Case, data: Sequence[tuple[Tensor, Tensor]], auxiliary: tuple[Tensor, Tensor]
 ) -> Sequence[LabelDistribution] | str:
     """Return the attack's guess about each client, in their order, or the reason why there is none."""
     with scratch("control") as folder:
         rehearsal = rehearsal_of(
-            plan, EAVESDROPPER, config=_short(plan.protocol_config), defended=False, own=folder
+            plan, EAVESDROPPER, config=_short(stand_in_of(plan)[1]), defended=False, own=folder
         )
         view = rehearsal(list(data), child_seed(plan.seed, "control", attack.name))
         knowledge = Knowledge(
@@ -129,7 +129,7 @@ def _guesses(
             task=plan.dataset.task,
         )
         task = AttackTask(targets=tuple(f"client/{k}" for k in range(len(data))))
-        case = Case(knowledge=knowledge, task=task, seed=attack_seed(plan, attack))
+        case = Trial(knowledge=knowledge, task=task, seed=attack_seed(plan, attack))
         made = run_attack(attack, view, case)
         if isinstance(made, str):
             return f"the attack does not apply to its own control: {made}"

@@ -20,7 +20,7 @@ from fdaudit.evaluation.controls._membership import (
     said,
 )
 from fdaudit.handout.auxiliary import others
-from fdaudit.isolation.schema import Case
+from fdaudit.isolation.schema import Trial
 from fdaudit.result import Control
 from fdaudit.rng import child
 from fdaudit.storage.cache import computed_once
@@ -31,12 +31,12 @@ from fdaudit.types import AttackTask, Challenge, task_of
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.data import Dataset
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = ["overfit_model"]
 
 
-def overfit_model(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+def overfit_model(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls: a model that memorised half of the auxiliary records, and an untrained one.
 
     Fair coins choose the half, whose labels are random. All attacks of a run get the same model.
@@ -73,7 +73,7 @@ def _random_labels(n: int, like: Dataset, generator: torch.Generator) -> Tensor:
     return torch.randint(like.classes, (n,), generator=generator)
 
 
-def _learn_by_heart(plan: Plan, initial: Parameters, x: Tensor, y: Tensor) -> tuple[Parameters, float]:
+def _learn_by_heart(plan: Case, initial: Parameters, x: Tensor, y: Tensor) -> tuple[Parameters, float]:
     """Train by Adam on full batches until every label is fitted, at most 40 times 25 steps."""
     trainer, task = plan.trainer(), task_of(y)
     batches = [torch.arange(len(y))] * 25
@@ -100,7 +100,7 @@ def _learn_by_heart(plan: Plan, initial: Parameters, x: Tensor, y: Tensor) -> tu
     return found, accuracy(found)
 
 
-def _on_model(attack: AttackPlan, plan: Plan, weights: Parameters, made: Design) -> Measured:
+def _on_model(attack: AttackPlan, plan: Case, weights: Parameters, made: Design) -> Measured:
     """Run the attack on a published model, with an oracle as in a run."""
     challenge = made.challenge
     oracle = Oracle(attack.card.get("oracle") or "soft", budget=max(plan.spec.query_budget, len(challenge.y)))
@@ -114,7 +114,7 @@ def _on_model(attack: AttackPlan, plan: Plan, weights: Parameters, made: Design)
         task=labels,
     )
     task = AttackTask(targets=("client/0",), challenges={"client/0": challenge}, oracle=oracle)
-    case = Case(knowledge=knowledge, task=task, seed=attack_seed(plan, attack))
+    case = Trial(knowledge=knowledge, task=task, seed=attack_seed(plan, attack))
 
     def reply(asked: Tensor, _: str | None) -> Tensor:
         return answer(oracle.answers, answering.predict(weights, asked), labels)

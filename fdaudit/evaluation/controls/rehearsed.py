@@ -20,9 +20,10 @@ from torch import Tensor
 from fdaudit.adversary.view import View
 from fdaudit.federation.rehearsal import rehearse
 from fdaudit.handout.oracle_server import Answering
+from fdaudit.handout.rehearsals import stand_in_of
 from fdaudit.isolation.attacker import AttackFailedError
 from fdaudit.isolation.attacker import attack as run_attack
-from fdaudit.isolation.schema import Case
+from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import score_membership
 from fdaudit.result import Control
 from fdaudit.rng import SecretStream, child_numpy, child_seed
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.adversary.knowledge import Knowledge
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.scoring.ground_truth import Truth
     from fdaudit.training.trainer import Parameters
 
@@ -56,7 +57,7 @@ class Rehearsed:
         truth: the run's truth, for the order of candidates.
     """
 
-    plan: Plan
+    plan: Case
     directory: Path
     truth: Truth
 
@@ -91,7 +92,7 @@ class Rehearsed:
         def reply(x: Tensor, of: str | None) -> Tensor:
             return answering.reply("soft" if oracle is None else oracle.answers, x, of, noise)
 
-        case = Case(
+        case = Trial(
             knowledge=knowledge,
             task=replace(task, oracle=oracle),
             seed=child_seed(self.plan.seed, *name),
@@ -124,12 +125,13 @@ class Rehearsed:
 
     def _run(self, adversary: str) -> View:
         plan = self.plan
+        protocol, config = stand_in_of(plan)
         models: dict[str, Parameters] = {}
         made = (self.directory / "transcript").is_dir()
         view = rehearse(
             self.directory / "transcript",
-            protocol=plan.protocol,
-            config=plan.protocol_config,
+            protocol=protocol,
+            config=config,
             common=plan.common,
             data=[self._records(k) for k in plan.clients],
             seed=plan.seed,

@@ -11,15 +11,15 @@ from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import EAVESDROPPER
 from fdaudit.config import Config
 from fdaudit.evaluation.controls._membership import Design, Measured, attack_seed, guessed, passed
-from fdaudit.handout.rehearsals import rehearsal_of
-from fdaudit.isolation.schema import Case
+from fdaudit.handout.rehearsals import rehearsal_of, stand_in_of
+from fdaudit.isolation.schema import Trial
 from fdaudit.rng import child, child_seed
 from fdaudit.storage.scratch import scratch
 from fdaudit.types import AttackTask, Challenge
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.result import Control
 
 __all__ = ["rehearsed_selector"]
@@ -32,7 +32,7 @@ _ROUNDS = 3
 _VICTIM = "client/0"
 
 
-def rehearsed_selector(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+def rehearsed_selector(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls: a few rounds of the run's own protocol, undefended; one client holds the members.
 
     Pairs are of one class, as in a run's challenge. In the negative control another client holds the members, and the
@@ -53,7 +53,7 @@ def rehearsed_selector(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     )
 
 
-def _design(attack: AttackPlan, plan: Plan) -> Design:
+def _design(attack: AttackPlan, plan: Case) -> Design:
     """Return pairs of auxiliary records of one class, from about half of the classes, and the remaining records."""
     x, y = plan.auxiliary
     generator = child(plan.seed, "control", attack.name, "design")
@@ -77,11 +77,11 @@ def _design(attack: AttackPlan, plan: Plan) -> Design:
     )
 
 
-def _heard(attack: AttackPlan, plan: Plan, made: Design, data: list[tuple[Tensor, Tensor]]) -> Measured:
+def _heard(attack: AttackPlan, plan: Case, made: Design, data: list[tuple[Tensor, Tensor]]) -> Measured:
     """Return the attack's AUC about the first client of a rehearsal, as an eavesdropper."""
     with scratch("control") as folder:
         rehearsal = rehearsal_of(
-            plan, EAVESDROPPER, config=_short(plan.protocol_config), defended=False, own=folder
+            plan, EAVESDROPPER, config=_short(stand_in_of(plan)[1]), defended=False, own=folder
         )
         view = rehearsal(data, child_seed(plan.seed, "control", attack.name))
         knowledge = Knowledge(
@@ -92,7 +92,7 @@ def _heard(attack: AttackPlan, plan: Plan, made: Design, data: list[tuple[Tensor
             task=plan.dataset.task,
         )
         task = AttackTask(targets=(_VICTIM,), challenges={_VICTIM: made.challenge})
-        case = Case(knowledge=knowledge, task=task, seed=attack_seed(plan, attack))
+        case = Trial(knowledge=knowledge, task=task, seed=attack_seed(plan, attack))
         return guessed(attack, plan, view, case, made)
 
 

@@ -1,0 +1,61 @@
+"""The ε that a recorded system claims for itself, in the ledger's terms, so that attacks can contradict it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from fdaudit.accounting.costs import Charge, epsilon
+from fdaudit.accounting.ledger import Ledger
+from fdaudit.events import Gaussian, SampledGaussian
+from fdaudit.scoring.claims import Claimed
+
+if TYPE_CHECKING:
+    from fdaudit.planning.case import Case
+    from fdaudit.spec.card import Claim
+
+__all__ = ["claimed_by", "epsilon_claimed"]
+
+
+def claimed_by(plan: Case) -> tuple[Claimed, ...]:
+    """Return the claims of a recorded system; none of a simulation, whose ledger claims."""
+    found = []
+    for claim in plan.claims:
+        protected = [k for k in plan.clients if k not in claim.adversary.split("+")]
+        entry = Ledger(
+            view=claim.adversary,
+            epsilon=epsilon_claimed(claim),
+            delta=claim.delta,
+            unit=claim.unit,
+            relation=claim.relation,
+            victim=protected[0] if protected else "",
+            accountant=claim.source,
+        )
+        found.append(Claimed(entry, claim.source))
+    return tuple(found)
+
+
+def epsilon_claimed(claim: Claim) -> float:
+    """Return ε of a claim at its δ: the stated number, or that of an accountant's history of noisy steps."""
+    if claim.epsilon is not None:
+        return claim.epsilon
+    charges = Counter[Charge]()
+    for noise, rate, steps in claim.history:
+        charges[_step(claim, noise, rate)] += steps
+    return epsilon(charges, claim.delta).value
+
+
+def _step(claim: Claim, noise: float, rate: float) -> Charge:
+    """Return one step of Gaussian noise: `noise` times the sensitivity, of a sample that is drawn at this rate."""
+    if rate == 1:
+        return Gaussian(
+            unit=claim.unit, relation=claim.relation, covers=("data",), sensitivity=1.0, scale=noise
+        )
+    return SampledGaussian(
+        unit=claim.unit,
+        relation=claim.relation,
+        covers=("data",),
+        sensitivity=1.0,
+        scale=noise,
+        sample_rate=rate,
+    )

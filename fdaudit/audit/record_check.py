@@ -1,0 +1,282 @@
+"""Checks of a record against its card and its truth: what they contradict, what is odd, and what nothing can check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fdaudit.errors import SpecError
+from fdaudit.storage.files import decode
+from fdaudit.training.trainer import Fit, Job
+from fdaudit.transcript.encoding import readable
+from fdaudit.transcript.messages import ALL, DATA, Message, role
+from fdaudit.transcript.payloads import read_payload
+
+if TYPE_CHECKING:
+    from fdaudit.planning.recorded import RecordedPlan
+    from fdaudit.training.trainer import Parameters
+
+__all__ = ["asserted", "contradictions", "oddities", "refuse_false_card"]
+
+Uses = Mapping[int, Sequence[int]]
+
+_BY_CLASS = ("class_counts", "class_prototypes", "logit_cotangents", "logits", "soft_labels", "vote_counts")
+"""Kinds whose tensors have a last dimension of one entry a class."""
+_MODELS = ("gradient", "model_parameters", "model_update")
+_SAMPLES = ("generated_samples", "sample_gradients")
+_ALIKE = 0.98
+"""Least cosine of a one-step update and the gradient of its records, if the card's network and records are right."""
+_TOLERANCE = 0.05
+"""Largest relative error of a learning rate that an update of one step shows."""
+_MOST_STEPS = 4
+"""Updates of one step that are computed again."""
+
+
+def refuse_false_card(plan: RecordedPlan, transcript: Path, messages: Sequence[Message]) -> None:
+    """Refuse a card that the record contradicts.
+
+    Raises:
+        SpecError: the number of clients or classes, the shape of images, the network or the number of rounds cannot be
+            true.
+    """
+    card = plan.card
+    if card.clients is not None and card.clients != len(plan.clients):
+        problem = f"differs from the record, which names {len(plan.clients)} clients"
+        raise SpecError("card.clients", card.clients, problem, "Correct it, or leave it out.")
+    rounds = len({m.round for m in messages})
+    planned = card.training.rounds
+    if planned is not None and planned < rounds:
+        raise SpecError(
+            "card.training.rounds", planned, f"is less than the {rounds} rounds on record", "Correct it."
+        )
+    networks: dict[str, Parameters] = {}
+    for message in messages:
+        _refuse_other_classes(card.classes, transcript, message)
+        if message.kind in _SAMPLES:
+            _refuse_other_images(card.input_shape, message)
+        if message.kind in _MODELS and card.model is not None:
+            party = message.sender if role(message.sender) == "client" else "server"
+            if party not in networks:
+                networks[party] = plan.networks.initial([party], 0)[party]
+            _refuse_other_network(networks[party], plan.networks.of(party).name, message)
+
+
+def _refuse_other_classes(classes: int, transcript: Path, message: Message) -> None:
+    found = None
+    if message.kind in _BY_CLASS:
+        widths = {n: t.shape[-1] for n, t in message.tensors.items() if n in ("values", "counts") and t.shape}
+        found = next((f"has {width} entries a row" for width in widths.values() if width != classes), None)
+    elif message.kind == "hard_labels" and message.payload is not None:
+        values = readable(decode(read_payload(transcript, message))).get("values")
+        if values is not None and values.numel() and int(values.max()) >= classes:
+            found = f"has a label {int(values.max())}"
+    if found is not None:
+        problem = f"cannot be true: message {message.seq}, {message.kind}, {found}"
+        raise SpecError("card.classes", classes, problem, "Correct it.")
+
+
+def _refuse_other_images(shape: tuple[int, int, int], message: Message) -> None:
+    for tensor in message.tensors.values():
+        if len(tensor.shape) == 4 and tuple(tensor.shape[1:]) != shape:
+            found = "x".join(map(str, tensor.shape[1:]))
+            problem = f"cannot be true: message {message.seq}, {message.kind}, holds images of {found}"
+            raise SpecError("card.input_shape", list(shape), problem, "Correct it.")
+
+
+def _refuse_other_network(network: Parameters, name: str, message: Message) -> None:
+    for tensor, info in message.tensors.items():
+        due = network.get(tensor)
+        if due is None:
+            known = ", ".join(list(network)[:3])
+            problem = f"does not fit message {message.seq}: it has no tensor {tensor[:60]!r}, but {known}, …"
+        elif tuple(info.shape) != tuple(due.shape):
+            shapes = f"{tuple(info.shape)}, not {tuple(due.shape)}"
+            problem = f"does not fit message {message.seq}: {tensor[:60]!r} is {shapes}"
+        else:
+            continue
+        remedy = "Name the network that the system trains, with its parameters."
+        raise SpecError("card.model", name, problem, remedy)
+
+
+def contradictions(
+    plan: RecordedPlan, transcript: Path, messages: Sequence[Message], uses: Uses | None
+) -> list[str]:
+    """Return what the truth contradicts in the record or in its card, one sentence each."""
+    found: list[str] = []
+    for seq, records in (uses or {}).items():
+        if seq >= len(messages):
+            found.append(f"uses.jsonl names message {seq}, and the record has {len(messages)}")
+            continue
+        message = messages[seq]
+        if role(message.sender) != "client":
+            found.append(
+                f"uses.jsonl names records behind message {seq}, which {message.sender} sent, no client"
+            )
+        elif message.inputs != ALL and DATA not in message.inputs and not _through_release(message, messages):
+            said = "declares inputs without the sender's data, and uses.jsonl names records behind it"
+            found.append(f"message {seq} of {message.sender} {said}: its inputs are declared too narrow")
+        total = len(plan.numbered(message.sender)) if role(message.sender) == "client" else 0
+        if total and records and max(records) >= total:
+            found.append(
+                f"uses.jsonl: message {seq} used record {max(records)} of {message.sender}, which has {total}"
+            )
+        elif total:
+            found += _left_out_but_used(plan, message, records)
+        found += _too_many(plan.settings, message, records)
+    if not found and uses:
+        found += _other_rate(plan, transcript, messages, uses)
+    return found
+
+
+def _through_release(message: Message, messages: Sequence[Message]) -> bool:
+    """Return whether a message's inputs reach its sender's data through a release inside the sender."""
+    return any(
+        isinstance(i, int) and messages[i].kind == "release" and messages[i].sender == message.sender
+        for i in message.inputs
+    )
+
+
+def _left_out_but_used(plan: RecordedPlan, message: Message, records: Sequence[int]) -> Iterator[str]:
+    """Yield a sentence if a message used a record that the coins left out of the training."""
+    split = plan.splits.clients[int(message.sender.partition("/")[2])]
+    rows = plan.numbered(message.sender)[torch.tensor(records, dtype=torch.int64)]
+    used = rows[torch.isin(rows, split.non_members)]
+    if len(used):
+        yield f"message {message.seq} of {message.sender} used {len(used)} records that its coins left out"
+
+
+def _too_many(settings: Mapping[str, Any], message: Message, records: Sequence[int]) -> Iterator[str]:
+    """Yield a sentence if more records are behind an upload than its steps can hold."""
+    size, steps = settings.get("batch_size"), settings.get("local_steps")
+    steps = 1 if message.kind == "gradient" else steps
+    if message.kind in _MODELS and size is not None and steps is not None and len(records) > size * steps:
+        most = f"{steps} steps of {size} records, as the card says, use at most {size * steps}"
+        yield f"uses.jsonl names {len(records)} records behind message {message.seq}: {most}"
+
+
+def _other_rate(
+    plan: RecordedPlan, transcript: Path, messages: Sequence[Message], uses: Uses
+) -> Iterator[str]:
+    """Yield a sentence for each update of one step that the card's learning rate does not explain."""
+    settings = plan.settings
+    rate, one = settings.get("lr"), settings.get("local_steps") == 1
+    known = not {"architecture", "images"} & plan.lacks.keys() and settings.get("optimizer") in (None, "sgd")
+    if (
+        rate is None
+        or not one
+        or not known
+        or settings.get("upload") not in ("model_update", "model_parameters")
+    ):
+        return
+    tried = 0
+    for seq, records in uses.items():
+        message = messages[seq]
+        start = _start(messages, message)
+        if message.kind not in ("model_update", "model_parameters") or start is None or not records:
+            continue
+        if message.payload is None or start.payload is None:
+            continue
+        shown = _rate_shown(plan, transcript, message, start, records)
+        if shown is not None and abs(shown / rate - 1) > _TOLERANCE:
+            said = f"is an update of one step at a learning rate of {shown:.3g}, and the card states {rate:g}"
+            yield f"message {seq} of {message.sender} {said}"
+        tried += 1
+        if tried == _MOST_STEPS:
+            return
+
+
+def _start(messages: Sequence[Message], message: Message) -> Message | None:
+    """Return the model that a client had received last before a message."""
+    earlier = (
+        m
+        for m in reversed(messages[: message.seq])
+        if m.kind == "model_parameters" and message.sender in m.receivers
+    )
+    return next(earlier, None)
+
+
+def _rate_shown(
+    plan: RecordedPlan, transcript: Path, message: Message, start: Message, records: Sequence[int]
+) -> float | None:
+    """Return the learning rate that explains an update of one step; None if it is no multiple of the gradient."""
+    before, sent = (readable(decode(read_payload(transcript, m))) for m in (start, message))
+    rows = plan.numbered(message.sender)[torch.tensor(list(records), dtype=torch.int64)]
+    network = plan.networks.initial([message.sender], 0)[message.sender]
+    if before.keys() != network.keys():
+        return None
+    x, y = plan.dataset.x[rows], plan.dataset.y[rows]
+    job = Job(party=message.sender, parameters=before, x=x, targets=y, batches=[torch.arange(len(y))])
+    (fitted,) = plan.trainer().gradients([job], Fit(lr=1.0))
+    absolute = message.kind == "model_parameters"
+    update = {n: sent[n] - before[n] if absolute else sent[n] for n in fitted.parameters if n in sent}
+    g = torch.cat([fitted.parameters[n].flatten() for n in update]).double()
+    u = torch.cat([update[n].flatten() for n in update]).double()
+    norms = float(g.norm() * u.norm())
+    if not norms > 0 or float(-(g @ u)) / norms < _ALIKE:
+        return None
+    return float(-(g @ u) / (g @ g))
+
+
+def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
+    """Return what looks like a missing message, one sentence each."""
+    rounds = sorted({m.round for m in messages})
+    kinds = {(m.sender, m.kind) for m in messages if role(m.sender) == "client" and m.kind != "silence"}
+    silent = {(m.sender, m.round) for m in messages if m.kind == "silence"}
+    by_kind: dict[str, set[int]] = {}
+    sent: dict[tuple[str, str], set[int]] = {}
+    for message in messages:
+        if role(message.sender) == "client":
+            by_kind.setdefault(message.kind, set()).add(message.round)
+            sent.setdefault((message.sender, message.kind), set()).add(message.round)
+    found = []
+    for sender, kind in sorted(kinds):
+        missing = [r for r in rounds if r in by_kind[kind] - sent[sender, kind] and (sender, r) not in silent]
+        if missing:
+            told = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
+            why = "it was not asked, it was silent, or a message is missing"
+            found.append(f"{sender} sends no {kind} in round {told}, in which others do: {why}.")
+    never = [k for k in plan.clients if not any(k in m.parties() for m in messages)]
+    found += [
+        f"{client} is named in the record and neither sends nor receives a message." for client in never
+    ]
+    if any(bool(m.defenses) or m.event is not None for m in messages) and not plan.card.attested:
+        found.append(
+            "Messages state defences. Nobody answers for them in the card, so the ledger ignores them."
+        )
+    return found
+
+
+def asserted(plan: RecordedPlan) -> list[str]:
+    """Return what the recorder asserts and nothing here can check, one sentence each."""
+    card, who = plan.card, plan.card.asserted_by
+    found = [
+        f"{who} asserts that every message is on record. A message that was never recorded leaves no trace.",
+        f"{who} asserts who sent and received each message, and the kind of each.",
+        "The federation is assumed to have computed with the recorded bytes.",
+    ]
+    stated = {
+        n: v for n, v in plan.settings.items() if v is not None and n not in ("rounds", "upload", "defenses")
+    }
+    if stated:
+        found.append(f"The card states {', '.join(f'{n} = {v}' for n, v in sorted(stated.items()))}.")
+    if card.model is not None:
+        found.append(
+            f"The network is {card.model.name}: names and shapes of its tensors fit, its layers are asserted."
+        )
+    found.append(
+        f"{card.inputs_attested_by} answers for the inputs of the messages."
+        if card.inputs_attested_by
+        else "Inputs that messages declare are ignored: each message counts as computed from all that its sender held."
+    )
+    found += [
+        f"{a.by} answers for the defence on {a.kind} of a {a.sender}; nothing here tests it."
+        for a in card.attested
+    ]
+    if card.attested:
+        found.append(
+            "An attested defence lowers ε in the ledger as if it were true. Its attacks' figures do not depend on it."
+        )
+    return [*found, *card.trust]

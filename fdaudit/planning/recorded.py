@@ -1,0 +1,635 @@
+"""A recording as a case: what a record, its card and the records that an auditor brings say of a foreign federation.
+
+Guarantees:
+  * nothing that only the record or the card states lowers an ε: inputs and events count if the card names who answers
+    for them, and otherwise every message counts as computed from all that its sender held;
+  * what was not brought is in `lacks`. An attack that needs it is not applicable, and says what to bring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from fdaudit import protocols
+from fdaudit.adversary.view import members_of
+from fdaudit.config import validate
+from fdaudit.data import ClientSplit, Dataset, Splits, class_table
+from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.events import Event, event_from_json
+from fdaudit.federation.defenses import attach
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, Round, Setting, applies
+from fdaudit.planning.attacks import plan_attacks
+from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, read_records
+from fdaudit.planning.plan import Plan, execution_of, networks_named
+from fdaudit.spec.card import Card, Facts, MessageFacts, load_card
+from fdaudit.spec.schema import AuxiliarySpec, DatasetSpec, ModelSpec, ProtocolSpec, Spec
+from fdaudit.storage.cache import digest_of
+from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.transcript.log import read_log
+from fdaudit.transcript.messages import ALL, Message, role
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.training.trainer import Parameters
+    from fdaudit.transcript.wire import Defense
+
+__all__ = [
+    "BRING",
+    "BROUGHT",
+    "LADDER",
+    "USES",
+    "RecordedPlan",
+    "recorded_plan",
+    "recorded_spec",
+    "recording_in",
+]
+
+BRING: Mapping[str, str] = MappingProxyType(
+    {
+        "architecture": "the network: name it under `model` in the card",
+        "records": "the clients' records: `records.npz` and `records.json` in the truth",
+        "images": "the records' images: `x` in `records.npz`",
+        "uses": "the records behind each message: `uses.jsonl`, which the recorder writes to the truth",
+        "candidates": "candidates of each client, with coins tossed before training: see `fdaudit design`",
+        "auxiliary": "auxiliary records: rows under `auxiliary` in `records.json`",
+        "public": "the public samples, in the order of the messages' index: rows under `public` in `records.json`",
+        "test": "test records: rows under `test` in `records.json`",
+        "stand-in": "a protocol for rehearsals: name it under `stand_in` in the card",
+        "initial": "the seed of the first weights, if it is public: `initial_seed` in the card",
+    }
+)
+"""What an audit of a recording may lack, and where it is brought."""
+
+LADDER: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    (
+        "a record and its card",
+        (),
+        "who sees what, bytes on the wire, the ledger; class counts that clients send",
+    ),
+    (
+        "the clients' records",
+        ("records",),
+        "scores of guessed class shares",
+    ),
+    (
+        "the network, facts of training, images and the records behind messages",
+        ("architecture", "images", "uses"),
+        "gradient inversion",
+    ),
+    (
+        "candidates, with the released model on record",
+        ("architecture", "images", "candidates"),
+        "membership by the gap, by losses and by noise",
+    ),
+    (
+        "auxiliary records",
+        ("architecture", "auxiliary"),
+        "LiRA, RMIA, coin regression, class shares from updates, and the controls of every attack",
+    ),
+    (
+        "test records",
+        ("architecture", "auxiliary", "test"),
+        "model inversion and copies of the model",
+    ),
+    (
+        "public samples",
+        ("public",),
+        "attacks on answers: co-op and distillation LiRA, paired logits",
+    ),
+    (
+        "a protocol that stands in",
+        ("stand-in",),
+        "rehearsals: class shares from answers, and the power of membership attacks",
+    ),
+)
+"""What an auditor may bring, the parts that it takes, and what it makes possible."""
+
+_ASSUMED: Mapping[str, str] = MappingProxyType(
+    {
+        "architecture": "architecture",
+        "training core": "architecture",
+        "auxiliary": "auxiliary",
+        "encode": "auxiliary",
+        "encoder": "auxiliary",
+        "public": "public",
+        "public samples": "public",
+        "rehearse": "stand-in",
+        "initial": "initial",
+    }
+)
+"""By assumption of an attack's card, the part that it comes from."""
+
+BROUGHT, USES = "brought", "truth/uses"
+"""Where a vault keeps the records that were brought, and the records behind messages."""
+
+_UPLOADS = ("gradient", "model_update", "model_parameters")
+_PLACEHOLDER = ModelSpec(name="mlp", params={"widths": []})
+"""Stands where no network was named; no attack gets it."""
+
+
+class RecordedConfig(ProtocolConfig, Facts):
+    """The public settings of a system that fdaudit does not know."""
+
+    rounds: int = 1
+    """Number of rounds on record."""
+    upload: str | None = None
+    """The kind in which clients send models or updates."""
+
+
+class _Recorded:
+    """A system that another program ran; it cannot be run here."""
+
+    name: ClassVar[str]
+    source: ClassVar[str] = "a recording"
+    roles: ClassVar[tuple[str, ...]]
+    roles_when: ClassVar[dict[str, dict[str, Any]]] = {}
+    messages: ClassVar[tuple[dict[str, Any], ...]]
+    trust: ClassVar[tuple[str, ...]]
+    oracles: ClassVar[tuple[dict[str, Any], ...]]
+    deviations: ClassVar[tuple[str, ...]] = ()
+    withholdable: ClassVar[tuple[str, ...]] = ()
+    privacy: ClassVar[dict[str, Any]] = {}
+    pools_data: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    trains: ClassVar[dict[str, str]] = {}
+    Config: ClassVar[type[ProtocolConfig]] = RecordedConfig
+
+    state: dict[str, Tensor]
+
+    def __init__(self, config: Any, setting: Setting) -> None:
+        raise ProtocolError(f"{self.name} is on record only: fdaudit cannot run it.")
+
+    def rounds(self, start: int) -> Iterator[Round]:
+        raise NotImplementedError
+
+    def released(self) -> Parameters | None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RecordedPlan(Plan):
+    """A recording, resolved.
+
+    Attributes:
+        card: the system's card.
+        all_parties: every party of the record, `world` last.
+        brought: records that the auditor holds.
+    """
+
+    card: Card
+    all_parties: tuple[str, ...]
+    brought: BroughtRecords | None
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """Return every party, `world` last."""
+        return self.all_parties
+
+    @cached_property
+    def declared_messages(self) -> list[Mapping[str, Any]]:
+        """Return the protocol's declarations, with what the card says of them."""
+        facts = {(m.kind, m.sender): m for m in self.card.messages}
+        found = list[Mapping[str, Any]]()
+        for declared in self.protocol.messages:
+            if applies(declared.get("when", {}), self.protocol_config):
+                said = facts.get((declared["kind"], declared["from"]))
+                found.append(
+                    declared if said is None or not said.reveals else {**declared, "reveals": said.reveals}
+                )
+        return found
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the public settings of the system, as views show them."""
+        values = self.protocol_config.model_dump(mode="json")
+        if issubclass(self.protocol, _Recorded):
+            values = {name: value for name, value in values.items() if value is not None}
+        described = [
+            {"kind": kind, "sender": sender, "described": dict(said)}
+            for (sent, sender), acting in self.defenses.items()
+            for kind, said in _described_as(sent, acting)
+        ]
+        return {**values, **({"defenses": described} if described else {})}
+
+    @cached_property
+    def stand_in(self) -> tuple[type[FederatedProtocol], ProtocolConfig] | None:
+        """Return the protocol that rehearsals run, with its settings; None if the card names none."""
+        if not issubclass(self.protocol, _Recorded):
+            return self.protocol, self.protocol_config
+        if self.card.stand_in is None:
+            return None
+        return _known(self.card.stand_in, "card.stand_in")
+
+    @property
+    def initial_seed(self) -> int | None:
+        """Return the seed of the public initial weights, if the card states one."""
+        return self.card.initial_seed
+
+    def numbered(self, client: str) -> Tensor:
+        """Return the rows (n,) of a client's records by the numbers that it gives them itself."""
+        known = None if self.brought is None else self.brought.clients.get(client)
+        return torch.zeros(0, dtype=torch.int64) if known is None else known.records
+
+    def victims(self, adversary: str) -> tuple[str, ...]:
+        """Return the attacked clients: the first ones outside the adversary whose records were brought, if any were."""
+        members = adversary.split("+")
+        others = [k for k in self.clients if k not in members]
+        known = [k for k in others if len(self.numbered(k))]
+        return tuple(known or others)[: self.spec.victims]
+
+    def lacking(self, attack: AttackPlan) -> str:
+        """Return what an attack needs and was not brought, as a sentence; empty if nothing."""
+        return self._bring(name for name in _needs(attack.card) if name in self.lacks)
+
+    def advice(self, attack: AttackPlan) -> str:
+        """Return what an attack assumes and was not brought, as a sentence; empty if nothing."""
+        assumed = dict.fromkeys(_ASSUMED[a] for a in attack.card["assumes"] if a in _ASSUMED)
+        return self._bring(name for name in assumed if name in self.lacks)
+
+    def _bring(self, names: Iterator[str]) -> str:
+        told = "; ".join(self.lacks[name] for name in names)
+        return f"bring {told}" if told else ""
+
+    def charged(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages as the ledger may read them: with inputs and events that somebody answers for."""
+        events: dict[tuple[str, str], Event] = {
+            (a.kind, a.sender): event_from_json(a.event) for a in self.card.attested
+        }
+        attested = self.card.inputs_attested_by is not None
+        return [
+            replace(
+                m,
+                inputs=m.inputs if attested else ALL,
+                event=events.get((m.kind, role(m.sender))),
+                defenses=(),
+            )
+            for m in messages
+        ]
+
+
+def _described_as(kind: str, acting: Sequence[Defense]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the descriptions of a message's defences, each with the kind in which the message arrives."""
+    arrives = kind
+    for defense in acting:
+        arrives = getattr(defense, "makes", arrives)
+    for defense in acting:
+        yield arrives, defense.describe()
+
+
+def _needs(card: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the parts without which an attack cannot be made or scored."""
+    goal, by_class = card["goal"], card.get("control", {}).get("on") == "classes"
+    if card.get("oracle") is not None or {"architecture", "training core"} & set(card["assumes"]):
+        yield "architecture"
+    yield from {
+        "membership": ("candidates", "images"),
+        "model-extraction": ("auxiliary", "test"),
+        "label-distribution": ("records",),
+        "reconstruction": ("records", "images", "test" if by_class else "uses"),
+    }[goal]
+
+
+def recorded_spec(card: Card, parties: Sequence[str], audit: Mapping[str, Any]) -> Spec:
+    """Return the spec of a recording's audit.
+
+    Args:
+        card: the system's card.
+        parties: every party of the record.
+        audit: settings of the audit itself, by their names in a spec.
+
+    Raises:
+        SpecError: the audit names what the record decides, or a setting is wrong.
+    """
+    for field in audit:
+        if field in Spec.model_fields and field not in _AUDIT:
+            problem = "is decided by the record and its card"
+            raise SpecError(
+                field, audit[field], problem, f"Settings of an audit are {', '.join(sorted(_AUDIT))}."
+            )
+    clients = sum(role(party) == "client" for party in parties)
+    usual = [a for a in ("server", "aggregator", "client/0", "world") if a in parties]
+    value: dict[str, Any] = {
+        "name": card.name,
+        "clients": clients,
+        "victims": min(2, clients),
+        "adversaries": [*usual, "eavesdropper"],
+        "references": [],
+        "dataset": DatasetSpec(name="recording").model_dump(mode="json"),
+        "model": (card.model or _PLACEHOLDER).model_dump(mode="json"),
+        "client_models": [m.model_dump(mode="json") for m in card.client_models],
+        "protocol": card.protocol.model_dump(mode="json"),
+        "defenses": [d.model_dump(mode="json") for d in card.defenses],
+        "transport": card.transport,
+        "oracles": card.oracles,
+        "release": card.release,
+        **audit,
+    }
+    return validate(Spec, value)
+
+
+_AUDIT = frozenset(
+    {
+        "adversaries",
+        "attacks",
+        "auxiliary",
+        "compile",
+        "device",
+        "gates",
+        "memory_format",
+        "power",
+        "precision",
+        "privacy",
+        "profile",
+        "queries",
+        "seed",
+        "strategy",
+        "threads",
+        "victims",
+    }
+)
+
+
+def recorded_plan(
+    card: Card,
+    spec: Spec,
+    secrets: Secrets,
+    parties: Sequence[str],
+    messages: Sequence[Message],
+    brought: BroughtRecords | None,
+    *,
+    uses: bool,
+) -> RecordedPlan:
+    """Resolve a recording to a plan; write nothing.
+
+    Args:
+        card: the system's card.
+        spec: the audit's settings, from `recorded_spec`.
+        secrets: seed and secret of the audit.
+        parties: every party of the record.
+        messages: the record's messages.
+        brought: records that the auditor holds, if any.
+        uses: whether the truth names the records behind messages.
+
+    Raises:
+        SpecError: the card does not fit itself, the record or the records.
+    """
+    ordered = _ordered(parties)
+    protocol, config = _protocol(card, ordered, messages)
+    clients = tuple(p for p in ordered if role(p) == "client")
+    dataset, splits = _records(card, clients, brought)
+    lacks = _lacks(card, protocol, brought, uses)
+    if "auxiliary" in lacks:
+        spec = spec.model_copy(update={"auxiliary": AuxiliarySpec(inversion="none", others="none")})
+    for number, claim in enumerate(card.claims):
+        _refuse_stranger(f"card.claims.{number}.adversary", claim.adversary, ordered)
+    for name in spec.adversaries:
+        _refuse_stranger("adversaries", name, ordered)
+    networks = _networks(card, spec)
+    execution = execution_of(spec, networks)
+    resolved = spec.model_copy(update=execution.settings)
+    attached = attach(spec, protocol, config)
+    head = messages[-1].sha256 if messages else ""
+    return RecordedPlan(
+        spec=resolved,
+        secrets=secrets,
+        dataset=dataset,
+        splits=splits,
+        networks=networks,
+        public=dataset.x[splits.proxy],
+        execution=execution,
+        protocol=protocol,
+        protocol_config=config,
+        references=(),
+        defenses=attached.messages,
+        training=attached.training,
+        attacks=plan_attacks(spec),
+        identity=digest_of(
+            {
+                "spec": resolved.digest(),
+                "card": card.model_dump(mode="json"),
+                "head": head,
+                "seed": secrets.working_seed,
+                "data": dataset.sha256() if len(dataset.y) else "",
+                "code": [n.source for n in networks.distinct],
+            }
+        ),
+        origin="recording",
+        lacks=lacks,
+        design="observational" if brought is None or brought.design is None else "matched-pairs",
+        claims=card.claims,
+        card=card,
+        all_parties=ordered,
+        brought=brought,
+    )
+
+
+def recording_in(run: Path, spec: Spec, secrets: Secrets, about: Mapping[str, Any]) -> RecordedPlan:
+    """Return the plan of an imported recording.
+
+    Args:
+        run: its run directory, which was checked against its manifest.
+        spec: the spec in it.
+        secrets: the secrets in its vault.
+        about: what its manifest says of the recording.
+    """
+    vault = Vault(run / "vault")
+    held = vault.directory / BROUGHT
+    brought = read_records(held / LISTS, held / ARRAYS) if (held / LISTS).is_file() else None
+    return recorded_plan(
+        load_card(run / "card.yaml"),
+        spec,
+        secrets,
+        about["parties"],
+        read_log(run / "transcript").messages,
+        brought,
+        uses=vault.has(USES),
+    )
+
+
+# -- details ------------------------------------------------------------------------------------------------------
+
+
+def _ordered(parties: Sequence[str]) -> tuple[str, ...]:
+    """Return parties in the order of a run: server, aggregator, the clients by number, `world`."""
+    clients = sorted((p for p in parties if role(p) == "client"), key=lambda p: int(p.partition("/")[2]))
+    first = [p for p in ("server", "aggregator") if p in parties]
+    if clients != [f"client/{k}" for k in range(len(clients))]:
+        found = ", ".join(clients) or "none"
+        raise SpecError(
+            "record.parties", found, "are not client/0 to the last without a gap", "Name them so."
+        )
+    return (*first, *clients, "world")
+
+
+def _refuse_stranger(field: str, name: str, parties: Sequence[str]) -> None:
+    try:
+        members_of(name, parties)
+    except SpecError as error:
+        raise SpecError(field, name, error.problem, error.remedy) from None
+
+
+def _known(entry: ProtocolSpec, field: str) -> tuple[type[FederatedProtocol], ProtocolConfig]:
+    cls = protocols.REGISTRY.load(entry.name, f"{field}.name")
+    return cls, validate(cls.Config, entry.params, f"{field}.params")
+
+
+def _protocol(
+    card: Card, parties: Sequence[str], messages: Sequence[Message]
+) -> tuple[type[FederatedProtocol], ProtocolConfig]:
+    """Return the protocol that the card names, or a class that describes the record of an unknown one."""
+    stated = card.training.model_dump(exclude_none=True)
+    if card.protocol.name in protocols.REGISTRY.names():
+        for field, value in (("training", stated), ("stand_in", card.stand_in)):
+            if value:
+                problem = f"is given for {card.protocol.name}, which fdaudit knows"
+                raise SpecError(f"card.{field}", value, problem, "State its settings under protocol.params.")
+        cls, config = _known(card.protocol, "card.protocol")
+        _refuse_undeclared(cls, config, messages)
+        return cls, config
+    if card.protocol.params:
+        problem = f"is given for {card.protocol.name!r}, which fdaudit does not know"
+        raise SpecError(
+            "card.protocol.params", dict(card.protocol.params), problem, "State them under training."
+        )
+    kinds = [m.kind for m in messages if role(m.sender) == "client"]
+    rounds = len({m.round for m in messages})
+    values = {**stated, "rounds": max(1, rounds), "upload": next((k for k in _UPLOADS if k in kinds), None)}
+    return _described(card, parties, messages), validate(RecordedConfig, values, "card.training")
+
+
+def _refuse_undeclared(
+    cls: type[FederatedProtocol], config: ProtocolConfig, messages: Sequence[Message]
+) -> None:
+    """Refuse a record with messages that the named protocol does not send."""
+    sent = {(m["kind"], m["from"]) for m in cls.messages if applies(m.get("when", {}), config)}
+    for message in messages:
+        key = (message.kind, role(message.sender))
+        if key not in sent and message.kind not in ("silence", "release"):
+            problem = (
+                f"sends no {key[0]} from a {key[1]} with these settings, and message {message.seq} is one"
+            )
+            remedy = (
+                "Correct the settings, or give the system a name of its own and its facts under training."
+            )
+            raise SpecError("card.protocol.name", cls.name, problem, remedy)
+
+
+def _described(card: Card, parties: Sequence[str], messages: Sequence[Message]) -> type[FederatedProtocol]:
+    """Return a class that describes the record of a system that fdaudit does not know."""
+    facts: dict[tuple[str, str], MessageFacts] = {(m.kind, m.sender): m for m in card.messages}
+    to: dict[tuple[str, str], set[str]] = {}
+    for message in messages:
+        to.setdefault((message.kind, role(message.sender)), set()).update(map(role, message.receivers))
+    for kind, sender in facts.keys() - to.keys():
+        problem = f"describes {kind} from a {sender}, of which the record has none"
+        raise SpecError("card.messages", kind, problem, "Correct it, or remove it.")
+    declared = []
+    for (kind, sender), receivers in to.items():
+        said = facts.get((kind, sender))
+        entry = {
+            "kind": kind,
+            "from": sender,
+            "to": ", ".join(sorted(receivers)),
+            "what": said.what if said else "",
+        }
+        if said is not None and said.fixed_size:
+            entry["index"] = "public"
+        declared.append(entry)
+    published = any(m.kind == "model_parameters" and "world" in m.receivers for m in messages)
+    oracle = {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")}
+    attributes = {
+        "__doc__": f"{card.name}: a system that fdaudit did not run.",
+        "name": card.protocol.name,
+        "roles": tuple(dict.fromkeys(role(p) for p in parties if p != "world")),
+        "messages": tuple(declared),
+        "trust": card.trust,
+        "oracles": (oracle,) if published else (),
+    }
+    return type("Recorded", (_Recorded,), attributes)
+
+
+def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None) -> tuple[Dataset, Splits]:
+    """Return the brought records as a dataset with its splits; both empty if there are none."""
+    none = torch.zeros(0, dtype=torch.int64)
+    x = torch.zeros(0, *card.input_shape)
+    y = none if card.task == "single-label" else none.reshape(0, card.classes)
+    if brought is not None:
+        y = brought.y
+        x = torch.zeros(len(y), *card.input_shape)
+        if brought.x is not None:  # the memory layout changes the last bits of convolutions
+            x = brought.x.clone(memory_format=torch.contiguous_format)
+        if tuple(x.shape[1:]) != card.input_shape:
+            found = "x".join(map(str, x.shape[1:]))
+            problem = f"differs from the brought records, which are {found}"
+            raise SpecError("card.input_shape", list(card.input_shape), problem, "Correct one of them.")
+        if (y.ndim == 2) != (card.task == "multi-label") or (y.ndim == 2 and y.shape[1] != card.classes):
+            problem = f"differs from the brought records, whose labels are {tuple(y.shape)}"
+            raise SpecError("card.task", card.task, problem, "Correct one of them.")
+        if y.ndim == 1 and len(y) and int(y.max()) >= card.classes:
+            problem = f"is too few: the brought records have a label {int(y.max())}"
+            raise SpecError("card.classes", card.classes, problem, "Correct one of them.")
+        for stranger in sorted(brought.clients.keys() - set(clients)):
+            raise SpecError(
+                "records.json", stranger, "is no client of the record", "Name the record's parties."
+            )
+    made = []
+    for client in clients:
+        known = None if brought is None else brought.clients.get(client)
+        if known is None:
+            made.append(ClientSplit(train=none, members=none, non_members=none))
+            continue
+        train = known.records[~torch.isin(known.records, known.non_members)].sort().values
+        made.append(ClientSplit(train=train, members=known.members, non_members=known.non_members))
+    dataset = Dataset(
+        name="recording",
+        x=x,
+        y=y,
+        classes=card.classes,
+        provenance=f"Records that were brought to the audit of {card.name}.",
+    )
+    rows = {
+        name: none if brought is None else getattr(brought, source)
+        for name, source in (("proxy", "public"), ("auxiliary", "auxiliary"), ("test", "test"))
+    }
+    return dataset, Splits(
+        clients=tuple(made), class_table=class_table(y, [c.train for c in made], card.classes), **rows
+    )
+
+
+def _lacks(
+    card: Card, protocol: type[FederatedProtocol], brought: BroughtRecords | None, uses: bool
+) -> Mapping[str, str]:
+    """Return what was not brought, each with where to bring it."""
+    held = brought if brought is not None and brought.x is not None else None
+    there = {
+        "architecture": card.model is not None,
+        "records": brought is not None and any(len(c.records) for c in brought.clients.values()),
+        "images": held is not None,
+        "uses": uses,
+        "candidates": brought is not None and any(len(c.members) for c in brought.clients.values()),
+        "auxiliary": held is not None and len(held.auxiliary) > 1,
+        "public": held is not None and len(held.public) > 0,
+        "test": held is not None and len(held.test) > 0,
+        "stand-in": card.stand_in is not None or not issubclass(protocol, _Recorded),
+        "initial": card.initial_seed is not None,
+    }
+    return MappingProxyType({name: BRING[name] for name, has in there.items() if not has})
+
+
+def _networks(card: Card, spec: Spec) -> Networks:
+    try:
+        return networks_named(spec, card.input_shape, card.classes)
+    except SpecError as error:
+        raise SpecError(f"card.{error.field}", error.value, error.problem, error.remedy) from None

@@ -1,0 +1,377 @@
+"""A record of another system becomes a run: its figures, its refusals, and what nobody answers for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from fdaudit import api
+from fdaudit.audit.run import Run
+from fdaudit.errors import DataError, IntegrityError, RunError, SpecError, UsageError
+from fdaudit.recording.recorder import Recorder
+from fdaudit.storage.digests import canonical
+from fdaudit.transcript.manifest import read_manifest, verify
+from tests.helpers.rerecorded import audit_of, bring, card_of, rerecord, with_coins
+from tests.helpers.run_cases import tiny, tree
+
+Import = Callable[..., Run]
+
+UPDATES = {"rounds": 2, "batch_size": 2, "local_steps": 1, "upload": "model_update", "weighting": "uniform"}
+OWN = {"protocol": {"name": "acme-avg"}, "training": {"lr": 0.1, "batch_size": 2, "local_steps": 1}}
+"""What a system of its own would say of the same federation."""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, its messages recorded again, and what an auditor brings; tests that alter it alter a copy."""
+    folder = tmp_path_factory.mktemp("rerecorded")
+    run = api.run(tiny(protocol={"name": "fedavg", "params": UPDATES}), folder / "run")
+    rerecord(run, folder)
+    with_coins(folder / "truth")
+    return folder
+
+
+@pytest.fixture
+def here(source: Path, tmp_path: Path) -> Path:
+    """A copy of the record and the truth."""
+    for name in ("record", "truth"):
+        shutil.copytree(source / name, tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture
+def imported(source: Path, here: Path) -> Import:
+    """Imports the copy; keyword arguments alter the card."""
+    run = Run(source / "run")
+
+    def made(truth: bool = True, audit: dict[str, Any] | None = None, **changes: Any) -> Run:
+        return api.import_record(
+            here / "record",
+            here / "imported",
+            card=card_of(run, **changes),
+            truth=[here / "truth"] if truth else [],
+            audit={**audit_of(run), **(audit or {})},
+            seed_from=source / "run",
+        )
+
+    return made
+
+
+def refused(here: Path, kind: type[Exception], do: Callable[[], object]) -> str:
+    """Return what a refusal says; it has left nothing behind."""
+    before = sorted(p.name for p in here.iterdir())
+    with pytest.raises(kind) as caught:
+        do()
+    assert sorted(p.name for p in here.iterdir()) == before
+    return str(caught.value)
+
+
+# -- the same figures ---------------------------------------------------------------------------------------------
+
+
+def test_a_recording_has_the_figures_of_its_run(source: Path, imported: Import) -> None:
+    names = ("inverting-gradients", "label-updates", "gap", "update-projection", "lira-offline")
+    run, again = Run(source / "run"), imported()
+    for name in names:
+        params = {"iterations": 20, "restarts": 1} if name == "inverting-gradients" else {}
+        one, other = (api.attack(name, each, **params) for each in (run, again))
+        assert one.status == "run"
+        assert one.to_json() == other.to_json()
+
+
+def test_an_imported_run_says_what_it_is(source: Path, imported: Import) -> None:
+    run = imported()
+    assert verify(run.directory) == []
+    manifest = read_manifest(run.directory)
+    assert manifest["origin"] == "recording"
+    assert set(manifest["files"]) == {"spec.yaml", "card.yaml"}
+    assert not (run.directory / "utility.csv").exists()
+    card = run.result["run"]
+    assert card["origin"] == "recording"
+    assert card["recording"]["asserted_by"] == "the tests"
+    assert any("never recorded" in line for line in card["recording"]["asserted"])
+    assert all(rung["there"] for rung in card["recording"]["ladder"])
+    assert run.result["class_table"] == Run(source / "run").result["class_table"]
+
+
+def test_nothing_of_the_truth_lies_outside_the_vault(imported: Import) -> None:
+    run = imported()
+    names = {p.name for p in run.directory.rglob("*") if "vault" not in p.relative_to(run.directory).parts}
+    assert not names & {"records.npz", "records.json", "uses.jsonl"}
+    assert (run.directory / "vault").stat().st_mode & 0o077 == 0
+
+
+# -- what was not brought -----------------------------------------------------------------------------------------
+
+
+def test_without_truth_each_attack_says_what_to_bring(imported: Import) -> None:
+    run = imported(truth=False)
+    cells = {cell.attack: cell for cell in api.attack_all(run) if cell.adversary == "server"}
+    assert {c.status for c in cells.values()} == {"not-applicable"}
+    assert "uses.jsonl" in cells["inverting-gradients"].reason
+    assert "fdaudit design" in cells["lira-offline"].reason
+    assert "records.npz" in cells["label-updates"].reason
+    assert run.result["class_table"] is None
+    assert len(run.result["exposure"]) > 4
+
+
+def test_without_a_network_nothing_that_needs_one_applies(imported: Import) -> None:
+    run = imported(model=None, **OWN)
+    cells = {cell.attack: cell for cell in api.attack_all(run) if cell.adversary == "server"}
+    assert all("under `model`" in cells[name].reason for name in ("gap", "dlg", "label-updates", "lira-online"))
+    assert run.result["run"]["model"] == "not stated"
+
+
+def test_without_auxiliary_records_gradients_are_inverted_all_the_same(here: Path, imported: Import) -> None:
+    value = json.loads((here / "truth" / "records.json").read_bytes())
+    (here / "truth" / "records.json").write_bytes(canonical({**value, "auxiliary": []}) + b"\n")
+    run = imported()
+    cell = api.attack("inverting-gradients", run, iterations=20, restarts=1)
+    assert cell.status == "run"
+    assert cell.controls == {}  # so that silence is never "no leak measured"
+    assert "auxiliary" in api.attack("label-updates", run).reason
+
+
+def test_members_without_coins_have_no_p_value_and_a_blind_baseline(here: Path, source: Path, imported: Import) -> None:
+    bring(Run(source / "run"), here / "truth")
+    run = imported(claims=[{"epsilon": 1.0, "source": "their page"}])
+    cell = api.attack("update-projection", run)
+    figures = {f.name: f for f in cell.figures}
+    assert figures["auc_blind"].value is not None
+    assert all(f.p is None for f in cell.figures)
+    assert "no p-value" in figures["auc"].note.lower()
+    assert all(check["bound"] is None for check in run.result["checks"])
+    assert "no coins" in " ".join(run.result["limits"])
+
+
+# -- ε ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_declaration_in_a_record_lowers_epsilon(here: Path, imported: Import) -> None:
+    shutil.rmtree(here / "record")
+    with Recorder(here / "record", ["server", "client/0", "client/1", "world"]) as recorder:
+        recorder.round(0)
+        for client in ("client/0", "client/1"):
+            recorder.send(client, "server", "acme/statistics", {"v": np.ones(3)}, inputs=[])
+    run = imported(truth=False, **OWN)
+    assert all(entry["epsilon"] is None for entry in run.result["ledger"] if entry["adversary"] == "server")
+
+
+ATTESTED = {
+    "event": "Gaussian",
+    "unit": "record",
+    "relation": "add-or-remove",
+    "covers": ["data"],
+    "count": 1,
+    "sensitivity": 1.0,
+    "scale": 2.0,
+    "drawn_from": 1,
+}
+
+
+def test_an_attested_defence_gives_a_finite_epsilon_that_names_who_answers(imported: Import) -> None:
+    kinds = [{"kind": "model_update", "sender": "client", "event": ATTESTED, "by": "Acme's auditors"}]
+    run = imported(attested=kinds, messages=[{"kind": "model_update", "sender": "client", "fixed_size": True}], **OWN)
+    ledger = {entry["adversary"]: entry for entry in run.result["ledger"]}
+    assert ledger["server"]["epsilon"] is not None
+    assert any("Acme's auditors" in line for line in run.result["run"]["recording"]["asserted"])
+
+
+def test_a_claimed_history_is_the_accountants_epsilon(imported: Import) -> None:
+    run = imported(claims=[{"history": [[1.1, 0.01, 1000]], "source": "Opacus", "delta": 1e-5}])
+    (claim,) = [check for check in run.result["checks"] if check["source"]]
+    from opacus.accountants import RDPAccountant
+
+    accountant = RDPAccountant()
+    accountant.history = [(1.1, 0.01, 1000)]
+    assert 0 < claim["claimed"] <= accountant.get_epsilon(1e-5) * 1.001
+    assert claim["source"] == "Opacus"
+
+
+# -- refusals -----------------------------------------------------------------------------------------------------
+
+WRONG = [
+    ({"classes": 9}, "card.classes"),
+    ({"classes": 11, "model": {"name": "mlp", "params": {"widths": [4]}}}, "card.model"),
+    ({"input_shape": [1, 16, 16]}, "card.input_shape"),
+    ({"input_shape": [0, 8, 8]}, "input_shape"),
+    ({"model": {"name": "mlp", "params": {"widths": [5]}}}, "card.model"),
+    ({"model": {"name": "cnn-strided", "params": {}}}, "card.model"),
+    ({"model": {"name": "no-such", "params": {}}}, "card.model.name"),
+    ({"clients": 3}, "card.clients"),
+    ({"task": "multi-label"}, "card.task"),
+    ({"protocol": {"name": "fedkd"}}, "card.protocol.name"),
+    ({"protocol": {"name": "fedavg", "params": {"roundz": 3}}}, "card.protocol.params.roundz"),
+    ({"protocol": {"name": "acme", "params": {"lr": 1.0}}}, "card.protocol.params"),
+    ({"training": {"lr": 0.1}}, "card.training"),
+    ({**OWN, "training": {"rounds": 1}}, "card.training.rounds"),
+    ({**OWN, "training": {"lr": 0.1, "local_steps": 1, "local_epochs": 1}}, "training.local_steps"),
+    ({**OWN, "stand_in": {"name": "no-such"}}, "card.stand_in.name"),
+    ({**OWN, "messages": [{"kind": "logits", "sender": "client"}]}, "card.messages"),
+    ({"claims": [{"epsilon": 1.0, "source": "x", "adversary": "client/9"}]}, "card.claims.0.adversary"),
+    ({"claims": [{"source": "x"}]}, "claims.epsilon"),
+    ({"attested": [{"kind": "logits", "event": {"event": "Magic"}, "by": "x"}]}, "attested.event"),
+    ({"design": "0" * 63}, "card.design"),
+    ({"colour": "red"}, "card.colour"),
+    ({"asserted_by": ""}, "card.asserted_by"),
+]
+
+
+@pytest.mark.parametrize(("change", "field"), WRONG, ids=lambda v: v if isinstance(v, str) else "")
+def test_a_wrong_card_is_one_error_that_names_its_field(
+    here: Path, imported: Import, change: dict[str, Any], field: str
+) -> None:
+    said = refused(here, SpecError, lambda: imported(**change))
+    assert said.startswith(f"{field}:")
+
+
+def test_a_learning_rate_that_the_updates_refute_is_found(here: Path, imported: Import) -> None:
+    wrong = {**OWN, "training": {**OWN["training"], "lr": 0.05}}  # type: ignore[dict-item]
+    said = refused(here, IntegrityError, lambda: imported(**wrong))
+    assert "learning rate of 0.1" in said
+    assert "states 0.05" in said
+
+
+def test_a_dropped_message_is_found(here: Path, imported: Import) -> None:
+    log = here / "record" / "transcript" / "messages.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([*lines[:2], *lines[3:]]))
+    refused(here, IntegrityError, imported)
+
+
+def test_reordered_rounds_are_found(here: Path, imported: Import) -> None:
+    log = here / "record" / "transcript" / "messages.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([*lines[4:], *lines[:4]]))
+    refused(here, IntegrityError, imported)
+
+
+def test_inputs_that_the_truth_refutes_are_found(here: Path, source: Path, imported: Import) -> None:
+    shutil.rmtree(here / "record")
+    shutil.rmtree(here / "truth")
+    with Recorder(here / "record", ["server", "client/0", "client/1"], truth=here / "truth") as recorder:
+        recorder.round(0)
+        recorder.send("client/0", "server", "acme/sums", {"v": np.ones(3)}, inputs=[], records=[1, 2])
+    said = refused(here, IntegrityError, lambda: imported(**OWN))
+    assert "declared too narrow" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"seq": 99, "records": [0]}, "the record has"),
+        ({"seq": 0, "records": [0]}, "which server sent"),
+        ({"seq": 1, "records": [10_000]}, "used record 10000"),
+        ({"seq": 1, "records": [0, 1, 2]}, "use at most 2"),
+    ],
+)
+def test_uses_that_cannot_be_true_are_found(here: Path, imported: Import, line: dict[str, Any], said: str) -> None:
+    (here / "truth" / "uses.jsonl").write_bytes(canonical(line) + b"\n")
+    assert said in refused(here, IntegrityError, imported)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"{", b"[]\n", b'{"seq": 1}\n', b'{"seq": -1, "records": []}\n', b'{"seq": 1, "records": ["a"]}\n', b"\xff\n"],
+)
+def test_malformed_uses_are_one_error(here: Path, imported: Import, text: bytes) -> None:
+    (here / "truth" / "uses.jsonl").write_bytes(text)
+    assert "uses.jsonl line 1" in refused(here, UsageError, imported)
+
+
+def test_a_record_that_was_left_out_and_used_is_found(here: Path, imported: Import) -> None:
+    value = json.loads((here / "truth" / "records.json").read_bytes())
+    own = value["clients"]["client/0"]
+    left = own["records"].index(own["non_members"][0])
+    uses = (here / "truth" / "uses.jsonl").read_bytes().splitlines()
+    seq = json.loads(uses[0])["seq"]
+    (here / "truth" / "uses.jsonl").write_bytes(canonical({"seq": seq, "records": [left]}) + b"\n")
+    assert "its coins left out" in refused(here, IntegrityError, imported)
+
+
+def test_other_coins_than_the_card_committed_to_are_found(here: Path, imported: Import) -> None:
+    assert "another design" in refused(here, IntegrityError, lambda: imported(design="0" * 64))
+    made = with_coins(here / "truth")
+    assert imported(design=made).plan.design == "matched-pairs"
+
+
+def test_a_file_in_two_truths_is_refused(here: Path, source: Path, imported: Import) -> None:
+    def twice() -> None:
+        api.import_record(
+            here / "record", here / "imported", card=card_of(Run(source / "run")), truth=[here / "truth"] * 2
+        )
+
+    assert "holds uses.jsonl" in refused(here, RunError, twice)
+
+
+def test_half_of_the_records_is_refused(here: Path, imported: Import) -> None:
+    (here / "truth" / "records.npz").unlink()
+    assert "records.npz" in refused(here, RunError, imported)
+
+
+def test_a_mistyped_list_of_records_is_refused(here: Path, imported: Import) -> None:
+    (here / "truth" / "records.json").write_bytes(b"{}\n")
+    refused(here, DataError, imported)
+
+
+def test_what_the_record_decides_is_no_setting_of_an_audit(here: Path, imported: Import) -> None:
+    assert refused(here, SpecError, lambda: imported(audit={"clients": 5})).startswith("clients:")
+
+
+def test_an_adversary_that_is_no_party_is_refused(here: Path, imported: Import) -> None:
+    assert refused(here, SpecError, lambda: imported(audit={"adversaries": ["client/7"]})).startswith("adversar")
+
+
+def test_an_occupied_directory_is_refused(here: Path, imported: Import) -> None:
+    imported()
+    before = tree(here / "imported")
+    with pytest.raises(RunError, match="exists already"):
+        imported()
+    assert tree(here / "imported") == before
+
+
+# -- records that ended early -------------------------------------------------------------------------------------
+
+
+def test_a_killed_recording_is_imported_up_to_its_last_whole_round(here: Path, imported: Import) -> None:
+    shutil.rmtree(here / "record")
+    recorder = Recorder(here / "record", ["server", "client/0", "client/1", "world"])
+    for t in range(2):
+        recorder.round(t)
+        recorder.send("server", ["client/0", "client/1"], "acme/hello", {"v": np.ones(2)})
+        recorder.send("client/0", "server", "acme/answer", {"v": np.ones(2)})
+    # No close: as after a kill, round 1 is open.
+    run = imported(truth=False, **OWN)
+    about = run.result["run"]["recording"]
+    assert not about["closed"]
+    assert (about["rounds"], about["left_out"]) == (1, 2)
+    assert any("never closed" in note for note in about["notes"])
+    assert any("client/1" in note and "neither" not in note for note in about["notes"]) or about["notes"]
+
+
+def test_a_missing_answer_is_noted(here: Path, imported: Import) -> None:
+    shutil.rmtree(here / "record")
+    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
+        for t in range(3):
+            recorder.round(t)
+            for client in ("client/0", "client/1"):
+                if (t, client) != (1, "client/1"):
+                    recorder.send(client, "server", "acme/answer", {"v": np.ones(2)})
+    notes = imported(truth=False, **OWN).result["run"]["recording"]["notes"]
+    assert any("client/1 sends no acme/answer in round 1" in note for note in notes)
+
+
+def test_a_changed_card_in_the_run_is_found(imported: Import) -> None:
+    run = imported()
+    card = yaml.safe_load((run.directory / "card.yaml").read_text())
+    (run.directory / "card.yaml").write_text(yaml.safe_dump({**card, "name": "another"}))
+    assert any("card.yaml" in finding for finding in verify(run.directory))
+    with pytest.raises(IntegrityError):
+        api.attack("gap", Run(run.directory))
