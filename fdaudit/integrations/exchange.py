@@ -1,31 +1,32 @@
-"""The rules that every adapter follows: kinds of messages, numbers of clients, numbers as tensors, keys of truth."""
+"""The rules that every adapter follows: kinds and inputs of messages, numbers of clients, rounds, silence."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fdaudit.recording.recorder import Delivery, Recorder
+
+from .truth import ServerTruth
+
 __all__ = [
     "SERVER",
     "Clients",
     "Direction",
-    "ServerTruth",
-    "append_uses",
+    "Exchange",
+    "Instruction",
+    "Passage",
+    "Tensors",
     "as_tensors",
     "checked_inputs",
     "checked_kinds",
-    "join_key",
-    "join_uses",
     "own_kind",
     "parties",
     "safe_name",
@@ -34,6 +35,8 @@ __all__ = [
 SERVER = "server"
 Direction = Literal["instruction", "reply"]
 """An instruction goes from the server to a client, a reply from a client to the server."""
+
+Tensors = dict[str, NDArray[Any]]
 
 _DIRECTIONS = ("instruction", "reply")
 _INPUTS = ("data", "instruction")
@@ -91,14 +94,6 @@ def checked_inputs(
     return {key: tuple(words) for key, words in (inputs or {}).items()}
 
 
-def join_key(message_id: str) -> str:
-    """Return the key under which the server's record and a site's notes name the same reply.
-
-    Both sides hold the identifier of the instruction, and the key is a digest of it. It reveals nothing of records.
-    """
-    return hashlib.sha256(b"fdaudit-join/1\0" + message_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
 class Clients:
     """The clients of a record: a framework's name of a client becomes `client/N`, the same for the whole record.
 
@@ -135,6 +130,166 @@ class Clients:
             return {party: str(client) for client, party in self._parties.items()}
 
 
+@dataclass(frozen=True)
+class Instruction:
+    """A recorded instruction as far as its reply needs it: the receiver, and the numbers of its messages."""
+
+    party: str
+    seqs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """The way of a message: sender, receivers, the messages that a reply answers, and its key for the truth."""
+
+    sender: str
+    receivers: tuple[str, ...]
+    answers: tuple[int, ...] = ()
+    reply: str | None = None
+
+    @property
+    def direction(self) -> Direction:
+        """Return `instruction` or `reply`."""
+        return "instruction" if self.sender == SERVER else "reply"
+
+
+class Exchange:
+    """Records what a server and its clients send, for the adapter of a framework.
+
+    Guarantees:
+      * a client of the framework is the same `client/N` for the whole record;
+      * a round opens with each instruction whose number differs from that of the instruction before;
+      * an instruction without a reply is on record as `silence` when its round closes.
+
+    Its methods hold `lock`. An adapter holds it around several that belong together.
+
+    Args:
+        framework: the first part of kinds of its own.
+        recorder: receives the messages.
+        kinds: the user's kinds, by name and direction.
+        inputs: the user's declarations of inputs, by name and direction.
+        clients: the party of clients that are known beforehand.
+        truth: learns the name of each client, and the key of each reply.
+        fixed: names whose kind the user cannot choose.
+
+    Raises:
+        ValueError: an argument is refused.
+    """
+
+    def __init__(
+        self,
+        framework: str,
+        recorder: Recorder,
+        *,
+        kinds: Mapping[tuple[str, str], str] | None = None,
+        inputs: Mapping[tuple[str, str], Sequence[str]] | None = None,
+        clients: Mapping[Any, str] | None = None,
+        truth: ServerTruth | None = None,
+        fixed: Iterable[str] = (),
+    ) -> None:
+        self._framework, self._recorder, self._truth = framework, recorder, truth
+        self._kinds, self._inputs = checked_kinds(kinds, fixed), checked_inputs(inputs)
+        self.clients = Clients(clients)
+        self.lock = threading.RLock()
+        self._sent: dict[str, Instruction] = {}
+        """Instructions without a reply, by their identifier."""
+        self._awaited: set[str] = set()
+        """Identifiers in `_sent` whose missing reply is not on record yet."""
+        self._round = -1
+        self._number: Hashable = None
+        self._by_hand = False
+
+    def party(self, client: Any) -> str:
+        """Return the party of a client; the truth learns of a new one at once."""
+        party = self.clients.party(client)
+        if self._truth is not None:
+            self._truth.name(party, str(client))
+        return party
+
+    def round(self, t: int) -> None:
+        """Open round `t` of the record. From then on, the numbers of instructions are ignored."""
+        with self.lock:
+            self._by_hand = True
+            self._open(t)
+
+    def follow(self, number: Hashable) -> None:
+        """Open the next round if an instruction has another number than the one before; None is no number."""
+        with self.lock:
+            if self._by_hand:
+                return
+            if self._round < 0 or (None not in (number, self._number) and number != self._number):
+                self._open(self._round + 1)
+            if number is not None:
+                self._number = number
+
+    def _open(self, t: int) -> None:
+        self.record_silence()
+        if self._truth is not None:
+            self._truth.sync()
+        self._recorder.round(t)
+        self._round = t
+
+    def kind(self, direction: Direction, *names: str) -> str | None:
+        """Return the user's kind for the first of these names that has one."""
+        return next((self._kinds[n, direction] for n in names if (n, direction) in self._kinds), None)
+
+    def send(
+        self, passage: Passage, names: Sequence[str], tensors: Mapping[str, Any], kind: str | None = None
+    ) -> Delivery:
+        """Record one message.
+
+        Args:
+            passage: its way.
+            names: by which the user may declare its inputs; the first one names the framework's own kind.
+            tensors: its arrays by name.
+            kind: its kind; without one, the framework's own.
+        """
+        inputs: str | list[int | str] = "all"
+        declared = [
+            self._inputs[n, passage.direction] for n in names if (n, passage.direction) in self._inputs
+        ]
+        for words in declared[:1]:
+            inputs = [
+                *(["data"] if "data" in words else []),
+                *(passage.answers if "instruction" in words else ()),
+            ]
+        with self.lock:
+            delivery = self._recorder.send(
+                passage.sender,
+                passage.receivers,
+                kind or own_kind(self._framework, names[0]),
+                tensors,
+                inputs,
+            )
+            if self._truth is not None and passage.reply is not None:
+                self._truth.note_reply(delivery.seq, passage.sender, passage.reply)
+            return delivery
+
+    def expect(self, identifier: str, instruction: Instruction) -> None:
+        """Expect a reply to an instruction."""
+        with self.lock:
+            self._sent[identifier] = instruction
+            self._awaited.add(identifier)
+
+    def instruction(self, identifier: str) -> Instruction | None:
+        """Return an instruction that has no reply yet."""
+        return self._sent.get(identifier)
+
+    def answered(self, identifier: str) -> None:
+        """Expect no reply to an instruction any longer."""
+        with self.lock:
+            del self._sent[identifier]
+            self._awaited.discard(identifier)
+
+    def record_silence(self, identifiers: Iterable[str] | None = None) -> None:
+        """Record that replies did not come: to these instructions, or to all. One that comes late is recorded too."""
+        with self.lock:
+            missing = self._awaited & set(self._awaited if identifiers is None else identifiers)
+            for party in sorted(self._sent[i].party for i in missing):
+                self._recorder.send(party, [SERVER], "silence", {})
+            self._awaited -= missing
+
+
 def safe_name(name: str) -> str:
     """Return a name that a record accepts for a tensor: the name itself, or a quoted form of one with a special use.
 
@@ -145,7 +300,7 @@ def safe_name(name: str) -> str:
     return quote(name, safe="", errors="surrogatepass") + ":name"
 
 
-def as_tensors(name: str, value: Any) -> dict[str, NDArray[Any]]:
+def as_tensors(name: str, value: Any) -> Tensors:
     """Return a number, a text, bytes or a list of them as tensors.
 
     Numbers keep their value: whole numbers are int64 or uint64, others float64. Text is UTF-8, as bytes. A list of
@@ -185,132 +340,3 @@ def _dtype(numbers: Sequence[Any]) -> type[Any]:
     if all(isinstance(v, bool | np.bool_) for v in numbers):
         return np.bool_
     return np.int64 if max(numbers) < 2**63 else np.uint64
-
-
-# -- which records a reply used -------------------------------------------------------------------------------------
-
-
-def append_uses(directory: Path, key: str, records: Sequence[int]) -> None:
-    """Note at a site that the reply of this key used these records; the note is durable on return.
-
-    Args:
-        directory: the site's own directory of the truth; made with mode 0700 if it is missing.
-        key: of the reply, from `join_key`.
-        records: their numbers as the site counts them.
-    """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    line = _canonical({"records": [int(r) for r in records], "reply": key}) + b"\n"
-    file = os.open(directory / "uses.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(file, line)  # in one call, so that processes of a site do not mix their lines
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-class ServerTruth:
-    """The server's own notes, outside the record: the node of each party, and the key of each reply.
-
-    Args:
-        directory: made with mode 0700 if it is missing; it holds no notes yet.
-        record: the directory of the record, which goes to the auditor.
-
-    Raises:
-        ValueError: the directories lie within each other, or notes are there already.
-    """
-
-    def __init__(self, directory: Path, record: Path) -> None:
-        inside, outside = sorted(
-            (directory.resolve(), record.resolve()), key=lambda p: len(p.parts), reverse=True
-        )
-        if inside.is_relative_to(outside):
-            raise ValueError(
-                f"truth: {directory} and the record lie within each other. Choose another directory."
-            )
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._directory = directory
-        self._nodes: dict[str, str] = {}
-        try:
-            self._replies = (directory / "replies.jsonl").open("xb", buffering=0)
-        except FileExistsError:
-            raise ValueError(f"truth: {directory} holds notes already. Choose another directory.") from None
-
-    def name(self, party: str, node: str) -> None:
-        """Note the node of a party."""
-        if party not in self._nodes:
-            self._nodes[party] = node
-            for name in ("nodes.json", "sites.json"):
-                _replace(self._directory / name, _canonical(self._nodes) + b"\n")
-
-    def note_reply(self, seq: int, party: str, key: str) -> None:
-        """Note by which key a site's notes name a recorded message of a party."""
-        self._replies.write(_canonical({"party": party, "reply": key, "seq": seq}) + b"\n")
-
-    def sync(self) -> None:
-        """Make the notes durable."""
-        os.fsync(self._replies.fileno())
-
-    def close(self) -> None:
-        """Make the notes durable and close them."""
-        if not self._replies.closed:
-            self.sync()
-            self._replies.close()
-
-
-def join_uses(truth: Path, sites: Mapping[str, Path]) -> dict[str, str]:
-    """Join the notes of sites with those of the server: write `uses.jsonl` and `sites.json` of the server's truth.
-
-    Args:
-        truth: the server's directory of the truth.
-        sites: the directory of the truth of each site, by the site's name.
-
-    Returns:
-        The site of each party that a note names; the others keep their node in `sites.json`.
-
-    Raises:
-        ValueError: two notes name the same reply, or notes of two sites name replies of one party.
-    """
-    noted: dict[str, tuple[str, list[int]]] = {}
-    for site, directory in sites.items():
-        for line in _lines(directory / "uses.jsonl"):
-            if line["reply"] in noted:
-                raise ValueError(
-                    f"{directory}: {line['reply']} is noted twice. Keep one run's notes in a directory."
-                )
-            noted[line["reply"]] = (site, line["records"])
-    uses, found = list[bytes](), dict[str, str]()
-    for line in _lines(truth / "replies.jsonl"):
-        if line["reply"] in noted:
-            site, records = noted[line["reply"]]
-            if found.setdefault(line["party"], site) != site:
-                raise ValueError(
-                    f"{line['party']} replied for {found[line['party']]!r} and {site!r}. Name a site once."
-                )
-            uses.append(_canonical({"records": records, "seq": line["seq"]}) + b"\n")
-    _replace(truth / "uses.jsonl", b"".join(uses))
-    nodes = json.loads((truth / "nodes.json").read_bytes())
-    _replace(truth / "sites.json", _canonical(nodes | found) + b"\n")
-    return found
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Replace a file in one step; its new bytes are durable on return."""
-    part = path.with_name(f".{path.name}.tmp")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    ).encode()
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):  # a kill may leave a part of the last line
-                yield json.loads(line)

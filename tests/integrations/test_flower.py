@@ -19,8 +19,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from fdaudit.integrations.flower import RecordingGrid, join_uses, note_records, parties
+from fdaudit.recording.record import Checked, check_record
 from fdaudit.recording.recorder import Recorder, RecordError
-from fdaudit.transcript.transcript import verify_transcript
 
 from .grids import LocalGrid
 
@@ -62,10 +62,7 @@ def tensors(record: Path, line: dict[str, Any]) -> dict[str, np.ndarray[Any, Any
 
 
 def assert_intact(record: Path) -> None:
-    state = json.loads((record / "record.json").read_bytes())
-    defects = verify_transcript(record / "transcript", head=state["head"], count=state["messages"])
-    assert [d for d in defects if "kind 'flower/" not in d] == []  # a record may have kinds of its own
-    assert state["status"] == "closed"
+    assert check_record(record) == Checked((), ())
 
 
 def trainer(add: float, metrics: dict[str, Any] | None = None) -> ClientApp:

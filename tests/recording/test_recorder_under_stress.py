@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import threading
@@ -21,32 +20,14 @@ import numpy as np
 import pytest
 
 from fdaudit.recording import recorder
-from fdaudit.recording.record import check_record
 from fdaudit.recording.recorder import Recorder, RecordError
 from fdaudit.storage.files import decode
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import LOG, read_messages, verify_transcript
 
+from ..helpers.recordings import closed_part, state
+
 W = {"w": np.zeros(2, dtype=np.float32)}
-
-
-def state(record: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((record / "record.json").read_bytes())
-    return found
-
-
-def closed_part(record: Path, copy: Path) -> list[str]:
-    """Copy the part of a record that `record.json` names; return what the check of transcripts finds in it."""
-    said = state(record)
-    assert check_record(record).findings == ()
-    shutil.copytree(record / "transcript", copy)
-    kept = (copy / LOG).read_bytes().split(b"\n")[: said["messages"]]
-    (copy / LOG).write_bytes(b"".join(line + b"\n" for line in kept))
-    named = {json.loads(line)["payload"]["file"] for line in kept}
-    for path in (copy / "payloads").iterdir():
-        if f"payloads/{path.name}" not in named:
-            path.unlink()
-    return verify_transcript(copy, head=said["head"], count=said["messages"])
 
 
 # -- many senders ----------------------------------------------------------------------------------------------

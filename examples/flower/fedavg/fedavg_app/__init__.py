@@ -1,0 +1,1 @@
+"""FedAvg on digits."""

@@ -1,0 +1,1 @@
+"""FedMD on digits."""

@@ -1,0 +1,105 @@
+"""Records of Flower as tensors, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from numpy.typing import NDArray
+
+from fdaudit.recording.recorder import Delivery
+
+from .exchange import Tensors, as_tensors, safe_name
+
+__all__ = ["Record", "array_tensors", "decoded_arrays", "masked_vector", "received", "shared_records"]
+
+Record: TypeAlias = ArrayRecord | MetricRecord | ConfigRecord
+
+Values = Mapping[str, NDArray[Any] | None]
+"""The arrays of a record by name; None for one that holds other than numbers, or cannot be read."""
+
+
+def decoded_arrays(record: ArrayRecord) -> Values:
+    """Return the values of the arrays of a record."""
+    return {name: _decoded(array) for name, array in record.items()}
+
+
+def array_tensors(record: ArrayRecord, values: Values) -> Tensors:
+    """Return arrays by name, and the bytes of those that are no arrays of numbers as `NAME:bytes`."""
+    tensors: Tensors = {}
+    for name, array in record.items():
+        value = values[name]
+        if value is None:
+            tensors[f"{safe_name(name)}:bytes"] = np.frombuffer(array.data, dtype=np.uint8)
+        else:
+            tensors[safe_name(name)] = value
+    return tensors
+
+
+def received(record: ArrayRecord, values: Values, delivery: Delivery) -> ArrayRecord:
+    """Return the record with the recorded arrays; an array whose bytes are already those on record stays as it is."""
+    arrays = dict(record)
+    for name, array in record.items():
+        if values[name] is not None:
+            value = delivery[safe_name(name)]
+            data = _to_npy(value)
+            stated = (array.dtype, tuple(array.shape))  # Flower's older interface states neither
+            if data != array.data or stated not in (("", ()), (str(value.dtype), value.shape)):
+                arrays[name] = Array(str(value.dtype), value.shape, array.stype, data)
+    return ArrayRecord(arrays) if any(arrays[n] is not record[n] for n in arrays) else record
+
+
+def masked_vector(parts: Sequence[Any]) -> Tensors:
+    """Return the parts of a masked vector by their number; the first is the masked weight."""
+    tensors: Tensors = {}
+    for i, part in enumerate(parts):
+        array = Array("", (), "numpy.ndarray", part) if isinstance(part, bytes) else None
+        value = _decoded(array) if array is not None else None
+        tensors |= as_tensors(f"{i}:bytes", part) if value is None else {str(i): value}
+    return tensors
+
+
+def shared_records(messages: Sequence[Message]) -> dict[tuple[str, str, bytes], list[int]]:
+    """Return the messages that share a record, by the record's name, the message type and the record's digest."""
+    digests: dict[int, bytes] = {}  # by object: strategies give one record to many messages
+    groups: dict[tuple[str, str, bytes], list[int]] = {}
+    for i, message in enumerate(messages):
+        for name, record in message.content.items():
+            if id(record) not in digests:
+                digests[id(record)] = _digest(record)
+            groups.setdefault((name, message.metadata.message_type, digests[id(record)]), []).append(i)
+    return groups
+
+
+def _digest(record: Record) -> bytes:
+    digest = hashlib.sha256(type(record).__name__.encode())
+    for name, value in record.items():
+        if isinstance(value, Array):
+            about = (name, value.dtype, value.shape, value.stype, len(value.data))
+            digest.update(repr(about).encode("utf-8", "surrogatepass") + value.data)
+        else:
+            digest.update(repr((name, value)).encode("utf-8", "surrogatepass"))
+    return digest.digest()
+
+
+def _decoded(array: Array) -> NDArray[Any] | None:
+    """Return the values of an array; None if it holds other than numbers, or cannot be read."""
+    try:
+        return _from_npy(array.data) if array.stype == "numpy.ndarray" else None
+    except Exception:  # a client sends any bytes; those that are no array are recorded as bytes
+        return None
+
+
+def _from_npy(data: bytes) -> NDArray[Any] | None:
+    value = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    return value if value.dtype.kind in "biuf" and value.dtype.itemsize <= 8 else None
+
+
+def _to_npy(value: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, value, allow_pickle=False)
+    return buffer.getvalue()

@@ -1,0 +1,319 @@
+"""Record what a job of NVIDIA FLARE sends: a component of its server, and the filters that lead to it.
+
+```python
+job.to_server(JobRecord("/var/lib/server/record", clients=3))
+```
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nvflare.apis.dxo import DXO, DataKind, MetaKey
+from nvflare.apis.event_type import EventType
+from nvflare.apis.filter import Filter, FilterChainType, FilterContextKey
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.job_config.defs import FilterType
+
+from fdaudit.recording.recorder import Delivery, Recorder
+
+from .exchange import (
+    SERVER,
+    Exchange,
+    Instruction,
+    Passage,
+    as_tensors,
+    checked_inputs,
+    checked_kinds,
+    own_kind,
+    parties,
+)
+from .nvflare_values import Flat
+
+__all__ = ["JobRecord", "RecordingFilter"]
+
+_KINDS = {"WEIGHTS": "model_parameters", "WEIGHT_DIFF": "model_update"}
+"""Kinds by the kind of data in a DXO."""
+_DXO = "DXO"
+"""The content type of a message with a DXO, and the key of the DXO in it."""
+
+_ENVELOPE = {
+    *(value for name, value in vars(ServerCommandKey).items() if name.isupper()),
+    *(AppConstants.START_ROUND, AppConstants.CURRENT_ROUND, AppConstants.NUM_ROUNDS),
+    *(MetaKey.AUTH_TOKEN, MetaKey.AUTH_TOKEN_SIGNATURE, MetaKey.JOB_ID, MetaKey.SITE_NAME),
+}
+"""Headers of NVIDIA FLARE's own, such as the client with its token. Names with a leading underscore are its own too."""
+
+
+class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves NVIDIA FLARE out
+    """Records the tasks that a job's server sends to its clients, and their results.
+
+    Guarantees:
+      * a task is on record before it is sent, and a result before the workflow gets it;
+      * arrays that a client or the workflow gets equal those on record, bit for bit;
+      * a client is the same `client/N` for the whole record, in the order of first appearance;
+      * a result that never comes is on record as `silence`, an error as `nvflare/error`;
+      * encrypted or compressed values are on record as `nvflare/processed-ALGORITHM`;
+      * a failed recording, or a task that passes by the record, ends the job. No message is dropped or changed, so that
+        no model is made from a part of the results. The record stays open at its last closed round.
+
+    A round of the record opens with each task that has another round, or another workflow, than the task before.
+
+    Args:
+        directory: of the record, on the server's machine.
+        clients: number of clients that may take part.
+        truth: directory of the truth, on the server's machine: it learns the client of each party (`sites.json`).
+        card: file of the system's card, on the server's machine.
+        tasks: names of the job's tasks.
+        kinds: kinds that replace the defaults, by direction (`instruction`, `reply`) and then by data kind, task, or
+            key of the DXO's meta data: `{"reply": {"train": "gradient"}}`.
+        inputs: narrower inputs, by direction and then by data kind or task: a reply lists `data`, `instruction`, both
+            or nothing; an instruction lists nothing. Without an entry: everything that the sender held.
+
+    Raises:
+        ValueError: an argument is refused.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        clients: int,
+        truth: str | None = None,
+        card: str | None = None,
+        tasks: Sequence[str] = ("train",),
+        kinds: Mapping[str, Mapping[str, str]] | None = None,
+        inputs: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(tasks, str) or not tasks:
+            raise ValueError(f"tasks: {tasks!r} names no tasks. Write a list such as ['train'].")
+        self.directory, self.clients, self.truth, self.card = directory, clients, truth, card
+        self.tasks, self.kinds, self.inputs = list(tasks), kinds, inputs
+        checked_kinds(_by_name(kinds))
+        checked_inputs(_by_name(inputs))
+        self._recorder: Recorder | None = None
+        self._exchange: Exchange | None = None
+        """None before the job begins, and after a failure."""
+        self._aborted = False
+        self._workflow, self._number = None, -1
+
+    def add_to_fed_job(self, job: Any, ctx: Any) -> None:
+        """Add the record to a job's server, with a filter for the data and one for the results of each task."""
+        record_id = job.add_component("fdaudit_record", self, ctx)
+        for task in self.tasks:
+            for chain in (FilterType.TASK_DATA, FilterType.TASK_RESULT):
+                job.add_filter(RecordingFilter(record_id), chain, [task], ctx)
+
+    # -- the job's life ---------------------------------------------------------------------------------------------
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Begin the record with the job and close it with the job. Refuse what passes by the record."""
+        if event_type == EventType.START_RUN:
+            self._guarded(fl_ctx, self._begin)
+        elif event_type == EventType.FATAL_SYSTEM_ERROR:
+            self._aborted = True
+        elif event_type == EventType.END_RUN:
+            self._guarded(fl_ctx, lambda: self._end(fl_ctx))
+        elif self._exchange is not None and event_type == EventType.AFTER_TASK_DATA_FILTER:
+            self._guarded(fl_ctx, lambda: self._refuse_passed_by(fl_ctx, expected=True))
+        elif self._exchange is not None and event_type == EventType.AFTER_TASK_RESULT_FILTER:
+            blocked = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+            if blocked.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR:
+                self.pass_on(blocked, fl_ctx, FilterChainType.TASK_RESULT_CHAIN)
+            self._guarded(fl_ctx, lambda: self._refuse_passed_by(fl_ctx, expected=False))
+
+    def _begin(self) -> None:
+        self._recorder = Recorder(self.directory, parties(self.clients), card=self.card, truth=self.truth)
+        self._exchange = Exchange(
+            "nvflare", self._recorder, kinds=_by_name(self.kinds), inputs=_by_name(self.inputs)
+        )
+
+    def _end(self, fl_ctx: FLContext) -> None:
+        if self._recorder is None:
+            return
+        abort = fl_ctx.get_prop(ReservedKey.RUN_ABORT_SIGNAL)
+        if self._exchange is None or self._aborted or (abort is not None and abort.triggered):
+            self._recorder.__exit__(RuntimeError, RuntimeError("the job was aborted"), None)
+        else:
+            self._exchange.record_silence()
+            self._recorder.close()
+
+    def _refuse_passed_by(self, fl_ctx: FLContext, expected: bool) -> None:
+        """Refuse a task whose data, or whose result, no filter has recorded."""
+        exchange, task_id = self._exchange, fl_ctx.get_prop(FLContextKey.TASK_ID)
+        if exchange is not None and (exchange.instruction(task_id) is not None) != expected:
+            task = fl_ctx.get_prop(FLContextKey.TASK_NAME)
+            raise ValueError(f"tasks: {task!r} passes by the record. Name it in `tasks`.")
+
+    def _guarded(self, fl_ctx: FLContext, act: Callable[[], Any]) -> Any:
+        """Return what a function returns. If it fails, end the job and record nothing more."""
+        try:
+            return act()
+        except Exception as error:  # whatever it is, the job must not go on unrecorded
+            self._exchange = None
+            self.system_panic(f"The recording failed. {error}", fl_ctx)
+            return None
+
+    # -- messages ---------------------------------------------------------------------------------------------------
+
+    def pass_on(self, shareable: Shareable, fl_ctx: FLContext, chain: str) -> Shareable:
+        """Record the data or the result of a task; return it with the recorded arrays."""
+        if self._exchange is None:  # the recording failed, and the job is ending
+            return shareable
+        recorded = self._guarded(fl_ctx, lambda: self._record(shareable, fl_ctx, chain))
+        return shareable if recorded is None else recorded
+
+    def _record(self, shareable: Shareable, fl_ctx: FLContext, chain: str) -> Shareable:
+        exchange, task_id = self._exchange, fl_ctx.get_prop(FLContextKey.TASK_ID)
+        if exchange is None:
+            return shareable
+        task = str(fl_ctx.get_prop(FLContextKey.TASK_NAME))
+        with exchange.lock:
+            if chain == FilterChainType.TASK_DATA_CHAIN:
+                exchange.follow(self._round(shareable, fl_ctx))
+                party = self._party(exchange, fl_ctx)
+                message = _Message(exchange, Passage(SERVER, (party,)), task)
+                recorded = message.record(shareable)
+                exchange.expect(task_id, Instruction(party, tuple(message.seqs)))
+                return recorded
+            party = self._party(exchange, fl_ctx)
+            sent = exchange.instruction(task_id)
+            answers = sent.seqs if sent is not None and sent.party == party else ()
+            recorded = _Message(exchange, Passage(party, (SERVER,), answers), task).record(shareable)
+            if answers:
+                exchange.answered(task_id)
+            return recorded
+
+    def _round(self, shareable: Shareable, fl_ctx: FLContext) -> tuple[Any, int]:
+        """Return the workflow and round of a task; a task that is sent late belongs to the round that is open."""
+        workflow = fl_ctx.get_prop(FLContextKey.WORKFLOW)
+        number = shareable.get_header(AppConstants.CURRENT_ROUND)
+        if workflow != self._workflow:
+            self._workflow, self._number = workflow, -1
+        if isinstance(number, int):
+            self._number = max(self._number, number)
+        return self._workflow, self._number
+
+    def _party(self, exchange: Exchange, fl_ctx: FLContext) -> str:
+        """Return the party of the client at the other end; the truth learns of a new one at once."""
+        known = len(exchange.clients.seen())
+        party = exchange.party(fl_ctx.get_peer_context().get_identity_name())
+        if self.truth is not None and self._recorder is not None and len(exchange.clients.seen()) > known:
+            self._recorder.sites(exchange.clients.seen())
+        return party
+
+
+class RecordingFilter(Filter):  # type: ignore[misc]
+    """Passes the data or the results of tasks through a `JobRecord`, which records them.
+
+    In the list of a task's filters it stands last for data, and first for results.
+
+    Args:
+        record_id: identifier of the `JobRecord` among the server's components.
+    """
+
+    def __init__(self, record_id: str) -> None:
+        super().__init__()
+        self.record_id = record_id
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Return a message with the recorded arrays."""
+        record = fl_ctx.get_engine().get_component(self.record_id)
+        if isinstance(record, JobRecord):
+            return record.pass_on(shareable, fl_ctx, self.get_prop(FilterContextKey.CHAIN_TYPE))
+        self.system_panic(f"record_id: no component {self.record_id!r} is a JobRecord. Add one.", fl_ctx)
+        return shareable
+
+
+class _Message:
+    """One task's data or result, which becomes a recorded message for each of its parts.
+
+    Attributes:
+        seqs: numbers of the recorded messages.
+    """
+
+    def __init__(self, exchange: Exchange, passage: Passage, task: str) -> None:
+        self._exchange, self._passage, self._task = exchange, passage, task
+        self.seqs: list[int] = []
+
+    def record(self, shareable: Shareable) -> Shareable:
+        """Record every part of a message; return it with the recorded arrays."""
+        recorded = copy.copy(shareable)
+        content = dict(shareable)
+        headers = content.pop(ReservedHeaderKey.HEADERS, None) or {}
+        dxo = content.get(_DXO)
+        if headers.get(ReservedHeaderKey.CONTENT_TYPE) == _DXO and isinstance(dxo, dict):
+            data, meta = self._dxo(dxo.get("kind"), dxo.get("data"), dxo.get("meta"))
+            recorded[_DXO] = dxo | {"data": data, "meta": meta}
+            del content[_DXO]
+        if content:
+            recorded.update(self._part("content", content))
+        added = {k: v for k, v in headers.items() if not str(k).startswith("_") and k not in _ENVELOPE}
+        if added:
+            recorded[ReservedHeaderKey.HEADERS] = headers | self._part("headers", added)
+        code = shareable.get_return_code()
+        if code != ReturnCode.OK:
+            self._send("error", as_tensors("code", str(code)))
+        if not self.seqs:
+            self._send("empty", {})
+        return recorded
+
+    def _dxo(self, kind: Any, data: Any, meta: Any) -> tuple[Any, Any]:
+        """Record a DXO, or the leaves of a collection; return its data and meta data with the recorded arrays."""
+        kind = str(getattr(kind, "value", kind))
+        if kind == DataKind.COLLECTION and isinstance(data, dict):
+            data = {key: self._leaf(part) for key, part in data.items()}
+        elif data:
+            data = self._data(kind, data, meta if isinstance(meta, dict) else {})
+        if isinstance(meta, dict) and meta:
+            kinds = {key: self._kind(str(key)) for key in meta}
+            for key in filter(kinds.get, meta):
+                self._part(str(key), {"n": meta[key]}, kinds[key])
+            rest = {key: value for key, value in meta.items() if not kinds[key]}
+            meta = meta | (self._part("meta", rest) if rest else {})
+        return data, meta
+
+    def _leaf(self, part: Any) -> Any:
+        if not isinstance(part, DXO):
+            return self._part("content", part)
+        leaf = copy.copy(part)
+        leaf.data, leaf.meta = self._dxo(part.data_kind, part.data, part.meta)
+        return leaf
+
+    def _data(self, kind: str, data: Any, meta: dict[str, Any]) -> Any:
+        """Record the data of a DXO. Encrypted or compressed layers are a message of their own."""
+        plain = self._kind(kind, self._task) or _KINDS.get(kind)
+        algorithm, marks = meta.get(MetaKey.PROCESSED_ALGORITHM), meta.get(MetaKey.PROCESSED_KEYS)
+        if not algorithm or not isinstance(data, dict):
+            return self._part(kind, data, plain)
+        changed = copy.copy(data)
+        processed = {k: v for k, v in data.items() if not isinstance(marks, dict) or marks.get(k, True)}
+        changed.update(self._part(kind, processed, own_kind("nvflare", f"processed-{algorithm}")))
+        rest = {k: v for k, v in data.items() if k not in processed}
+        if rest:
+            changed.update(self._part(kind, rest, plain))
+        return changed
+
+    def _kind(self, *names: str) -> str | None:
+        return self._exchange.kind(self._passage.direction, *names)
+
+    def _part(self, name: str, value: Any, kind: str | None = None) -> Any:
+        """Record a part of the message; return it with the recorded arrays."""
+        flat = Flat(value)
+        return flat.received(self._send(name, flat.tensors, kind))
+
+    def _send(self, name: str, tensors: Mapping[str, Any], kind: str | None = None) -> Delivery:
+        delivery = self._exchange.send(self._passage, (name, self._task), tensors, kind)
+        self.seqs.append(delivery.seq)
+        return delivery
+
+
+def _by_name(options: Mapping[str, Mapping[str, Any]] | None) -> dict[tuple[str, str], Any]:
+    """Return options by name and direction; a job's configuration has them by direction, then by name."""
+    return {(name, way): value for way, named in (options or {}).items() for name, value in named.items()}

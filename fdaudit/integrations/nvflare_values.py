@@ -1,0 +1,122 @@
+"""Turn messages of NVIDIA FLARE into tensors of a record, and back."""
+
+from __future__ import annotations
+
+import copy
+import io
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from nvflare.fuel.utils import fobs
+
+from fdaudit.recording.recorder import Delivery
+
+from .exchange import as_tensors, safe_name
+
+__all__ = ["Flat"]
+
+_NUMBERS = {
+    *("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "bfloat16", "float32", "float64"),
+}
+"""Types of arrays that a record holds as they are."""
+
+
+class Flat:
+    """Nested dictionaries and lists as tensors by name, where a name joins the keys with dots.
+
+    Numbers and text become tensors. Bytes, and what is none of these, are bytes under `NAME:bytes`: other arrays in
+    NumPy's format, and the rest in the form in which NVIDIA FLARE sends it (FOBS).
+
+    Args:
+        value: of a message. It is not changed.
+
+    Attributes:
+        tensors: arrays of NumPy or PyTorch by name.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._arrays: dict[tuple[Any, ...], str] = {}
+        """Name of each array, by its keys."""
+        self.tensors: dict[str, Any] = {}
+        self._visit(value, ())
+
+    def received(self, delivery: Delivery) -> Any:
+        """Return the value with the recorded arrays in place of its own."""
+        return self._rebuilt(self._value, (), delivery)
+
+    def _visit(self, value: Any, keys: tuple[Any, ...]) -> None:
+        if isinstance(value, Mapping):
+            for key, part in value.items():
+                self._visit(part, (*keys, key))
+            return
+        name = self._free_name(".".join(str(key) for key in keys))
+        if _is_array(value):
+            self._arrays[keys] = name
+            self.tensors[name] = value
+            return
+        try:
+            found: dict[str, Any] = as_tensors(name, value)
+        except (TypeError, ValueError, OverflowError):
+            if isinstance(value, list | tuple):
+                for i, part in enumerate(value):
+                    self._visit(part, (*keys, i))
+                return
+            value = _to_npy(value) if isinstance(value, np.ndarray) else fobs.dumps(value)
+        if isinstance(value, bytes | bytearray | memoryview):
+            found = {f"{name}:bytes": np.frombuffer(bytes(value), dtype=np.uint8)}
+        self.tensors |= found
+
+    def _free_name(self, text: str) -> str:
+        """Return a name that no tensor has: other keys may join to the same text."""
+        name = safe_name(text)
+        while any(n in self.tensors for n in (name, f"{name}:bytes")):
+            name += "'"
+        return name
+
+    def _rebuilt(self, value: Any, keys: tuple[Any, ...], delivery: Delivery) -> Any:
+        if keys in self._arrays:
+            return _like(value, delivery[self._arrays[keys]])
+        if isinstance(value, Mapping):
+            parts = {key: self._rebuilt(part, (*keys, key), delivery) for key, part in value.items()}
+            if all(parts[key] is part for key, part in value.items()):
+                return value
+            changed: Any = copy.copy(value)  # of its own class
+            changed.update(parts)
+            return changed
+        if isinstance(value, list | tuple):
+            items = [self._rebuilt(part, (*keys, i), delivery) for i, part in enumerate(value)]
+            return type(value)(items) if any(a is not b for a, b in zip(items, value, strict=True)) else value
+        return value
+
+
+def _to_npy(value: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, value, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _is_array(value: Any) -> bool:
+    """Return whether a value is an array of numbers in memory, of NumPy or PyTorch."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.name in _NUMBERS
+    if not (hasattr(value, "detach") and hasattr(value, "layout")):
+        return False
+    return str(value.layout) == "torch.strided" and str(value.dtype).removeprefix("torch.") in _NUMBERS
+
+
+def _like(value: Any, recorded: NDArray[Any]) -> Any:
+    """Return a recorded array as what it was sent as, bit for bit."""
+    if isinstance(value, np.ndarray):
+        return recorded
+    if isinstance(value, np.generic):
+        return recorded[()]
+    torch = sys.modules["torch"]
+    if value.dtype == torch.bfloat16:  # recorded as float32, whose first half it is
+        bits = (recorded.view(np.uint32) >> 16).astype(np.uint16)
+        return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(recorded)

@@ -1,0 +1,27 @@
+"""Run a job in NVIDIA FLARE's simulator: job.py FOLDER RECORD CLIENTS SITE..., where RECORD may be `none`."""
+
+from __future__ import annotations
+
+import sys
+
+from nvflare.job_config.api import FedJob
+from parts import Averaging, Trainer
+
+from fdaudit.integrations.nvflare import JobRecord
+
+STEPS = {"north": 0.25, "south": 0.5}
+
+
+def main(folder: str, record: str, clients: str, *sites: str) -> None:
+    """Average for three rounds; the sites answer in the order in which they are named."""
+    job = FedJob("tiny", min_clients=len(sites))
+    job.to_server(Averaging(folder, len(sites)))
+    if record != "none":
+        job.to_server(JobRecord(record, int(clients), truth=f"{folder}/truth"))
+    for i, site in enumerate(sites):
+        job.to(Trainer(f"{folder}/sites", STEPS[site], i * 0.5), site, tasks=["train"])
+    sys.exit(job.simulator_run(f"{folder}/workspace", threads=len(sites)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
