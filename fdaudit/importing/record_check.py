@@ -254,9 +254,9 @@ def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
     return found
 
 
-def asserted(plan: RecordedPlan) -> list[str]:
+def asserted(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
     """Return what the recorder asserts and nothing here can check, one sentence each."""
-    card, who = plan.card, plan.card.asserted_by
+    card, who = plan.card, plan.card.asserted_by[:1].upper() + plan.card.asserted_by[1:]
     found = [
         f"{who} asserts that every message is on record. A message that was never recorded leaves no trace.",
         f"{who} asserts who sent and received each message, and the kind of each.",
@@ -268,8 +268,10 @@ def asserted(plan: RecordedPlan) -> list[str]:
     if stated:
         found.append(f"The card states {', '.join(f'{n} = {v}' for n, v in sorted(stated.items()))}.")
     if card.model is not None:
+        fits = "names and shapes of its tensors fit, its layers are asserted"
+        shown = any(m.kind in _MODELS for m in messages)
         found.append(
-            f"The network is {card.model.name}: names and shapes of its tensors fit, its layers are asserted."
+            f"The network is {card.model.name}: {fits if shown else 'no tensor on record shows it'}."
         )
     found.append(
         f"{card.inputs_attested_by} answers for the inputs of the messages."

@@ -31,6 +31,7 @@ from fdaudit.spec.documents import read_yaml
 from fdaudit.storage.files import write_atomically, written_whole
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.manifest import versions, write_manifest
+from fdaudit.transcript.messages import Message
 from fdaudit.transcript.transcript import read_messages
 
 __all__ = ["check", "import_record"]
@@ -128,7 +129,7 @@ def import_record(
         run = RunDirectory(scratch, plan)
         _fill(run, stated, drawn, files, uses)
         notes = [*checked.notes, *oddities(plan, messages)]
-        _seal(run, plan, about, notes, left)
+        _seal(run, plan, about, messages, notes, left)
         conclude(run)
     return out
 
@@ -210,7 +211,14 @@ def _fill(
         write_atomically(run.path / name, yaml.safe_dump(value, sort_keys=False).encode("utf-8"))
 
 
-def _seal(run: RunDirectory, plan: RecordedPlan, about: Record, notes: Sequence[str], left: int) -> None:
+def _seal(
+    run: RunDirectory,
+    plan: RecordedPlan,
+    about: Record,
+    messages: Sequence[Message],
+    notes: Sequence[str],
+    left: int,
+) -> None:
     write_manifest(
         run.path,
         {
@@ -228,7 +236,7 @@ def _seal(run: RunDirectory, plan: RecordedPlan, about: Record, notes: Sequence[
                 "closed": about.closed,
                 "left_out": left,
                 "notes": list(notes),
-                "asserted": asserted(plan),
+                "asserted": asserted(plan, messages),
                 "ladder": [
                     {"bring": what, "buys": buys, "there": not plan.lacks.keys() & set(parts)}
                     for what, parts, buys in LADDER

@@ -39,7 +39,7 @@ from fdaudit.storage.locks import make_private
 from fdaudit.storage.vault import Secrets
 from fdaudit.types import task_of
 
-__all__ = ["DesignSpec", "MadeDesign", "make_design"]
+__all__ = ["PUBLIC", "DesignSpec", "MadeDesign", "make_design"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,10 @@ class MadeDesign:
     asked: Mapping[str, int]
     handed_records: bool
     images: bool
+
+
+PUBLIC = "public.npz"
+"""The public samples, without labels, for every party."""
 
 
 def make_design(data: str, out: Path, spec: DesignSpec) -> MadeDesign:
@@ -104,6 +108,8 @@ def make_design(data: str, out: Path, spec: DesignSpec) -> MadeDesign:
     }
     with written_whole(out) as folder:
         _write_public(folder, made, held.name, spec.fraction)
+        if not held.own_files and len(held.shared["public"]):
+            _write_arrays(folder / PUBLIC, {"x": held.arrays(held.shared["public"])["x"]})
         _write_sites(folder / "sites", clients, held, commitment)
         _private_folder(folder / "truth")
         _write_private_json(folder / "truth" / LISTS, key)

@@ -85,7 +85,7 @@ def test_figures_come_back_and_no_record(made: Two, tmp_path: Path) -> None:
     cell = take_scores(run, out, made.guesses, public)
     figures = {f.name: f.value for f in cell.figures}
     assert (figures["psnr"] or 0) > 20
-    assert figures["label_accuracy"] == 1
+    assert figures["labels_right"] == 1
     assert cell.params["scored_by"] != "unsigned"
     assert "external-inverting-gradients" in {c["attack"] for c in run.result["cells"]}
 
@@ -105,7 +105,7 @@ def test_the_figures_are_those_of_one_directory(made: Two, tmp_path: Path) -> No
     predicate = json.loads(base64.b64decode(json.loads(out.read_bytes())["payload"]))["predicate"]
     here = {f["name"]: f["value"] for f in predicate["figures"]}
     for figure in there.figures:
-        if figure.name in ("psnr", "ssim", "mse", "label_accuracy"):  # others compare with records at hand
+        if figure.name in ("psnr", "ssim", "mse", "labels_right"):  # others compare with records at hand
             assert here[figure.name] == figure.value
 
 
