@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fdaudit.errors import SpecError
+from fdaudit.events import Composed, Gaussian, event_from_json
+from fdaudit.importing.message_check import refuse_other_tensors, refuse_varied_sizes
+from fdaudit.planning.message_sizes import fixed_sizes
 from fdaudit.storage.files import decode
 from fdaudit.training.trainer import Fit, Job
 from fdaudit.transcript.encoding import readable
@@ -52,6 +55,9 @@ def refuse_false_card(plan: RecordedPlan, transcript: Path, messages: Sequence[M
         raise SpecError(
             "card.training.rounds", planned, f"is less than the {rounds} rounds on record", "Correct it."
         )
+    _refuse_false_attestation(plan, messages)
+    refuse_other_tensors(card.classes, messages)
+    refuse_varied_sizes(card, fixed_sizes(plan), messages)
     networks: dict[str, Parameters] = {}
     for message in messages:
         _refuse_other_classes(card.classes, transcript, message)
@@ -62,6 +68,21 @@ def refuse_false_card(plan: RecordedPlan, transcript: Path, messages: Sequence[M
             if party not in networks:
                 networks[party] = plan.networks.initial([party], 0)[party]
             _refuse_other_network(networks[party], plan.networks.of(party).name, message)
+
+
+def _refuse_false_attestation(plan: RecordedPlan, messages: Sequence[Message]) -> None:
+    """Refuse an attested defence of messages that are not there, or of senders drawn from more clients than there are."""
+    sent = {(m.kind, role(m.sender)) for m in messages}
+    for number, attested in enumerate(plan.card.attested):
+        field = f"card.attested.{number}"
+        if (attested.kind, attested.sender) not in sent:
+            problem = f"is attested of a {attested.sender}, and the record has no such message"
+            raise SpecError(f"{field}.kind", attested.kind, problem, "Correct it, or remove it.")
+        event = event_from_json(attested.event)
+        for part in event.parts if isinstance(event, Composed) else (event,):
+            if isinstance(part, Gaussian) and part.drawn_from > len(plan.clients):
+                problem = f"is more than the {len(plan.clients)} clients of the record"
+                raise SpecError(f"{field}.event.drawn_from", part.drawn_from, problem, "Correct it.")
 
 
 def _refuse_other_classes(classes: int, transcript: Path, message: Message) -> None:
