@@ -56,7 +56,9 @@ def refuse_other_tensors(classes: int, messages: Sequence[Message]) -> None:
         wrong |= message.kind == "class_counts" and sizes != [classes]
         if wrong:
             shown = ", ".join(f"{n[:40]} {tuple(t.shape)}" for n, t in list(message.tensors.items())[:3])
-            problem = f"does not fit message {message.seq} of {message.sender}, which holds {shown or 'no tensors'}"
+            problem = (
+                f"does not fit message {message.seq} of {message.sender}, which holds {shown or 'no tensors'}"
+            )
             remedy = f"{message.kind} is: {KINDS[message.kind]}. Record others under a name of your own: vendor/name."
             raise SpecError("record.kind", message.kind, problem, remedy)
 
@@ -76,22 +78,29 @@ def refuse_varied_sizes(card: Card, fixed: Collection[tuple[str, str]], messages
     """
     stated = {(m.kind, m.sender) for m in card.messages if m.fixed_size}
     wanted = {*stated, *(fixed if card.transport == "encrypted" else ())}
-    own = bool(card.client_models)  # then a server's messages to different clients differ as their networks do
+    own = bool(
+        card.client_models
+    )  # then a server's messages to different clients differ as their networks do
     seen: dict[tuple[str, ...], Message] = {}
     for message in messages:
         if (message.kind, role(message.sender)) not in wanted:
             continue
         key = (message.kind, message.sender, *(message.receivers if own else ()))
         first = seen.setdefault(key, message)
-        if first.bytes_on_wire != message.bytes_on_wire:
-            sizes = f"{first.bytes_on_wire} and {message.bytes_on_wire} bytes"
-            problem = f"is not of fixed size: messages {first.seq} and {message.seq} of {message.sender} have {sizes}"
+        if _size(first) != _size(message):
+            numbers = f"{_size(first)[1]} and {_size(message)[1]} numbers"
+            problem = f"is not of fixed size: messages {first.seq} and {message.seq} of {message.sender} hold {numbers}"
             remedy = (
                 "Remove fixed_size."
                 if (message.kind, role(message.sender)) in stated
                 else "Pad the messages, record them under a name of your own, or state `transport: plain`."
             )
             raise SpecError("card.messages", message.kind, problem, remedy)
+
+
+def _size(message: Message) -> tuple[int, int]:
+    """Return the stated bytes, and the numbers that the tensors hold."""
+    return message.bytes_on_wire, sum(_count(info.shape) for info in message.tensors.values())
 
 
 def _count(shape: Sequence[int]) -> int:
