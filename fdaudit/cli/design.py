@@ -84,8 +84,6 @@ def design(
 
 def _lines(made: MadeDesign) -> list[str]:
     """Return what was made, and what to do with each part of it."""
-    from fdaudit.planning.design import PUBLIC
-
     lines = [f"{'site':<12} {'records':>8} {'pairs':>8} {'left out':>8}"]
     for party, pairs in made.pairs.items():
         fewer = made.asked[party] - pairs
@@ -100,8 +98,8 @@ def _lines(made: MadeDesign) -> list[str]:
         f"hand out    {sites}: {files} to site K, and to nobody else",
         f"keep        {made.directory / 'truth'}: the key, for `fdaudit import --truth`. It is not stored elsewhere",
     ]
-    if (made.directory / PUBLIC).is_file():
-        lines.insert(-1, f"public      {made.directory / PUBLIC}: to every site")
+    if made.public:
+        lines.append(f"give all    {made.directory / 'public.npz'}: the public samples, to every party")
     if not made.images:
         lines.append("images      none: the key holds labels only")
     return lines

@@ -19,6 +19,7 @@ import yaml
 from fdaudit.audit.summary import conclude
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.importing.record_check import asserted, contradictions, oddities, refuse_false_card
+from fdaudit.importing.truth_check import doubts
 from fdaudit.limits import DATA_BYTES, JSON_BYTES, read_file
 from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, read_records
 from fdaudit.planning.recorded import BROUGHT, LADDER, RecordedPlan, recorded_plan, recorded_spec
@@ -128,7 +129,8 @@ def import_record(
         plan.execution.begin()
         run = RunDirectory(scratch, plan)
         _fill(run, stated, drawn, files, uses)
-        notes = [*checked.notes, *oddities(plan, messages)]
+        doubtful = doubts(plan, scratch / "transcript", messages, uses)
+        notes = [*checked.notes, *oddities(plan, messages), *doubtful]
         _seal(run, plan, about, messages, notes, left)
         conclude(run)
     return out
@@ -166,8 +168,9 @@ def check(
         )
         refuse_false_card(plan, folder / "transcript", messages)
         found = contradictions(plan, folder / "transcript", messages, uses)
+        doubtful = [] if found else doubts(plan, folder / "transcript", messages, uses)
     missing = [f"Not brought: {what}." for what in plan.lacks.values()]
-    return found, [*checked.notes, *oddities(plan, messages), *missing]
+    return found, [*checked.notes, *oddities(plan, messages), *doubtful, *missing]
 
 
 # -- details ------------------------------------------------------------------------------------------------------
