@@ -125,7 +125,9 @@ def test_without_truth_each_attack_says_what_to_bring(imported: Import) -> None:
 def test_without_a_network_nothing_that_needs_one_applies(imported: Import) -> None:
     run = imported(model=None, **OWN)
     cells = {cell.attack: cell for cell in api.attack_all(run) if cell.adversary == "server"}
-    assert all("under `model`" in cells[name].reason for name in ("gap", "dlg", "label-updates", "lira-online"))
+    assert all(
+        "under `model`" in cells[name].reason for name in ("gap", "dlg", "label-updates", "lira-online")
+    )
     assert run.result["run"]["model"] == "not stated"
 
 
@@ -139,7 +141,9 @@ def test_without_auxiliary_records_gradients_are_inverted_all_the_same(here: Pat
     assert "auxiliary" in api.attack("label-updates", run).reason
 
 
-def test_members_without_coins_have_no_p_value_and_a_blind_baseline(here: Path, source: Path, imported: Import) -> None:
+def test_members_without_coins_have_no_p_value_and_a_blind_baseline(
+    here: Path, source: Path, imported: Import
+) -> None:
     bring(Run(source / "run"), here / "truth")
     run = imported(claims=[{"epsilon": 1.0, "source": "their page"}])
     cell = api.attack("update-projection", run)
@@ -178,7 +182,9 @@ ATTESTED = {
 
 def test_an_attested_defence_gives_a_finite_epsilon_that_names_who_answers(imported: Import) -> None:
     kinds = [{"kind": "model_update", "sender": "client", "event": ATTESTED, "by": "Acme's auditors"}]
-    run = imported(attested=kinds, messages=[{"kind": "model_update", "sender": "client", "fixed_size": True}], **OWN)
+    run = imported(
+        attested=kinds, messages=[{"kind": "model_update", "sender": "client", "fixed_size": True}], **OWN
+    )
     ledger = {entry["adversary"]: entry for entry in run.result["ledger"]}
     assert ledger["server"]["epsilon"] is not None
     assert any("Acme's auditors" in line for line in run.result["run"]["recording"]["asserted"])
@@ -272,14 +278,23 @@ def test_inputs_that_the_truth_refutes_are_found(here: Path, source: Path, impor
         ({"seq": 1, "records": [0, 1, 2]}, "use at most 2"),
     ],
 )
-def test_uses_that_cannot_be_true_are_found(here: Path, imported: Import, line: dict[str, Any], said: str) -> None:
+def test_uses_that_cannot_be_true_are_found(
+    here: Path, imported: Import, line: dict[str, Any], said: str
+) -> None:
     (here / "truth" / "uses.jsonl").write_bytes(canonical(line) + b"\n")
     assert said in refused(here, IntegrityError, imported)
 
 
 @pytest.mark.parametrize(
     "text",
-    [b"{", b"[]\n", b'{"seq": 1}\n', b'{"seq": -1, "records": []}\n', b'{"seq": 1, "records": ["a"]}\n', b"\xff\n"],
+    [
+        b"{",
+        b"[]\n",
+        b'{"seq": 1}\n',
+        b'{"seq": -1, "records": []}\n',
+        b'{"seq": 1, "records": ["a"]}\n',
+        b"\xff\n",
+    ],
 )
 def test_malformed_uses_are_one_error(here: Path, imported: Import, text: bytes) -> None:
     (here / "truth" / "uses.jsonl").write_bytes(text)
@@ -326,7 +341,9 @@ def test_what_the_record_decides_is_no_setting_of_an_audit(here: Path, imported:
 
 
 def test_an_adversary_that_is_no_party_is_refused(here: Path, imported: Import) -> None:
-    assert refused(here, SpecError, lambda: imported(audit={"adversaries": ["client/7"]})).startswith("adversar")
+    assert refused(here, SpecError, lambda: imported(audit={"adversaries": ["client/7"]})).startswith(
+        "adversar"
+    )
 
 
 def test_an_occupied_directory_is_refused(here: Path, imported: Import) -> None:
