@@ -27,6 +27,7 @@ from fdaudit.config import Config
 from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.named import TORCHVISION, read_digits
 from fdaudit.models.zoo import _ZOO, architecture
+from fdaudit.spec.card import Card
 from fdaudit.spec.schema import ModelSpec, Spec
 from fdaudit.types import KINDS, DefenseSpec
 
@@ -36,13 +37,13 @@ _NOTE = "<!-- Written by docs/generate.py. Change the code's docstrings, then ru
 _HERE = Path(__file__).parent
 
 
-def spec_page() -> str:
-    """Return `docs/spec.md`."""
-    schema = Spec.model_json_schema()
+def fields_page(config: type[Config], notes: str) -> str:
+    """Return a page of all fields of a YAML file, below what is written by hand."""
+    schema = config.model_json_schema()
     parts = [
-        _note("docs/notes/spec.md"),
+        _note(f"docs/notes/{notes}"),
         "",
-        _hand_written("spec.md"),
+        _hand_written(notes),
         "## Fields",
         "",
         *_table(schema, schema["$defs"]),
@@ -70,6 +71,10 @@ _TITLES = {
     "PresetSpec": "preset",
     "PrivacySpec": "privacy",
     "BudgetSpec": "privacy-budget",
+    "Attested": "attested",
+    "Claim": "claims",
+    "Facts": "training",
+    "MessageFacts": "messages",
 }
 
 
@@ -124,6 +129,8 @@ def _type(field: Mapping[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if "pattern" in field:
         return f"text like `{_escape(field['pattern'].strip('^$()'))}`"
+    if "prefixItems" in field:
+        return f"list of {', '.join(_type(item) for item in field['prefixItems'])}"
     if field["type"] == "array":
         return f"list of {_type(field['items'])}"
     words = {"integer": "whole number", "number": "number", "string": "text", "boolean": "`true` or `false`"}
@@ -137,7 +144,13 @@ def _bounds(field: Mapping[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    return "2^63" if value == 2**63 else f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        f"2^{value.bit_length() - 1}"
+        if value in (2**63, 2**64)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _escape(text: str) -> str:
@@ -379,11 +392,13 @@ def _published(schema: Callable[[], Mapping[str, Any]]) -> str:
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
+    "card.md": partial(fields_page, Card, "card.md"),
+    "card.schema.json": partial(_published, Card.model_json_schema),
     "datasets.md": datasets_page,
     "guesses.schema.json": partial(_published, guesses_schema),
     "models.md": models_page,
     "report.schema.json": partial(_published, report_schema),
-    "spec.md": spec_page,
+    "spec.md": partial(fields_page, Spec, "spec.md"),
     **{f"{room}/index.md": partial(room_index, room) for room in _ROOMS},
     **{
         f"{room}/{name}.md": partial(name_page, room, name)

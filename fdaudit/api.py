@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from fdaudit.adversary.view import EAVESDROPPER
-from fdaudit.audit import imported
 from fdaudit.audit.backend import HERE, Elsewhere
 from fdaudit.audit.pipeline import perform
 from fdaudit.audit.published import publish_once
@@ -20,6 +19,7 @@ from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude
 from fdaudit.errors import RunError, UsageError
 from fdaudit.evaluation.runner import attack_cells
+from fdaudit.importing import records
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.progress import Tick
 from fdaudit.result import Cell
@@ -94,7 +94,7 @@ def import_record(
         IntegrityError: the record is damaged, or the truth contradicts it; nothing was written.
     """
     source = None if seed_from is None else Vault(local_path(seed_from, "seed-from") / "vault").secrets
-    directory = imported.import_record(
+    directory = records.import_record(
         local_path(record, "record"),
         local_path(out, "out"),
         card=card,

@@ -19,6 +19,7 @@ __all__ = [
     "derived_from_data",
     "exposure",
     "figure_json",
+    "figures_of",
     "gates",
     "noted",
     "plain_name",
@@ -50,7 +51,7 @@ class Control:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Control:
         """Return the control that `to_json` made `value` from."""
-        return cls(what=value["what"], passed=value["passed"], figures=_figures(value["figures"]))
+        return cls(what=value["what"], passed=value["passed"], figures=figures_of(value["figures"]))
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -80,7 +81,7 @@ class TargetResult:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TargetResult:
         """Return the result that `to_json` made `value` from."""
-        named = {**value, "figures": _figures(value["figures"])}
+        named = {**value, "figures": figures_of(value["figures"])}
         return cls(**{**named, "messages": tuple(value["messages"]), "images": tuple(value["images"])})
 
     def to_json(self) -> dict[str, Any]:
@@ -132,7 +133,7 @@ class Cell:
         return cls(
             **plain,
             assumes=tuple(value["assumes"]),
-            figures=_figures(value["figures"]),
+            figures=figures_of(value["figures"]),
             targets=tuple(TargetResult.from_json(t) for t in value["targets"]),
             controls={name: Control.from_json(c) for name, c in (value["controls"] or {}).items()},
         )
@@ -177,7 +178,8 @@ def cell_directory(run: Path, cell: str) -> Path:
     return path
 
 
-def _figures(values: Iterable[Mapping[str, Any]]) -> tuple[Figure, ...]:
+def figures_of(values: Iterable[Mapping[str, Any]]) -> tuple[Figure, ...]:
+    """Return the figures that `figure_json` made `values` from."""
     return tuple(Figure(**value) for value in values)
 
 

@@ -34,6 +34,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
     "scoring",
     "evaluation",
     "audit",
+    "importing",
     "api",
     "sweeps",
     "attestation",

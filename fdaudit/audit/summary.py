@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fdaudit.audit.claimed import claimed_by
 from fdaudit.audit.containment import contained
 from fdaudit.audit.ledgers import books_of, views_of
 from fdaudit.config import validate
@@ -20,6 +19,7 @@ from fdaudit.limits import TABLE_BYTES, open_file, read_file
 from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
+from fdaudit.scoring.claimed import claimed_by
 from fdaudit.scoring.claims import check_claims
 from fdaudit.scoring.family import family_of
 from fdaudit.scoring.membership import NO_COINS

@@ -265,18 +265,32 @@ def attack(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of the attack; VALUE is JSON."),
     ] = None,
+    guesses: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write the guesses there, for a site that scores them; no truth is needed."
+        ),
+    ] = None,
     executor: ExecutorName = "local",
     workers: RunWorkers = None,
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack a finished run and store the outcome in it."""
+    """Attack a finished run and store the outcome in it, or write the guesses for a site that holds the truth."""
     from fdaudit import api
 
+    if guesses is not None and name is None:
+        raise UsageError("ATTACK", None, "is missing beside --guesses", "Name one attack.")
     if every == (name is not None):
         problem = "and --all exclude each other" if every else "is missing"
         raise UsageError("ATTACK", name, problem, "Name one attack, or give --all.")
     settings = dict(_setting(p) for p in param or [])
+    if guesses is not None and name is not None:
+        from fdaudit.importing.written_guesses import write_guesses
+
+        path = write_guesses(api.load(run), name, adversary, guesses, **settings)
+        show(json.dumps({"guesses": str(path)}) if as_json else f"{path}: send its folder to the site")
+        return
     with open_directory(run, "change", need="but_reports", quiet=as_json) as place:
         loaded = api.load(place.path)
         with _at_work(as_json, executor, workers, address) as (tick, far):

@@ -12,7 +12,7 @@ from fdaudit.cli.options import AsJson
 from fdaudit.errors import IntegrityError, UsageError
 from fdaudit.progress import show
 
-__all__ = ["card", "import_"]
+__all__ = ["card", "import_", "new"]
 
 card = typer.Typer(no_args_is_help=True, help="Cards of systems that fdaudit did not run.")
 
@@ -48,13 +48,13 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Import a record of another system as a run, which `attack`, `ledger`, `report` and `evidence` read."""
-    from fdaudit.audit import imported
+    from fdaudit.importing import records
 
     if check == (out is not None):
         problem = "is given beside --check" if check else "is missing"
         raise UsageError("--out", None if out is None else str(out), problem, "Give --out, or --check.")
     if out is None:
-        findings, notes = imported.check(record, card=card_file, truth=truth or [])
+        findings, notes = records.check(record, card=card_file, truth=truth or [])
         if as_json:
             show(json.dumps({"record": str(record), "findings": findings, "notes": notes}))
         else:
@@ -84,7 +84,7 @@ def new(
     as_json: AsJson = False,
 ) -> None:
     """Write a card to fill in, with what the record shows."""
-    from fdaudit.audit.new_card import new_card
+    from fdaudit.importing.new_card import new_card
 
     path = new_card(record, record / "card.yaml" if out is None else out)
     show(json.dumps({"card": str(path)}) if as_json else f"{path}: fill in the lines marked FILL IN")

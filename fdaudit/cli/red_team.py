@@ -10,6 +10,7 @@ import typer
 
 from fdaudit.cli.directories import open_directory
 from fdaudit.cli.options import AsJson, RunPath
+from fdaudit.errors import UsageError
 from fdaudit.progress import show
 
 __all__ = ["export_view", "score"]
@@ -52,18 +53,56 @@ def export_view(
 
 
 def score(
-    run: RunPath,
-    guesses: Annotated[
-        Path, typer.Argument(metavar="GUESSES", help="JSON file; its schema is docs/guesses.schema.json.")
+    first: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run directory or its URL; with --record, the GUESSES.")
     ],
+    second: Annotated[
+        Path | None,
+        typer.Argument(metavar="GUESSES", help="JSON file; its schema is docs/guesses.schema.json."),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="RECORD", help="At a site: the record that was attacked. RUN is left out."),
+    ] = None,
+    card: Annotated[Path | None, typer.Option(metavar="FILE", help="At a site: the system's card.")] = None,
+    truth: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="At a site: its truth; may be given again.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="At a site: the statement with the figures.")
+    ] = None,
+    sign: Annotated[
+        Path | None, typer.Option(metavar="KEY", help="At a site: sign with this Ed25519 key (PEM).")
+    ] = None,
+    scored: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Take a site's statement about these guesses over.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="PUB", help="The statement must be signed by this key (PEM).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score a red team's guesses from an exported view, and store the outcome in the run."""
+    """Score guesses: a red team's in a run, or where the truth may not leave, at the site that holds it."""
+    if record is not None:
+        _score_at_site(first, second, record, card, truth or [], out, sign, as_json)
+        return
+    for name, given in (("--card", card), ("--truth", truth), ("--out", out), ("--sign", sign)):
+        if given:
+            raise UsageError(name, str(given), "belongs to a site's score", "Add --record, or leave it out.")
+    if second is None:
+        raise UsageError("GUESSES", None, "is missing", "Give RUN and GUESSES, or GUESSES and --record.")
     from fdaudit import api
     from fdaudit.audit import red_team
 
-    with open_directory(run, "change", need="but_reports", quiet=as_json) as place:
-        cell = red_team.score(api.load(place.path), guesses)
+    if key is not None and scored is None:
+        raise UsageError("--key", str(key), "is given without --scored", "Leave it out, or add --scored.")
+    with open_directory(first, "change", need="but_reports", quiet=as_json) as place:
+        if scored is not None:
+            from fdaudit.attestation.site_score import take_scores
+
+            cell = take_scores(api.load(place.path), scored, second, key)
+        else:
+            cell = red_team.score(api.load(place.path), second)
     if as_json:
         show(json.dumps(cell.to_json()))
         return
@@ -72,3 +111,26 @@ def score(
         interval = "" if figure.low is None else f"  [{figure.low:.4g}, {figure.high:.4g}]"
         value = figure.unavailable if figure.value is None else f"{figure.value:.4g} {figure.unit}".rstrip()
         show(f"{figure.name:<28} {value}{interval}")
+
+
+def _score_at_site(
+    guesses: str,
+    second: Path | None,
+    record: Path,
+    card: Path | None,
+    truth: list[Path],
+    out: Path | None,
+    sign: Path | None,
+    as_json: bool,
+) -> None:
+    from fdaudit.attestation.site_score import score_at_site
+
+    if second is not None:
+        raise UsageError("GUESSES", str(second), "is given beside RUN and --record", "Leave RUN out.")
+    if out is None:
+        raise UsageError("--out", None, "is missing", "Name the file of the statement.")
+    if not truth:
+        raise UsageError("--truth", None, "is missing", "Give the directory with the site's truth.")
+    path = score_at_site(Path(guesses), record, out, card=card, truth=truth, sign=sign)
+    told = f"{path}: {'unsigned' if sign is None else 'signed'}, no record in it"
+    show(json.dumps({"scored": str(path), "signed": sign is not None}) if as_json else told)

@@ -21,6 +21,7 @@ from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import Oracle
 from fdaudit.adversary.view import View, export_view, open_view, view_of
+from fdaudit.errors import RunError
 from fdaudit.evaluation.controls.kept import kept_controls
 from fdaudit.evaluation.controls.rehearsed import Rehearsed
 from fdaudit.handout.auxiliary import Assumption, assumptions, known, merged, others, shared
@@ -54,6 +55,7 @@ from fdaudit.types import (
 
 __all__ = ["Adversary", "Stage", "handed_folder", "not_asked"]
 
+_NO_MODEL = "a client's own model is not on record, so a copy of it cannot be scored"
 _MOST_LOGGED = 4 << 20
 """Bytes of questions and answers that an oracle's log keeps in full per cell; later ones are kept as digests."""
 
@@ -124,16 +126,23 @@ class Stage:
         return {k: challenge for k, challenge in issued.items() if len(challenge.y)}
 
     def score(
-        self, cell: str, adversary: str, guesses: Sequence[Guess]
+        self, cell: str, adversary: str, guesses: Sequence[Guess], victims: Sequence[str] | None = None
     ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
         """Score guesses that did not come from an attack of this run, by the same rules.
+
+        Args:
+            cell: the cell's id.
+            adversary: whose view was attacked.
+            guesses: the guesses.
+            victims: whom they are about; default: the run's victims.
 
         Raises:
             ValueError: the guesses are not about the victims or their challenges.
         """
         candidates = {k: len(c.y) for k, c in self.challenges(adversary).items()}
         view, classes = self.view(adversary), self.plan.dataset.classes
-        check_guesses(guesses, _named(guesses, self.victims(adversary)), candidates, view, classes)
+        about = self.victims(adversary) if victims is None else victims
+        check_guesses(guesses, _named(guesses, about), candidates, view, classes)
         refuse_too_many(guesses, view, self._truth)
         return self._scorer.score(cell, guesses)
 
@@ -182,6 +191,8 @@ class Stage:
             if not guesses:
                 advice = self.plan.advice(attack)
                 return base.cell("not-applicable", reason="; ".join(filter(None, (reason, advice))))
+            if not (guesses := self._scorable(guesses)):
+                return base.cell("not-applicable", reason=_NO_MODEL)
             figures, targets = self._scorer.score(base.id, guesses, assumed)
             on_canaries, others = self._on_canaries(base, adversary)
             tried = kept_controls(attack, self._run, adversary.name, beside) | self._power(
@@ -205,6 +216,23 @@ class Stage:
         except Exception as error:  # an attack may be third-party code, and answer anything
             return base.cell("failed", reason=f"{type(error).__name__}: {error}")
         return made
+
+    def guesses(self, adversary: Adversary, attack: AttackPlan) -> tuple[Guess, ...]:
+        """Return an attack's guesses without a score, for a site that holds the truth.
+
+        Raises:
+            AttackFailedError: the attack failed.
+            RunError: it does not apply.
+        """
+        base = _Base(self.plan, adversary.name, attack)
+        task = self.task(adversary.name, attack)
+        found, _, reason = self._tried(base, adversary, task, assumptions(self.plan, attack.card))
+        if not found:
+            told = "; ".join(filter(None, (reason, self.plan.advice(attack))))
+            raise RunError(
+                "ATTACK", attack.name, f"does not apply ({told})", "Choose another attack or adversary."
+            )
+        return found
 
     def failed(self, adversary: str, attack: AttackPlan, reason: str) -> Cell:
         """Return the cell of an attack that could not finish."""
@@ -298,6 +326,11 @@ class Stage:
             return found, None
         spent = {"budget": self.plan.spec.query_budget, "spent": sum(asked), "asked": sorted(whose)}
         return found, {**spent, "messages": end.seq, "head": end.head}
+
+    def _scorable(self, guesses: tuple[Guess, ...]) -> tuple[Guess, ...]:
+        """Return guesses without copies of models that a recording does not hold."""
+        copies = self.plan.origin == "recording" and isinstance(guesses[0], Extraction)
+        return tuple(g for g in guesses if not copies or self._answering.knows(g.target))
 
     def _power(
         self, attack: AttackPlan, adversary: Adversary, task: AttackTask, assumed: Sequence[Assumption]

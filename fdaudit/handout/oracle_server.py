@@ -108,6 +108,10 @@ class Answering:
             raise FdauditError(f"{of}: the run keeps no final model of this party.")
         return self._trainers[of].predict(self._vault.load(_where(of)), x)
 
+    def knows(self, of: str) -> bool:
+        """Return whether the run keeps a party's final model, or for `server` published one."""
+        return (of == "server" and self._released is not None) or self._has(of)
+
     def _has(self, party: str) -> bool:
         return self._vault.has(_where(party))
 

@@ -137,7 +137,7 @@ _PLACEHOLDER = ModelSpec(name="mlp", params={"widths": []})
 """Stands where no network was named; no attack gets it."""
 
 
-class RecordedConfig(ProtocolConfig, Facts):
+class _RecordedConfig(ProtocolConfig, Facts):
     """The public settings of a system that fdaudit does not know."""
 
     rounds: int = 1
@@ -164,7 +164,7 @@ class _Recorded:
     needs_public: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
     trains: ClassVar[dict[str, str]] = {}
-    Config: ClassVar[type[ProtocolConfig]] = RecordedConfig
+    Config: ClassVar[type[ProtocolConfig]] = _RecordedConfig
 
     state: dict[str, Tensor]
 
@@ -498,6 +498,8 @@ def _protocol(
         cls, config = _known(card.protocol, "card.protocol")
         _refuse_undeclared(cls, config, messages)
         return cls, config
+    if card.stand_in is not None:
+        _known(card.stand_in, "card.stand_in")
     if card.protocol.params:
         problem = f"is given for {card.protocol.name!r}, which fdaudit does not know"
         raise SpecError(
@@ -506,7 +508,7 @@ def _protocol(
     kinds = [m.kind for m in messages if role(m.sender) == "client"]
     rounds = len({m.round for m in messages})
     values = {**stated, "rounds": max(1, rounds), "upload": next((k for k in _UPLOADS if k in kinds), None)}
-    return _described(card, parties, messages), validate(RecordedConfig, values, "card.training")
+    return _described(card, parties, messages), validate(_RecordedConfig, values, "card.training")
 
 
 def _refuse_undeclared(

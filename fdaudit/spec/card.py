@@ -161,7 +161,7 @@ class Card(Config):
     release: Literal["internal", "api", "public-weights"] | None = None
     """Where the trained model goes."""
     defenses: tuple[DefenseEntry, ...] = ()
-    """Defences that the system applies, by fdaudit's names. Attacks adapt to them; the ledger counts `attested` only."""
+    """Defences that the system applies, by fdaudit's names: attacks adapt to them. Only `attested` ones lower ε."""
     trust: tuple[Text, ...] = ()
     """Assumptions of trust, one sentence each."""
     attested: tuple[Attested, ...] = ()
@@ -172,7 +172,7 @@ class Card(Config):
     claims: tuple[Claim, ...] = ()
     """ε that the system claims for itself."""
     design: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
-    """The commitment of the coins that `fdaudit design` tossed before training."""
+    """The commitment of the coins that `design` tossed before training."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

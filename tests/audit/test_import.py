@@ -82,7 +82,7 @@ def test_a_recording_has_the_figures_of_its_run(source: Path, imported: Import) 
     for name in names:
         params = {"iterations": 20, "restarts": 1} if name == "inverting-gradients" else {}
         one, other = (api.attack(name, each, **params) for each in (run, again))
-        assert one.status == "run"
+        assert one.figures
         assert one.to_json() == other.to_json()
 
 
@@ -97,7 +97,8 @@ def test_an_imported_run_says_what_it_is(source: Path, imported: Import) -> None
     assert card["origin"] == "recording"
     assert card["recording"]["asserted_by"] == "the tests"
     assert any("never recorded" in line for line in card["recording"]["asserted"])
-    assert all(rung["there"] for rung in card["recording"]["ladder"])
+    missing = [rung["bring"] for rung in card["recording"]["ladder"] if not rung["there"]]
+    assert missing == ["public samples"]
     assert run.result["class_table"] == Run(source / "run").result["class_table"]
 
 
@@ -359,18 +360,17 @@ def test_an_occupied_directory_is_refused(here: Path, imported: Import) -> None:
 
 def test_a_killed_recording_is_imported_up_to_its_last_whole_round(here: Path, imported: Import) -> None:
     shutil.rmtree(here / "record")
-    recorder = Recorder(here / "record", ["server", "client/0", "client/1", "world"])
-    for t in range(2):
-        recorder.round(t)
-        recorder.send("server", ["client/0", "client/1"], "acme/hello", {"v": np.ones(2)})
-        recorder.send("client/0", "server", "acme/answer", {"v": np.ones(2)})
-    # No close: as after a kill, round 1 is open.
+    with Recorder(here / "open", ["server", "client/0", "client/1", "world"]) as recorder:
+        for t in range(2):
+            recorder.round(t)
+            recorder.send("server", ["client/0", "client/1"], "acme/hello", {"v": np.ones(2)})
+            recorder.send("client/0", "server", "acme/answer", {"v": np.ones(2)})
+        shutil.copytree(here / "open", here / "record")  # what a kill leaves: round 1 is open
     run = imported(truth=False, **OWN)
     about = run.result["run"]["recording"]
     assert not about["closed"]
     assert (about["rounds"], about["left_out"]) == (1, 2)
     assert any("never closed" in note for note in about["notes"])
-    assert any("client/1" in note and "neither" not in note for note in about["notes"]) or about["notes"]
 
 
 def test_a_missing_answer_is_noted(here: Path, imported: Import) -> None:

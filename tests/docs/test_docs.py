@@ -24,6 +24,7 @@ from fdaudit.adversary.view import export_view
 from fdaudit.audit import summary
 from fdaudit.cli.app import app
 from fdaudit.evaluation.controls import _membership, gradients
+from fdaudit.spec.card import load_card
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.digests import canonical
 from fdaudit.sweeps.grid import Grid, expand, load_grid
@@ -110,14 +111,14 @@ def test_the_transcript_page_lists_the_fields_of_a_line() -> None:
 
 def test_the_transcript_page_lists_the_manifest_and_the_checkpoint(run: Path) -> None:
     manifest = json.loads((run / "manifest.json").read_bytes())
-    assert set(table("docs/transcript.md", "## The manifest")) == set(manifest)
+    assert set(table("docs/transcript.md", "## The manifest")) == set(manifest) | {"origin", "recording"}
     named = table("docs/transcript.md", "## Checkpoints and resuming")
     checkpoint = json.loads((run / "vault" / "round.json").read_bytes())
     assert {n.strip("` ") for row in named for n in row.split(",")} == set(checkpoint)
 
 
 def test_the_transcript_page_lists_what_lies_in_a_run_its_vault_and_a_view(run: Path, tmp_path: Path) -> None:
-    assert _listed("## A run's directory") == _tops(run)
+    assert _listed("## A run's directory") == _tops(run) | {"card.yaml"}  # of a recording
     assert _listed("## The vault") == _tops(run / "vault") - {".gitignore"}
     export_view(fdaudit.load(run).view("client/1"), tmp_path / "view")
     assert _listed("## An exported view") == {
@@ -255,10 +256,12 @@ def test_canonical_form_is_as_the_page_writes_it() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_yaml_snippets_are_specs_or_grids(name: str) -> None:
+def test_yaml_snippets_are_specs_grids_or_cards(name: str) -> None:
     for snippet in blocks(name, "yaml"):
         value = yaml.safe_load(snippet)
-        if "sweep" in value:
+        if "asserted_by" in value:
+            load_card(value)
+        elif "sweep" in value:
             assert expand(load_grid(value))
         else:
             fdaudit.load_spec(value)
@@ -277,7 +280,7 @@ def _commands() -> Iterator[tuple[str, str]]:
                     yield name, line.split(" #")[0].strip().removeprefix(".venv/bin/")
         for inline in re.findall(r"`(fdaudit [^`]+)`", text):
             yield name, inline
-    for line in summary._reproduce()["commands"]:
+    for line in [*summary._reproduce("simulation")["commands"], *summary._reproduce("recording")["commands"]]:
         yield "the report", line
 
 

@@ -242,6 +242,11 @@ def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
     found += [
         f"{client} is named in the record and neither sends nor receives a message." for client in never
     ]
+    design = None if plan.brought is None else plan.brought.design
+    if design is not None and not design.images:
+        found.append(
+            "The coins were tossed for the labels: the commitment does not cover the images that were added."
+        )
     if any(bool(m.defenses) or m.event is not None for m in messages) and not plan.card.attested:
         found.append(
             "Messages state defences. Nobody answers for them in the card, so the ledger ignores them."

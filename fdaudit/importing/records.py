@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import yaml
 
-from fdaudit.audit.record_check import asserted, contradictions, oddities, refuse_false_card
 from fdaudit.audit.summary import conclude
 from fdaudit.errors import IntegrityError, RunError, SpecError
+from fdaudit.importing.record_check import asserted, contradictions, oddities, refuse_false_card
 from fdaudit.limits import DATA_BYTES, JSON_BYTES, read_file
 from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, read_records
 from fdaudit.planning.recorded import BROUGHT, LADDER, RecordedPlan, recorded_plan, recorded_spec

@@ -1,0 +1,88 @@
+"""Write an attack's guesses to files, for a site that holds the truth and scores them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.adversary.view import view_digest
+from fdaudit.audit.guesses import SCHEMA
+from fdaudit.errors import RunError
+from fdaudit.evaluation.stage import Stage
+from fdaudit.planning.attacks import plan_attack
+from fdaudit.storage.files import encode, save_json, write_atomically, written_whole
+from fdaudit.transcript.manifest import refuse_changed
+from fdaudit.types import Guess, LabelDistribution, Reconstruction
+
+if TYPE_CHECKING:
+    from fdaudit.audit.run import Run
+
+__all__ = ["GUESSES", "write_guesses"]
+
+GUESSES = "guesses.json"
+
+
+def write_guesses(run: Run, attack: str, adversary: str, out: Path, **params: Any) -> Path:
+    """Run an attack on a run's view, and write its guesses without a score.
+
+    Args:
+        run: the run, which needs no truth.
+        attack: an attack on images behind messages, or on class shares.
+        adversary: the adversary whose view is attacked.
+        out: a directory that does not exist yet.
+        **params: settings of the attack.
+
+    Returns:
+        The file of guesses. It names the view by its digest, so it can be scored on the same record only.
+
+    Raises:
+        UsageError: the attack does not apply, is of another kind, or the directory exists; nothing was written.
+        AttackFailedError: the attack failed; nothing was written.
+    """
+    if out.exists() or out.is_symlink():
+        raise RunError("out", str(out), "exists already", "Choose another directory.")
+    refuse_changed(run.directory)
+    planned = plan_attack(attack, params, run.plan.spec, "attack", (adversary,))
+    by_class = planned.card.get("control", {}).get("on") == "classes"
+    if planned.card["goal"] not in ("reconstruction", "label-distribution") or by_class:
+        problem = "makes no guess that a site could score by itself"
+        remedy = "Choose an attack on images behind messages or on class shares. The design's key scores membership."
+        raise RunError("ATTACK", attack, problem, remedy)
+    stage = Stage(run.opened)
+    view = stage.view(adversary)
+    with stage.adversary(adversary) as who:
+        found = stage.guesses(who, planned)
+    value: dict[str, Any] = {
+        "schema": SCHEMA,
+        "name": attack,
+        "adversary": adversary,
+        "view": view_digest(view),
+        "source": str(planned.card["source"])[:400],
+        "assumes": list(planned.card["assumes"]),
+    }
+    with written_whole(out) as folder:
+        save_json(folder / GUESSES, {**value, **_entries(folder, found)}, indent=1)
+    return out / GUESSES
+
+
+def _entries(folder: Path, found: Sequence[Guess]) -> dict[str, Any]:
+    """Write the images of guesses; return the guesses as a file of guesses holds them."""
+    if isinstance(found[0], LabelDistribution):
+        shares = [g for g in found if isinstance(g, LabelDistribution)]
+        return {
+            "label_distribution": [
+                {"target": g.target, "distribution": g.distribution.double().tolist()} for g in shares
+            ]
+        }
+    entries = []
+    for guess in found:
+        if not isinstance(guess, Reconstruction):
+            raise TypeError(f"{guess.target}: a guess about images was expected")
+        name = f"{guess.target.replace('/', '-')}.safetensors"
+        tensors = {"images": guess.images.float().clamp(0, 1).contiguous()}
+        if guess.labels is not None:
+            tensors["labels"] = guess.labels.long().contiguous()
+        write_atomically(folder / name, encode(tensors))
+        entries.append({"target": guess.target, "messages": list(guess.messages), "images": name})
+    return {"reconstruction": entries}

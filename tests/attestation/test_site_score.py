@@ -1,0 +1,212 @@
+"""Guesses travel to the site that holds the truth, and figures come back: two directories that never share truth."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fdaudit import api
+from fdaudit.attestation.site_score import score_at_site, take_scores
+from fdaudit.audit.run import Run
+from fdaudit.errors import IntegrityError, RunError, UsageError
+from fdaudit.importing.written_guesses import write_guesses
+from fdaudit.storage.digests import canonical
+
+from ..helpers.cli_cases import Shell
+from ..helpers.evidence_cases import keypair
+from ..helpers.rerecorded import card_of, rerecord
+from ..helpers.run_cases import tiny
+
+UPDATES = {"rounds": 2, "batch_size": 2, "local_steps": 1, "upload": "model_update", "weighting": "uniform"}
+QUICK = {"iterations": 400, "restarts": 2}
+
+
+@dataclass(frozen=True)
+class Two:
+    """The auditor's directory, and the site's."""
+
+    auditor: Path
+    site: Path
+    run: Run
+    guesses: Path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Two:
+    base = tmp_path_factory.mktemp("two")
+    source = api.run(tiny(protocol={"name": "fedavg", "params": UPDATES}), base / "run")
+    auditor, site = base / "auditor", base / "site"
+    site.mkdir()
+    rerecord(source, site)
+    (site / "card.yaml").write_text(yaml.safe_dump(card_of(source)))
+    auditor.mkdir()
+    shutil.copytree(site / "record", auditor / "record")
+    shutil.copy(site / "card.yaml", auditor / "card.yaml")
+    (auditor / "knowledge").mkdir()
+    value = json.loads((site / "truth" / "records.json").read_bytes())
+    # Only what an adversary may know: auxiliary records, no client's.
+    import numpy as np
+
+    held = np.load(site / "truth" / "records.npz")
+    rows = np.array(value["auxiliary"])
+    np.savez(auditor / "knowledge" / "records.npz", x=held["x"][rows], y=held["y"][rows])
+    lists = {"schema": value["schema"], "clients": {}, "design": None, "auxiliary": list(range(len(rows)))}
+    (auditor / "knowledge" / "records.json").write_bytes(canonical(lists) + b"\n")
+    run = api.import_record(
+        auditor / "record",
+        auditor / "imported",
+        card=auditor / "card.yaml",
+        truth=[auditor / "knowledge"],
+        audit={"profile": "quick", "threads": 1, "victims": 2},
+    )
+    guesses = write_guesses(run, "inverting-gradients", "server", auditor / "guesses", **QUICK)
+    return Two(auditor, site, run, guesses)
+
+
+def scored(made: Two, out: Path, **changes: Any) -> Path:
+    given = {"card": made.site / "card.yaml", "truth": [made.site / "truth"], **changes}
+    return score_at_site(made.guesses, made.site / "record", out, **given)
+
+
+def test_figures_come_back_and_no_record(made: Two, tmp_path: Path) -> None:
+    private, public = keypair(tmp_path)
+    out = scored(made, tmp_path / "scored.json", sign=private)
+    statement = json.loads(base64.b64decode(json.loads(out.read_bytes())["payload"]))
+    (target, *_) = statement["predicate"]["targets"]
+    assert target.keys() == {"target", "figures"}  # no image, no label, no share
+    run = Run(shutil.copytree(made.run.directory, tmp_path / "run"))
+    cell = take_scores(run, out, made.guesses, public)
+    figures = {f.name: f.value for f in cell.figures}
+    assert (figures["psnr"] or 0) > 20
+    assert figures["label_accuracy"] == 1
+    assert cell.params["scored_by"] != "unsigned"
+    assert "external-inverting-gradients" in {c["attack"] for c in run.result["cells"]}
+
+
+def test_the_figures_are_those_of_one_directory(made: Two, tmp_path: Path) -> None:
+    whole = api.import_record(
+        made.site / "record",
+        tmp_path / "whole",
+        card=made.site / "card.yaml",
+        truth=[made.site / "truth"],
+        audit={"profile": "quick", "threads": 1, "victims": 2},
+    )
+    from fdaudit.audit import red_team
+
+    there = red_team.score(whole, made.guesses)
+    out = scored(made, tmp_path / "scored.json")
+    predicate = json.loads(base64.b64decode(json.loads(out.read_bytes())["payload"]))["predicate"]
+    here = {f["name"]: f["value"] for f in predicate["figures"]}
+    for figure in there.figures:
+        if figure.name in ("psnr", "ssim", "mse", "label_accuracy"):  # others compare with records at hand
+            assert here[figure.name] == figure.value
+
+
+def test_the_auditor_holds_no_truth(made: Two) -> None:
+    assert set(made.run.plan.lacks) >= {"records", "uses", "candidates"}
+    assert not (made.run.directory / "vault" / "truth" / "uses.safetensors").exists()
+
+
+def test_a_site_scores_only_guesses_about_its_own_records(made: Two, tmp_path: Path) -> None:
+    truth = Path(shutil.copytree(made.site / "truth", tmp_path / "one"))
+    value = json.loads((truth / "records.json").read_bytes())
+    value["clients"].pop("client/0")
+    (truth / "records.json").write_bytes(canonical(value) + b"\n")
+    uses = [json.loads(line) for line in (truth / "uses.jsonl").read_bytes().splitlines()]
+    log = (made.site / "record" / "transcript" / "messages.jsonl").read_bytes()
+    senders = [json.loads(line)["sender"] for line in log.splitlines()]
+    mine = [canonical(u) + b"\n" for u in uses if senders[u["seq"]] == "client/1"]
+    (truth / "uses.jsonl").write_bytes(b"".join(mine))
+    out = scored(made, tmp_path / "scored.json", truth=[truth])
+    predicate = json.loads(base64.b64decode(json.loads(out.read_bytes())["payload"]))["predicate"]
+    assert [t["target"] for t in predicate["targets"]] == ["client/1"]
+
+
+def test_guesses_of_another_record_are_refused(made: Two, tmp_path: Path) -> None:
+    value = json.loads(made.guesses.read_bytes())
+    folder = Path(shutil.copytree(made.guesses.parent, tmp_path / "guesses"))
+    (folder / "guesses.json").write_text(json.dumps({**value, "view": "0" * 64}))
+    with pytest.raises(UsageError, match="view"):
+        score_at_site(
+            folder / "guesses.json",
+            made.site / "record",
+            tmp_path / "out.json",
+            card=made.site / "card.yaml",
+            truth=[made.site / "truth"],
+        )
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_another_card_is_another_view(made: Two, tmp_path: Path) -> None:
+    card = yaml.safe_load((made.site / "card.yaml").read_text())
+    card["protocol"]["params"]["batch_size"] = 3
+    (tmp_path / "card.yaml").write_text(yaml.safe_dump(card))
+    with pytest.raises(UsageError, match="view"):
+        scored(made, tmp_path / "out.json", card=tmp_path / "card.yaml")
+
+
+def test_a_statement_is_taken_only_for_its_guesses_its_record_and_its_key(made: Two, tmp_path: Path) -> None:
+    private, public = keypair(tmp_path)
+    (tmp_path / "other").mkdir()
+    _, stranger = keypair(tmp_path / "other")
+    out = scored(made, tmp_path / "scored.json", sign=private)
+    run = Run(shutil.copytree(made.run.directory, tmp_path / "run"))
+    with pytest.raises(IntegrityError, match="not signed by this key"):
+        take_scores(run, out, made.guesses, stranger)
+    folder = Path(shutil.copytree(made.guesses.parent, tmp_path / "guesses"))
+    value = json.loads(made.guesses.read_bytes())
+    (folder / "guesses.json").write_text(json.dumps({**value, "source": "another"}))
+    with pytest.raises(UsageError, match="not those that the site scored"):
+        take_scores(run, out, folder / "guesses.json", public)
+    envelope = json.loads(out.read_bytes())
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    statement["predicate"]["head"] = "0" * 64
+    forged = {**envelope, "payload": base64.b64encode(canonical(statement)).decode()}
+    (tmp_path / "forged.json").write_bytes(canonical(forged) + b"\n")
+    with pytest.raises(IntegrityError, match="not signed"):
+        take_scores(run, tmp_path / "forged.json", made.guesses, public)
+    with pytest.raises(UsageError, match="another record"):
+        take_scores(run, tmp_path / "forged.json", made.guesses)
+
+
+def test_membership_is_not_for_a_site(made: Two, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="key"):
+        write_guesses(made.run, "gap", "server", tmp_path / "guesses")
+    assert not (tmp_path / "guesses").exists()
+
+
+def test_the_commands(
+    made: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell = Shell(monkeypatch, capsys, tmp_path / "home")
+    run = shutil.copytree(made.run.directory, tmp_path / "run")
+    private, public = keypair(tmp_path)
+    settings = [f"--set={k}={v}" for k, v in QUICK.items()]
+    shell.told("attack", run, "inverting-gradients", "--guesses", "sent", *settings)
+    site = ("--record", made.site / "record", "--card", made.site / "card.yaml")
+    out, _ = shell.told(
+        "score",
+        "sent/guesses.json",
+        *site,
+        "--truth",
+        made.site / "truth",
+        "--out",
+        "back.json",
+        "--sign",
+        private,
+    )
+    assert "signed" in out
+    out, _ = shell.told("score", run, "sent/guesses.json", "--scored", "back.json", "--key", public)
+    assert "psnr" in out
+    shell.refused("score", "sent/guesses.json")
+    shell.refused("score", "sent/guesses.json", *site, "--out", "again.json")
+    shell.refused("score", "sent/guesses.json", *site, "--truth", made.site / "truth")
+    shell.refused("score", run, "sent/guesses.json", "--truth", made.site / "truth")
+    shell.refused("attack", run, "--all", "--guesses", "more")
