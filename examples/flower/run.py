@@ -41,25 +41,27 @@ def main(variant: str, out: str) -> None:
     app, settings = VARIANTS[variant]
     folder = Path(out).resolve()
     folder.mkdir()
-    fdaudit(
-        app, "design", "digits", "--sites", str(SITES), "--public", "0.1", "--out", str(folder / "design")
-    )
+    fdaudit(app, "design", "digits", f"--sites={SITES}", "--public=0.1", f"--out={folder / 'design'}")
     hand_out_public(folder / "design")
     federate(app, settings, folder)
     join_uses(folder / "truth", {str(k): folder / f"site-{k}" for k in range(SITES)})
     (folder / "card.yaml").write_text(card(app, settings))
     run, truth = str(folder / "run"), [f"--truth={folder / d}" for d in ("truth", "design/truth")]
-    brought = [f"--card={folder / 'card.yaml'}", *truth, f"--audit={HERE / 'audit.yaml'}"]
-    fdaudit(app, "import", str(folder / "record"), *brought, "--out", run)
-    fdaudit(app, "attack", run, "--all")
+    told = [f"--card={folder / 'card.yaml'}", *truth, f"--audit={HERE / 'audit.yaml'}"]
+    fdaudit(app, "import", str(folder / "record"), *told, f"--out={run}")
+    failed = fdaudit(app, "attack", run, "--all", expected=(0, 1))
     fdaudit(app, "report", run)
+    sys.exit(failed)
 
 
-def fdaudit(app: str, *arguments: str) -> None:
-    """Run a command of fdaudit, which finds the app's network."""
+def fdaudit(app: str, *arguments: str, expected: tuple[int, ...] = (0,)) -> int:
+    """Run a command of fdaudit, which finds the app's network; return 0, or 1 if an attack failed."""
     path = os.pathsep.join(filter(None, [str(HERE / app), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path}
-    subprocess.run([sys.executable, "-m", "fdaudit", *arguments], check=True, env=environment)  # noqa: S603
+    code = subprocess.run([sys.executable, "-m", "fdaudit", *arguments], env=environment).returncode  # noqa: S603
+    if code not in expected:
+        sys.exit(code)
+    return code
 
 
 def hand_out_public(design: Path) -> None:
@@ -84,18 +86,11 @@ def federate(app: str, settings: dict[str, Any], folder: Path) -> None:
     """Run the app with a SuperLink and a SuperNode for each site, and end them."""
     values = " ".join(f"{k}={v}" for k, v in settings.items())
     with flower(folder) as environment:
-        command = [
-            "flwr",
-            "run",
-            str(HERE / app),
-            "local",
-            "--stream",
-            "--run-config",
-            f'folder="{folder}" {values}',
-        ]
+        command = ["flwr", "run", str(HERE / app), "local", "--stream"]
+        command += ["--run-config", f'folder="{folder}" {values}']
         subprocess.run(command, check=True, env=environment)  # noqa: S603
-    state = json.loads((folder / "record" / "record.json").read_bytes())
-    if state["status"] != "closed":
+    record = folder / "record" / "record.json"
+    if not record.exists() or json.loads(record.read_bytes())["status"] != "closed":
         sys.exit(f"The app has failed: see the messages above and the logs in {folder / 'flower'}.")
 
 
@@ -110,13 +105,8 @@ def flower(folder: Path) -> Iterator[dict[str, str]]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "PATH": path}
     with ExitStack() as running:
-        server = [
-            "flower-superlink",
-            "--insecure",
-            "--port",
-            str(link),
-            "--disable-runtime-dependency-installation",
-        ]
+        server = ["flower-superlink", "--insecure", "--port", str(link)]
+        server += ["--disable-runtime-dependency-installation"]
         log = home / "superlink.log"
         wait_for(link, running.enter_context(process(server, log, environment)), log)
         for site, port in enumerate(nodes):

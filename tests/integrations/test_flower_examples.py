@@ -1,0 +1,89 @@
+"""The examples of Flower apps, from the design to the report. Of the attacks, one runs: the others take minutes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra `flower`")
+
+from fdaudit.recording.record import Checked, check_record
+from fdaudit.transcript.transcript import read_messages
+
+from ..helpers.docs_pages import ROOT
+from ..helpers.recordings import state
+
+pytestmark = pytest.mark.thorough
+
+Audited = tuple[Path, dict[str, Any]]
+
+
+def audited(variant: str, attack: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Audited:
+    """Run an example with one attack; return its folder and the attack's cell."""
+    spec = importlib.util.spec_from_file_location("run_flower", ROOT / "examples" / "flower" / "run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example: ModuleType = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    command = example.fdaudit
+
+    def brief(app: str, *arguments: str, **options: Any) -> Any:
+        return command(app, *(attack if a == "--all" else a for a in arguments), **options)
+
+    monkeypatch.setattr(example, "fdaudit", brief)
+    with pytest.raises(SystemExit, match=r"^0$"):
+        example.main(variant, str(folder))
+    assert check_record(folder / "record") == Checked((), ())
+    assert (folder / "run" / "report" / "index.html").stat().st_size > 10_000
+    result = json.loads((folder / "run" / "result.json").read_bytes())
+    [cell] = [c for c in result["cells"] if (c["adversary"], c["attack"]) == ("server", attack)]
+    return folder, cell
+
+
+def uses(folder: Path) -> dict[int, list[int]]:
+    lines = (folder / "truth" / "uses.jsonl").read_bytes().splitlines()
+    return {u["seq"]: u["records"] for u in map(json.loads, lines)}
+
+
+def left_out(folder: Path, client: str) -> set[int]:
+    name = client.replace("/", "-")
+    told = json.loads((folder / "design" / "sites" / f"{name}.json").read_bytes())
+    return set(told["leave_out"])
+
+
+def test_digits_of_one_step_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, cell = audited("one-step", "inverting-gradients", tmp_path / "out", monkeypatch)
+    assert cell["status"] == "run"
+    [psnr] = [f["value"] for f in cell["figures"] if f["name"] == "psnr"]
+    assert psnr >= 30
+    messages = list(read_messages(folder / "record" / "transcript"))
+    uploads = [m for m in messages if m.sender != "server" and m.kind == "model_parameters"]
+    assert len(uploads) == 6
+    used = uses(folder)
+    for m in uploads:
+        assert len(used[m.seq]) == 2
+        assert not left_out(folder, m.sender) & set(used[m.seq])
+    assert [m.receivers for m in messages if m.kind == "model_parameters"][-1] == ("world",)
+
+
+def test_answers_on_public_digits_are_recorded_and_attacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, cell = audited("fedmd", "distillation-lira", tmp_path / "out", monkeypatch)
+    assert cell["status"] == "run"
+    assert state(folder / "record")["rounds"] == 3
+    messages = list(read_messages(folder / "record" / "transcript"))
+    assert {(m.sender, m.kind) for m in messages} == {
+        ("server", "proxy_indices"),
+        ("server", "ensemble_labels"),
+        *((f"client/{k}", "logits") for k in range(3)),
+    }
+    for m in messages:
+        if m.kind == "logits":
+            assert m.tensors["values"].shape == (100, 10)
+            assert not left_out(folder, m.sender) & set(uses(folder)[m.seq])
