@@ -116,6 +116,7 @@ def import_record(
     spec = recorded_spec(stated, about.parties, settings or {})
     drawn = secrets or Secrets.draw(spec.seed)
     brought, uses = files.brought(), files.uses()
+    files.sites()
     _refuse_other_design(stated, brought)
     with written_whole(out) as scratch:
         left = closed_part(about, scratch / "transcript")
@@ -158,6 +159,7 @@ def check(
 
     about, files, stated = read_record(record), _Truth.of(truth), load_card(named)
     brought, uses = files.brought(), files.uses()
+    files.sites()
     _refuse_other_design(stated, brought)
     with scratch("import") as folder:
         closed_part(about, folder / "transcript")
