@@ -69,7 +69,7 @@ class MessageFacts(Config):
 
 
 class Attested(Config):
-    """A defence in the recorded system that somebody answers for. Without one, ε of its messages is infinite."""
+    """A defence in the recorded system that someone answers for. Without one, ε of its messages is infinite."""
 
     kind: Text
     """The kind of messages that it acts on."""
@@ -165,7 +165,7 @@ class Card(Config):
     trust: tuple[Text, ...] = ()
     """Assumptions of trust, one sentence each."""
     attested: tuple[Attested, ...] = ()
-    """Defences that somebody answers for."""
+    """Defences that someone answers for."""
     inputs_attested_by: Text | None = None
     """Who answers for the inputs that messages declare. Without this, every message counts as computed from all that
     its sender held."""

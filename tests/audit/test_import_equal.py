@@ -86,7 +86,11 @@ def test_a_recording_has_every_figure_of_its_run(protocol: str, tmp_path: Path) 
     for name in compared:
         if expected[name]["status"] in ("run", "inconclusive"):
             assert without_head(found[name]) == without_head(expected[name]), name
-    assert again.result["wire"] == run.result["wire"]
+    assert _traffic(again) == _traffic(run)  # without bytes: quantised logits are recorded as the floats they stand for
+
+
+def _traffic(run: Run) -> list[tuple[str, str, int]]:
+    return [(row["kind"], row["sender_role"], row["messages"]) for row in run.result["wire"]]
 
 
 def _attacked(run: Run) -> list[Any]:
