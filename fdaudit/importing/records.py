@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import yaml
 
+from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.importing.record_check import asserted, contradictions, oddities, refuse_false_card
@@ -30,6 +31,7 @@ from fdaudit.recording.truth import SITES, USES, read_sites, read_uses
 from fdaudit.spec.card import Card, load_card
 from fdaudit.spec.documents import read_yaml
 from fdaudit.storage.files import write_atomically, written_whole
+from fdaudit.storage.paths import local_path
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.manifest import versions, write_manifest
 from fdaudit.transcript.messages import Message
@@ -78,47 +80,46 @@ class _Truth:
 
 
 def import_record(
-    record: Path,
-    out: Path,
+    record: Path | str,
+    out: Path | str,
     *,
     card: Card | Path | str | dict[str, Any] | None = None,
-    truth: Sequence[Path] = (),
+    truth: Sequence[Path | str] = (),
     audit: Path | dict[str, Any] | None = None,
-    secrets: Secrets | None = None,
-) -> Path:
-    """Import a record as a run directory.
+    seed_from: Path | str | None = None,
+) -> Run:
+    """Import a record of a system that fdaudit did not run, as a run.
 
     Args:
-        record: the record's directory.
+        record: the directory that a recorder wrote.
         out: the run directory; must not exist yet.
-        card: the system's card; default: `card.yaml` in the record.
-        truth: directories with what the recorder wrote beside the record and what the auditor brings.
+        card: the system's card, or its YAML file; default: `card.yaml` in the record.
+        truth: directories with what the recorder wrote beside the record, and with the records that you bring.
         audit: settings of the audit, by their names in a spec, or a YAML file of them.
-        secrets: seed and secret of the audit; default: new ones.
-
-    Returns:
-        The run directory.
+        seed_from: a run directory whose seed and secret are used again.
 
     Raises:
         UsageError: an argument, the card or a file of the truth is wrong; nothing was written.
         IntegrityError: the record is damaged, or the truth contradicts it; nothing was written.
     """
-    if out.exists() or out.is_symlink():
+    source, target = local_path(record, "record"), local_path(out, "out")
+    if target.exists() or target.is_symlink():
         raise RunError("out", str(out), "exists already", "Choose another directory.")
-    checked = check_record(record)
+    checked = check_record(source)
     if checked.findings:
         raise IntegrityError(list(checked.findings))
-    about, files = read_record(record), _Truth.of(truth)
-    stated = load_card(_card_of(record, card))
+    about, files = read_record(source), _Truth.of([local_path(t, "truth") for t in truth])
+    stated = load_card(_card_of(source, card))
     settings = read_yaml(audit, "audit") if isinstance(audit, Path) else audit
     if not isinstance(settings or {}, dict):
         raise SpecError("audit", str(audit), "is no mapping", "Write `key: value` lines.")
     spec = recorded_spec(stated, about.parties, settings or {})
-    drawn = secrets or Secrets.draw(spec.seed)
+    known = None if seed_from is None else Vault(local_path(seed_from, "seed-from") / "vault").secrets
+    drawn = known or Secrets.draw(spec.seed)
     brought, uses = files.brought(), files.uses()
     files.sites()
     _refuse_other_design(stated, brought)
-    with written_whole(out) as scratch:
+    with written_whole(target) as scratch:
         left = closed_part(about, scratch / "transcript")
         messages = list(read_messages(scratch / "transcript"))
         if not messages:
@@ -134,7 +135,7 @@ def import_record(
         notes = [*checked.notes, *oddities(plan, messages), *doubtful]
         _seal(run, plan, about, messages, notes, left)
         conclude(run)
-    return out
+    return Run(target)
 
 
 def check(

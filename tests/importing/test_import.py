@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+import fdaudit
 from fdaudit import api
 from fdaudit.audit.run import Run
 from fdaudit.errors import DataError, IntegrityError, RunError, SpecError, UsageError
@@ -55,7 +56,7 @@ def imported(source: Path, here: Path) -> Import:
     run = Run(source / "run")
 
     def made(truth: bool = True, audit: dict[str, Any] | None = None, **changes: Any) -> Run:
-        return api.import_record(
+        return fdaudit.import_record(
             here / "record",
             here / "imported",
             card=card_of(run, **changes),
@@ -442,7 +443,7 @@ def test_other_coins_than_the_card_committed_to_are_found(here: Path, imported: 
 
 def test_a_file_in_two_truths_is_refused(here: Path, source: Path, imported: Import) -> None:
     def twice() -> None:
-        api.import_record(
+        fdaudit.import_record(
             here / "record", here / "imported", card=card_of(Run(source / "run")), truth=[here / "truth"] * 2
         )
 
