@@ -22,6 +22,7 @@ from fdaudit.storage.digests import canonical
 from fdaudit.transcript.manifest import read_manifest, verify
 from fdaudit.transcript.messages import SUM
 from fdaudit.transcript.transcript import read_messages
+from tests.helpers.cli_cases import Shell
 from tests.helpers.rerecorded import audit_of, bring, card_of, rerecord, with_coins
 from tests.helpers.run_cases import tiny, tree
 
@@ -80,6 +81,7 @@ def refused(here: Path, kind: type[Exception], do: Callable[[], object]) -> str:
 # -- the same figures ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_recording_has_the_figures_of_its_run(source: Path, imported: Import) -> None:
     names = ("inverting-gradients", "label-updates", "gap", "update-projection", "lira-offline")
     run, again = Run(source / "run"), imported()
@@ -127,6 +129,7 @@ def test_without_truth_each_attack_says_what_to_bring(imported: Import) -> None:
     assert len(run.result["exposure"]) > 4
 
 
+@pytest.mark.thorough
 def test_without_a_network_nothing_that_needs_one_applies(imported: Import) -> None:
     run = imported(model=None, **OWN)
     cells = {cell.attack: cell for cell in api.attack_all(run) if cell.adversary == "server"}
@@ -515,3 +518,54 @@ def test_a_changed_card_in_the_run_is_found(imported: Import) -> None:
     assert any("card.yaml" in finding for finding in verify(run.directory))
     with pytest.raises(IntegrityError):
         api.attack("gap", Run(run.directory))
+
+
+# -- the commands that read runs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_the_commands_read_an_imported_run(
+    imported: Import,
+    source: Path,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = imported(claims=[{"epsilon": 1.0, "source": "their page"}]).directory
+    shell = Shell(monkeypatch, capsys, here / "home")
+    assert "intact" in shell.told("verify", run)[0]
+    assert "∞" in shell.told("ledger", run)[0]
+    assert "auc" in shell.told("attack", run, "gap")[0]
+    shell.told("report", run)
+    page = (run / "report" / "index.html").read_text(encoding="utf-8")
+    assert "fdaudit did not run this system" in page
+    for said in ("Asserted by the recorder, not checked", "their page", "What more would buy"):
+        assert said in page
+    shell.told("report", run, "--public")
+    shell.told("compare", run, source / "run", "--out", "both")
+    assert "recordings of systems" in (shell.home / "both" / "index.html").read_text(encoding="utf-8")
+    shell.told("evidence", run, "--out", "evidence")
+    assert "intact" in shell.told("verify", "evidence")[0]
+    shell.told("export-view", run, "server", "--out", "view")
+    assert json.loads((shell.home / "view" / "card.json").read_bytes())["origin"] == "recording"
+    assert "is a recording" in shell.refused("run", "--resume", "--out", run)
+
+
+def test_a_card_is_written_from_a_record(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell = Shell(monkeypatch, capsys, here / "home")
+    shell.told("card", "new", here / "record")
+    text = (here / "record" / "card.yaml").read_text(encoding="utf-8")
+    assert "clients: 2" in text
+    assert "kind: model_update" in text
+    filled = text.replace('"FILL IN"          #', "Acme #").replace('classes: "FILL IN"', "classes: 10")
+    filled = filled.replace('input_shape: "FILL IN"', "input_shape: [1, 8, 8]").replace(
+        '"FILL IN"', "acme-avg"
+    )
+    (here / "record" / "card.yaml").write_text(filled, encoding="utf-8")
+    out, _ = shell.told("import", here / "record", "--check", "--truth", here / "truth")
+    assert "nothing contradicts the record" in out
+    assert "name it under `model`" in out
+    shell.told("import", here / "record", "--truth", here / "truth", "--out", "RUN")
+    assert "exists already" in shell.refused("card", "new", here / "record")
