@@ -23,7 +23,7 @@ from fdaudit.importing.record_check import asserted, contradictions, oddities, r
 from fdaudit.importing.truth_check import doubts
 from fdaudit.limits import DATA_BYTES, JSON_BYTES, read_file
 from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, read_records
-from fdaudit.planning.recorded import BROUGHT, LADDER, RecordedPlan, recorded_plan, recorded_spec
+from fdaudit.planning.recorded import BROUGHT, LADDER, RecordedPlan, by_party, recorded_plan, recorded_spec
 from fdaudit.planning.recorded import USES as KEPT_USES
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.recording.record import Record, check_record, closed_part, read_record
@@ -67,8 +67,11 @@ class _Truth:
         return cls(found)
 
     def brought(self) -> BroughtRecords | None:
-        """Return the records that were brought."""
-        return read_records(self.files[LISTS], self.files[ARRAYS]) if LISTS in self.files else None
+        """Return the records that were brought, by the record's parties."""
+        sites = self.sites()
+        if LISTS not in self.files:
+            return None
+        return by_party(read_records(self.files[LISTS], self.files[ARRAYS]), sites)
 
     def uses(self) -> dict[int, tuple[int, ...]] | None:
         """Return the records behind messages."""
@@ -117,7 +120,6 @@ def import_record(
     known = None if seed_from is None else Vault(local_path(seed_from, "seed-from") / "vault").secrets
     drawn = known or Secrets.draw(spec.seed)
     brought, uses = files.brought(), files.uses()
-    files.sites()
     _refuse_other_design(stated, brought)
     with written_whole(target) as scratch:
         left = closed_part(about, scratch / "transcript")
@@ -160,7 +162,6 @@ def check(
 
     about, files, stated = read_record(record), _Truth.of(truth), load_card(named)
     brought, uses = files.brought(), files.uses()
-    files.sites()
     _refuse_other_design(stated, brought)
     with scratch("import") as folder:
         closed_part(about, folder / "transcript")

@@ -29,6 +29,7 @@ from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, Round
 from fdaudit.planning.attacks import plan_attacks
 from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, read_records
 from fdaudit.planning.plan import Plan, execution_of, networks_named
+from fdaudit.recording.truth import SITES, read_sites
 from fdaudit.spec.card import Card, Facts, MessageFacts, load_card
 from fdaudit.spec.schema import AuxiliarySpec, DatasetSpec, ModelSpec, ProtocolSpec, Spec
 from fdaudit.storage.cache import digest_of
@@ -49,6 +50,7 @@ __all__ = [
     "LADDER",
     "USES",
     "RecordedPlan",
+    "by_party",
     "recorded_plan",
     "recorded_spec",
     "recording_in",
@@ -448,6 +450,8 @@ def recording_in(run: Path, spec: Spec, secrets: Secrets, about: Mapping[str, An
     vault = Vault(run / "vault")
     held = vault.directory / BROUGHT
     brought = read_records(held / LISTS, held / ARRAYS) if (held / LISTS).is_file() else None
+    if brought is not None and (held / SITES).is_file():
+        brought = by_party(brought, read_sites(held / SITES))
     return recorded_plan(
         load_card(run / "card.yaml"),
         spec,
@@ -457,6 +461,23 @@ def recording_in(run: Path, spec: Spec, secrets: Secrets, about: Mapping[str, An
         brought,
         uses=vault.has(USES),
     )
+
+
+def by_party(brought: BroughtRecords, sites: Mapping[str, str | int]) -> BroughtRecords:
+    """Return records under the parties of a record, where `sites.json` names the site of each party.
+
+    A framework may number its clients in another order than the records do. A site called `2` or `client/2` is client/2
+    of `records.json`. If the names are others, such as a framework's node numbers, both count in the same order.
+
+    Args:
+        brought: records by the client's name in `records.json`.
+        sites: the name of each party's site.
+    """
+    named = {party: f"client/{str(site).removeprefix('client/')}" for party, site in sites.items()}
+    known = {party: site for party, site in named.items() if site in brought.clients}
+    if not known or len(set(known.values())) < len(known) or known.keys() != named.keys():
+        return brought
+    return replace(brought, clients={party: brought.clients[site] for party, site in known.items()})
 
 
 # -- details ------------------------------------------------------------------------------------------------------

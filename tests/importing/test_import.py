@@ -569,3 +569,40 @@ def test_a_card_is_written_from_a_record(
     assert "name it under `model`" in out
     shell.told("import", here / "record", "--truth", here / "truth", "--out", "RUN")
     assert "exists already" in shell.refused("card", "new", here / "record")
+
+
+# -- which party is which site ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [lambda k: str(k), lambda k: f"client/{k}", lambda k: k])
+def test_a_site_map_undoes_another_numbering_of_the_clients(
+    here: Path, source: Path, imported: Import, name: Callable[[int], str | int]
+) -> None:
+    """The records count the sites in another order than the record does; the site map says which is which."""
+    value = json.loads((here / "truth" / "records.json").read_bytes())
+    clients = value["clients"]
+    value |= {"clients": {"client/0": clients["client/1"], "client/1": clients["client/0"]}, "design": None}
+    (here / "truth" / "records.json").write_bytes(canonical(value) + b"\n")
+    with_coins(here / "truth")
+    sites = {"client/0": name(1), "client/1": name(0)}
+    (here / "truth" / "sites.json").write_bytes(canonical(sites) + b"\n")
+    run = imported()
+    again = Run(run.directory)  # opened from its files
+    for plan in (run.plan, again.plan):
+        assert (
+            plan.records("client/0")[1].tolist() == Run(source / "run").plan.records("client/0")[1].tolist()
+        )
+    assert not any(
+        "does not follow from its records" in note for note in run.result["run"]["recording"]["notes"]
+    )
+
+
+def test_without_a_site_map_exchanged_sites_are_noted(here: Path, imported: Import) -> None:
+    value = json.loads((here / "truth" / "records.json").read_bytes())
+    clients = value["clients"]
+    value |= {"clients": {"client/0": clients["client/1"], "client/1": clients["client/0"]}, "design": None}
+    (here / "truth" / "records.json").write_bytes(canonical(value) + b"\n")
+    notes = imported().result["run"]["recording"]["notes"]
+    assert any(
+        "does not follow from its records" in note and "which site is which client" in note for note in notes
+    )
