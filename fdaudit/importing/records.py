@@ -39,6 +39,8 @@ from fdaudit.transcript.transcript import read_messages
 
 __all__ = ["check", "import_record"]
 
+CARD = "card.yaml"
+
 
 @dataclass(frozen=True)
 class _Truth:
@@ -96,8 +98,8 @@ def import_record(
     Args:
         record: the directory that a recorder wrote.
         out: the run directory; must not exist yet.
-        card: the system's card, or its YAML file; default: `card.yaml` in the record.
-        truth: directories with what the recorder wrote beside the record, and with the records that you bring.
+    about, files = read_record(source), _Truth.of([local_path(t, "truth") for t in truth])
+    stated = _card_of(source, card)
         audit: settings of the audit, by their names in a spec, or a YAML file of them.
         seed_from: a run directory whose seed and secret are used again.
 
@@ -111,8 +113,13 @@ def import_record(
     checked = check_record(source)
     if checked.findings:
         raise IntegrityError(list(checked.findings))
+<<<<<<< HEAD
     about, files = read_record(source), _Truth.of([local_path(t, "truth") for t in truth])
     stated = load_card(_card_of(source, card))
+=======
+    about, files = read_record(record), _Truth.of(truth)
+    stated = _card_of(record, card)
+>>>>>>> rev
     settings = read_yaml(audit, "audit") if isinstance(audit, Path) else audit
     if not isinstance(settings or {}, dict):
         raise SpecError("audit", str(audit), "is no mapping", "Write `key: value` lines.")
@@ -154,13 +161,11 @@ def check(
     checked = check_record(record)
     if checked.findings:
         return list(checked.findings), list(checked.notes)
-    try:
-        named = _card_of(record, card)
-    except RunError:
+    if card is None and not (record / CARD).exists():
         return [], [*checked.notes, "There is no card: write one with `fdaudit card new`."]
     from fdaudit.storage.scratch import scratch
 
-    about, files, stated = read_record(record), _Truth.of(truth), load_card(named)
+    about, files, stated = read_record(record), _Truth.of(truth), _card_of(record, card)
     brought, uses = files.brought(), files.uses()
     _refuse_other_design(stated, brought)
     with scratch("import") as folder:
@@ -180,14 +185,21 @@ def check(
 # -- details ------------------------------------------------------------------------------------------------------
 
 
-def _card_of(
-    record: Path, card: Card | Path | str | dict[str, Any] | None
-) -> Card | Path | str | dict[str, Any]:
+def _card_of(record: Path, card: Card | Path | str | dict[str, Any] | None) -> Card:
+    """Return the card. One that came with the record may be a stranger's: it may not name code, nor be a link."""
     if card is not None:
-        return card
-    if not (record / "card.yaml").is_file():
-        raise RunError("card", None, "is missing", "Give --card; `fdaudit card new` writes one to fill in.")
-    return record / "card.yaml"
+        return load_card(card)
+    path = record / CARD
+    if path.is_symlink() or not path.is_file():
+        problem = "is a link, no regular file" if path.is_symlink() else "is missing"
+        raise RunError("card", str(path), problem, "Give --card; `fdaudit card new` writes one to fill in.")
+    found = load_card(path)
+    for network in (found.model, *found.client_models):
+        if network is not None and network.name.startswith("import:"):
+            problem = "runs code, and the card came with the record"
+            remedy = f"If you trust that code, say so: --card {path}."
+            raise SpecError("card.model.name", network.name, problem, remedy)
+    return found
 
 
 def _refuse_other_design(card: Card, brought: BroughtRecords | None) -> None:
@@ -213,7 +225,7 @@ def _fill(
         vault.save(KEPT_USES, {str(seq): torch.tensor(list(n), dtype=torch.int64) for seq, n in uses.items()})
     for name, value in (
         ("spec.yaml", run.plan.spec.public(run.commitments["seed"])),
-        ("card.yaml", card.model_dump(mode="json")),
+        (CARD, card.model_dump(mode="json")),
     ):
         write_atomically(run.path / name, yaml.safe_dump(value, sort_keys=False).encode("utf-8"))
 

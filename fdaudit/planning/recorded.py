@@ -139,6 +139,22 @@ _PLACEHOLDER = ModelSpec(name="mlp", params={"widths": []})
 """Stands where no network was named; no attack gets it."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Labels(Dataset):
+    """Records whose images were not brought: one black pixel stands for each.
+
+    Attributes:
+        shape: (channels, height, width) of their images.
+    """
+
+    shape: tuple[int, int, int]
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Return (channels, height, width) of one image."""
+        return self.shape
+
+
 class _RecordedConfig(ProtocolConfig, Facts):
     """The public settings of a system that fdaudit does not know."""
 
@@ -587,15 +603,11 @@ def _described(card: Card, parties: Sequence[str], messages: Sequence[Message]) 
 def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None) -> tuple[Dataset, Splits]:
     """Return the brought records as a dataset with its splits; both empty if there are none."""
     none = torch.zeros(0, dtype=torch.int64)
-    x = torch.zeros(0, *card.input_shape)
     y = none if card.task == "single-label" else none.reshape(0, card.classes)
     if brought is not None:
         y = brought.y
-        x = torch.zeros(len(y), *card.input_shape)
-        if brought.x is not None:  # the memory layout changes the last bits of convolutions
-            x = brought.x.clone(memory_format=torch.contiguous_format)
-        if tuple(x.shape[1:]) != card.input_shape:
-            found = "x".join(map(str, x.shape[1:]))
+        if brought.x is not None and tuple(brought.x.shape[1:]) != card.input_shape:
+            found = "x".join(map(str, brought.x.shape[1:]))
             problem = f"differs from the brought records, which are {found}"
             raise SpecError("card.input_shape", list(card.input_shape), problem, "Correct one of them.")
         if (y.ndim == 2) != (card.task == "multi-label") or (y.ndim == 2 and y.shape[1] != card.classes):
@@ -616,13 +628,16 @@ def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None)
             continue
         train = known.records[~torch.isin(known.records, known.non_members)].sort().values
         made.append(ClientSplit(train=train, members=known.members, non_members=known.non_members))
-    dataset = Dataset(
-        name="recording",
-        x=x,
-        y=y,
-        classes=card.classes,
-        provenance=f"Records that were brought to the audit of {card.name}.",
-    )
+    named: dict[str, Any] = {
+        "name": "recording",
+        "y": y,
+        "classes": card.classes,
+        "provenance": f"Records that were brought to the audit of {card.name}.",
+    }
+    if brought is None or brought.x is None:
+        dataset: Dataset = _Labels(x=torch.zeros(len(y), 1, 1, 1), shape=card.input_shape, **named)
+    else:  # the memory layout changes the last bits of convolutions
+        dataset = Dataset(x=brought.x.clone(memory_format=torch.contiguous_format), **named)
     rows = {
         name: none if brought is None else getattr(brought, source)
         for name, source in (("proxy", "public"), ("auxiliary", "auxiliary"), ("test", "test"))
@@ -654,6 +669,7 @@ def _lacks(
 
 def _networks(card: Card, spec: Spec) -> Networks:
     try:
-        return networks_named(spec, card.input_shape, card.classes)
+        shape = card.input_shape if card.model is not None else (1, 1, 1)  # nothing reads the placeholder
+        return networks_named(spec, shape, card.classes)
     except SpecError as error:
         raise SpecError(f"card.{error.field}", error.value, error.problem, error.remedy) from None

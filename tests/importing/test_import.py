@@ -17,6 +17,7 @@ import fdaudit
 from fdaudit import api
 from fdaudit.audit.run import Run
 from fdaudit.errors import DataError, IntegrityError, RunError, SpecError, UsageError
+from fdaudit.importing.records import check
 from fdaudit.recording.recorder import Recorder
 from fdaudit.storage.digests import canonical
 from fdaudit.transcript.manifest import read_manifest, verify
@@ -258,6 +259,44 @@ def test_a_wrong_card_is_one_error_that_names_its_field(
 ) -> None:
     said = refused(here, SpecError, lambda: imported(**change))
     assert said.startswith(f"{field}:")
+
+
+def test_labels_without_images_take_the_memory_of_labels(here: Path, imported: Import) -> None:
+    shutil.rmtree(here / "record")
+    (here / "truth" / "uses.jsonl").unlink()
+    np.savez(here / "truth" / "records.npz", y=np.load(here / "truth" / "records.npz")["y"])
+    value = json.loads((here / "truth" / "records.json").read_bytes())
+    (here / "truth" / "records.json").write_bytes(canonical({**value, "design": None}) + b"\n")
+    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
+        recorder.round(0)
+        recorder.send("client/0", "server", "class_counts", {"counts": np.ones(10)})
+    run = imported(model=None, input_shape=[4096, 4096, 4096], **OWN)  # 27 TB of zeros, were they made
+    assert run.result["class_table"] is not None
+    assert api.attack("label-counts", run).status == "run"
+
+
+@pytest.mark.parametrize("field", ["model", "client_models"])
+def test_a_card_that_came_with_a_record_runs_no_code(
+    here: Path, source: Path, imported: Import, field: str
+) -> None:
+    code = {"name": "import:os:system", "params": {"command": f"touch {here / 'ran'}"}}
+    named: dict[str, Any] = {"model": code} if field == "model" else {"client_models": [code, code]}
+    (here / "record" / "card.yaml").write_text(yaml.safe_dump(card_of(Run(source / "run"), **named)))
+    for do in (
+        lambda: check(here / "record"),
+        lambda: api.import_record(here / "record", here / "imported", truth=[here / "truth"]),
+    ):
+        assert "--card" in refused(here, SpecError, do)
+    with pytest.raises(SpecError, match="makes a"):  # given by the auditor, it runs
+        check(here / "record", card=here / "record" / "card.yaml")
+    assert (here / "ran").exists()
+
+
+def test_a_card_in_a_record_is_no_link(here: Path, source: Path) -> None:
+    (here / "elsewhere.yaml").write_text(yaml.safe_dump(card_of(Run(source / "run"))))
+    (here / "record" / "card.yaml").symlink_to(here / "elsewhere.yaml")
+    assert "a link" in refused(here, RunError, lambda: api.import_record(here / "record", here / "imported"))
+    assert "a link" in refused(here, RunError, lambda: check(here / "record"))
 
 
 def test_a_learning_rate_that_the_updates_refute_is_found(here: Path, imported: Import) -> None:
