@@ -14,6 +14,7 @@ pytest.importorskip("nvflare", reason="needs the extra `nvflare`")
 
 from numpy.typing import NDArray
 
+from fdaudit.integrations.nvflare import join_uses
 from fdaudit.recording.record import Checked, check_record
 from fdaudit.storage.files import decode
 from fdaudit.transcript.messages import Message
@@ -71,7 +72,11 @@ def test_a_simulated_job_is_recorded_and_learns_the_same(
     assert len(models(plain)) == ROUNDS
     assert models(folder) == models(plain)
 
+    joined = join_uses(folder / "truth", {site: folder / f"notes-{site}" for site in sites})
     named = json.loads((folder / "truth" / "sites.json").read_bytes())
+    assert joined == named
+    lines = (folder / "truth" / "uses.jsonl").read_bytes().splitlines()
+    used = {u["seq"]: u["records"] for u in map(json.loads, lines)}
     assert sorted(named) == ["client/0", "client/1"]
     assert sorted(named.values()) == sorted(sites)
     messages = list(read_messages(record / "transcript"))
@@ -84,11 +89,12 @@ def test_a_simulated_job_is_recorded_and_learns_the_same(
             ]
             [up] = [m for m in messages if (m.round, m.kind, m.sender) == (t, "model_parameters", party)]
             place = folder / "sites" / site
+            assert used[up.seq] == [t, 7]
             assert same(arrays(record, up), dict(np.load(place / f"sent-{t}.npz")))
             received = {k: v.astype(np.float64) for k, v in arrays(record, down).items()}
             assert same(received, dict(np.load(place / f"received-{t}.npz")))
             [meta] = [m for m in messages if (m.round, m.kind, m.sender) == (t, "nvflare/meta", party)]
-            assert arrays(record, meta)["NUM_STEPS_CURRENT_ROUND"] == 3
+            assert arrays(record, meta) == {"NUM_STEPS_CURRENT_ROUND": 3}
 
 
 def test_a_job_whose_recording_fails_ends_without_another_model(plain: Path, tmp_path: Path) -> None:

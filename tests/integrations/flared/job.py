@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 
 from nvflare.job_config.api import FedJob
+from nvflare.job_config.defs import FilterType
 from parts import Averaging, Trainer
 
-from fdaudit.integrations.nvflare import JobRecord
+from fdaudit.integrations.nvflare import JobRecord, NotingFilter
 
 STEPS = {"north": 0.25, "south": 0.5}
 
@@ -20,6 +21,8 @@ def main(folder: str, record: str, clients: str, *sites: str) -> None:
         job.to_server(JobRecord(record, int(clients), truth=f"{folder}/truth"))
     for i, site in enumerate(sites):
         job.to(Trainer(f"{folder}/sites", STEPS[site], i * 0.5), site, tasks=["train"])
+        notes = NotingFilter(f"{folder}/notes-{site}")
+        job.to(notes, site, filter_type=FilterType.TASK_RESULT, tasks=["train"])
     sys.exit(job.simulator_run(f"{folder}/workspace", threads=len(sites)))
 
 

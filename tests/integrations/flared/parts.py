@@ -46,5 +46,7 @@ class Trainer(Executor):  # type: ignore[misc]
         np.savez(place / f"received-{t}.npz", **received)
         np.savez(place / f"sent-{t}.npz", **sent)
         time.sleep(self.wait)
-        result: Shareable = DXO(DataKind.WEIGHTS, sent, {"NUM_STEPS_CURRENT_ROUND": 3}).to_shareable()
+        result: Shareable = DXO(
+            DataKind.WEIGHTS, sent, {"NUM_STEPS_CURRENT_ROUND": 3, "fdaudit.records": [t, 7]}
+        ).to_shareable()
         return result
