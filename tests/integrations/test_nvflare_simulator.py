@@ -31,12 +31,12 @@ ROUNDS = 3
 Arrays = dict[str, NDArray[Any]]
 
 
-def simulated(folder: Path, record: Path | str, clients: int, *sites: str) -> Path:
+def simulated(folder: Path, record: Path | str, clients: str, *sites: str) -> Path:
     """Run the job, and return the folder in which its parts keep their arrays."""
     folder.mkdir()
     environment = {"PYTHONPATH": str(JOB.parent), "PYTHONSAFEPATH": "1"}
     with Processes(folder, environment) as running:
-        job = running.start("job", sys.executable, str(JOB), str(folder), str(record), str(clients), *sites)
+        job = running.start("job", sys.executable, str(JOB), str(folder), str(record), clients, *sites)
         running.until(lambda: job.poll() is not None, "end of the job")
         print(running.logs())  # for the message of a failure
     return folder
@@ -45,7 +45,7 @@ def simulated(folder: Path, record: Path | str, clients: int, *sites: str) -> Pa
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The job without a record."""
-    return simulated(tmp_path_factory.mktemp("plain") / "job", "none", 2, "north", "south")
+    return simulated(tmp_path_factory.mktemp("plain") / "job", "none", "2", "north", "south")
 
 
 def models(folder: Path) -> dict[str, bytes]:
@@ -61,12 +61,14 @@ def same(a: Arrays, b: Arrays) -> bool:
     return a.keys() == b.keys() and all(a[k].tobytes() == b[k].tobytes() for k in a)
 
 
-@pytest.mark.parametrize("sites", [("north", "south"), ("south", "north")])
+@pytest.mark.parametrize(
+    ("clients", "sites"), [("2", ("north", "south")), ("south,north", ("south", "north"))]
+)
 def test_a_simulated_job_is_recorded_and_learns_the_same(
-    plain: Path, tmp_path: Path, sites: tuple[str, ...]
+    plain: Path, tmp_path: Path, clients: str, sites: tuple[str, ...]
 ) -> None:
     record = tmp_path / "record"
-    folder = simulated(tmp_path / "job", record, 2, *sites)
+    folder = simulated(tmp_path / "job", record, clients, *sites)
     assert check_record(record) == Checked((), ())
     assert state(record)["rounds"] == ROUNDS
     assert len(models(plain)) == ROUNDS
@@ -81,7 +83,10 @@ def test_a_simulated_job_is_recorded_and_learns_the_same(
     assert sorted(named.values()) == sorted(sites)
     messages = list(read_messages(record / "transcript"))
     assert {m.kind for m in messages} == {"model_parameters", "nvflare/meta"}
-    assert next(r for m in messages for r in m.receivers if m.sender == "server") == "client/0"
+    if clients == "2":
+        assert messages[0].receivers == ("client/0",)
+    else:
+        assert named == {"client/0": "south", "client/1": "north"}
     for party, site in named.items():
         for t in range(ROUNDS):
             [down] = [
@@ -99,7 +104,7 @@ def test_a_simulated_job_is_recorded_and_learns_the_same(
 
 def test_a_job_whose_recording_fails_ends_without_another_model(plain: Path, tmp_path: Path) -> None:
     record = tmp_path / "record"
-    folder = simulated(tmp_path / "job", record, 1, "north", "south")  # a second client is one too many
+    folder = simulated(tmp_path / "job", record, "1", "north", "south")  # a second client is one too many
     log = (folder / "workspace" / "server" / "log.txt").read_text()
     assert "The recording failed" in log
     assert "is no party of this record" in log

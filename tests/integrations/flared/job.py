@@ -1,4 +1,7 @@
-"""Run a job in NVIDIA FLARE's simulator: job.py FOLDER RECORD CLIENTS SITE..., where RECORD may be `none`."""
+"""Run a job in NVIDIA FLARE's simulator: job.py FOLDER RECORD CLIENTS SITE...
+
+RECORD may be `none`. CLIENTS is their number, or their names with commas.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ STEPS = {"north": 0.25, "south": 0.5}
 
 def main(folder: str, record: str, clients: str, *sites: str) -> None:
     """Average for three rounds; the sites answer in the order in which they are named."""
+    named = int(clients) if clients.isdigit() else clients.split(",")
     job = FedJob("tiny", min_clients=len(sites))
     job.to_server(Averaging(folder, len(sites)))
     if record != "none":
-        job.to_server(JobRecord(record, int(clients), truth=f"{folder}/truth"))
+        job.to_server(JobRecord(record, named, truth=f"{folder}/truth"))
     for i, site in enumerate(sites):
         job.to(Trainer(f"{folder}/sites", STEPS[site], i * 0.5), site, tasks=["train"])
         notes = NotingFilter(f"{folder}/notes-{site}")
