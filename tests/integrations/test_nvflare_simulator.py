@@ -28,14 +28,14 @@ pytestmark = pytest.mark.thorough
 
 JOB = Path(__file__).parent / "flared" / "job.py"
 ROUNDS = 3
+ENVIRONMENT = {"PYTHONPATH": str(JOB.parent), "PYTHONSAFEPATH": "1", "ROUNDS": str(ROUNDS)}
 Arrays = dict[str, NDArray[Any]]
 
 
 def simulated(folder: Path, record: Path | str, clients: str, *sites: str) -> Path:
     """Run the job, and return the folder in which its parts keep their arrays."""
     folder.mkdir()
-    environment = {"PYTHONPATH": str(JOB.parent), "PYTHONSAFEPATH": "1"}
-    with Processes(folder, environment) as running:
+    with Processes(folder, ENVIRONMENT) as running:
         job = running.start("job", sys.executable, str(JOB), str(folder), str(record), clients, *sites)
         running.until(lambda: job.poll() is not None, "end of the job")
         print(running.logs())  # for the message of a failure
@@ -46,6 +46,11 @@ def simulated(folder: Path, record: Path | str, clients: str, *sites: str) -> Pa
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The job without a record."""
     return simulated(tmp_path_factory.mktemp("plain") / "job", "none", "2", "north", "south")
+
+
+def begun(record: Path) -> int:
+    """Return the number of closed rounds, also before there is a record."""
+    return int(state(record)["rounds"]) if (record / "record.json").exists() else 0
 
 
 def models(folder: Path) -> dict[str, bytes]:
@@ -112,3 +117,24 @@ def test_a_job_whose_recording_fails_ends_without_another_model(plain: Path, tmp
     assert len(models(folder)) < ROUNDS
     assert state(record)["status"] == "open"
     assert closed_part(record, tmp_path / "copy") == []
+
+
+def test_a_killed_job_leaves_its_closed_rounds(tmp_path: Path) -> None:
+    folder, record = tmp_path / "job", tmp_path / "record"
+    folder.mkdir()
+    command = (sys.executable, str(JOB), str(folder), str(record), "2", "north", "south")
+    with Processes(folder, {**ENVIRONMENT, "ROUNDS": "100000"}) as running:
+        job = running.start("job", *command)
+        running.until(lambda: begun(record) >= 1, "closed round")
+        running.kill()
+        job.wait()
+    said = state(record)
+    assert said["status"] == "open"
+    assert said["rounds"] >= 1
+    assert closed_part(record, tmp_path / "copy") == []
+    messages = list(read_messages(tmp_path / "copy"))
+    uploads = [m for m in messages if m.sender != "server" and m.kind == "model_parameters"]
+    assert len(uploads) == 2 * said["rounds"]
+    sent = [dict(np.load(path)) for path in (folder / "sites").rglob("sent-*.npz")]
+    for m in uploads:
+        assert any(same(arrays(record, m), clear) for clear in sent)

@@ -5,6 +5,7 @@ RECORD may be `none`. CLIENTS is their number, or their names with commas.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from nvflare.job_config.api import FedJob
@@ -17,10 +18,10 @@ STEPS = {"north": 0.25, "south": 0.5}
 
 
 def main(folder: str, record: str, clients: str, *sites: str) -> None:
-    """Average for three rounds; the sites answer in the order in which they are named."""
+    """Average for the rounds that the environment names; the sites answer in the order in which they are named."""
     named = int(clients) if clients.isdigit() else clients.split(",")
     job = FedJob("tiny", min_clients=len(sites))
-    job.to_server(Averaging(folder, len(sites)))
+    job.to_server(Averaging(folder, len(sites), int(os.environ["ROUNDS"])))
     if record != "none":
         job.to_server(JobRecord(record, named, truth=f"{folder}/truth"))
     for i, site in enumerate(sites):
