@@ -110,7 +110,7 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
         self._recorder: Recorder | None = None
         self._truth: ServerTruth | None = None
         self._exchange: Exchange | None = None
-        """None before the job begins, and after a failure."""
+        """None outside the job, and after a failure."""
         self._aborted = False
         self._workflow, self._number = None, -1
 
@@ -135,10 +135,9 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
             self._guarded(fl_ctx, lambda: self._refuse_passed_by(fl_ctx, sent=True))
         elif event_type == EventType.AFTER_TASK_RESULT_FILTER:
             result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
-            if self._awaits(fl_ctx) and result.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR:
-                self.pass_on(
-                    result, fl_ctx, FilterChainType.TASK_RESULT_CHAIN
-                )  # another filter has blocked it
+            blocked = result.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR  # by another filter
+            if blocked and self._awaits(fl_ctx):
+                self.pass_on(result, fl_ctx, FilterChainType.TASK_RESULT_CHAIN)
             self._guarded(fl_ctx, lambda: self._refuse_passed_by(fl_ctx, sent=False))
 
     def _begin(self) -> None:
@@ -159,21 +158,20 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
     def _end(self, fl_ctx: FLContext) -> None:
         if self._recorder is None:
             return
+        exchange, self._exchange = self._exchange, None
         abort = fl_ctx.get_prop(ReservedKey.RUN_ABORT_SIGNAL)
-        if self._exchange is None or self._aborted or (abort is not None and abort.triggered):
+        if exchange is None or self._aborted or (abort is not None and abort.triggered):
             self._recorder.__exit__(RuntimeError, RuntimeError("the job was aborted"), None)
         else:
-            self._exchange.record_silence()
+            exchange.record_silence()
             self._recorder.close()
         if self._truth is not None:
             self._truth.close()
 
     def _awaits(self, fl_ctx: FLContext) -> bool:
         """Return whether a task is on record without a result."""
-        exchange = self._exchange
-        return (
-            exchange is not None and exchange.instruction(fl_ctx.get_prop(FLContextKey.TASK_ID)) is not None
-        )
+        exchange, task_id = self._exchange, fl_ctx.get_prop(FLContextKey.TASK_ID)
+        return exchange is not None and exchange.instruction(task_id) is not None
 
     def _refuse_passed_by(self, fl_ctx: FLContext, sent: bool) -> None:
         """Refuse a task that was sent, or whose result came, without being recorded."""
@@ -194,14 +192,12 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
 
     def pass_on(self, shareable: Shareable, fl_ctx: FLContext, chain: str) -> Shareable:
         """Record the data or the result of a task; return it with the recorded arrays."""
-        if self._exchange is None:  # the recording failed, and the job is ending
-            return shareable
         recorded = self._guarded(fl_ctx, lambda: self._record(shareable, fl_ctx, chain))
         return shareable if recorded is None else recorded
 
     def _record(self, shareable: Shareable, fl_ctx: FLContext, chain: str) -> Shareable:
         exchange, task_id = self._exchange, fl_ctx.get_prop(FLContextKey.TASK_ID)
-        if exchange is None:
+        if exchange is None:  # the recording failed, and the job is ending
             return shareable
         client, task = fl_ctx.get_peer_context().get_identity_name(), fl_ctx.get_prop(FLContextKey.TASK_NAME)
         with exchange.lock:
