@@ -67,16 +67,24 @@ class Server:
 
     def task(self, client: str, task_id: str, data: Shareable, name: str = "train") -> Shareable:
         """Return the data of a task as the client gets it."""
-        return self._passed(DATA, client, task_id, deepcopy(data), name)
+        return self.passed(DATA, client, task_id, deepcopy(data), name)
 
     def result(self, client: str, task_id: str, result: Shareable, name: str = "train") -> Shareable:
         """Return the result of a task as the workflow gets it."""
-        return self._passed(RESULT, client, task_id, deepcopy(result), name)
+        return self.passed(RESULT, client, task_id, deepcopy(result), name)
 
-    def _passed(self, chain: str, client: str, task_id: str, message: Shareable, name: str) -> Shareable:
+    def context(self, client: str) -> FLContext:
+        """Return a new context with a client at the other end."""
         context, peer = self._contexts.new_context(), FLContext()
         peer.set_prop(ReservedKey.IDENTITY_NAME, client, private=False)
         context.set_peer_context(peer)
+        return context
+
+    def passed(
+        self, chain: str, client: str, task_id: str, message: Shareable, name: str = "train"
+    ) -> Shareable:
+        """Return a message, which may be changed, after the filters of a chain."""
+        context = self.context(client)
         context.set_prop(FLContextKey.WORKFLOW, "controller")
         context.set_prop(FLContextKey.TASK_NAME, name, sticky=False)
         context.set_prop(FLContextKey.TASK_ID, task_id, sticky=False)

@@ -20,6 +20,7 @@ from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.fuel.utils import fobs
 from nvflare.job_config.api import FedJob
 
 from fdaudit.integrations.nvflare import JobRecord, NotingFilter, join_uses
@@ -31,7 +32,7 @@ from fdaudit.transcript.transcript import read_messages
 
 from ..helpers.docs_pages import blocks
 from ..helpers.recordings import closed_part, state
-from .flares import Server
+from .flares import DATA, RESULT, Server
 
 W = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros((), np.float32)}
 SITES = ("north", "south", "east")
@@ -166,7 +167,7 @@ def test_the_recorded_values_go_on(record: Path, server: Server, value: Any) -> 
 def test_a_receiver_can_change_its_arrays_and_the_record_stays(record: Path, server: Server) -> None:
     shared = task()
     with server:
-        first = from_shareable(server._passed("task_data", "north", "1", shared, "train")).data
+        first = from_shareable(server.passed(DATA, "north", "1", shared)).data
         first["w"] += 1
         second = from_shareable(server.task("south", "2", shared)).data
     np.testing.assert_array_equal(second["w"], W["w"])
@@ -227,6 +228,35 @@ def test_encrypted_layers_are_recorded_apart_from_plain_ones(record: Path, serve
     assert list(got.data) == ["w", "b"]
     assert got.data["w"] == cipher
     assert got.meta == marks
+
+
+def test_layers_that_nvflares_encryptor_encrypts_are_on_record_as_ciphertexts(record: Path) -> None:
+    tenseal = pytest.importorskip("tenseal", reason="needs the extra `he` of NVIDIA FLARE")
+    from nvflare.app_opt.he.model_encryptor import HEModelEncryptor
+
+    secret = tenseal.context(
+        tenseal.SCHEME_TYPE.CKKS, poly_modulus_degree=8192, coeff_mod_bit_sizes=[60, 40, 40, 60]
+    )
+    secret.global_scale = 2**40
+    encryptor = HEModelEncryptor(encrypt_layers=["w"], weigh_by_local_iter=False)
+    encryptor.tenseal_context = secret
+    server = Server(JobRecord(str(record), 1))
+    with server:
+        server.task("north", "1", task())
+        sent = encryptor.process(result({"w": W["w"] + 1, "b": W["b"]}), server.context("north"))
+        vector = from_shareable(sent).data["w"]
+        from_shareable(sent).data["w"] = fobs.loads(fobs.dumps(vector))  # as the server gets it
+        got = from_shareable(server.passed(RESULT, "north", "1", sent)).data
+    assert server.panics == []
+    assert [kind for _, _, kind in kinds(record)] == [
+        *("model_parameters", "nvflare/processed-ckks", "model_parameters", "nvflare/meta")
+    ]
+    on_record = fobs.loads(tensors(record, 1)["w:bytes"].numpy().tobytes())
+    assert not on_record.context().has_secret_key()
+    for one in (on_record, got["w"]):
+        np.testing.assert_allclose(one.decrypt(secret.secret_key()), W["w"].ravel() + 1, atol=1e-4)
+    clear = (W["w"] + 1).tobytes()
+    assert all(p.is_dir() or clear not in p.read_bytes() for p in record.rglob("*"))
 
 
 def test_compressed_layers_are_no_model_parameters(record: Path, server: Server) -> None:
@@ -508,7 +538,7 @@ def test_a_directory_that_holds_a_record_ends_the_job(record: Path, server: Serv
 def test_an_aborted_job_leaves_the_record_open(record: Path, server: Server, tmp_path: Path) -> None:
     with server:
         rounds(server, 2)
-        server.record.system_panic("another component failed", server._contexts.new_context())
+        server.record.system_panic("another component failed", server.context("north"))
     assert state(record)["status"] == "open"
     assert state(record)["rounds"] == 1
     assert closed_part(record, tmp_path / "copy") == []
