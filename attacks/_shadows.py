@@ -114,6 +114,7 @@ def recipe_of(
         return Recipe(fit=adam, batch_size=64, steps=most_steps, most_steps=most_steps, until_fitted=True)
     fit = Fit(
         lr=float(lr),
+        optimizer="adam" if hyperparameters.get("optimizer") == "adam" else "sgd",
         momentum=float(hyperparameters.get("momentum") or 0),
         weight_decay=float(hyperparameters.get("weight_decay") or 0),
         objective=objective,

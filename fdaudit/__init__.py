@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fdaudit.audit.red_team import export_view, score
     from fdaudit.audit.run import Run
     from fdaudit.errors import FdauditError
+    from fdaudit.importing.records import import_record
     from fdaudit.remote.workspace import mirrored
     from fdaudit.spec.schema import Spec, load_spec
 
@@ -27,6 +28,7 @@ __all__ = [
     "compare",
     "evidence",
     "export_view",
+    "import_record",
     "joint",
     "load",
     "load_spec",
@@ -45,6 +47,7 @@ _HOMES = {
     "compare": "fdaudit.api",
     "evidence": "fdaudit.attestation.bundle",
     "export_view": "fdaudit.audit.red_team",
+    "import_record": "fdaudit.importing.records",
     "joint": "fdaudit.audit.joint_ledger",
     "load": "fdaudit.api",
     "load_spec": "fdaudit.spec.schema",

@@ -19,21 +19,19 @@ from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude
 from fdaudit.errors import RunError, UsageError
 from fdaudit.evaluation.runner import attack_cells
-from fdaudit.importing import records
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.progress import Tick
 from fdaudit.result import Cell
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.locks import writing
 from fdaudit.storage.paths import local_path
-from fdaudit.storage.vault import Vault
 from fdaudit.transcript.manifest import refuse_changed
 from fdaudit.transcript.messages import role
 
 if TYPE_CHECKING:
     from fdaudit.reports.comparison import Entry
 
-__all__ = ["attack", "attack_all", "compare", "every_adversary", "import_record", "load", "report", "run"]
+__all__ = ["attack", "attack_all", "compare", "every_adversary", "load", "report", "run"]
 
 _QUIET: Tick = lambda what, done, total: None  # noqa: E731  # a default, not a function of its own
 
@@ -67,41 +65,6 @@ def run(
     source = local_path(seed_from, "seed-from") if seed_from is not None else None
     directory = local_path(out, "out")
     perform(spec, directory, resume=resume, seed_from=source, elsewhere=elsewhere, tick=tick)
-    return Run(directory)
-
-
-def import_record(
-    record: Path | str,
-    out: Path | str,
-    *,
-    card: Path | str | dict[str, Any] | None = None,
-    truth: Sequence[Path | str] = (),
-    audit: Path | dict[str, Any] | None = None,
-    seed_from: Path | str | None = None,
-) -> Run:
-    """Import a record of a system that fdaudit did not run, as a run directory.
-
-    Args:
-        record: the directory that a recorder wrote.
-        out: the run directory; must not exist yet.
-        card: the system's card, or its YAML file; default: `card.yaml` in the record.
-        truth: directories with what the recorder wrote beside the record, and with the records that you bring.
-        audit: settings of the audit, by their names in a spec, or a YAML file of them.
-        seed_from: a run directory whose seed and secret are used again.
-
-    Raises:
-        UsageError: an argument, the card or a file of the truth is wrong; nothing was written.
-        IntegrityError: the record is damaged, or the truth contradicts it; nothing was written.
-    """
-    source = None if seed_from is None else Vault(local_path(seed_from, "seed-from") / "vault").secrets
-    directory = records.import_record(
-        local_path(record, "record"),
-        local_path(out, "out"),
-        card=card,
-        truth=[local_path(t, "truth") for t in truth],
-        audit=audit,
-        secrets=source,
-    )
     return Run(directory)
 
 

@@ -367,6 +367,9 @@ def _headlines(rows: Sequence[Compared]) -> Iterator[str]:
 
 def _differences(results: Sequence[Result]) -> Iterator[str]:
     """Yield the names of the runs' differences other than the protocol."""
+    recorded = sum(r.run.origin == "recording" for r in results)
+    if recorded:
+        yield f"where they ran: {recorded} of {len(results)} are recordings of systems that fdaudit did not run"
     for field in _SAME_GROUND:
         values = {repr(r.run.spec.get(field)) for r in results}
         if len(values) > 1:

@@ -203,6 +203,8 @@ def _training(view: View, message: Message, n: int | None) -> LocalSGD | str:
     size, lr = public.get("batch_size"), public.get("lr")
     if size is None or lr is None:
         return "the public configuration names no batch_size or lr"
+    if message.kind != "gradient" and public.get("optimizer") == "adam":
+        return "the clients' optimiser is Adam, so an update is no sum of gradients"
     steps, epochs = public.get("local_steps"), public.get("local_epochs")
     if message.kind == "gradient":
         steps, epochs = 1, None

@@ -18,7 +18,7 @@ from typing import Any
 from fdaudit.errors import IntegrityError, UsageError
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json
-from fdaudit.transcript.manifest import MANIFEST, read_manifest
+from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest
 
 from .listing import Entry, digest, is_safe
 from .strict import is_digest, parse_canonical
@@ -52,7 +52,7 @@ def facts(run: Path) -> dict[str, Any]:
     """Return the facts about a run that its files state, without its vault.
 
     Returns:
-        `run` (name, spec_sha256, head, messages, manifest_self, result_sha256), `gates`, `verdicts` by cell,
+        `run` (name, spec_sha256, head, messages, origin, manifest_self, result_sha256), `gates`, `verdicts` by cell,
         `ledger` by adversary, `checks` by adversary, `auditor_only`.
 
     Raises:
@@ -83,6 +83,7 @@ def facts(run: Path) -> dict[str, Any]:
                 "spec_sha256": manifest["spec_sha256"],
                 "head": manifest["head"],
                 "messages": manifest["messages"],
+                "origin": origin_of(manifest),
                 "manifest_self": hashlib.sha256(canonical(manifest)).hexdigest(),
                 "result_sha256": digest(run, _RESULT).sha256,
             },

@@ -178,6 +178,7 @@ def _card(
         "adversary": adversary,
         "view_sha256": digest,
         "victims": list(stage.victims(adversary)),
+        "origin": plan.origin,
         "protocol": plan.protocol.name,
         "model": plan.spec.model.model_dump(mode="json"),
         "input_shape": list(plan.dataset.input_shape),

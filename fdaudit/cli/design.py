@@ -98,6 +98,8 @@ def _lines(made: MadeDesign) -> list[str]:
         f"hand out    {sites}: {files} to site K, and to nobody else",
         f"keep        {made.directory / 'truth'}: the key, for `fdaudit import --truth`. It is not stored elsewhere",
     ]
+    if made.public:
+        lines.append(f"give all    {made.directory / 'public.npz'}: the public samples, to every party")
     if not made.images:
         lines.append("images      none: the key holds labels only")
     return lines

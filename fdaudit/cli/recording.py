@@ -62,9 +62,9 @@ def import_(
         if findings:
             raise IntegrityError(findings)
         return
-    from fdaudit import api
-
-    run = api.import_record(record, out, card=card_file, truth=truth or [], audit=audit, seed_from=seed_from)
+    run = records.import_record(
+        record, out, card=card_file, truth=truth or [], audit=audit, seed_from=seed_from
+    )
     about = run.result["run"]["recording"]
     lacks = run.plan.lacks
     if as_json:

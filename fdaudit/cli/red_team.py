@@ -98,7 +98,7 @@ def score(
         raise UsageError("--key", str(key), "is given without --scored", "Leave it out, or add --scored.")
     with open_directory(first, "change", need="but_reports", quiet=as_json) as place:
         if scored is not None:
-            from fdaudit.attestation.site_score import take_scores
+            from fdaudit.importing.site_score import take_scores
 
             cell = take_scores(api.load(place.path), scored, second, key)
         else:
@@ -123,7 +123,7 @@ def _score_at_site(
     sign: Path | None,
     as_json: bool,
 ) -> None:
-    from fdaudit.attestation.site_score import score_at_site
+    from fdaudit.importing.site_score import score_at_site
 
     if second is not None:
         raise UsageError("GUESSES", str(second), "is given beside RUN and --record", "Leave RUN out.")

@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fdaudit.errors import SpecError
+from fdaudit.events import Composed, Gaussian, event_from_json
+from fdaudit.importing.message_check import refuse_other_tensors, refuse_varied_sizes
+from fdaudit.importing.truth_check import refuted_rates
+from fdaudit.planning.message_sizes import fixed_sizes
+from fdaudit.spec.card import MessageFacts
 from fdaudit.storage.files import decode
-from fdaudit.training.trainer import Fit, Job
 from fdaudit.transcript.encoding import readable
 from fdaudit.transcript.messages import ALL, DATA, Message, role
 from fdaudit.transcript.payloads import read_payload
+from fdaudit.types import KINDS
 
 if TYPE_CHECKING:
     from fdaudit.planning.recorded import RecordedPlan
@@ -27,12 +32,7 @@ _BY_CLASS = ("class_counts", "class_prototypes", "logit_cotangents", "logits", "
 """Kinds whose tensors have a last dimension of one entry a class."""
 _MODELS = ("gradient", "model_parameters", "model_update")
 _SAMPLES = ("generated_samples", "sample_gradients")
-_ALIKE = 0.98
-"""Least cosine of a one-step update and the gradient of its records, if the card's network and records are right."""
-_TOLERANCE = 0.05
-"""Largest relative error of a learning rate that an update of one step shows."""
-_MOST_STEPS = 4
-"""Updates of one step that are computed again."""
+_UNDESCRIBED = MessageFacts.model_fields["what"].default
 
 
 def refuse_false_card(plan: RecordedPlan, transcript: Path, messages: Sequence[Message]) -> None:
@@ -52,6 +52,9 @@ def refuse_false_card(plan: RecordedPlan, transcript: Path, messages: Sequence[M
         raise SpecError(
             "card.training.rounds", planned, f"is less than the {rounds} rounds on record", "Correct it."
         )
+    _refuse_false_attestation(plan, messages)
+    refuse_other_tensors(card.classes, messages)
+    refuse_varied_sizes(card, fixed_sizes(plan), messages)
     networks: dict[str, Parameters] = {}
     for message in messages:
         _refuse_other_classes(card.classes, transcript, message)
@@ -62,6 +65,21 @@ def refuse_false_card(plan: RecordedPlan, transcript: Path, messages: Sequence[M
             if party not in networks:
                 networks[party] = plan.networks.initial([party], 0)[party]
             _refuse_other_network(networks[party], plan.networks.of(party).name, message)
+
+
+def _refuse_false_attestation(plan: RecordedPlan, messages: Sequence[Message]) -> None:
+    """Refuse an attested defence of messages that are not there, or of a sender drawn from more than all clients."""
+    sent = {(m.kind, role(m.sender)) for m in messages}
+    for number, attested in enumerate(plan.card.attested):
+        field = f"card.attested.{number}"
+        if (attested.kind, attested.sender) not in sent:
+            problem = f"is attested of a {attested.sender}, and the record has no such message"
+            raise SpecError(f"{field}.kind", attested.kind, problem, "Correct it, or remove it.")
+        event = event_from_json(attested.event)
+        for part in event.parts if isinstance(event, Composed) else (event,):
+            if isinstance(part, Gaussian) and part.drawn_from > len(plan.clients):
+                problem = f"is more than the {len(plan.clients)} clients of the record"
+                raise SpecError(f"{field}.event.drawn_from", part.drawn_from, problem, "Correct it.")
 
 
 def _refuse_other_classes(classes: int, transcript: Path, message: Message) -> None:
@@ -126,9 +144,7 @@ def contradictions(
         elif total:
             found += _left_out_but_used(plan, message, records)
         found += _too_many(plan.settings, message, records)
-    if not found and uses:
-        found += _other_rate(plan, transcript, messages, uses)
-    return found
+    return found or refuted_rates(plan, transcript, messages, uses or {})
 
 
 def _through_release(message: Message, messages: Sequence[Message]) -> bool:
@@ -157,69 +173,6 @@ def _too_many(settings: Mapping[str, Any], message: Message, records: Sequence[i
         yield f"uses.jsonl names {len(records)} records behind message {message.seq}: {most}"
 
 
-def _other_rate(
-    plan: RecordedPlan, transcript: Path, messages: Sequence[Message], uses: Uses
-) -> Iterator[str]:
-    """Yield a sentence for each update of one step that the card's learning rate does not explain."""
-    settings = plan.settings
-    rate, one = settings.get("lr"), settings.get("local_steps") == 1
-    known = not {"architecture", "images"} & plan.lacks.keys() and settings.get("optimizer") in (None, "sgd")
-    if (
-        rate is None
-        or not one
-        or not known
-        or settings.get("upload") not in ("model_update", "model_parameters")
-    ):
-        return
-    tried = 0
-    for seq, records in uses.items():
-        message = messages[seq]
-        start = _start(messages, message)
-        if message.kind not in ("model_update", "model_parameters") or start is None or not records:
-            continue
-        if message.payload is None or start.payload is None:
-            continue
-        shown = _rate_shown(plan, transcript, message, start, records)
-        if shown is not None and abs(shown / rate - 1) > _TOLERANCE:
-            said = f"is an update of one step at a learning rate of {shown:.3g}, and the card states {rate:g}"
-            yield f"message {seq} of {message.sender} {said}"
-        tried += 1
-        if tried == _MOST_STEPS:
-            return
-
-
-def _start(messages: Sequence[Message], message: Message) -> Message | None:
-    """Return the model that a client had received last before a message."""
-    earlier = (
-        m
-        for m in reversed(messages[: message.seq])
-        if m.kind == "model_parameters" and message.sender in m.receivers
-    )
-    return next(earlier, None)
-
-
-def _rate_shown(
-    plan: RecordedPlan, transcript: Path, message: Message, start: Message, records: Sequence[int]
-) -> float | None:
-    """Return the learning rate that explains an update of one step; None if it is no multiple of the gradient."""
-    before, sent = (readable(decode(read_payload(transcript, m))) for m in (start, message))
-    rows = plan.numbered(message.sender)[torch.tensor(list(records), dtype=torch.int64)]
-    network = plan.networks.initial([message.sender], 0)[message.sender]
-    if before.keys() != network.keys():
-        return None
-    x, y = plan.dataset.x[rows], plan.dataset.y[rows]
-    job = Job(party=message.sender, parameters=before, x=x, targets=y, batches=[torch.arange(len(y))])
-    (fitted,) = plan.trainer().gradients([job], Fit(lr=1.0))
-    absolute = message.kind == "model_parameters"
-    update = {n: sent[n] - before[n] if absolute else sent[n] for n in fitted.parameters if n in sent}
-    g = torch.cat([fitted.parameters[n].flatten() for n in update]).double()
-    u = torch.cat([update[n].flatten() for n in update]).double()
-    norms = float(g.norm() * u.norm())
-    if not norms > 0 or float(-(g @ u)) / norms < _ALIKE:
-        return None
-    return float(-(g @ u) / (g @ g))
-
-
 def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
     """Return what looks like a missing message, one sentence each."""
     rounds = sorted({m.round for m in messages})
@@ -238,6 +191,19 @@ def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
             told = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
             why = "it was not asked, it was silent, or a message is missing"
             found.append(f"{sender} sends no {kind} in round {told}, in which others do: {why}.")
+    planned, closed = plan.card.training.rounds, len(rounds)
+    if planned is not None and planned > closed:
+        found.append(
+            f"The card plans {planned} rounds, and {closed} are on record: attacks and ledger cover these."
+        )
+    if unread := sorted({m.kind for m in messages} - KINDS.keys()):
+        found.append(f"No attack reads {', '.join(unread)}: what these messages tell is not measured.")
+    published = any(m.kind == "model_parameters" and "world" in m.receivers for m in messages)
+    if published and plan.card.release == "api":
+        found.append(
+            "The card says that others ask the model and do not hold it, and the record hands its weights to the world."
+            " Attacks by the world hold them."
+        )
     never = [k for k in plan.clients if not any(k in m.parties() for m in messages)]
     found += [
         f"{client} is named in the record and neither sends nor receives a message." for client in never
@@ -254,9 +220,9 @@ def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
     return found
 
 
-def asserted(plan: RecordedPlan) -> list[str]:
+def asserted(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
     """Return what the recorder asserts and nothing here can check, one sentence each."""
-    card, who = plan.card, plan.card.asserted_by
+    card, who = plan.card, plan.card.asserted_by[:1].upper() + plan.card.asserted_by[1:]
     found = [
         f"{who} asserts that every message is on record. A message that was never recorded leaves no trace.",
         f"{who} asserts who sent and received each message, and the kind of each.",
@@ -268,14 +234,28 @@ def asserted(plan: RecordedPlan) -> list[str]:
     if stated:
         found.append(f"The card states {', '.join(f'{n} = {v}' for n, v in sorted(stated.items()))}.")
     if card.model is not None:
+        fits = "names and shapes of its tensors fit, its layers are asserted"
+        shown = any(m.kind in _MODELS for m in messages)
         found.append(
-            f"The network is {card.model.name}: names and shapes of its tensors fit, its layers are asserted."
+            f"The network is {card.model.name}: {fits if shown else 'no tensor on record shows it'}."
         )
     found.append(
         f"{card.inputs_attested_by} answers for the inputs of the messages."
         if card.inputs_attested_by
         else "Inputs that messages declare are ignored: each message counts as computed from all that its sender held."
     )
+    if plan.brought is not None and plan.brought.design is not None:
+        named = f"{plan.brought.design.commitment[:12]}…"
+        found.append(
+            f"{who} asserts that the coins were tossed before the training. Compare their commitment, {named}, with the"
+            " one that was published then."
+        )
+        found.append(
+            "That each site left out the records on its list is checked only where uses.jsonl names records."
+        )
+    found += [
+        f"{who} says of {m.kind} of a {m.sender}: {m.what}." for m in card.messages if m.what != _UNDESCRIBED
+    ]
     found += [
         f"{a.by} answers for the defence on {a.kind} of a {a.sender}; nothing here tests it."
         for a in card.attested

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 import yaml
 
+from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.importing.record_check import asserted, contradictions, oddities, refuse_false_card
+from fdaudit.importing.truth_check import doubts
 from fdaudit.limits import DATA_BYTES, JSON_BYTES, read_file
 from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, read_records
 from fdaudit.planning.recorded import BROUGHT, LADDER, RecordedPlan, recorded_plan, recorded_spec
@@ -29,8 +31,10 @@ from fdaudit.recording.truth import SITES, USES, read_sites, read_uses
 from fdaudit.spec.card import Card, load_card
 from fdaudit.spec.documents import read_yaml
 from fdaudit.storage.files import write_atomically, written_whole
+from fdaudit.storage.paths import local_path
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.manifest import versions, write_manifest
+from fdaudit.transcript.messages import Message
 from fdaudit.transcript.transcript import read_messages
 
 __all__ = ["check", "import_record"]
@@ -76,46 +80,46 @@ class _Truth:
 
 
 def import_record(
-    record: Path,
-    out: Path,
+    record: Path | str,
+    out: Path | str,
     *,
     card: Card | Path | str | dict[str, Any] | None = None,
-    truth: Sequence[Path] = (),
+    truth: Sequence[Path | str] = (),
     audit: Path | dict[str, Any] | None = None,
-    secrets: Secrets | None = None,
-) -> Path:
-    """Import a record as a run directory.
+    seed_from: Path | str | None = None,
+) -> Run:
+    """Import a record of a system that fdaudit did not run, as a run.
 
     Args:
-        record: the record's directory.
+        record: the directory that a recorder wrote.
         out: the run directory; must not exist yet.
-        card: the system's card; default: `card.yaml` in the record.
-        truth: directories with what the recorder wrote beside the record and what the auditor brings.
+        card: the system's card, or its YAML file; default: `card.yaml` in the record.
+        truth: directories with what the recorder wrote beside the record, and with the records that you bring.
         audit: settings of the audit, by their names in a spec, or a YAML file of them.
-        secrets: seed and secret of the audit; default: new ones.
-
-    Returns:
-        The run directory.
+        seed_from: a run directory whose seed and secret are used again.
 
     Raises:
         UsageError: an argument, the card or a file of the truth is wrong; nothing was written.
         IntegrityError: the record is damaged, or the truth contradicts it; nothing was written.
     """
-    if out.exists() or out.is_symlink():
+    source, target = local_path(record, "record"), local_path(out, "out")
+    if target.exists() or target.is_symlink():
         raise RunError("out", str(out), "exists already", "Choose another directory.")
-    checked = check_record(record)
+    checked = check_record(source)
     if checked.findings:
         raise IntegrityError(list(checked.findings))
-    about, files = read_record(record), _Truth.of(truth)
-    stated = load_card(_card_of(record, card))
+    about, files = read_record(source), _Truth.of([local_path(t, "truth") for t in truth])
+    stated = load_card(_card_of(source, card))
     settings = read_yaml(audit, "audit") if isinstance(audit, Path) else audit
     if not isinstance(settings or {}, dict):
         raise SpecError("audit", str(audit), "is no mapping", "Write `key: value` lines.")
     spec = recorded_spec(stated, about.parties, settings or {})
-    drawn = secrets or Secrets.draw(spec.seed)
+    known = None if seed_from is None else Vault(local_path(seed_from, "seed-from") / "vault").secrets
+    drawn = known or Secrets.draw(spec.seed)
     brought, uses = files.brought(), files.uses()
+    files.sites()
     _refuse_other_design(stated, brought)
-    with written_whole(out) as scratch:
+    with written_whole(target) as scratch:
         left = closed_part(about, scratch / "transcript")
         messages = list(read_messages(scratch / "transcript"))
         if not messages:
@@ -127,10 +131,11 @@ def import_record(
         plan.execution.begin()
         run = RunDirectory(scratch, plan)
         _fill(run, stated, drawn, files, uses)
-        notes = [*checked.notes, *oddities(plan, messages)]
-        _seal(run, plan, about, notes, left)
+        doubtful = doubts(plan, scratch / "transcript", messages, uses)
+        notes = [*checked.notes, *oddities(plan, messages), *doubtful]
+        _seal(run, plan, about, messages, notes, left)
         conclude(run)
-    return out
+    return Run(target)
 
 
 def check(
@@ -155,6 +160,7 @@ def check(
 
     about, files, stated = read_record(record), _Truth.of(truth), load_card(named)
     brought, uses = files.brought(), files.uses()
+    files.sites()
     _refuse_other_design(stated, brought)
     with scratch("import") as folder:
         closed_part(about, folder / "transcript")
@@ -165,8 +171,9 @@ def check(
         )
         refuse_false_card(plan, folder / "transcript", messages)
         found = contradictions(plan, folder / "transcript", messages, uses)
+        doubtful = [] if found else doubts(plan, folder / "transcript", messages, uses)
     missing = [f"Not brought: {what}." for what in plan.lacks.values()]
-    return found, [*checked.notes, *oddities(plan, messages), *missing]
+    return found, [*checked.notes, *oddities(plan, messages), *doubtful, *missing]
 
 
 # -- details ------------------------------------------------------------------------------------------------------
@@ -210,7 +217,14 @@ def _fill(
         write_atomically(run.path / name, yaml.safe_dump(value, sort_keys=False).encode("utf-8"))
 
 
-def _seal(run: RunDirectory, plan: RecordedPlan, about: Record, notes: Sequence[str], left: int) -> None:
+def _seal(
+    run: RunDirectory,
+    plan: RecordedPlan,
+    about: Record,
+    messages: Sequence[Message],
+    notes: Sequence[str],
+    left: int,
+) -> None:
     write_manifest(
         run.path,
         {
@@ -228,7 +242,7 @@ def _seal(run: RunDirectory, plan: RecordedPlan, about: Record, notes: Sequence[
                 "closed": about.closed,
                 "left_out": left,
                 "notes": list(notes),
-                "asserted": asserted(plan),
+                "asserted": asserted(plan, messages),
                 "ladder": [
                     {"bring": what, "buys": buys, "there": not plan.lacks.keys() & set(parts)}
                     for what, parts, buys in LADDER

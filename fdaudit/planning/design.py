@@ -41,6 +41,9 @@ from fdaudit.types import task_of
 
 __all__ = ["DesignSpec", "MadeDesign", "make_design"]
 
+_PUBLIC = "public.npz"
+"""The public samples, in the order of the key. Messages number them from 0."""
+
 
 @dataclass(frozen=True)
 class MadeDesign:
@@ -54,6 +57,7 @@ class MadeDesign:
         asked: number of pairs that the fraction asks for, by party.
         handed_records: whether `sites/` holds records; if not, the sites have them already.
         images: whether the key holds images.
+        public: number of public records in `public.npz`; 0 if there is no such file.
     """
 
     directory: Path
@@ -63,6 +67,7 @@ class MadeDesign:
     asked: Mapping[str, int]
     handed_records: bool
     images: bool
+    public: int
 
 
 def make_design(data: str, out: Path, spec: DesignSpec) -> MadeDesign:
@@ -95,6 +100,7 @@ def make_design(data: str, out: Path, spec: DesignSpec) -> MadeDesign:
         asked=asked,
         handed_records=not held.own_files,
         images=held.x is not None,
+        public=0 if held.own_files else len(held.shared["public"]),
     )
     key: dict[str, Any] = {
         "schema": SCHEMA,
@@ -105,6 +111,8 @@ def make_design(data: str, out: Path, spec: DesignSpec) -> MadeDesign:
     with written_whole(out) as folder:
         _write_public(folder, made, held.name, spec.fraction)
         _write_sites(folder / "sites", clients, held, commitment)
+        if made.public:
+            _write_arrays(folder / _PUBLIC, {"x": held.arrays(held.shared["public"])["x"]})
         _private_folder(folder / "truth")
         _write_private_json(folder / "truth" / LISTS, key)
         _write_arrays(folder / "truth" / ARRAYS, arrays)

@@ -41,7 +41,7 @@ class Facts(Config):
     mu: float | None = Field(None, ge=0)
     """FedProx's proximal term."""
     optimizer: Literal["sgd", "adam"] | None = None
-    """The clients' optimiser."""
+    """The clients' optimiser. Attacks assume `sgd` if it is not given. Updates by `adam` are not inverted."""
     temperature: float | None = Field(None, gt=0)
     """Temperature of distillation."""
 
@@ -69,7 +69,7 @@ class MessageFacts(Config):
 
 
 class Attested(Config):
-    """A defence in the recorded system that somebody answers for. Without one, ε of its messages is infinite."""
+    """A defence in the recorded system that someone answers for. Without one, ε of its messages is infinite."""
 
     kind: Text
     """The kind of messages that it acts on."""
@@ -165,7 +165,7 @@ class Card(Config):
     trust: tuple[Text, ...] = ()
     """Assumptions of trust, one sentence each."""
     attested: tuple[Attested, ...] = ()
-    """Defences that somebody answers for."""
+    """Defences that someone answers for."""
     inputs_attested_by: Text | None = None
     """Who answers for the inputs that messages declare. Without this, every message counts as computed from all that
     its sender held."""
@@ -181,6 +181,13 @@ class Card(Config):
             raise SpecError("input_shape", list(self.input_shape), problem, "Give three numbers from 1 on.")
         if self.client_models and self.model is None:
             raise SpecError("model", None, "is missing beside client_models", "Name the server's network.")
+        for field, entries in (("messages", self.messages), ("attested", self.attested)):
+            named = set[tuple[str, str]]()
+            for entry in entries:
+                if (entry.kind, entry.sender) in named:
+                    twice = f"{entry.kind} of a {entry.sender}"
+                    raise SpecError(field, twice, "has two entries", "Keep one of them.")
+                named.add((entry.kind, entry.sender))
         return self
 
 

@@ -102,6 +102,8 @@ def test_the_recipe_is_the_public_one_or_adam():
     recipe = recipe_of(public, y, records=10)
     assert (recipe.fit.lr, recipe.fit.momentum, recipe.batch_size, recipe.steps) == (0.5, 0.9, 8, 130)
     assert recipe_of({"lr": 0.1, "batch_size": 5, "rounds": 3, "local_epochs": 2}, y, records=10).epochs == 6
+    assert recipe_of({"lr": 0.1, "batch_size": 5, "optimizer": "adam"}, y, records=10).fit.optimizer == "adam"
+    assert recipe_of({"lr": 0.1, "batch_size": 5}, y, records=10).fit.optimizer == "sgd"
     adam = recipe_of({}, y, records=10)
     assert adam.fit.optimizer == "adam"
     assert adam.until_fitted

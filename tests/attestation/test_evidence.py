@@ -193,6 +193,7 @@ def test_the_statement_says_what_the_run_says(original: Path, bundle: Path) -> N
         "spec_sha256": fdaudit.load_spec(original / "spec.yaml").digest(),
         "head": manifest["head"],
         "messages": manifest["messages"],
+        "origin": "simulation",
         "manifest_self": manifest["self"],
         "result_sha256": sha(original / "result.json"),
     }

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,13 @@ from fdaudit.audit.red_team import export_view
 from fdaudit.audit.summary import utility_table
 from fdaudit.data import load_dataset
 from fdaudit.errors import IntegrityError
+from fdaudit.importing.records import import_record
 from fdaudit.planning.brought import read_records
 from fdaudit.rng import child
 from fdaudit.spec.schema import DatasetSpec, load_spec
 from fdaudit.storage import cache
 from fdaudit.storage.files import decode, header, load_json, save_tensors
+from fdaudit.storage.vault import Secrets
 from fdaudit.sweeps.grid import expand, load_grid
 from fdaudit.sweeps.index import read_index
 from fdaudit.transcript.encoding import readable
@@ -41,6 +44,7 @@ from fdaudit.transcript.transcript import read_messages
 
 from ..helpers.design_cases import write_key
 from ..helpers.evidence_cases import keypair
+from ..helpers.rerecorded import card_of, rerecord
 from ..helpers.run_cases import finished, tiny
 from ..helpers.sweep_cases import grid
 from .fuzzing import Target
@@ -77,6 +81,7 @@ def targets(folder: Path) -> dict[str, Target]:
         **_of_documents(folder, handed_out),
         **_of_data(folder),
         **_of_conclusions(folder, run),
+        **_of_imports(folder, run),
         "cache": _cached(folder / "cache"),
     }
 
@@ -294,6 +299,68 @@ def _of_conclusions(folder: Path, run: Path) -> dict[str, Target]:
         "table": Target(table, lambda f: utility_table(f).to_csv()),
         "json": Target(cells, lambda f: json.dumps(load_json(f / "cell.json"))),
     }
+
+
+# -- records of other systems --------------------------------------------------------------------------------------
+
+
+def _of_imports(folder: Path, run: Path) -> dict[str, Target]:
+    """A record with its card, its truth and the settings of an audit; each target changes one of them."""
+    foreign = folder / "foreign"
+    foreign.mkdir()
+    rerecord(load(run), foreign)
+    (foreign / "truth" / "sites.json").write_text('{"client/0": "north", "client/1": 7}')
+    card = card_of(load(run), protocol={"name": "acme"}, training={"lr": 0.1, "batch_size": 16})
+    card |= {
+        "messages": [{"kind": "logits", "sender": "client", "what": "answers"}],
+        "defenses": [],
+        "attested": [{"kind": "logits", "by": "somebody", "event": _MECHANISM}],
+        "claims": [{"epsilon": 3.0, "source": "a page"}],
+        "stand_in": {"name": "fedavg", "params": {}},
+    }
+    (foreign / "card.yaml").write_text(yaml.safe_dump(card))
+    (foreign / "audit.yaml").write_text(yaml.safe_dump({"profile": "quick", "threads": 1, "victims": 1}))
+    return {
+        "foreign-card": Target(foreign, _imported, ("card.yaml", "audit.yaml")),
+        "foreign-record": Target(foreign, _imported, ("record/**/*",), covered=False),
+        "foreign-truth": Target(foreign, _imported, ("truth/*",)),
+    }
+
+
+_MECHANISM = {
+    "event": "Gaussian",
+    "unit": "record",
+    "relation": "add-or-remove",
+    "covers": ["data"],
+    "count": 1,
+    "sensitivity": 1.0,
+    "scale": 2.0,
+    "drawn_from": 1,
+}
+
+
+def _imported(folder: Path) -> object:
+    """What an import makes of a record; it writes one directory, whole or not at all, and nothing else."""
+    before = sorted(folder.rglob("*"))
+    with tempfile.TemporaryDirectory() as made:
+        out = Path(made) / "run"
+        try:
+            found = import_record(
+                folder / "record",
+                out,
+                card=folder / "card.yaml",
+                truth=[folder / "truth"],
+                audit=folder / "audit.yaml",
+                secrets=Secrets(7, bytes(32)),
+            )
+        except BaseException:
+            assert not list(Path(made).iterdir()), "something is left of an import that failed"
+            raise
+        finally:
+            assert sorted(folder.rglob("*")) == before, "an import changed what it read"
+        assert [p.name for p in Path(made).iterdir()] == ["run"]
+        assert verify(found) == []
+        return json.loads((found / "result.json").read_bytes())
 
 
 def _cached(folder: Path) -> Target:

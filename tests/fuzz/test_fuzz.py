@@ -24,6 +24,7 @@ NAMES = (
         "npz",
         "payload",
     ),
+    *("foreign-card", "foreign-record", "foreign-truth"),
     *("pictures", "records", "spec", "sweep", "table", "tensors", "view"),
 )
 

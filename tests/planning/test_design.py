@@ -97,6 +97,8 @@ def test_sites_and_key_are_of_the_same_records(partition: dict[str, Any], tmp_pa
         with np.load(tmp_path / "D" / "sites" / f"client-{k}.npz") as handed:
             assert np.array_equal(handed["x"], found.x[own.records, 0].numpy())
             assert np.array_equal(handed["y"], found.y[own.records].numpy())
+    with np.load(tmp_path / "D" / "public.npz") as handed:  # message index i is row i of it
+        assert np.array_equal(handed["x"], found.x[found.public, 0].numpy())
     together = torch.cat(rows)
     assert len(together.unique()) == len(together)
     assert (len(together) == len(digits.y)) == (partition["name"] != "by-class")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fdaudit.protocols import REGISTRY
 
+import fdaudit
 from fdaudit import api
 from fdaudit.audit.run import Run
 from fdaudit.errors import RunError
@@ -67,10 +68,10 @@ def test_a_recording_has_every_figure_of_its_run(protocol: str, tmp_path: Path) 
     rerecord(run, tmp_path)
     if not run.result["run"]["messages"]:
         with pytest.raises(RunError, match="no closed round"):
-            api.import_record(tmp_path / "record", tmp_path / "imported", card=card_of(run))
+            fdaudit.import_record(tmp_path / "record", tmp_path / "imported", card=card_of(run))
         return
     with_coins(tmp_path / "truth")
-    again = api.import_record(
+    again = fdaudit.import_record(
         tmp_path / "record",
         tmp_path / "imported",
         card=card_of(run),
@@ -86,7 +87,13 @@ def test_a_recording_has_every_figure_of_its_run(protocol: str, tmp_path: Path) 
     for name in compared:
         if expected[name]["status"] in ("run", "inconclusive"):
             assert without_head(found[name]) == without_head(expected[name]), name
-    assert again.result["wire"] == run.result["wire"]
+    assert _traffic(again) == _traffic(
+        run
+    )  # without bytes: quantised logits are recorded as the floats they stand for
+
+
+def _traffic(run: Run) -> list[tuple[str, str, int]]:
+    return [(row["kind"], row["sender_role"], row["messages"]) for row in run.result["wire"]]
 
 
 def _attacked(run: Run) -> list[Any]:

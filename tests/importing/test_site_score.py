@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+import fdaudit
 from fdaudit import api
-from fdaudit.attestation.site_score import score_at_site, take_scores
 from fdaudit.audit.run import Run
 from fdaudit.errors import IntegrityError, RunError, UsageError
+from fdaudit.importing.site_score import score_at_site, take_scores
 from fdaudit.importing.written_guesses import write_guesses
 from fdaudit.storage.digests import canonical
 
@@ -59,7 +60,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Two:
     np.savez(auditor / "knowledge" / "records.npz", x=held["x"][rows], y=held["y"][rows])
     lists = {"schema": value["schema"], "clients": {}, "design": None, "auxiliary": list(range(len(rows)))}
     (auditor / "knowledge" / "records.json").write_bytes(canonical(lists) + b"\n")
-    run = api.import_record(
+    run = fdaudit.import_record(
         auditor / "record",
         auditor / "imported",
         card=auditor / "card.yaml",
@@ -85,13 +86,13 @@ def test_figures_come_back_and_no_record(made: Two, tmp_path: Path) -> None:
     cell = take_scores(run, out, made.guesses, public)
     figures = {f.name: f.value for f in cell.figures}
     assert (figures["psnr"] or 0) > 20
-    assert figures["label_accuracy"] == 1
+    assert figures["labels_right"] == 1
     assert cell.params["scored_by"] != "unsigned"
     assert "external-inverting-gradients" in {c["attack"] for c in run.result["cells"]}
 
 
 def test_the_figures_are_those_of_one_directory(made: Two, tmp_path: Path) -> None:
-    whole = api.import_record(
+    whole = fdaudit.import_record(
         made.site / "record",
         tmp_path / "whole",
         card=made.site / "card.yaml",
@@ -105,7 +106,7 @@ def test_the_figures_are_those_of_one_directory(made: Two, tmp_path: Path) -> No
     predicate = json.loads(base64.b64decode(json.loads(out.read_bytes())["payload"]))["predicate"]
     here = {f["name"]: f["value"] for f in predicate["figures"]}
     for figure in there.figures:
-        if figure.name in ("psnr", "ssim", "mse", "label_accuracy"):  # others compare with records at hand
+        if figure.name in ("psnr", "ssim", "mse", "labels_right"):  # others compare with records at hand
             assert here[figure.name] == figure.value
 
 

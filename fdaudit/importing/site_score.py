@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdaudit.adversary.view import view_digest
+from fdaudit.attestation.dsse import open_envelope, seal
+from fdaudit.attestation.keys import key_id, private_key, public_key
+from fdaudit.attestation.statement import STATEMENT_TYPE
 from fdaudit.audit.guesses import guesses_and_digest, to_guesses
 from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude
@@ -26,10 +29,6 @@ from fdaudit.storage.files import parse_json, save_json, write_atomically
 from fdaudit.storage.locks import writing
 from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.manifest import read_manifest, refuse_changed, versions
-
-from .dsse import open_envelope, seal
-from .keys import key_id, private_key, public_key
-from .statement import STATEMENT_TYPE
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -79,7 +78,7 @@ def score_at_site(
         raise UsageError("GUESSES", given.goal, "is no goal that a site scores", remedy)
     with scratch("score") as folder:
         audit = {"victims": 1, "adversaries": [given.adversary]}
-        run = Run(import_record(record, folder / "run", card=card, truth=truth, audit=audit))
+        run = import_record(record, folder / "run", card=card, truth=truth, audit=audit)
         stage = Stage(run.opened)
         view = stage.view(given.adversary)
         if given.view != view_digest(view):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ import numpy as np
 import pytest
 import yaml
 
+import fdaudit
 from fdaudit import api
 from fdaudit.audit.run import Run
 from fdaudit.errors import DataError, IntegrityError, RunError, SpecError, UsageError
 from fdaudit.recording.recorder import Recorder
 from fdaudit.storage.digests import canonical
 from fdaudit.transcript.manifest import read_manifest, verify
+from fdaudit.transcript.messages import SUM
+from fdaudit.transcript.transcript import read_messages
+from tests.helpers.cli_cases import Shell
 from tests.helpers.rerecorded import audit_of, bring, card_of, rerecord, with_coins
 from tests.helpers.run_cases import tiny, tree
 
@@ -52,7 +57,7 @@ def imported(source: Path, here: Path) -> Import:
     run = Run(source / "run")
 
     def made(truth: bool = True, audit: dict[str, Any] | None = None, **changes: Any) -> Run:
-        return api.import_record(
+        return fdaudit.import_record(
             here / "record",
             here / "imported",
             card=card_of(run, **changes),
@@ -76,6 +81,7 @@ def refused(here: Path, kind: type[Exception], do: Callable[[], object]) -> str:
 # -- the same figures ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_recording_has_the_figures_of_its_run(source: Path, imported: Import) -> None:
     names = ("inverting-gradients", "label-updates", "gap", "update-projection", "lira-offline")
     run, again = Run(source / "run"), imported()
@@ -123,6 +129,7 @@ def test_without_truth_each_attack_says_what_to_bring(imported: Import) -> None:
     assert len(run.result["exposure"]) > 4
 
 
+@pytest.mark.thorough
 def test_without_a_network_nothing_that_needs_one_applies(imported: Import) -> None:
     run = imported(model=None, **OWN)
     cells = {cell.attack: cell for cell in api.attack_all(run) if cell.adversary == "server"}
@@ -191,6 +198,13 @@ def test_an_attested_defence_gives_a_finite_epsilon_that_names_who_answers(impor
     assert any("Acme's auditors" in line for line in run.result["run"]["recording"]["asserted"])
 
 
+def test_updates_of_adam_are_not_inverted_as_sums_of_gradients(imported: Import) -> None:
+    training = {**OWN["training"], "optimizer": "adam"}  # type: ignore[dict-item]
+    cell = api.attack("inverting-gradients", imported(**{**OWN, "training": training}))
+    assert cell.status == "not-applicable"
+    assert "Adam" in cell.reason
+
+
 def test_a_claimed_history_is_the_accountants_epsilon(imported: Import) -> None:
     run = imported(claims=[{"history": [[1.1, 0.01, 1000]], "source": "Opacus", "delta": 1e-5}])
     (claim,) = [check for check in run.result["checks"] if check["source"]]
@@ -225,6 +239,13 @@ WRONG = [
     ({"claims": [{"epsilon": 1.0, "source": "x", "adversary": "client/9"}]}, "card.claims.0.adversary"),
     ({"claims": [{"source": "x"}]}, "claims.epsilon"),
     ({"attested": [{"kind": "logits", "event": {"event": "Magic"}, "by": "x"}]}, "attested.event"),
+    ({"attested": [{"kind": "logits", "event": ATTESTED, "by": "x"}], **OWN}, "card.attested.0.kind"),
+    ({"attested": [{"kind": "model_update", "event": ATTESTED, "by": "x"}] * 2, **OWN}, "attested"),
+    (
+        {"attested": [{"kind": "model_update", "event": {**ATTESTED, "drawn_from": 3}, "by": "x"}], **OWN},
+        "card.attested.0.event.drawn_from",
+    ),
+    ({"messages": [{"kind": "model_update", "sender": "client"}] * 2, **OWN}, "messages"),
     ({"design": "0" * 63}, "card.design"),
     ({"colour": "red"}, "card.colour"),
     ({"asserted_by": ""}, "card.asserted_by"),
@@ -244,6 +265,111 @@ def test_a_learning_rate_that_the_updates_refute_is_found(here: Path, imported: 
     said = refused(here, IntegrityError, lambda: imported(**wrong))
     assert "learning rate of 0.1" in said
     assert "states 0.05" in said
+
+
+@pytest.mark.parametrize("wrong", ["scale", "classes", "sites", "numbers"])
+def test_records_that_the_updates_do_not_follow_from_are_noted(
+    here: Path, imported: Import, wrong: str
+) -> None:
+    assert not any("does not follow" in n for n in imported(**OWN).result["run"]["recording"]["notes"])
+    shutil.rmtree(here / "imported")
+    lists, arrays = here / "truth" / "records.json", here / "truth" / "records.npz"
+    value, held = json.loads(lists.read_bytes()), dict(np.load(arrays))
+    if wrong == "scale":
+        held["x"] = held["x"] / 255
+    elif wrong == "classes":
+        held["y"] = (held["y"] + 1) % 10
+    elif wrong == "sites":
+        clients = value["clients"]
+        clients["client/0"], clients["client/1"] = clients["client/1"], clients["client/0"]
+    else:
+        value["clients"]["client/0"]["records"].reverse()
+    np.savez(arrays, **held)
+    for client in value["clients"].values():
+        del client["members"], client["non_members"]
+    lists.write_bytes(canonical({**value, "design": None}) + b"\n")
+    notes = imported(**OWN).result["run"]["recording"]["notes"]
+    assert any("an update of one step, does not follow from its records" in note for note in notes)
+
+
+def test_a_model_that_knows_none_of_the_records_is_noted(here: Path, imported: Import) -> None:
+    shutil.rmtree(here / "record")
+    (here / "truth" / "uses.jsonl").unlink()
+    x, y = (dict(np.load(here / "truth" / "records.npz"))[name] for name in ("x", "y"))
+    means = np.stack([x[y == c].reshape(-1, 64).mean(0) for c in range(10)])
+    means -= means.mean(0)
+    for shift, noted in ((0, False), (1, True)):
+        weight = np.roll(means, shift, 0).astype(
+            np.float32
+        )  # of another class: the records' classes count otherwise
+        with Recorder(here / "record", ["server", "client/0", "client/1", "world"]) as recorder:
+            recorder.round(0)
+            recorder.send("client/0", "server", "acme/x", {"v": np.ones(2)})
+            model = {"head.0.weight": weight, "head.0.bias": np.zeros(10, np.float32)}
+            recorder.send("server", "world", "model_parameters", model)
+        run = imported(model={"name": "mlp", "params": {"widths": []}}, **OWN)
+        notes = run.result["run"]["recording"]["notes"]
+        assert any("always naming one class" in note for note in notes) == noted
+        assert any("No attack reads acme/x" in note for note in notes)
+        shutil.rmtree(here / "record")
+        shutil.rmtree(here / "imported")
+
+
+def test_fewer_rounds_than_planned_are_noted(imported: Import) -> None:
+    card = {**OWN, "training": {**OWN["training"], "rounds": 9}}  # type: ignore[dict-item]
+    notes = imported(**card).result["run"]["recording"]["notes"]
+    assert any("plans 9 rounds, and 2 are on record" in note for note in notes)
+
+
+def test_coins_are_asserted_to_come_first(here: Path, imported: Import) -> None:
+    made = with_coins(here / "truth")
+    told = imported().result["run"]["recording"]["asserted"]
+    assert any("before the training" in line and made[:12] in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensors"),
+    [
+        ("silence", {"v": 3}),
+        ("sample_count", {"n": 3}),
+        ("sample_count", {"n": 1, "v": 5}),
+        ("class_counts", {"counts": 9}),
+        ("logits", {"values": 10}),
+    ],
+)
+def test_tensors_of_another_kind_are_refused(
+    here: Path, imported: Import, kind: str, tensors: dict[str, int]
+) -> None:
+    shutil.rmtree(here / "record")
+    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
+        recorder.round(0)
+        recorder.send("client/0", "server", kind, {name: np.ones(size) for name, size in tensors.items()})
+    said = refused(here, SpecError, lambda: imported(truth=False, **OWN))
+    assert said.startswith(f"record.kind: {kind!r} does not fit message 0")
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_fixed_size_that_the_record_refutes_is_refused(here: Path, imported: Import, stated: bool) -> None:
+    shutil.rmtree(here / "record")
+    kind = "acme/top-k" if stated else "model_update"
+    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
+        for t, size in enumerate((3, 5)):
+            recorder.round(t)
+            recorder.send("client/0", "server", kind, {"v": np.ones(size)})
+    card = {"messages": [{"kind": kind, "sender": "client", "fixed_size": stated}], "model": None, **OWN}
+    said = refused(here, SpecError, lambda: imported(truth=False, transport="encrypted", **card))
+    assert said.startswith("card.messages:")
+    assert "not of fixed size" in said
+
+
+def test_a_field_of_a_record_lowers_no_epsilon(imported: Import) -> None:
+    run = imported(inputs_attested_by="Acme's auditors")
+    assert all(
+        not m.fields
+        for m in run.plan.charged(
+            [replace(m, fields={SUM: True}) for m in read_messages(run.directory / "transcript")]
+        )
+    )
 
 
 def test_a_dropped_message_is_found(here: Path, imported: Import) -> None:
@@ -320,7 +446,7 @@ def test_other_coins_than_the_card_committed_to_are_found(here: Path, imported: 
 
 def test_a_file_in_two_truths_is_refused(here: Path, source: Path, imported: Import) -> None:
     def twice() -> None:
-        api.import_record(
+        fdaudit.import_record(
             here / "record", here / "imported", card=card_of(Run(source / "run")), truth=[here / "truth"] * 2
         )
 
@@ -392,3 +518,54 @@ def test_a_changed_card_in_the_run_is_found(imported: Import) -> None:
     assert any("card.yaml" in finding for finding in verify(run.directory))
     with pytest.raises(IntegrityError):
         api.attack("gap", Run(run.directory))
+
+
+# -- the commands that read runs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_the_commands_read_an_imported_run(
+    imported: Import,
+    source: Path,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = imported(claims=[{"epsilon": 1.0, "source": "their page"}]).directory
+    shell = Shell(monkeypatch, capsys, here / "home")
+    assert "intact" in shell.told("verify", run)[0]
+    assert "∞" in shell.told("ledger", run)[0]
+    assert "auc" in shell.told("attack", run, "gap")[0]
+    shell.told("report", run)
+    page = (run / "report" / "index.html").read_text(encoding="utf-8")
+    assert "fdaudit did not run this system" in page
+    for said in ("Asserted by the recorder, not checked", "their page", "What more would buy"):
+        assert said in page
+    shell.told("report", run, "--public")
+    shell.told("compare", run, source / "run", "--out", "both")
+    assert "recordings of systems" in (shell.home / "both" / "index.html").read_text(encoding="utf-8")
+    shell.told("evidence", run, "--out", "evidence")
+    assert "intact" in shell.told("verify", "evidence")[0]
+    shell.told("export-view", run, "server", "--out", "view")
+    assert json.loads((shell.home / "view" / "card.json").read_bytes())["origin"] == "recording"
+    assert "is a recording" in shell.refused("run", "--resume", "--out", run)
+
+
+def test_a_card_is_written_from_a_record(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell = Shell(monkeypatch, capsys, here / "home")
+    shell.told("card", "new", here / "record")
+    text = (here / "record" / "card.yaml").read_text(encoding="utf-8")
+    assert "clients: 2" in text
+    assert "kind: model_update" in text
+    filled = text.replace('"FILL IN"          #', "Acme #").replace('classes: "FILL IN"', "classes: 10")
+    filled = filled.replace('input_shape: "FILL IN"', "input_shape: [1, 8, 8]").replace(
+        '"FILL IN"', "acme-avg"
+    )
+    (here / "record" / "card.yaml").write_text(filled, encoding="utf-8")
+    out, _ = shell.told("import", here / "record", "--check", "--truth", here / "truth")
+    assert "nothing contradicts the record" in out
+    assert "name it under `model`" in out
+    shell.told("import", here / "record", "--truth", here / "truth", "--out", "RUN")
+    assert "exists already" in shell.refused("card", "new", here / "record")
