@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey
@@ -35,11 +36,15 @@ from .exchange import (
     parties,
 )
 from .nvflare_values import Flat
+from .truth import ServerTruth, append_uses, join_key, join_uses
 
-__all__ = ["JobRecord", "RecordingFilter"]
+__all__ = ["JobRecord", "NotingFilter", "RecordingFilter", "join_uses"]
 
 _KINDS = {"WEIGHTS": "model_parameters", "WEIGHT_DIFF": "model_update"}
 """Kinds by the kind of data in a DXO."""
+_RECORDS = "fdaudit.records"
+"""Key of the meta data under which a site lists the records behind a result. It never leaves the site."""
+
 _DXO = "DXO"
 """The content type of a message with a DXO, and the key of the DXO in it."""
 
@@ -57,7 +62,7 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
     Guarantees:
       * a task is on record before it is sent, and a result before the workflow gets it;
       * arrays that a client or the workflow gets equal those on record, bit for bit;
-      * a client is the same `client/N` for the whole record, in the order of first appearance;
+      * a client is the same `client/N` for the whole record;
       * a result that never comes is on record as `silence`, an error as `nvflare/error`;
       * encrypted or compressed values are on record as `nvflare/processed-ALGORITHM`;
       * a failed recording, or a task that passes by the record, ends the job. No message is dropped or changed, so that
@@ -67,8 +72,10 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
 
     Args:
         directory: of the record, on the server's machine.
-        clients: number of clients that may take part.
-        truth: directory of the truth, on the server's machine: it learns the client of each party (`sites.json`).
+        clients: the clients that may take part, by name: the first is `client/0`. Or their number: they are then
+            numbered in the order of first appearance.
+        truth: directory of the truth, on the server's machine: it learns the client of each party, and by which key a
+            site's notes name each result. No record numbers reach the server.
         card: file of the system's card, on the server's machine.
         tasks: names of the job's tasks.
         kinds: kinds that replace the defaults, by direction (`instruction`, `reply`) and then by data kind, task, or
@@ -83,7 +90,7 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
     def __init__(
         self,
         directory: str,
-        clients: int,
+        clients: int | Sequence[str],
         truth: str | None = None,
         card: str | None = None,
         tasks: Sequence[str] = ("train",),
@@ -93,13 +100,17 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
         super().__init__()
         if isinstance(tasks, str) or not tasks:
             raise ValueError(f"tasks: {tasks!r} names no tasks. Write a list such as ['train'].")
-        self.directory, self.clients, self.truth, self.card = directory, clients, truth, card
+        self.directory, self.truth, self.card = directory, truth, card
+        self.clients = clients if isinstance(clients, int | str) else list(clients)
         self.tasks, self.kinds, self.inputs = list(tasks), kinds, inputs
+        if isinstance(clients, str) or (not isinstance(clients, int) and len(set(clients)) < len(clients)):
+            raise ValueError(f"clients: {clients!r} is no number, and no list of different names.")
         checked_kinds(_by_name(kinds))
         checked_inputs(_by_name(inputs))
         self._recorder: Recorder | None = None
+        self._truth: ServerTruth | None = None
         self._exchange: Exchange | None = None
-        """None before the job begins, and after a failure."""
+        """None outside the job, and after a failure."""
         self._aborted = False
         self._workflow, self._number = None, -1
 
@@ -120,34 +131,51 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
             self._aborted = True
         elif event_type == EventType.END_RUN:
             self._guarded(fl_ctx, lambda: self._end(fl_ctx))
-        elif self._exchange is not None and event_type == EventType.AFTER_TASK_DATA_FILTER:
-            self._guarded(fl_ctx, lambda: self._refuse_passed_by(fl_ctx, expected=True))
-        elif self._exchange is not None and event_type == EventType.AFTER_TASK_RESULT_FILTER:
-            blocked = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
-            if blocked.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR:
-                self.pass_on(blocked, fl_ctx, FilterChainType.TASK_RESULT_CHAIN)
-            self._guarded(fl_ctx, lambda: self._refuse_passed_by(fl_ctx, expected=False))
+        elif event_type == EventType.AFTER_TASK_DATA_FILTER:
+            self._guarded(fl_ctx, lambda: self._refuse_passed_by(fl_ctx, sent=True))
+        elif event_type == EventType.AFTER_TASK_RESULT_FILTER:
+            result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+            blocked = result.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR  # by another filter
+            if blocked and self._awaits(fl_ctx):
+                self.pass_on(result, fl_ctx, FilterChainType.TASK_RESULT_CHAIN)
+            self._guarded(fl_ctx, lambda: self._refuse_passed_by(fl_ctx, sent=False))
 
     def _begin(self) -> None:
-        self._recorder = Recorder(self.directory, parties(self.clients), card=self.card, truth=self.truth)
+        names = [] if isinstance(self.clients, int) else self.clients
+        count = self.clients if isinstance(self.clients, int) else len(names)
+        self._recorder = Recorder(self.directory, parties(count), card=self.card)
+        if self.truth is not None:
+            self._truth = ServerTruth(Path(self.truth), self._recorder.directory)
         self._exchange = Exchange(
-            "nvflare", self._recorder, kinds=_by_name(self.kinds), inputs=_by_name(self.inputs)
+            "nvflare",
+            self._recorder,
+            kinds=_by_name(self.kinds),
+            inputs=_by_name(self.inputs),
+            clients={name: f"client/{n}" for n, name in enumerate(names)},
+            truth=self._truth,
         )
 
     def _end(self, fl_ctx: FLContext) -> None:
         if self._recorder is None:
             return
+        exchange, self._exchange = self._exchange, None
         abort = fl_ctx.get_prop(ReservedKey.RUN_ABORT_SIGNAL)
-        if self._exchange is None or self._aborted or (abort is not None and abort.triggered):
+        if exchange is None or self._aborted or (abort is not None and abort.triggered):
             self._recorder.__exit__(RuntimeError, RuntimeError("the job was aborted"), None)
         else:
-            self._exchange.record_silence()
+            exchange.record_silence()
             self._recorder.close()
+        if self._truth is not None:
+            self._truth.close()
 
-    def _refuse_passed_by(self, fl_ctx: FLContext, expected: bool) -> None:
-        """Refuse a task whose data, or whose result, no filter has recorded."""
+    def _awaits(self, fl_ctx: FLContext) -> bool:
+        """Return whether a task is on record without a result."""
         exchange, task_id = self._exchange, fl_ctx.get_prop(FLContextKey.TASK_ID)
-        if exchange is not None and (exchange.instruction(task_id) is not None) != expected:
+        return exchange is not None and exchange.instruction(task_id) is not None
+
+    def _refuse_passed_by(self, fl_ctx: FLContext, sent: bool) -> None:
+        """Refuse a task that was sent, or whose result came, without being recorded."""
+        if self._exchange is not None and self._awaits(fl_ctx) != sent:
             task = fl_ctx.get_prop(FLContextKey.TASK_NAME)
             raise ValueError(f"tasks: {task!r} passes by the record. Name it in `tasks`.")
 
@@ -164,28 +192,27 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
 
     def pass_on(self, shareable: Shareable, fl_ctx: FLContext, chain: str) -> Shareable:
         """Record the data or the result of a task; return it with the recorded arrays."""
-        if self._exchange is None:  # the recording failed, and the job is ending
-            return shareable
         recorded = self._guarded(fl_ctx, lambda: self._record(shareable, fl_ctx, chain))
         return shareable if recorded is None else recorded
 
     def _record(self, shareable: Shareable, fl_ctx: FLContext, chain: str) -> Shareable:
         exchange, task_id = self._exchange, fl_ctx.get_prop(FLContextKey.TASK_ID)
-        if exchange is None:
+        if exchange is None:  # the recording failed, and the job is ending
             return shareable
-        task = str(fl_ctx.get_prop(FLContextKey.TASK_NAME))
+        client, task = fl_ctx.get_peer_context().get_identity_name(), fl_ctx.get_prop(FLContextKey.TASK_NAME)
         with exchange.lock:
             if chain == FilterChainType.TASK_DATA_CHAIN:
                 exchange.follow(self._round(shareable, fl_ctx))
-                party = self._party(exchange, fl_ctx)
-                message = _Message(exchange, Passage(SERVER, (party,)), task)
+                party = exchange.party(client)
+                message = _Message(exchange, Passage(SERVER, (party,)), str(task))
                 recorded = message.record(shareable)
                 exchange.expect(task_id, Instruction(party, tuple(message.seqs)))
                 return recorded
-            party = self._party(exchange, fl_ctx)
+            party = exchange.party(client)
             sent = exchange.instruction(task_id)
             answers = sent.seqs if sent is not None and sent.party == party else ()
-            recorded = _Message(exchange, Passage(party, (SERVER,), answers), task).record(shareable)
+            passage = Passage(party, (SERVER,), answers, join_key(str(task_id)))
+            recorded = _Message(exchange, passage, str(task)).record(shareable)
             if answers:
                 exchange.answered(task_id)
             return recorded
@@ -199,14 +226,6 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
         if isinstance(number, int):
             self._number = max(self._number, number)
         return self._workflow, self._number
-
-    def _party(self, exchange: Exchange, fl_ctx: FLContext) -> str:
-        """Return the party of the client at the other end; the truth learns of a new one at once."""
-        known = len(exchange.clients.seen())
-        party = exchange.party(fl_ctx.get_peer_context().get_identity_name())
-        if self.truth is not None and self._recorder is not None and len(exchange.clients.seen()) > known:
-            self._recorder.sites(exchange.clients.seen())
-        return party
 
 
 class RecordingFilter(Filter):  # type: ignore[misc]
@@ -229,6 +248,39 @@ class RecordingFilter(Filter):  # type: ignore[misc]
             return record.pass_on(shareable, fl_ctx, self.get_prop(FilterContextKey.CHAIN_TYPE))
         self.system_panic(f"record_id: no component {self.record_id!r} is a JobRecord. Add one.", fl_ctx)
         return shareable
+
+
+class NotingFilter(Filter):  # type: ignore[misc]
+    """Notes at a site which of its records were used in a result, and removes their numbers from the result.
+
+    The site lists them in the meta data of its result, for example `FLModel(..., meta={"fdaudit.records": [17, 42]})`.
+    `join_uses` joins the notes with the record. The filter stands first in the client's filters on results.
+
+    Args:
+        truth: the site's own directory of the truth.
+    """
+
+    def __init__(self, truth: str) -> None:
+        super().__init__()
+        self.truth = truth
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Return a result without the numbers of records.
+
+        Raises:
+            ValueError: the list does not have whole numbers. The client then sends an error instead of the result.
+        """
+        dxo = shareable.get(_DXO)
+        meta = dxo.get("meta") if isinstance(dxo, dict) else None
+        if not isinstance(meta, dict) or _RECORDS not in meta:
+            return shareable
+        ids = meta[_RECORDS]
+        if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+            raise ValueError(f"{_RECORDS}: {ids!r} lists no records. Write a list such as [0, 1].")
+        append_uses(Path(self.truth), join_key(str(fl_ctx.get_prop(FLContextKey.TASK_ID))), ids)
+        result = copy.copy(shareable)
+        result[_DXO] = dxo | {"meta": {key: value for key, value in meta.items() if key != _RECORDS}}
+        return result
 
 
 class _Message:
@@ -267,6 +319,10 @@ class _Message:
     def _dxo(self, kind: Any, data: Any, meta: Any) -> tuple[Any, Any]:
         """Record a DXO, or the leaves of a collection; return its data and meta data with the recorded arrays."""
         kind = str(getattr(kind, "value", kind))
+        if isinstance(meta, dict) and _RECORDS in meta:
+            raise ValueError(
+                f"{_RECORDS}: numbers of records reached the server. Add a NotingFilter at the site."
+            )
         if kind == DataKind.COLLECTION and isinstance(data, dict):
             data = {key: self._leaf(part) for key, part in data.items()}
         elif data:

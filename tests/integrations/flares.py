@@ -8,9 +8,9 @@ from typing import Any
 from nvflare.apis.event_type import EventType
 from nvflare.apis.filter import FilterChainType, FilterContextKey
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext, FLContextManager
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.utils.event import fire_event_to_components
 
 from fdaudit.integrations.nvflare import JobRecord, RecordingFilter
@@ -40,6 +40,8 @@ class Server:
     def __init__(self, record: JobRecord) -> None:
         self.record, self._panics = record, Panics()
         self.panics = self._panics.reasons
+        self.blocks = False
+        """Whether another filter refuses results before the record's own gets them."""
         self._contexts = FLContextManager(engine=self, identity_name="server", job_id="job")
         self._filters: dict[str, RecordingFilter] = {}
         for chain in (DATA, RESULT):
@@ -65,20 +67,30 @@ class Server:
 
     def task(self, client: str, task_id: str, data: Shareable, name: str = "train") -> Shareable:
         """Return the data of a task as the client gets it."""
-        return self._passed(DATA, client, task_id, deepcopy(data), name)
+        return self.passed(DATA, client, task_id, deepcopy(data), name)
 
     def result(self, client: str, task_id: str, result: Shareable, name: str = "train") -> Shareable:
         """Return the result of a task as the workflow gets it."""
-        return self._passed(RESULT, client, task_id, deepcopy(result), name)
+        return self.passed(RESULT, client, task_id, deepcopy(result), name)
 
-    def _passed(self, chain: str, client: str, task_id: str, message: Shareable, name: str) -> Shareable:
+    def context(self, client: str) -> FLContext:
+        """Return a new context with a client at the other end."""
         context, peer = self._contexts.new_context(), FLContext()
         peer.set_prop(ReservedKey.IDENTITY_NAME, client, private=False)
         context.set_peer_context(peer)
+        return context
+
+    def passed(
+        self, chain: str, client: str, task_id: str, message: Shareable, name: str = "train"
+    ) -> Shareable:
+        """Return a message, which may be changed, after the filters of a chain."""
+        context = self.context(client)
         context.set_prop(FLContextKey.WORKFLOW, "controller")
         context.set_prop(FLContextKey.TASK_NAME, name, sticky=False)
         context.set_prop(FLContextKey.TASK_ID, task_id, sticky=False)
-        if name in self.record.tasks:
+        if chain == RESULT and self.blocks:
+            message = make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
+        elif name in self.record.tasks:
             message = self._filters[chain].process(message, context)
         context.set_prop(
             FLContextKey.TASK_DATA if chain == DATA else FLContextKey.TASK_RESULT, message, sticky=False

@@ -36,6 +36,10 @@ class Processes:
 
     def __exit__(self, *error: object) -> None:
         """Kill what is left, such as the apps of a run that was not over."""
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill every process."""
 
         def gone() -> bool:
             left = self.processes()

@@ -17,11 +17,13 @@ pytest.importorskip("nvflare", reason="needs the extra `nvflare`")
 
 from nvflare.apis.client import Client
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.fuel.utils import fobs
 from nvflare.job_config.api import FedJob
 
-from fdaudit.integrations.nvflare import JobRecord
+from fdaudit.integrations.nvflare import JobRecord, NotingFilter, join_uses
 from fdaudit.recording import recorder
 from fdaudit.recording.record import Checked, check_record
 from fdaudit.storage.files import decode
@@ -30,7 +32,7 @@ from fdaudit.transcript.transcript import read_messages
 
 from ..helpers.docs_pages import blocks
 from ..helpers.recordings import closed_part, state
-from .flares import Server
+from .flares import DATA, RESULT, Server
 
 W = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros((), np.float32)}
 SITES = ("north", "south", "east")
@@ -117,6 +119,19 @@ def test_clients_keep_their_numbers_and_the_truth_names_them(record: Path, tmp_p
     ]
 
 
+def test_named_clients_have_the_numbers_of_their_names(record: Path, tmp_path: Path) -> None:
+    server = Server(JobRecord(str(record), ["north", "south"], truth=str(tmp_path / "truth")))
+    with server:
+        server.task("south", "1", task())
+        server.task("north", "2", task())
+        assert server.panics == []
+        server.task("east", "3", task())
+    assert [m.receivers for m in read_messages(record / "transcript")] == [("client/1",), ("client/0",)]
+    assert json.loads((tmp_path / "truth" / "sites.json").read_bytes())["client/1"] == "south"
+    assert len(server.panics) == 1
+    assert "client/2" in server.panics[0]
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -152,7 +167,7 @@ def test_the_recorded_values_go_on(record: Path, server: Server, value: Any) -> 
 def test_a_receiver_can_change_its_arrays_and_the_record_stays(record: Path, server: Server) -> None:
     shared = task()
     with server:
-        first = from_shareable(server._passed("task_data", "north", "1", shared, "train")).data
+        first = from_shareable(server.passed(DATA, "north", "1", shared)).data
         first["w"] += 1
         second = from_shareable(server.task("south", "2", shared)).data
     np.testing.assert_array_equal(second["w"], W["w"])
@@ -213,6 +228,35 @@ def test_encrypted_layers_are_recorded_apart_from_plain_ones(record: Path, serve
     assert list(got.data) == ["w", "b"]
     assert got.data["w"] == cipher
     assert got.meta == marks
+
+
+def test_layers_that_nvflares_encryptor_encrypts_are_on_record_as_ciphertexts(record: Path) -> None:
+    tenseal = pytest.importorskip("tenseal", reason="needs the extra `he` of NVIDIA FLARE")
+    from nvflare.app_opt.he.model_encryptor import HEModelEncryptor
+
+    secret = tenseal.context(
+        tenseal.SCHEME_TYPE.CKKS, poly_modulus_degree=8192, coeff_mod_bit_sizes=[60, 40, 40, 60]
+    )
+    secret.global_scale = 2**40
+    encryptor = HEModelEncryptor(encrypt_layers=["w"], weigh_by_local_iter=False)
+    encryptor.tenseal_context = secret
+    server = Server(JobRecord(str(record), 1))
+    with server:
+        server.task("north", "1", task())
+        sent = encryptor.process(result({"w": W["w"] + 1, "b": W["b"]}), server.context("north"))
+        vector = from_shareable(sent).data["w"]
+        from_shareable(sent).data["w"] = fobs.loads(fobs.dumps(vector))  # as the server gets it
+        got = from_shareable(server.passed(RESULT, "north", "1", sent)).data
+    assert server.panics == []
+    assert [kind for _, _, kind in kinds(record)] == [
+        *("model_parameters", "nvflare/processed-ckks", "model_parameters", "nvflare/meta")
+    ]
+    on_record = fobs.loads(tensors(record, 1)["w:bytes"].numpy().tobytes())
+    assert not on_record.context().has_secret_key()
+    for one in (on_record, got["w"]):
+        np.testing.assert_allclose(one.decrypt(secret.secret_key()), W["w"].ravel() + 1, atol=1e-4)
+    clear = (W["w"] + 1).tobytes()
+    assert all(p.is_dir() or clear not in p.read_bytes() for p in record.rglob("*"))
 
 
 def test_compressed_layers_are_no_model_parameters(record: Path, server: Server) -> None:
@@ -367,6 +411,71 @@ def test_many_clients_at_once(record: Path) -> None:
     assert sorted(uploads.values()) == [[1000.0 * c + i for i in range(count)] for c in range(clients)]
 
 
+# -- which records a client used ----------------------------------------------------------------------------------
+
+
+def at_the_site(truth: Path, task_id: str, sent: Shareable) -> Shareable:
+    """What leaves a site that notes its records."""
+    context = FLContext()
+    context.set_prop(FLContextKey.TASK_ID, task_id)
+    passed: Shareable = NotingFilter(str(truth)).process(sent, context)
+    return passed
+
+
+def test_sites_notes_join_with_the_record(record: Path, tmp_path: Path) -> None:
+    server = Server(JobRecord(str(record), 2, truth=str(tmp_path / "truth")))
+    places = {site: tmp_path / site for site in ("north", "south")}
+    with server:
+        for t in range(2):
+            for i, site in enumerate(places):
+                server.task(site, f"{t}-{site}", task(t))
+                sent = result(**{"fdaudit.records": [10 * i + t, 7], "loss": 0.5})
+                server.result(site, f"{t}-{site}", at_the_site(places[site], f"{t}-{site}", sent))
+    assert server.panics == []
+    assert check_record(record) == Checked((), ())
+    assert join_uses(tmp_path / "truth", places) == {"client/0": "north", "client/1": "south"}
+    lines = (tmp_path / "truth" / "uses.jsonl").read_bytes().splitlines()
+    used = {u["seq"]: u["records"] for u in map(json.loads, lines)}
+    uploads = [m for m in read_messages(record / "transcript") if m.sender != "server"]
+    assert {m.seq: used[m.seq] for m in uploads if m.kind == "model_parameters"} == {
+        m.seq: [10 * int(m.sender[-1]) + m.round, 7] for m in uploads if m.kind == "model_parameters"
+    }
+    for path in record.rglob("*"):
+        assert path.is_dir() or b"fdaudit.records" not in path.read_bytes()
+
+
+def test_numbers_of_records_that_reach_the_server_end_the_job(record: Path, server: Server) -> None:
+    with server:
+        server.task("north", "1", task())
+        server.result("north", "1", result(**{"fdaudit.records": [7]}))
+    assert len(server.panics) == 1
+    assert "Add a NotingFilter at the site" in server.panics[0]
+    assert b"fdaudit.records" not in (record / "transcript" / "messages.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("ids", [7, [-1], [1.5], [True], "7"])
+def test_what_is_no_list_of_records_fails_the_result(tmp_path: Path, ids: Any) -> None:
+    with pytest.raises(ValueError, match=r"fdaudit\.records: .* lists no records"):
+        at_the_site(tmp_path / "site", "1", result(**{"fdaudit.records": ids}))
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_result_without_numbers_passes_as_it_is(tmp_path: Path) -> None:
+    for sent in (result(loss=1.0), make_reply(ReturnCode.EXECUTION_EXCEPTION), Shareable({"DXO": 3})):
+        assert at_the_site(tmp_path / "site", "1", sent) is sent
+    assert not (tmp_path / "site").exists()
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_an_error_of_a_filter_is_on_record_once(record: Path, server: Server, blocks: bool) -> None:
+    server.blocks = blocks
+    with server:
+        server.task("north", "1", task())
+        server.result("north", "1", make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR))
+    assert [kind for _, _, kind in kinds(record)] == ["model_parameters", "nvflare/error"]
+    assert server.panics == []
+
+
 # -- failures ----------------------------------------------------------------------------------------------------
 
 
@@ -429,7 +538,7 @@ def test_a_directory_that_holds_a_record_ends_the_job(record: Path, server: Serv
 def test_an_aborted_job_leaves_the_record_open(record: Path, server: Server, tmp_path: Path) -> None:
     with server:
         rounds(server, 2)
-        server.record.system_panic("another component failed", server._contexts.new_context())
+        server.record.system_panic("another component failed", server.context("north"))
     assert state(record)["status"] == "open"
     assert state(record)["rounds"] == 1
     assert closed_part(record, tmp_path / "copy") == []
@@ -439,6 +548,8 @@ def test_an_aborted_job_leaves_the_record_open(record: Path, server: Server, tmp
     ("options", "message"),
     [
         ({"tasks": "train"}, "tasks: 'train' names no tasks"),
+        ({"clients": "north"}, "clients: 'north' is no number"),
+        ({"clients": ["north", "north"]}, "clients: .* no list of different names"),
         ({"tasks": []}, r"tasks: \[\] names no tasks"),
         ({"kinds": {"up": {"train": "gradient"}}}, "kinds: .* is not a pair"),
         ({"inputs": {"reply": {"train": ["secrets"]}}}, "inputs: .*secrets"),
@@ -447,7 +558,7 @@ def test_an_aborted_job_leaves_the_record_open(record: Path, server: Server, tmp
 )
 def test_bad_arguments_get_one_clear_error(record: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        JobRecord(str(record), 3, **options)
+        JobRecord(str(record), **{"clients": 3, **options})
     assert not record.exists()
 
 
@@ -486,8 +597,8 @@ def test_the_pages_job_is_recorded(tmp_path: Path) -> None:
     config = exported(scope["job"], tmp_path)
     [component] = config["components"]
     assert component["path"] == "fdaudit.integrations.nvflare.JobRecord"
-    assert component["args"]["clients"] == 3
+    assert component["args"]["clients"] == ["north", "south", "east"]
     assert len(config["task_data_filters"]) == len(config["task_result_filters"]) == 1
-    assert len(more) == 2
-    for block in more:  # every argument on the page is accepted
+    assert len(more) == 4
+    for block in more[:3]:  # every argument on the page is accepted
         exec(compile(block, "docs/nvflare.md", "exec"), scope)

@@ -1,25 +1,33 @@
-"""Run a job in NVIDIA FLARE's simulator: job.py FOLDER RECORD CLIENTS SITE..., where RECORD may be `none`."""
+"""Run a job in NVIDIA FLARE's simulator: job.py FOLDER RECORD CLIENTS SITE...
+
+RECORD may be `none`. CLIENTS is their number, or their names with commas.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 
 from nvflare.job_config.api import FedJob
+from nvflare.job_config.defs import FilterType
 from parts import Averaging, Trainer
 
-from fdaudit.integrations.nvflare import JobRecord
+from fdaudit.integrations.nvflare import JobRecord, NotingFilter
 
 STEPS = {"north": 0.25, "south": 0.5}
 
 
 def main(folder: str, record: str, clients: str, *sites: str) -> None:
-    """Average for three rounds; the sites answer in the order in which they are named."""
+    """Average for the rounds that the environment names; the sites answer in the order in which they are named."""
+    named = int(clients) if clients.isdigit() else clients.split(",")
     job = FedJob("tiny", min_clients=len(sites))
-    job.to_server(Averaging(folder, len(sites)))
+    job.to_server(Averaging(folder, len(sites), int(os.environ["ROUNDS"])))
     if record != "none":
-        job.to_server(JobRecord(record, int(clients), truth=f"{folder}/truth"))
+        job.to_server(JobRecord(record, named, truth=f"{folder}/truth"))
     for i, site in enumerate(sites):
         job.to(Trainer(f"{folder}/sites", STEPS[site], i * 0.5), site, tasks=["train"])
+        notes = NotingFilter(f"{folder}/notes-{site}")
+        job.to(notes, site, filter_type=FilterType.TASK_RESULT, tasks=["train"])
     sys.exit(job.simulator_run(f"{folder}/workspace", threads=len(sites)))
 
 

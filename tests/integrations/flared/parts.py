@@ -16,11 +16,11 @@ from nvflare.app_common.workflows.fedavg import FedAvg
 
 
 class Averaging(FedAvg):  # type: ignore[misc]
-    """FedAvg for three rounds, which keeps the model of each."""
+    """FedAvg, which keeps the model of each round."""
 
-    def __init__(self, folder: str, clients: int) -> None:
-        super().__init__(num_clients=clients, num_rounds=3, model={"w": [0.0, 1.0, 2.0]})
-        self.folder, self.clients = folder, clients
+    def __init__(self, folder: str, clients: int, rounds: int) -> None:
+        super().__init__(num_clients=clients, num_rounds=rounds, model={"w": [0.0, 1.0, 2.0]})
+        self.folder, self.clients, self.rounds = folder, clients, rounds
 
     def save_model(self, model: FLModel) -> None:
         """Keep the model of a round."""
@@ -46,5 +46,7 @@ class Trainer(Executor):  # type: ignore[misc]
         np.savez(place / f"received-{t}.npz", **received)
         np.savez(place / f"sent-{t}.npz", **sent)
         time.sleep(self.wait)
-        result: Shareable = DXO(DataKind.WEIGHTS, sent, {"NUM_STEPS_CURRENT_ROUND": 3}).to_shareable()
+        result: Shareable = DXO(
+            DataKind.WEIGHTS, sent, {"NUM_STEPS_CURRENT_ROUND": 3, "fdaudit.records": [t, 7]}
+        ).to_shareable()
         return result
