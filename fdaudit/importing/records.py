@@ -113,13 +113,8 @@ def import_record(
     checked = check_record(source)
     if checked.findings:
         raise IntegrityError(list(checked.findings))
-<<<<<<< HEAD
     about, files = read_record(source), _Truth.of([local_path(t, "truth") for t in truth])
-    stated = load_card(_card_of(source, card))
-=======
-    about, files = read_record(record), _Truth.of(truth)
-    stated = _card_of(record, card)
->>>>>>> rev
+    stated = _card_of(source, card)
     settings = read_yaml(audit, "audit") if isinstance(audit, Path) else audit
     if not isinstance(settings or {}, dict):
         raise SpecError("audit", str(audit), "is no mapping", "Write `key: value` lines.")
