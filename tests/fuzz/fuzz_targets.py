@@ -34,7 +34,7 @@ from fdaudit.rng import child
 from fdaudit.spec.schema import DatasetSpec, load_spec
 from fdaudit.storage import cache
 from fdaudit.storage.files import decode, header, load_json, save_tensors
-from fdaudit.storage.vault import Secrets
+from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.sweeps.grid import expand, load_grid
 from fdaudit.sweeps.index import read_index
 from fdaudit.transcript.encoding import readable
@@ -342,7 +342,8 @@ _MECHANISM = {
 def _imported(folder: Path) -> object:
     """What an import makes of a record; it writes one directory, whole or not at all, and nothing else."""
     before = sorted(folder.rglob("*"))
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as made, tempfile.TemporaryDirectory() as seed:
+        Vault(Path(seed) / "vault").create(Secrets(7, bytes(32)))
         out = Path(made) / "run"
         try:
             found = import_record(
@@ -351,8 +352,8 @@ def _imported(folder: Path) -> object:
                 card=folder / "card.yaml",
                 truth=[folder / "truth"],
                 audit=folder / "audit.yaml",
-                secrets=Secrets(7, bytes(32)),
-            )
+                seed_from=seed,
+            ).directory
         except BaseException:
             assert not list(Path(made).iterdir()), "something is left of an import that failed"
             raise

@@ -284,7 +284,7 @@ def test_a_card_that_came_with_a_record_runs_no_code(
     (here / "record" / "card.yaml").write_text(yaml.safe_dump(card_of(Run(source / "run"), **named)))
     for do in (
         lambda: check(here / "record"),
-        lambda: api.import_record(here / "record", here / "imported", truth=[here / "truth"]),
+        lambda: fdaudit.import_record(here / "record", here / "imported", truth=[here / "truth"]),
     ):
         assert "--card" in refused(here, SpecError, do)
     with pytest.raises(SpecError, match="makes a"):  # given by the auditor, it runs
@@ -295,7 +295,9 @@ def test_a_card_that_came_with_a_record_runs_no_code(
 def test_a_card_in_a_record_is_no_link(here: Path, source: Path) -> None:
     (here / "elsewhere.yaml").write_text(yaml.safe_dump(card_of(Run(source / "run"))))
     (here / "record" / "card.yaml").symlink_to(here / "elsewhere.yaml")
-    assert "a link" in refused(here, RunError, lambda: api.import_record(here / "record", here / "imported"))
+    assert "a link" in refused(
+        here, RunError, lambda: fdaudit.import_record(here / "record", here / "imported")
+    )
     assert "a link" in refused(here, RunError, lambda: check(here / "record"))
 
 
