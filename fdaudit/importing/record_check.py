@@ -32,6 +32,8 @@ _BY_CLASS = ("class_counts", "class_prototypes", "logit_cotangents", "logits", "
 """Kinds whose tensors have a last dimension of one entry a class."""
 _MODELS = ("gradient", "model_parameters", "model_update")
 _SAMPLES = ("generated_samples", "sample_gradients")
+_MOST_SHOWN = 20
+"""Contradictions that are listed one by one."""
 _UNDESCRIBED = MessageFacts.model_fields["what"].default
 
 
@@ -144,6 +146,8 @@ def contradictions(
         elif total:
             found += _left_out_but_used(plan, message, records)
         found += _too_many(plan.settings, message, records)
+    if len(found) > _MOST_SHOWN:
+        found = [*found[:_MOST_SHOWN], f"and {len(found) - _MOST_SHOWN} more of the like"]
     return found or refuted_rates(plan, transcript, messages, uses or {})
 
 

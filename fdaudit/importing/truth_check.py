@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fdaudit.errors import TrainingDivergedError
 from fdaudit.storage.files import decode
 from fdaudit.training.trainer import Fit, Job
 from fdaudit.transcript.encoding import readable
@@ -102,7 +103,10 @@ def _rate_shown(
         return None
     x, y = plan.dataset.x[rows], plan.dataset.y[rows]
     job = Job(party=message.sender, parameters=before, x=x, targets=y, batches=[torch.arange(len(y))])
-    (fitted,) = plan.trainer().gradients([job], Fit(lr=1.0))
+    try:
+        (fitted,) = plan.trainer().gradients([job], Fit(lr=1.0))
+    except TrainingDivergedError:  # the model on record had diverged, or its network is another
+        return None
     absolute = message.kind == "model_parameters"
     update = {n: sent[n] - before[n] if absolute else sent[n] for n in fitted.parameters if n in sent}
     g = torch.cat([fitted.parameters[n].flatten() for n in update]).double()

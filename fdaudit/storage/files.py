@@ -80,7 +80,11 @@ def written_whole(target: Path) -> Iterator[Path]:
         raise RunError("out", str(target), problem, "Choose another directory.") from None
     try:
         yield scratch
-        scratch.replace(target)
+        try:
+            scratch.replace(target)
+        except OSError as error:  # another process was faster
+            problem = f"cannot be made ({error.strerror})"
+            raise RunError("out", str(target), problem, "Choose another directory.") from None
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise

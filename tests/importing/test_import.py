@@ -356,6 +356,24 @@ def test_a_model_that_knows_none_of_the_records_is_noted(here: Path, imported: I
         shutil.rmtree(here / "imported")
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
+def test_a_federation_that_diverged_is_imported(
+    here: Path, source: Path, imported: Import, value: float
+) -> None:
+    shutil.rmtree(here / "record")
+    (here / "truth" / "uses.jsonl").unlink()
+    network = Run(source / "run").plan.initial()
+    tensors = {name: np.full(tuple(t.shape), value, np.float32) for name, t in network.items()}
+    with Recorder(here / "record", ["server", "client/0", "client/1"], truth=here / "more") as recorder:
+        recorder.round(0)
+        sent = recorder.send("server", ["client/0", "client/1"], "model_parameters", tensors)
+        recorder.send("client/0", "server", "model_update", tensors, ["data", sent.seq], [0, 1])
+    shutil.move(here / "more" / "uses.jsonl", here / "truth" / "uses.jsonl")
+    run = imported(**OWN)
+    assert any("does not follow" in note for note in run.result["run"]["recording"]["notes"])
+    assert api.attack("inverting-gradients", run, iterations=5, restarts=1).status != "run"
+
+
 def test_fewer_rounds_than_planned_are_noted(imported: Import) -> None:
     card = {**OWN, "training": {**OWN["training"], "rounds": 9}}  # type: ignore[dict-item]
     notes = imported(**card).result["run"]["recording"]["notes"]
@@ -451,6 +469,14 @@ def test_uses_that_cannot_be_true_are_found(
 ) -> None:
     (here / "truth" / "uses.jsonl").write_bytes(canonical(line) + b"\n")
     assert said in refused(here, IntegrityError, imported)
+
+
+def test_many_contradictions_are_told_in_short(here: Path, imported: Import) -> None:
+    lines = [canonical({"seq": n, "records": [0]}) + b"\n" for n in range(1000, 3000)]
+    (here / "truth" / "uses.jsonl").write_bytes(b"".join(lines))
+    said = refused(here, IntegrityError, imported)
+    assert "and 1980 more" in said
+    assert len(said) < 3000
 
 
 @pytest.mark.parametrize(
