@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
+import fdaudit
 from fdaudit.integrations.flower import join_uses
 from fdaudit.recording.record import Checked, check_record
 from fdaudit.storage.files import decode
@@ -129,3 +130,14 @@ def test_a_killed_server_leaves_its_closed_rounds(deployed: Deployment) -> None:
     assert len(uploads) == 2 * said["rounds"]
     for m in uploads:
         assert json.dumps(digests(record, m), sort_keys=True) in sent
+
+    card = {
+        "name": "killed",
+        "asserted_by": "the tests",
+        "classes": 10,
+        "input_shape": [1, 8, 8],
+        "protocol": {"name": "x"},
+    }
+    about = fdaudit.import_record(record, deployed.folder / "imported", card=card).result["run"]["recording"]
+    assert (about["closed"], about["rounds"]) == (False, said["rounds"])
+    assert any("was not closed" in note for note in about["notes"])

@@ -59,8 +59,9 @@ def left_out(folder: Path, client: str) -> set[int]:
 def test_digits_of_one_step_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, cell = audited("one-step", "inverting-gradients", tmp_path / "out", monkeypatch)
     assert cell["status"] == "run"
-    [psnr] = [f["value"] for f in cell["figures"] if f["name"] == "psnr"]
-    assert psnr >= 30
+    figures = {f["name"]: f["value"] for f in cell["figures"]}
+    assert figures["psnr"] >= 30
+    assert figures["labels_right"] == 1
     messages = list(read_messages(folder / "record" / "transcript"))
     uploads = [m for m in messages if m.sender != "server" and m.kind == "model_parameters"]
     assert len(uploads) == 6
