@@ -71,13 +71,13 @@ def test_the_commands_do_what_the_page_says(shell: Shell, monkeypatch: pytest.Mo
 
 
 def test_the_tables_name_the_files_and_the_fields(shell: Shell) -> None:
-    shell.told("design", "digits", "--sites", 2, "--out", "DESIGN")
+    shell.told("design", "digits", "--sites", 2, "--public", 0.1, "--out", "DESIGN")
     folder = shell.home / "DESIGN"
     listed = table(_PAGE, "## The parts of a design")
     found = {
         p.relative_to(folder).as_posix().replace("client-0", "client-K") for p in folder.glob("sites/*-0.*")
     }
-    assert set(listed) == found | {"design.json", "truth/"}
+    assert set(listed) == found | {"design.json", "truth/"} | {p.name for p in folder.glob("*.npz")}
     text = page(_PAGE)
     value = json.loads((folder / "truth" / "records.json").read_bytes())
     named = [f"`{name}`" for name in (*value, *value["clients"]["client/0"], *value["design"])]
