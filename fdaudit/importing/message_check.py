@@ -1,4 +1,4 @@
-"""Checks of a record's messages against their kinds: the tensors of each kind, and sizes that are said to be fixed."""
+"""Checks of a record's messages against their kinds: the tensors of each kind, and fixed sizes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def refuse_other_tensors(classes: int, messages: Sequence[Message]) -> None:
 
 
 def refuse_varied_sizes(card: Card, fixed: Collection[tuple[str, str]], messages: Sequence[Message]) -> None:
-    """Refuse a size that is said to be fixed, if one sender's messages of that kind have several sizes.
+    """Refuse a fixed size if one sender's messages of that kind have several sizes.
 
     An encrypted transport hides a message from an eavesdropper only if its size tells nothing.
 

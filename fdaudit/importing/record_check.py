@@ -248,6 +248,11 @@ def asserted(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
         if card.inputs_attested_by
         else "Inputs that messages declare are ignored: each message counts as computed from all that its sender held."
     )
+    if card.transport == "encrypted":
+        found.append(
+            f"{who} asserts that the transport is encrypted. An eavesdropper's ε rests on that, and on sizes that tell"
+            " nothing."
+        )
     if plan.brought is not None and plan.brought.design is not None:
         named = f"{plan.brought.design.commitment[:12]}…"
         found.append(

@@ -98,8 +98,8 @@ def import_record(
     Args:
         record: the directory that a recorder wrote.
         out: the run directory; must not exist yet.
-    about, files = read_record(source), _Truth.of([local_path(t, "truth") for t in truth])
-    stated = _card_of(source, card)
+        card: the system's card, or its YAML file; default: `card.yaml` in the record.
+        truth: directories with what the recorder wrote beside the record, and with the records that you bring.
         audit: settings of the audit, by their names in a spec, or a YAML file of them.
         seed_from: a run directory whose seed and secret are used again.
 

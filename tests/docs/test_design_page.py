@@ -77,7 +77,7 @@ def test_the_tables_name_the_files_and_the_fields(shell: Shell) -> None:
     found = {
         p.relative_to(folder).as_posix().replace("client-0", "client-K") for p in folder.glob("sites/*-0.*")
     }
-    assert set(listed) == found | {"design.json", "public.npz", "truth/"}
+    assert set(listed) == found | {"design.json", "truth/"} | {p.name for p in folder.glob("*.npz")}
     text = page(_PAGE)
     value = json.loads((folder / "truth" / "records.json").read_bytes())
     named = [f"`{name}`" for name in (*value, *value["clients"]["client/0"], *value["design"])]
