@@ -23,7 +23,8 @@ from fdaudit.importing.record_check import asserted, contradictions, oddities, r
 from fdaudit.importing.truth_check import doubts
 from fdaudit.limits import DATA_BYTES, JSON_BYTES, read_file
 from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, read_records
-from fdaudit.planning.recorded import BROUGHT, LADDER, RecordedPlan, by_party, recorded_plan, recorded_spec
+from fdaudit.planning.ladder import LADDER
+from fdaudit.planning.recorded import BROUGHT, RecordedPlan, by_party, recorded_plan, recorded_spec
 from fdaudit.planning.recorded import USES as KEPT_USES
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.recording.record import Record, check_record, closed_part, read_record

@@ -12,26 +12,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fdaudit import protocols
 from fdaudit.adversary.view import members_of
 from fdaudit.config import validate
 from fdaudit.data import ClientSplit, Dataset, Splits, class_table
-from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.errors import SpecError
 from fdaudit.events import Event, event_from_json
 from fdaudit.federation.defenses import attach
 from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, Round, Setting, applies
+from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, applies
 from fdaudit.planning.attacks import plan_attacks
 from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, read_records
+from fdaudit.planning.card_protocol import Recorded, known_protocol, protocol_of
+from fdaudit.planning.ladder import ASSUMED, lacking_parts, needed_by
 from fdaudit.planning.plan import Plan, execution_of, networks_named
 from fdaudit.recording.truth import SITES, read_sites
-from fdaudit.spec.card import Card, Facts, MessageFacts, load_card
-from fdaudit.spec.schema import AuxiliarySpec, DatasetSpec, ModelSpec, ProtocolSpec, Spec
+from fdaudit.spec.card import Card, load_card
+from fdaudit.spec.schema import AuxiliarySpec, DatasetSpec, ModelSpec, Spec
 from fdaudit.storage.cache import digest_of
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.log import read_log
@@ -41,13 +41,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.training.trainer import Parameters
     from fdaudit.transcript.wire import Defense
 
 __all__ = [
-    "BRING",
     "BROUGHT",
-    "LADDER",
     "USES",
     "RecordedPlan",
     "by_party",
@@ -56,85 +53,9 @@ __all__ = [
     "recording_in",
 ]
 
-BRING: Mapping[str, str] = MappingProxyType(
-    {
-        "architecture": "the network: name it under `model` in the card",
-        "records": "the clients' records: `records.npz` and `records.json` in the truth",
-        "images": "the records' images: `x` in `records.npz`",
-        "uses": "the records behind each message: `uses.jsonl`, which the recorder writes to the truth",
-        "candidates": "candidates of each client, with coins tossed before training: see `fdaudit design`",
-        "auxiliary": "auxiliary records: rows under `auxiliary` in `records.json`",
-        "public": "the public samples, in the order of the messages' index: rows under `public` in `records.json`",
-        "test": "test records: rows under `test` in `records.json`",
-        "stand-in": "a protocol for rehearsals: name it under `stand_in` in the card",
-        "initial": "the seed of the first weights, if it is public: `initial_seed` in the card",
-    }
-)
-"""What an audit of a recording may lack, and where it is brought."""
-
-LADDER: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    (
-        "a record and its card",
-        (),
-        "who sees what, bytes on the wire, the ledger; class counts that clients send",
-    ),
-    (
-        "the clients' records",
-        ("records",),
-        "scores of guessed class shares",
-    ),
-    (
-        "the network, facts of training, images and the records behind messages",
-        ("architecture", "images", "uses"),
-        "gradient inversion",
-    ),
-    (
-        "candidates, with the released model on record",
-        ("architecture", "images", "candidates"),
-        "membership by the gap, by losses and by noise",
-    ),
-    (
-        "auxiliary records",
-        ("architecture", "auxiliary"),
-        "LiRA, RMIA, coin regression, class shares from updates, and the controls of every attack",
-    ),
-    (
-        "test records",
-        ("architecture", "auxiliary", "test"),
-        "model inversion and copies of the model",
-    ),
-    (
-        "public samples",
-        ("public",),
-        "attacks on answers: co-op and distillation LiRA, paired logits",
-    ),
-    (
-        "a protocol that stands in",
-        ("stand-in",),
-        "rehearsals: class shares from answers, and the power of membership attacks",
-    ),
-)
-"""What an auditor may bring, the parts that it takes, and what it makes possible."""
-
-_ASSUMED: Mapping[str, str] = MappingProxyType(
-    {
-        "architecture": "architecture",
-        "training core": "architecture",
-        "auxiliary": "auxiliary",
-        "encode": "auxiliary",
-        "encoder": "auxiliary",
-        "public": "public",
-        "public samples": "public",
-        "rehearse": "stand-in",
-        "initial": "initial",
-    }
-)
-"""By assumption of an attack's card, the part that it comes from."""
-
 BROUGHT, USES = "brought", "truth/uses"
 """Where a vault keeps the records that were brought, and the records behind messages."""
 
-_UPLOADS = ("gradient", "model_update", "model_parameters")
 _PLACEHOLDER = ModelSpec(name="mlp", params={"widths": []})
 """Stands where no network was named; no attack gets it."""
 
@@ -153,47 +74,6 @@ class _Labels(Dataset):
     def input_shape(self) -> tuple[int, int, int]:
         """Return (channels, height, width) of one image."""
         return self.shape
-
-
-class _RecordedConfig(ProtocolConfig, Facts):
-    """The public settings of a system that fdaudit does not know."""
-
-    rounds: int = 1
-    """Number of rounds on record."""
-    upload: str | None = None
-    """The kind in which clients send models or updates."""
-
-
-class _Recorded:
-    """A system that another program ran; it cannot be run here."""
-
-    name: ClassVar[str]
-    source: ClassVar[str] = "a recording"
-    roles: ClassVar[tuple[str, ...]]
-    roles_when: ClassVar[dict[str, dict[str, Any]]] = {}
-    messages: ClassVar[tuple[dict[str, Any], ...]]
-    trust: ClassVar[tuple[str, ...]]
-    oracles: ClassVar[tuple[dict[str, Any], ...]]
-    deviations: ClassVar[tuple[str, ...]] = ()
-    withholdable: ClassVar[tuple[str, ...]] = ()
-    privacy: ClassVar[dict[str, Any]] = {}
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = False
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
-    trains: ClassVar[dict[str, str]] = {}
-    Config: ClassVar[type[ProtocolConfig]] = _RecordedConfig
-
-    state: dict[str, Tensor]
-
-    def __init__(self, config: Any, setting: Setting) -> None:
-        raise ProtocolError(f"{self.name} is on record only: fdaudit cannot run it.")
-
-    def rounds(self, start: int) -> Iterator[Round]:
-        raise NotImplementedError
-
-    def released(self) -> Parameters | None:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -232,7 +112,7 @@ class RecordedPlan(Plan):
     def settings(self) -> dict[str, Any]:
         """Return the public settings of the system, as views show them."""
         values = self.protocol_config.model_dump(mode="json")
-        if issubclass(self.protocol, _Recorded):
+        if issubclass(self.protocol, Recorded):
             values = {name: value for name, value in values.items() if value is not None}
         described = [
             {"kind": kind, "sender": sender, "described": dict(said)}
@@ -244,11 +124,11 @@ class RecordedPlan(Plan):
     @cached_property
     def stand_in(self) -> tuple[type[FederatedProtocol], ProtocolConfig] | None:
         """Return the protocol that rehearsals run, with its settings; None if the card names none."""
-        if not issubclass(self.protocol, _Recorded):
+        if not issubclass(self.protocol, Recorded):
             return self.protocol, self.protocol_config
         if self.card.stand_in is None:
             return None
-        return _known(self.card.stand_in, "card.stand_in")
+        return known_protocol(self.card.stand_in, "card.stand_in")
 
     @property
     def initial_seed(self) -> int | None:
@@ -269,11 +149,11 @@ class RecordedPlan(Plan):
 
     def lacking(self, attack: AttackPlan) -> str:
         """Return what an attack needs and was not brought, as a sentence; empty if nothing."""
-        return self._bring(name for name in _needs(attack.card) if name in self.lacks)
+        return self._bring(name for name in needed_by(attack.card) if name in self.lacks)
 
     def advice(self, attack: AttackPlan) -> str:
         """Return what an attack assumes and was not brought, as a sentence; empty if nothing."""
-        assumed = dict.fromkeys(_ASSUMED[a] for a in attack.card["assumes"] if a in _ASSUMED)
+        assumed = dict.fromkeys(ASSUMED[a] for a in attack.card["assumes"] if a in ASSUMED)
         return self._bring(name for name in assumed if name in self.lacks)
 
     def _bring(self, names: Iterator[str]) -> str:
@@ -305,19 +185,6 @@ def _described_as(kind: str, acting: Sequence[Defense]) -> Iterator[tuple[str, M
         arrives = getattr(defense, "makes", arrives)
     for defense in acting:
         yield arrives, defense.describe()
-
-
-def _needs(card: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the parts without which an attack cannot be made or scored."""
-    goal, by_class = card["goal"], card.get("control", {}).get("on") == "classes"
-    if card.get("oracle") is not None or {"architecture", "training core"} & set(card["assumes"]):
-        yield "architecture"
-    yield from {
-        "membership": ("candidates", "images"),
-        "model-extraction": ("auxiliary", "test"),
-        "label-distribution": ("records",),
-        "reconstruction": ("records", "images", "test" if by_class else "uses"),
-    }[goal]
 
 
 def recorded_spec(card: Card, parties: Sequence[str], audit: Mapping[str, Any]) -> Spec:
@@ -405,10 +272,12 @@ def recorded_plan(
         SpecError: the card does not fit itself, the record or the records.
     """
     ordered = _ordered(parties)
-    protocol, config = _protocol(card, ordered, messages)
+    protocol, config = protocol_of(card, ordered, messages)
     clients = tuple(p for p in ordered if role(p) == "client")
     dataset, splits = _records(card, clients, brought)
-    lacks = _lacks(card, protocol, brought, uses)
+    lacks = lacking_parts(
+        card, brought, uses=uses, stands_in=card.stand_in is not None or not issubclass(protocol, Recorded)
+    )
     if "auxiliary" in lacks:
         spec = spec.model_copy(update={"auxiliary": AuxiliarySpec(inversion="none", others="none")})
     for number, claim in enumerate(card.claims):
@@ -518,88 +387,6 @@ def _refuse_stranger(field: str, name: str, parties: Sequence[str]) -> None:
         raise SpecError(field, name, error.problem, error.remedy) from None
 
 
-def _known(entry: ProtocolSpec, field: str) -> tuple[type[FederatedProtocol], ProtocolConfig]:
-    cls = protocols.REGISTRY.load(entry.name, f"{field}.name")
-    return cls, validate(cls.Config, entry.params, f"{field}.params")
-
-
-def _protocol(
-    card: Card, parties: Sequence[str], messages: Sequence[Message]
-) -> tuple[type[FederatedProtocol], ProtocolConfig]:
-    """Return the protocol that the card names, or a class that describes the record of an unknown one."""
-    stated = card.training.model_dump(exclude_none=True)
-    if card.protocol.name in protocols.REGISTRY.names():
-        for field, value in (("training", stated), ("stand_in", card.stand_in)):
-            if value:
-                problem = f"is given for {card.protocol.name}, which fdaudit knows"
-                raise SpecError(f"card.{field}", value, problem, "State its settings under protocol.params.")
-        cls, config = _known(card.protocol, "card.protocol")
-        _refuse_undeclared(cls, config, messages)
-        return cls, config
-    if card.stand_in is not None:
-        _known(card.stand_in, "card.stand_in")
-    if card.protocol.params:
-        problem = f"is given for {card.protocol.name!r}, which fdaudit does not know"
-        raise SpecError(
-            "card.protocol.params", dict(card.protocol.params), problem, "State them under training."
-        )
-    kinds = [m.kind for m in messages if role(m.sender) == "client"]
-    rounds = len({m.round for m in messages})
-    values = {**stated, "rounds": max(1, rounds), "upload": next((k for k in _UPLOADS if k in kinds), None)}
-    return _described(card, parties, messages), validate(_RecordedConfig, values, "card.training")
-
-
-def _refuse_undeclared(
-    cls: type[FederatedProtocol], config: ProtocolConfig, messages: Sequence[Message]
-) -> None:
-    """Refuse a record with messages that the named protocol does not send."""
-    sent = {(m["kind"], m["from"]) for m in cls.messages if applies(m.get("when", {}), config)}
-    for message in messages:
-        key = (message.kind, role(message.sender))
-        if key not in sent and message.kind not in ("silence", "release"):
-            problem = (
-                f"sends no {key[0]} from a {key[1]} with these settings, and message {message.seq} is one"
-            )
-            remedy = (
-                "Correct the settings, or give the system a name of its own and its facts under training."
-            )
-            raise SpecError("card.protocol.name", cls.name, problem, remedy)
-
-
-def _described(card: Card, parties: Sequence[str], messages: Sequence[Message]) -> type[FederatedProtocol]:
-    """Return a class that describes the record of a system that fdaudit does not know."""
-    facts: dict[tuple[str, str], MessageFacts] = {(m.kind, m.sender): m for m in card.messages}
-    to: dict[tuple[str, str], set[str]] = {}
-    for message in messages:
-        to.setdefault((message.kind, role(message.sender)), set()).update(map(role, message.receivers))
-    for kind, sender in facts.keys() - to.keys():
-        problem = f"describes {kind} from a {sender}, of which the record has none"
-        raise SpecError("card.messages", kind, problem, "Correct it, or remove it.")
-    declared = []
-    for (kind, sender), receivers in to.items():
-        said = facts.get((kind, sender))
-        entry = {
-            "kind": kind,
-            "from": sender,
-            "to": ", ".join(sorted(receivers)),
-            "what": said.what if said else "",
-        }
-        if said is not None and said.fixed_size:
-            entry["index"] = "public"
-        declared.append(entry)
-    published = any(m.kind == "model_parameters" and "world" in m.receivers for m in messages)
-    oracle = {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")}
-    attributes = {
-        "__doc__": f"{card.name}: a system that fdaudit did not run.",
-        "name": card.protocol.name,
-        "roles": tuple(dict.fromkeys(role(p) for p in parties if p != "world")),
-        "messages": tuple(declared),
-        "trust": card.trust,
-        "oracles": (oracle,) if published else (),
-    }
-    return type("Recorded", (_Recorded,), attributes)
-
-
 def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None) -> tuple[Dataset, Splits]:
     """Return the brought records as a dataset with its splits; both empty if there are none."""
     none = torch.zeros(0, dtype=torch.int64)
@@ -645,26 +432,6 @@ def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None)
     return dataset, Splits(
         clients=tuple(made), class_table=class_table(y, [c.train for c in made], card.classes), **rows
     )
-
-
-def _lacks(
-    card: Card, protocol: type[FederatedProtocol], brought: BroughtRecords | None, uses: bool
-) -> Mapping[str, str]:
-    """Return what was not brought, each with where to bring it."""
-    held = brought if brought is not None and brought.x is not None else None
-    there = {
-        "architecture": card.model is not None,
-        "records": brought is not None and any(len(c.records) for c in brought.clients.values()),
-        "images": held is not None,
-        "uses": uses,
-        "candidates": brought is not None and any(len(c.members) for c in brought.clients.values()),
-        "auxiliary": held is not None and len(held.auxiliary) > 1,
-        "public": held is not None and len(held.public) > 0,
-        "test": held is not None and len(held.test) > 0,
-        "stand-in": card.stand_in is not None or not issubclass(protocol, _Recorded),
-        "initial": card.initial_seed is not None,
-    }
-    return MappingProxyType({name: BRING[name] for name, has in there.items() if not has})
 
 
 def _networks(card: Card, spec: Spec) -> Networks:

@@ -1,0 +1,153 @@
+"""The protocol of a recorded system: one that fdaudit knows, or a description of what is on record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fdaudit import protocols
+from fdaudit.config import validate
+from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, Round, Setting, applies
+from fdaudit.spec.card import Card, Facts, MessageFacts
+from fdaudit.spec.schema import ProtocolSpec
+from fdaudit.transcript.messages import Message, role
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.training.trainer import Parameters
+
+__all__ = ["Recorded", "RecordedConfig", "known_protocol", "protocol_of"]
+
+_UPLOADS = ("gradient", "model_update", "model_parameters")
+
+
+class RecordedConfig(ProtocolConfig, Facts):
+    """The public settings of a system that fdaudit does not know."""
+
+    rounds: int = 1
+    """Number of rounds on record."""
+    upload: str | None = None
+    """The kind in which clients send models or updates."""
+
+
+class Recorded:
+    """A system that another program ran; it cannot be run here."""
+
+    name: ClassVar[str]
+    source: ClassVar[str] = "a recording"
+    roles: ClassVar[tuple[str, ...]]
+    roles_when: ClassVar[dict[str, dict[str, Any]]] = {}
+    messages: ClassVar[tuple[dict[str, Any], ...]]
+    trust: ClassVar[tuple[str, ...]]
+    oracles: ClassVar[tuple[dict[str, Any], ...]]
+    deviations: ClassVar[tuple[str, ...]] = ()
+    withholdable: ClassVar[tuple[str, ...]] = ()
+    privacy: ClassVar[dict[str, Any]] = {}
+    pools_data: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    trains: ClassVar[dict[str, str]] = {}
+    Config: ClassVar[type[ProtocolConfig]] = RecordedConfig
+
+    state: dict[str, Tensor]
+
+    def __init__(self, config: Any, setting: Setting) -> None:
+        raise ProtocolError(f"{self.name} is on record only: fdaudit cannot run it.")
+
+    def rounds(self, start: int) -> Iterator[Round]:
+        """Refuse to run."""
+        raise NotImplementedError
+
+    def released(self) -> Parameters | None:
+        """Refuse to answer."""
+        raise NotImplementedError
+
+
+def known_protocol(entry: ProtocolSpec, field: str) -> tuple[type[FederatedProtocol], ProtocolConfig]:
+    """Return a protocol of fdaudit with its settings.
+
+    Raises:
+        SpecError: it is not known, or a setting is wrong.
+    """
+    cls = protocols.REGISTRY.load(entry.name, f"{field}.name")
+    return cls, validate(cls.Config, entry.params, f"{field}.params")
+
+
+def protocol_of(
+    card: Card, parties: Sequence[str], messages: Sequence[Message]
+) -> tuple[type[FederatedProtocol], ProtocolConfig]:
+    """Return the protocol that the card names, or a class that describes the record of an unknown one."""
+    stated = card.training.model_dump(exclude_none=True)
+    if card.protocol.name in protocols.REGISTRY.names():
+        for field, value in (("training", stated), ("stand_in", card.stand_in)):
+            if value:
+                problem = f"is given for {card.protocol.name}, which fdaudit knows"
+                raise SpecError(f"card.{field}", value, problem, "State its settings under protocol.params.")
+        cls, config = known_protocol(card.protocol, "card.protocol")
+        _refuse_undeclared(cls, config, messages)
+        return cls, config
+    if card.stand_in is not None:
+        known_protocol(card.stand_in, "card.stand_in")
+    if card.protocol.params:
+        problem = f"is given for {card.protocol.name!r}, which fdaudit does not know"
+        raise SpecError(
+            "card.protocol.params", dict(card.protocol.params), problem, "State them under training."
+        )
+    kinds = [m.kind for m in messages if role(m.sender) == "client"]
+    rounds = len({m.round for m in messages})
+    values = {**stated, "rounds": max(1, rounds), "upload": next((k for k in _UPLOADS if k in kinds), None)}
+    return _described(card, parties, messages), validate(RecordedConfig, values, "card.training")
+
+
+def _refuse_undeclared(
+    cls: type[FederatedProtocol], config: ProtocolConfig, messages: Sequence[Message]
+) -> None:
+    """Refuse a record with messages that the named protocol does not send."""
+    sent = {(m["kind"], m["from"]) for m in cls.messages if applies(m.get("when", {}), config)}
+    for message in messages:
+        key = (message.kind, role(message.sender))
+        if key not in sent and message.kind not in ("silence", "release"):
+            problem = (
+                f"sends no {key[0]} from a {key[1]} with these settings, and message {message.seq} is one"
+            )
+            remedy = (
+                "Correct the settings, or give the system a name of its own and its facts under training."
+            )
+            raise SpecError("card.protocol.name", cls.name, problem, remedy)
+
+
+def _described(card: Card, parties: Sequence[str], messages: Sequence[Message]) -> type[FederatedProtocol]:
+    """Return a class that describes the record of a system that fdaudit does not know."""
+    facts: dict[tuple[str, str], MessageFacts] = {(m.kind, m.sender): m for m in card.messages}
+    to: dict[tuple[str, str], set[str]] = {}
+    for message in messages:
+        to.setdefault((message.kind, role(message.sender)), set()).update(map(role, message.receivers))
+    for kind, sender in facts.keys() - to.keys():
+        problem = f"describes {kind} from a {sender}, of which the record has none"
+        raise SpecError("card.messages", kind, problem, "Correct it, or remove it.")
+    declared = []
+    for (kind, sender), receivers in to.items():
+        said = facts.get((kind, sender))
+        entry = {
+            "kind": kind,
+            "from": sender,
+            "to": ", ".join(sorted(receivers)),
+            "what": said.what if said else "",
+        }
+        if said is not None and said.fixed_size:
+            entry["index"] = "public"
+        declared.append(entry)
+    published = any(m.kind == "model_parameters" and "world" in m.receivers for m in messages)
+    oracle = {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")}
+    attributes = {
+        "__doc__": f"{card.name}: a system that fdaudit did not run.",
+        "name": card.protocol.name,
+        "roles": tuple(dict.fromkeys(role(p) for p in parties if p != "world")),
+        "messages": tuple(declared),
+        "trust": card.trust,
+        "oracles": (oracle,) if published else (),
+    }
+    return type("Recorded", (Recorded,), attributes)
