@@ -118,6 +118,8 @@ def _refuse_other_network(network: Parameters, name: str, message: Message) -> N
         else:
             continue
         remedy = "Name the network that the system trains, with its parameters."
+        if due is None and not info.dtype.startswith(("F", "BF")):
+            remedy = "Record floating-point tensors only: leave out counters such as num_batches_tracked."
         raise SpecError("card.model", name, problem, remedy)
 
 

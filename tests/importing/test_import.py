@@ -374,6 +374,14 @@ def test_a_federation_that_diverged_is_imported(
     assert api.attack("inverting-gradients", run, iterations=5, restarts=1).status != "run"
 
 
+def test_a_counter_of_a_network_is_refused_with_a_remedy(here: Path, imported: Import) -> None:
+    shutil.rmtree(here / "record")
+    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
+        recorder.round(0)
+        recorder.send("server", "client/0", "model_parameters", {"bn.num_batches_tracked": np.int64(3)})
+    assert "leave out counters" in refused(here, SpecError, lambda: imported(truth=False, **OWN))
+
+
 def test_fewer_rounds_than_planned_are_noted(imported: Import) -> None:
     card = {**OWN, "training": {**OWN["training"], "rounds": 9}}  # type: ignore[dict-item]
     notes = imported(**card).result["run"]["recording"]["notes"]
