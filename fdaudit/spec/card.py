@@ -172,11 +172,7 @@ class Card(Config):
     claims: tuple[Claim, ...] = ()
     """ε that the system claims for itself."""
     design: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
-<<<<<<< HEAD
-    """The commitment of the coins that `design` tossed before training."""
-=======
     """The commitment of the coins that the command `design` tossed before training."""
->>>>>>> rev
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
