@@ -26,7 +26,7 @@ from fdaudit.errors import IntegrityError, SpecError, nearest
 from fdaudit.limits import JSON_BYTES, LINE_BYTES, TENSOR_BYTES, open_file
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import decode, encode, write_atomically
-from fdaudit.transcript.encoding import readable
+from fdaudit.transcript.encoding import weights_of
 from fdaudit.transcript.log import read_log
 from fdaudit.transcript.messages import GENESIS, Message, role
 from fdaudit.transcript.payloads import PAYLOADS, payload_name, placed, read_payload
@@ -123,7 +123,7 @@ class View:
         # The same message may have another place in the file of another view, or of the transcript.
         found = bisect_left(self.messages, message.seq, key=lambda m: m.seq)
         own = next((m for m in self.messages[found : found + 1] if m == message), message)
-        return readable(decode(read_payload(self.directory, own)))
+        return weights_of(decode(read_payload(self.directory, own)))
 
     def defenses_of(self, message: Message) -> tuple[Mapping[str, Any], ...]:
         """Return the defences on a message: those on record or, of a recorded system, those that its card states."""

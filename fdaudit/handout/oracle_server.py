@@ -20,7 +20,7 @@ from fdaudit.federation.rehearsal import set_up
 from fdaudit.handout.oracle_access import accesses, answered_by, defended_answers, finished, published
 from fdaudit.rng import SecretStream
 from fdaudit.storage.files import decode
-from fdaudit.transcript.encoding import readable
+from fdaudit.transcript.encoding import weights_of
 from fdaudit.transcript.log import read_log
 from fdaudit.transcript.payloads import read_payload
 
@@ -126,7 +126,7 @@ class Answering:
         transcript = self._run / "transcript"
         message = published(read_log(transcript).messages)
         if message is not None:
-            return None if message.payload is None else readable(decode(read_payload(transcript, message)))
+            return None if message.payload is None else weights_of(decode(read_payload(transcript, message)))
         checkpoint = self._vault.load_round()
         if checkpoint is None or not finished(self._plan, self._vault):
             return None

@@ -15,7 +15,7 @@ from fdaudit.importing.truth_check import refuted_rates
 from fdaudit.planning.message_sizes import fixed_sizes
 from fdaudit.spec.card import MessageFacts
 from fdaudit.storage.files import decode
-from fdaudit.transcript.encoding import readable
+from fdaudit.transcript.encoding import is_counter, readable
 from fdaudit.transcript.messages import ALL, DATA, Message, role
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.types import KINDS
@@ -108,6 +108,8 @@ def _refuse_other_images(shape: tuple[int, int, int], message: Message) -> None:
 
 def _refuse_other_network(network: Parameters, name: str, message: Message) -> None:
     for tensor, info in message.tensors.items():
+        if is_counter(tensor):
+            continue
         due = network.get(tensor)
         if due is None:
             known = ", ".join(list(network)[:3])
@@ -118,8 +120,6 @@ def _refuse_other_network(network: Parameters, name: str, message: Message) -> N
         else:
             continue
         remedy = "Name the network that the system trains, with its parameters."
-        if due is None and not info.dtype.startswith(("F", "BF")):
-            remedy = "Record floating-point tensors only: leave out counters such as num_batches_tracked."
         raise SpecError("card.model", name, problem, remedy)
 
 

@@ -15,7 +15,7 @@ import torch
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.storage.files import decode
 from fdaudit.training.trainer import Fit, Job
-from fdaudit.transcript.encoding import readable
+from fdaudit.transcript.encoding import weights_of
 from fdaudit.transcript.messages import Message, role
 from fdaudit.transcript.payloads import read_payload
 
@@ -96,7 +96,7 @@ def _rate_shown(
     plan: RecordedPlan, transcript: Path, message: Message, start: Message, records: Sequence[int]
 ) -> float | None:
     """Return the learning rate that explains an update of one step; None if it is no multiple of the gradient."""
-    before, sent = (readable(decode(read_payload(transcript, m))) for m in (start, message))
+    before, sent = (weights_of(decode(read_payload(transcript, m))) for m in (start, message))
     rows = plan.numbered(message.sender)[torch.tensor(list(records), dtype=torch.int64)]
     network = plan.networks.initial([message.sender], 0)[message.sender]
     if before.keys() != network.keys():
@@ -124,7 +124,7 @@ def _learnt_nothing(plan: RecordedPlan, transcript: Path, messages: Sequence[Mes
     if lacking or plan.dataset.task != "single-label" or not len(rows):
         return
     sent = [m for m in messages if m.kind == "model_parameters" and role(m.sender) != "client" and m.payload]
-    parameters = readable(decode(read_payload(transcript, sent[-1]))) if sent else {}
+    parameters = weights_of(decode(read_payload(transcript, sent[-1]))) if sent else {}
     if parameters.keys() != plan.initial().keys():
         return
     y = plan.dataset.y[rows]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["MOST_BITS", "Grid", "packed", "readable"]
+__all__ = ["MOST_BITS", "Grid", "is_counter", "packed", "readable", "weights_of"]
 
 MOST_BITS = 16
 """The most bits that a code may have."""
@@ -92,6 +92,16 @@ def readable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif part == "codes":
             found[base] = _unpacked(base, tensors)
     return dict(sorted(found.items()))
+
+
+def is_counter(name: str) -> bool:
+    """Return whether a tensor is BatchNorm's counter of batches, on which no prediction depends."""
+    return name.rpartition(".")[2] == "num_batches_tracked"
+
+
+def weights_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the readable tensors of a message without counters, which recorded systems send and fdaudit's do not."""
+    return {name: tensor for name, tensor in readable(tensors).items() if not is_counter(name)}
 
 
 def _unpacked(name: str, tensors: Mapping[str, Tensor]) -> Tensor:

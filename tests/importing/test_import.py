@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import fdaudit
@@ -18,7 +19,9 @@ from fdaudit import api
 from fdaudit.audit.run import Run
 from fdaudit.errors import DataError, IntegrityError, RunError, SpecError, UsageError
 from fdaudit.importing.records import check
+from fdaudit.models import architecture
 from fdaudit.recording.recorder import Recorder
+from fdaudit.spec.schema import ModelSpec
 from fdaudit.storage.digests import canonical
 from fdaudit.transcript.manifest import read_manifest, verify
 from fdaudit.transcript.messages import SUM
@@ -374,12 +377,23 @@ def test_a_federation_that_diverged_is_imported(
     assert api.attack("inverting-gradients", run, iterations=5, restarts=1).status != "run"
 
 
-def test_a_counter_of_a_network_is_refused_with_a_remedy(here: Path, imported: Import) -> None:
+def test_counters_of_batches_are_left_aside(here: Path, source: Path, imported: Import) -> None:
+    """A model with BatchNorm as `state_dict` gives it: its counters are on record, and no attack needs them."""
+    model = {"name": "resnet8", "params": {"norm": "batch"}}
+    network = architecture(ModelSpec(**model), (1, 8, 8), 10).build(torch.Generator().manual_seed(0))
+    state = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+    counters = [name for name in state if name.endswith("num_batches_tracked")]
+    state |= {"extractor.1.num_batches_tracked": np.int64(3)} if not counters else {}
     shutil.rmtree(here / "record")
-    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
+    with Recorder(here / "record", ["server", "client/0", "client/1", "world"]) as recorder:
         recorder.round(0)
-        recorder.send("server", "client/0", "model_parameters", {"bn.num_batches_tracked": np.int64(3)})
-    assert "leave out counters" in refused(here, SpecError, lambda: imported(truth=False, **OWN))
+        recorder.send("server", ["client/0", "client/1", "world"], "model_parameters", state)
+    (here / "truth" / "uses.jsonl").unlink()
+    run = imported(**{**OWN, "model": model, "initial_seed": None})
+    for name in ("gap", "loss-threshold"):
+        cell = api.attack(name, run, "world")
+        assert cell.status in ("run", "inconclusive"), cell.reason
+        assert cell.figures
 
 
 def test_fewer_rounds_than_planned_are_noted(imported: Import) -> None:
