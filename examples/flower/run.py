@@ -22,7 +22,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from fdaudit.integrations.flower import join_uses
@@ -42,7 +41,6 @@ def main(variant: str, out: str) -> None:
     folder = Path(out).resolve()
     folder.mkdir()
     fdaudit(app, "design", "digits", f"--sites={SITES}", "--public=0.1", f"--out={folder / 'design'}")
-    hand_out_public(folder / "design")
     federate(app, settings, folder)
     join_uses(folder / "truth", {str(k): folder / f"site-{k}" for k in range(SITES)})
     (folder / "card.yaml").write_text(card(app, settings))
@@ -62,13 +60,6 @@ def fdaudit(app: str, *arguments: str, expected: tuple[int, ...] = (0,)) -> int:
     if code not in expected:
         sys.exit(code)
     return code
-
-
-def hand_out_public(design: Path) -> None:
-    """Write the public digits to a file of their own, which every party may read."""
-    rows = json.loads((design / "truth" / "records.json").read_bytes())["public"]
-    with np.load(design / "truth" / "records.npz") as held:
-        np.savez(design / "public.npz", x=held["x"][rows], y=held["y"][rows])
 
 
 def card(app: str, settings: dict[str, Any]) -> str:

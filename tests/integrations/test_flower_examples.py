@@ -23,25 +23,37 @@ pytestmark = pytest.mark.thorough
 Audited = tuple[Path, dict[str, Any]]
 
 
-def audited(variant: str, attack: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Audited:
-    """Run an example with one attack; return its folder and the attack's cell."""
+def audited(
+    variant: str,
+    attack: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    adversary: str = "server",
+    **settings: float,
+) -> Audited:
+    """Run an example with one attack, and settings of its own if any; return its folder and the attack's cell."""
     spec = importlib.util.spec_from_file_location("run_flower", ROOT / "examples" / "flower" / "run.py")
     assert spec is not None
     assert spec.loader is not None
     example: ModuleType = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     command = example.fdaudit
+    one = (attack, f"--adversary={adversary}")
 
     def brief(app: str, *arguments: str, **options: Any) -> Any:
-        return command(app, *(attack if a == "--all" else a for a in arguments), **options)
+        parts = (part for a in arguments for part in (one if a == "--all" else (a,)))
+        return command(app, *parts, **options)
 
     monkeypatch.setattr(example, "fdaudit", brief)
+    app, usual = example.VARIANTS[variant]
+    monkeypatch.setitem(example.VARIANTS, variant, (app, {**usual, **settings}))
     with pytest.raises(SystemExit, match=r"^0$"):
         example.main(variant, str(folder))
     assert check_record(folder / "record") == Checked((), ())
     assert (folder / "run" / "report" / "index.html").stat().st_size > 10_000
     result = json.loads((folder / "run" / "result.json").read_bytes())
-    [cell] = [c for c in result["cells"] if (c["adversary"], c["attack"]) == ("server", attack)]
+    [cell] = [c for c in result["cells"] if (c["adversary"], c["attack"]) == (adversary, attack)]
     return folder, cell
 
 
@@ -70,6 +82,27 @@ def test_digits_of_one_step_come_back(tmp_path: Path, monkeypatch: pytest.Monkey
         assert len(used[m.seq]) == 2
         assert not left_out(folder, m.sender) & set(used[m.seq])
     assert [m.receivers for m in messages if m.kind == "model_parameters"][-1] == ("world",)
+
+
+def chance(cell: dict[str, Any]) -> float:
+    """Return how often coins alone would give an AUC as high."""
+    [p] = [f["p"] for f in cell["figures"] if f["name"] == "auc"]
+    return float(p)
+
+
+def test_members_are_told_from_uploads_of_sites_that_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, cell = audited("fedavg", "update-projection", tmp_path / "out", monkeypatch)
+    assert chance(cell) <= 0.01
+
+
+def test_members_are_not_told_from_a_model_that_hardly_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    still = {"rounds": 1, "steps": 1, "lr": 1e-6}
+    _, cell = audited("fedavg", "loss-threshold", tmp_path / "out", monkeypatch, adversary="world", **still)
+    assert chance(cell) > 0.001  # the coins are fresh: this fails once in a thousand runs
 
 
 def test_answers_on_public_digits_are_recorded_and_attacked(

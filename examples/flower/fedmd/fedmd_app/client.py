@@ -17,10 +17,11 @@ from .model import Net
 app = ClientApp()
 
 
-def digits(path: Path) -> tuple[Tensor, Tensor]:
-    """Return the digits (n, 1, 8, 8) in a file, and their labels (n,)."""
+def digits(path: Path) -> dict[str, Tensor]:
+    """Return the digits x (n, 1, 8, 8) in a file and, if it has them, their labels y (n,)."""
     with np.load(path) as held:
-        return torch.from_numpy(held["x"])[:, None], torch.from_numpy(held["y"])
+        found = {name: torch.from_numpy(held[name]) for name in held.files}
+    return {**found, "x": found["x"][:, None]}
 
 
 def notes(context: Context) -> Path:  # +
@@ -33,8 +34,8 @@ def train(message: Message, context: Context) -> Message:
     """Digest the average, revisit the site's own digits, and return scores of the round's public digits."""
     settings, site, t = context.run_config, int(context.node_config["site"]), int(message.metadata.group_id)
     place = Path(str(settings["folder"])) / "design"
-    x, y = digits(place / "sites" / f"client-{site}.npz")
-    public, _ = digits(place / "public.npz")
+    own, public = digits(place / "sites" / f"client-{site}.npz"), digits(place / "public.npz")["x"]
+    x, y = own["x"], own["y"]
     told = json.loads((place / "sites" / f"client-{site}.json").read_bytes())
     numbers = np.setdiff1d(np.arange(told["records"]), told["leave_out"])
     rng = np.random.default_rng((site, t))

@@ -48,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
     """Exchange scores for some rounds."""
     folder, settings = Path(str(context.run_config["folder"])), context.run_config
     with np.load(folder / "design" / "public.npz") as held:
-        total = len(held["y"])
+        total = len(held["x"])
     clients = numbered(grid)
     with (  # +
         Recorder(folder / "record", parties(SITES)) as recorder,  # +
