@@ -41,6 +41,8 @@ def books_of(run: RunDirectory) -> Books:
 def _assumptions(plan: Case) -> tuple[str, ...]:
     """Return the assumptions that a run's settings add to those of every ledger."""
     found: tuple[str, ...] = plan.protocol_config.assumptions()
+    if plan.origin == "recording":
+        found = (*found, "Every message is on record: the operator of the recorded system asserts it.")
     preset = plan.spec.preset
     if preset is None or preset.name == "as-published" or preset.sample_rate is not None:
         return found

@@ -82,7 +82,7 @@ class RecordedPlan(Plan):
 
     Attributes:
         card: the system's card.
-        all_parties: every party of the record, `world` last.
+        all_parties: every party of the record; `world` is last, if the record names it.
         brought: records that the auditor holds.
     """
 
@@ -92,7 +92,7 @@ class RecordedPlan(Plan):
 
     @property
     def parties(self) -> tuple[str, ...]:
-        """Return every party, `world` last."""
+        """Return every party of the record. What is published outside the record, `world` has not seen here."""
         return self.all_parties
 
     @cached_property
@@ -369,7 +369,7 @@ def by_party(brought: BroughtRecords, sites: Mapping[str, str | int]) -> Brought
 
 
 def _ordered(parties: Sequence[str]) -> tuple[str, ...]:
-    """Return parties in the order of a run: server, aggregator, the clients by number, `world`."""
+    """Return parties in the order of a run: server, aggregator, the clients by number, `world` if it is one."""
     clients = sorted((p for p in parties if role(p) == "client"), key=lambda p: int(p.partition("/")[2]))
     first = [p for p in ("server", "aggregator") if p in parties]
     if clients != [f"client/{k}" for k in range(len(clients))]:
@@ -377,7 +377,7 @@ def _ordered(parties: Sequence[str]) -> tuple[str, ...]:
         raise SpecError(
             "record.parties", found, "are not client/0 to the last without a gap", "Name them so."
         )
-    return (*first, *clients, "world")
+    return (*first, *clients, *(["world"] if "world" in parties else []))
 
 
 def _refuse_stranger(field: str, name: str, parties: Sequence[str]) -> None:

@@ -180,6 +180,17 @@ def test_no_declaration_in_a_record_lowers_epsilon(here: Path, imported: Import)
     assert all(entry["epsilon"] is None for entry in run.result["ledger"] if entry["adversary"] == "server")
 
 
+def test_no_epsilon_is_stated_for_a_world_that_the_record_does_not_name(here: Path, imported: Import) -> None:
+    """A model may be published outside the record: that nothing reached the world there is no claim."""
+    shutil.rmtree(here / "record")
+    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
+        recorder.round(0)
+        recorder.send("client/0", "server", "acme/statistics", {"v": np.ones(3)})
+    run = imported(truth=False, audit={"adversaries": ["server"]}, **OWN)
+    assert {entry["adversary"] for entry in run.result["ledger"]} == {"server"}
+    assert any("Every message is on record" in line for line in run.result["ledger"][0]["assumptions"])
+
+
 ATTESTED = {
     "event": "Gaussian",
     "unit": "record",
