@@ -28,6 +28,7 @@ from fdaudit.errors import DataError, FdauditError, IntegrityError, RunError, Sp
 from fdaudit.limits import FILE_LIMITS, Limit, open_file, read_file
 from fdaudit.models import architecture
 from fdaudit.rng import child
+from fdaudit.spec.card import load_card
 from fdaudit.spec.schema import DatasetSpec, ModelSpec, load_spec
 from fdaudit.storage.files import load_json, load_tensors
 from fdaudit.sweeps.grid import load_grid
@@ -402,6 +403,8 @@ def test_torchvisions_files_are_looked_at_first(tmp_path: Path) -> None:
 def test_every_example_is_within_the_limits(path: Path) -> None:
     if "sweep" in path.name:
         load_grid(path)
+    elif path.name == "card.yaml":
+        load_card(path)
     else:
         load_spec(path)
 
