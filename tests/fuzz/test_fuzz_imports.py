@@ -111,6 +111,7 @@ def arrays(folder: Path, draws: random.Random) -> None:
     np.savez(path, **held)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", [card, lists, lines, arrays], ids=lambda f: f.__name__)
 def test_a_wrong_value_is_one_error_or_a_whole_run(
     change: Callable[[Path, random.Random], None], foreign: Target, tmp_path: Path

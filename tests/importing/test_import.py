@@ -143,6 +143,7 @@ def test_without_a_network_nothing_that_needs_one_applies(imported: Import) -> N
     assert run.result["run"]["model"] == "not stated"
 
 
+@pytest.mark.thorough
 def test_without_auxiliary_records_gradients_are_inverted_all_the_same(here: Path, imported: Import) -> None:
     value = json.loads((here / "truth" / "records.json").read_bytes())
     (here / "truth" / "records.json").write_bytes(canonical({**value, "auxiliary": []}) + b"\n")

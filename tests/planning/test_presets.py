@@ -91,6 +91,7 @@ def test_the_private_combination_keeps_to_its_epsilon(protocol: str, tmp_path: P
     assert kept["defenses"]
 
 
+@pytest.mark.thorough
 def test_the_steps_that_are_announced_are_the_steps_that_are_taken(tmp_path: Path) -> None:
     run = fdaudit.run(spec("fediod", preset={"name": "private", "epsilon": 6.0}), tmp_path / "run")
     config = run.plan.protocol_config

@@ -195,6 +195,7 @@ def test_what_is_no_record_is_a_usage_error(tmp_path: Path) -> None:
         check_record(tmp_path)
 
 
+@pytest.mark.thorough
 def test_two_hundred_mutations_end_no_check(whole: Path, tmp_path: Path) -> None:
     """Bytes, headers, shapes, paths and JSON at random places: a finding, or nothing changed that counts."""
     draw = random.Random(5)

@@ -354,6 +354,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_messages(tmp_path: Path) -> None:
     """From a thousand messages to a hundred thousand, whose lines alone have 60 million bytes."""
     done = subprocess.run(
