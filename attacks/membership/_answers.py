@@ -6,6 +6,7 @@ generated in the same round and step. The effects of defences on answers are und
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -91,14 +92,16 @@ class _Drawn:
 
     def __init__(self, view: View, knowledge: Knowledge) -> None:
         self._view, self._public, self.classes = view, knowledge.public, knowledge.classes
-        self._generated = {
-            (m.round, m.step): m for m in view.select(kind="generated_samples") if m.payload is not None
-        }
+        self._generated = [m for m in view.select(kind="generated_samples") if m.payload is not None]
 
     def names(self, message: Message, index: Tensor) -> Tensor:
-        """Return names (n,) of the samples of an answer; -1 for one that does not exist."""
-        made = self._generated.get((message.round, message.step))
-        if made is not None:
+        """Return names (n,) of the samples of an answer; -1 for one that does not exist.
+
+        An answer is about the samples that were generated last in its round, or about public ones.
+        """
+        before = bisect_left(self._generated, message.seq, key=lambda m: m.seq)
+        made = self._generated[before - 1] if before else None
+        if made is not None and made.round == message.round:
             inside = (index >= 0) & (index < made.tensors["samples"].shape[0])
             return torch.where(inside, (made.seq << 32) + index, -1)
         count = 0 if self._public is None else len(self._public)
@@ -109,7 +112,7 @@ class _Drawn:
         behind = names >> 32
         if not bool(behind.any()) and self._public is not None:
             return self._public[names]
-        by_seq = {m.seq: m for m in self._generated.values()}
+        by_seq = {m.seq: m for m in self._generated}
         parts = {seq: self._view.tensors(by_seq[seq])["samples"].cpu() for seq in behind.unique().tolist()}
         return torch.stack([parts[int(n) >> 32][int(n) & 0xFFFFFFFF] for n in names])
 

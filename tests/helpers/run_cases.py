@@ -18,6 +18,7 @@ import yaml
 
 import fdaudit
 import fdaudit.audit.pipeline
+import fdaudit.transcript.manifest
 import fdaudit.planning.run_directory
 from fdaudit.cli.app import main
 from fdaudit.rng import SecretStream
@@ -119,7 +120,7 @@ def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fdaudit.planning.run_directory, "make_plan", make)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(fdaudit.audit.pipeline, "version", functools.cache(fdaudit.audit.pipeline.version))
+    monkeypatch.setattr(fdaudit.transcript.manifest, "version", functools.cache(fdaudit.transcript.manifest.version))
 
 
 class Waiting:
