@@ -18,8 +18,8 @@ import yaml
 
 import fdaudit
 import fdaudit.audit.pipeline
-import fdaudit.transcript.manifest
 import fdaudit.planning.run_directory
+import fdaudit.transcript.manifest
 from fdaudit.cli.app import main
 from fdaudit.rng import SecretStream
 from fdaudit.storage.vault import Secrets
@@ -120,7 +120,9 @@ def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fdaudit.planning.run_directory, "make_plan", make)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(fdaudit.transcript.manifest, "version", functools.cache(fdaudit.transcript.manifest.version))
+    monkeypatch.setattr(
+        fdaudit.transcript.manifest, "version", functools.cache(fdaudit.transcript.manifest.version)
+    )
 
 
 class Waiting:
