@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,8 +71,8 @@ def federate(design: Path, folder: Path, steps: int) -> None:
         recorder.send("server", "world", "model_parameters", mean)
 
 
-def attacked(design: Path, folder: Path, steps: int) -> Figure:
-    """Return the AUC of the server's attack on the losses of the clients' own uploads or the released model."""
+def attacked(design: Path, folder: Path, steps: int) -> tuple[Figure, dict[str, Any]]:
+    """Return the AUC of an attack on the released model's losses, and the check of the system's own claim."""
     folder.mkdir()
     federate(design, folder, steps)
     card = {
@@ -82,6 +83,7 @@ def attacked(design: Path, folder: Path, steps: int) -> Figure:
         "model": {"name": "mlp", "params": {"widths": [256]}},
         "protocol": {"name": "plain-loop"},
         "training": {"optimizer": "adam", "lr": 0.003, "batch_size": 64},
+        "claims": [{"adversary": "world", "epsilon": 0.1, "source": "their page"}],
         "design": json.loads((design / "design.json").read_bytes())["commitment"],
     }
     run = fdaudit.import_record(
@@ -92,17 +94,21 @@ def attacked(design: Path, folder: Path, steps: int) -> Figure:
         audit={"profile": "quick", "threads": 1, "victims": 2},
     )
     cell = api.attack("loss-threshold", run, "world")
-    return next(f for f in cell.figures if f.name == "auc")
+    [check] = [check for check in run.result["checks"] if check["source"]]
+    return next(f for f in cell.figures if f.name == "auc"), check
 
 
 def test_members_of_a_model_that_memorised_are_found(design: Path, tmp_path: Path) -> None:
-    auc = attacked(design, tmp_path / "overfit", steps=150)
+    auc, check = attacked(design, tmp_path / "overfit", steps=150)
     assert auc.p is not None
     assert auc.p <= 0.01
     assert (auc.value or 0) > 0.8
+    assert check["verdict"] == "contradicted"
+    assert check["bound"] > 0.1
 
 
 def test_members_of_an_untrained_model_are_not(design: Path, tmp_path: Path) -> None:
-    auc = attacked(design, tmp_path / "untrained", steps=0)
+    auc, check = attacked(design, tmp_path / "untrained", steps=0)
     assert auc.p is not None
     assert auc.p > 0.01
+    assert check["verdict"] != "contradicted"
