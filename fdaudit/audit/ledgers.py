@@ -27,7 +27,7 @@ def books_of(run: RunDirectory) -> Books:
     return Books(
         messages,
         plan.parties,
-        transport=plan.spec.transport,
+        transport=plan.charged_transport,
         choices=plan.spec.privacy,
         reveals=reveals,
         records=min((n for k in plan.clients if (n := len(plan.records(k)[1]))), default=None),

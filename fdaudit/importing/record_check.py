@@ -251,10 +251,14 @@ def asserted(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
         else "Inputs that messages declare are ignored: each message counts as computed from all that its sender held."
     )
     if card.transport == "encrypted":
-        found.append(
-            f"{who} asserts that the transport is encrypted. An eavesdropper's ε rests on that, and on sizes that tell"
-            " nothing."
+        by = card.transport_attested_by
+        rests = "an eavesdropper's ε rests on that, and on sizes that tell nothing"
+        reads = (
+            f"{by} answers for it: {rests}"
+            if by
+            else "nobody answers for it, so the ledger reads it as plain"
         )
+        found.append(f"{who} asserts that the transport is encrypted; {reads}.")
     if plan.brought is not None and plan.brought.design is not None:
         named = f"{plan.brought.design.commitment[:12]}…"
         found.append(

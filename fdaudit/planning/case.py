@@ -209,6 +209,11 @@ class Case(Protocol):
         """Return what an attack could use and was not brought, as a sentence; empty if nothing."""
         ...
 
+    @property
+    def charged_transport(self) -> str:
+        """Return the transport as the ledger may read it: plain, unless someone answers for its encryption."""
+        ...
+
     def charged(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return messages as the ledger may read them: without statements that nobody answers for."""
         ...

@@ -149,6 +149,11 @@ class Plan:
         """Return what an attack could use and was not brought: nothing, in a simulation."""
         return ""
 
+    @property
+    def charged_transport(self) -> str:
+        """Return the transport as the ledger may read it: the spec's."""
+        return self.spec.transport
+
     def charged(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return messages as the ledger may read them: as they are, because the wire wrote them."""
         return messages

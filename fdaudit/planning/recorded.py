@@ -160,6 +160,11 @@ class RecordedPlan(Plan):
         told = "; ".join(self.lacks[name] for name in names)
         return f"bring {told}" if told else ""
 
+    @property
+    def charged_transport(self) -> str:
+        """Return the transport as the ledger may read it: plain, unless someone answers for its encryption."""
+        return self.card.transport if self.card.transport_attested_by is not None else "plain"
+
     def charged(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return messages as the ledger may read them: with inputs and events that somebody answers for."""
         events: dict[tuple[str, str], Event] = {

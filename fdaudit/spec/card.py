@@ -156,6 +156,8 @@ class Card(Config):
     """What is known of single kinds of messages."""
     transport: Literal["plain", "encrypted"] = "plain"
     """With `encrypted`, an eavesdropper sees sizes and order only."""
+    transport_attested_by: Text | None = None
+    """Who answers for an encrypted transport. Without this, the ledger reads every message on the wire as plain."""
     oracles: bool = True
     """Whether the released model answers whoever received it."""
     release: Literal["internal", "api", "public-weights"] | None = None

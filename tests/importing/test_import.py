@@ -192,6 +192,25 @@ def test_no_epsilon_is_stated_for_a_world_that_the_record_does_not_name(here: Pa
     assert any("Every message is on record" in line for line in run.result["ledger"][0]["assumptions"])
 
 
+def test_an_encrypted_transport_lowers_no_epsilon_unless_someone_answers_for_it(
+    here: Path, imported: Import
+) -> None:
+    def eavesdropper(**card: Any) -> float | None:
+        shutil.rmtree(here / "imported", ignore_errors=True)
+        entries = imported(truth=False, transport="encrypted", **card, **OWN).result["ledger"]
+        [entry] = [e for e in entries if e["adversary"] == "eavesdropper"]
+        return entry["epsilon"]
+
+    shutil.rmtree(here / "record")
+    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
+        recorder.round(0)
+        for client in ("client/0", "client/1"):
+            recorder.send(client, "server", "model_update", {"extractor.1.bias": np.ones(4, np.float32)})
+    audit = {"adversaries": ["eavesdropper"]}
+    assert eavesdropper(audit=audit) is None
+    assert eavesdropper(audit=audit, transport_attested_by="Acme's operators") == 0
+
+
 ATTESTED = {
     "event": "Gaussian",
     "unit": "record",
