@@ -91,6 +91,8 @@ class Guesses(Config):
     """The adversary whose view was attacked."""
     view: Sha256
     """SHA-256 of `view/view.json`, from the card."""
+    head: Sha256 | None = None
+    """SHA-256 of the last line of the record that was attacked. A site scores on this record only."""
     source: Text = ""
     """The attack's source: a paper or a link."""
     assumes: tuple[Text, ...] = ()

@@ -54,7 +54,7 @@ def export_view(
 
 def score(
     first: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run directory or its URL; with --record, the GUESSES.")
+        str, typer.Argument(metavar="RUN", help="A run directory or its URL; with --truth, the GUESSES.")
     ],
     second: Annotated[
         Path | None,
@@ -62,11 +62,17 @@ def score(
     ] = None,
     record: Annotated[
         Path | None,
-        typer.Option(metavar="RECORD", help="At a site: the record that was attacked. RUN is left out."),
+        typer.Option(
+            metavar="RECORD", help="At a site: the record, if its lines are not beside the guesses."
+        ),
     ] = None,
-    card: Annotated[Path | None, typer.Option(metavar="FILE", help="At a site: the system's card.")] = None,
+    card: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="At a site: the card, to trust its code."),
+    ] = None,
     truth: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="At a site: its truth; may be given again.")
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="At a site: its truth, instead of RUN; may be given again."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="At a site: the statement with the figures.")
@@ -83,14 +89,14 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Score guesses: a red team's in a run, or where the truth may not leave, at the site that holds it."""
-    if record is not None:
-        _score_at_site(first, second, record, card, truth or [], out, sign, as_json)
+    if truth:
+        _score_at_site(first, second, record, card, truth, out, sign, as_json)
         return
-    for name, given in (("--card", card), ("--truth", truth), ("--out", out), ("--sign", sign)):
+    for name, given in (("--card", card), ("--record", record), ("--out", out), ("--sign", sign)):
         if given:
-            raise UsageError(name, str(given), "belongs to a site's score", "Add --record, or leave it out.")
+            raise UsageError(name, str(given), "belongs to a site's score", "Add --truth, or leave it out.")
     if second is None:
-        raise UsageError("GUESSES", None, "is missing", "Give RUN and GUESSES, or GUESSES and --record.")
+        raise UsageError("GUESSES", None, "is missing", "Give RUN and GUESSES, or GUESSES and --truth.")
     from fdaudit import api
     from fdaudit.audit import red_team
 
@@ -116,7 +122,7 @@ def score(
 def _score_at_site(
     guesses: str,
     second: Path | None,
-    record: Path,
+    record: Path | None,
     card: Path | None,
     truth: list[Path],
     out: Path | None,
@@ -126,11 +132,9 @@ def _score_at_site(
     from fdaudit.importing.site_score import score_at_site
 
     if second is not None:
-        raise UsageError("GUESSES", str(second), "is given beside RUN and --record", "Leave RUN out.")
+        raise UsageError("GUESSES", str(second), "is given beside RUN and --truth", "Leave RUN out.")
     if out is None:
         raise UsageError("--out", None, "is missing", "Name the file of the statement.")
-    if not truth:
-        raise UsageError("--truth", None, "is missing", "Give the directory with the site's truth.")
-    path = score_at_site(Path(guesses), record, out, card=card, truth=truth, sign=sign)
+    path = score_at_site(Path(guesses), out, truth=truth, record=record, card=card, sign=sign)
     told = f"{path}: {'unsigned' if sign is None else 'signed'}, no record in it"
     show(json.dumps({"scored": str(path), "signed": sign is not None}) if as_json else told)

@@ -11,7 +11,6 @@ import torch
 from fdaudit.errors import SpecError
 from fdaudit.events import Composed, Gaussian, event_from_json
 from fdaudit.importing.message_check import refuse_other_tensors, refuse_varied_sizes
-from fdaudit.importing.truth_check import refuted_rates
 from fdaudit.planning.message_sizes import fixed_sizes
 from fdaudit.spec.card import MessageFacts
 from fdaudit.storage.files import decode
@@ -123,10 +122,8 @@ def _refuse_other_network(network: Parameters, name: str, message: Message) -> N
         raise SpecError("card.model", name, problem, remedy)
 
 
-def contradictions(
-    plan: RecordedPlan, transcript: Path, messages: Sequence[Message], uses: Uses | None
-) -> list[str]:
-    """Return what the truth contradicts in the record or in its card, one sentence each."""
+def contradictions(plan: RecordedPlan, messages: Sequence[Message], uses: Uses | None) -> list[str]:
+    """Return what the truth contradicts in the record's lines or in its card, one sentence each."""
     found: list[str] = []
     for seq, records in (uses or {}).items():
         if seq >= len(messages):
@@ -150,7 +147,7 @@ def contradictions(
         found += _too_many(plan.settings, message, records)
     if len(found) > _MOST_SHOWN:
         found = [*found[:_MOST_SHOWN], f"and {len(found) - _MOST_SHOWN} more of the like"]
-    return found or refuted_rates(plan, transcript, messages, uses or {})
+    return found
 
 
 def _through_release(message: Message, messages: Sequence[Message]) -> bool:

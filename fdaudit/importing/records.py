@@ -20,14 +20,21 @@ from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.importing.record_check import asserted, contradictions, oddities, refuse_false_card
-from fdaudit.importing.truth_check import doubts
+from fdaudit.importing.truth_check import doubts, refuted_rates
 from fdaudit.limits import DATA_BYTES, JSON_BYTES, read_file
 from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, read_records
 from fdaudit.planning.ladder import LADDER
 from fdaudit.planning.recorded import BROUGHT, RecordedPlan, by_party, recorded_plan, recorded_spec
 from fdaudit.planning.recorded import USES as KEPT_USES
 from fdaudit.planning.run_directory import RunDirectory
-from fdaudit.recording.record import Record, check_record, closed_part, read_record
+from fdaudit.recording.record import (
+    Record,
+    check_record,
+    closed_part,
+    read_lines_only,
+    read_record,
+    write_lines_only,
+)
 from fdaudit.recording.truth import SITES, USES, read_sites, read_uses
 from fdaudit.spec.card import Card, load_card
 from fdaudit.spec.documents import read_yaml
@@ -38,7 +45,7 @@ from fdaudit.transcript.manifest import versions, write_manifest
 from fdaudit.transcript.messages import Message
 from fdaudit.transcript.transcript import read_messages
 
-__all__ = ["check", "import_record"]
+__all__ = ["check", "import_record", "scoring_run"]
 
 CARD = "card.yaml"
 
@@ -131,7 +138,7 @@ def import_record(
             raise RunError("record", str(record), "has no closed round", "Record at least one whole round.")
         plan = recorded_plan(stated, spec, drawn, about.parties, messages, brought, uses=uses is not None)
         refuse_false_card(plan, scratch / "transcript", messages)
-        if false := contradictions(plan, scratch / "transcript", messages, uses):
+        if false := _refuted(plan, scratch / "transcript", messages, uses):
             raise IntegrityError(false)
         plan.execution.begin()
         run = RunDirectory(scratch, plan)
@@ -172,10 +179,48 @@ def check(
             stated, spec, Secrets.draw(0), about.parties, messages, brought, uses=uses is not None
         )
         refuse_false_card(plan, folder / "transcript", messages)
-        found = contradictions(plan, folder / "transcript", messages, uses)
+        found = _refuted(plan, folder / "transcript", messages, uses)
         doubtful = [] if found else doubts(plan, folder / "transcript", messages, uses)
     missing = [f"Not brought: {what}." for what in plan.lacks.values()]
     return found, [*checked.notes, *oddities(plan, messages), *doubtful, *missing]
+
+
+def scoring_run(
+    lines: Path,
+    out: Path,
+    *,
+    card: Path | None = None,
+    truth: Sequence[Path] = (),
+    audit: dict[str, Any] | None = None,
+) -> tuple[RunDirectory, Record]:
+    """Return a run directory that can score guesses, from a record's lines and a site's truth.
+
+    It has no payloads, so nothing can be attacked in it.
+
+    Args:
+        lines: a record's lines, as `write_lines_only` writes them, with the system's card.
+        out: the run directory; must not exist yet.
+        card: the same card, to trust the code that it names.
+        truth: the directories of the truth.
+        audit: settings of the audit.
+
+    Raises:
+        UsageError: the card or a file of the truth is wrong.
+        IntegrityError: the lines are damaged, or the truth contradicts them.
+    """
+    (about, messages), files = read_lines_only(lines), _Truth.of(truth)
+    stated = _card_of(lines, card)
+    spec, drawn = recorded_spec(stated, about.parties, audit or {}), Secrets.draw(0)
+    brought, uses = files.brought(), files.uses()
+    _refuse_other_design(stated, brought)
+    plan = recorded_plan(stated, spec, drawn, about.parties, messages, brought, uses=uses is not None)
+    if false := contradictions(plan, messages, uses):
+        raise IntegrityError(false)
+    plan.execution.begin()
+    write_lines_only(about, out)
+    run = RunDirectory(out, plan)
+    _fill(run, stated, drawn, files, uses)
+    return run, about
 
 
 # -- details ------------------------------------------------------------------------------------------------------
@@ -196,6 +241,16 @@ def _card_of(record: Path, card: Card | Path | str | dict[str, Any] | None) -> C
             remedy = f"If you trust that code, say so: --card {path}."
             raise SpecError("card.model.name", network.name, problem, remedy)
     return found
+
+
+def _refuted(
+    plan: RecordedPlan,
+    transcript: Path,
+    messages: Sequence[Message],
+    uses: Mapping[int, tuple[int, ...]] | None,
+) -> list[str]:
+    """Return what the truth refutes in the lines, or else in the payloads."""
+    return contradictions(plan, messages, uses) or refuted_rates(plan, transcript, messages, uses or {})
 
 
 def _refuse_other_design(card: Card, brought: BroughtRecords | None) -> None:

@@ -1,18 +1,18 @@
 """Score guesses where the truth is, and hand back figures without records, signed by the site.
 
 Guarantees:
-  * guesses are scored on the record and the card that they were made from: both are bound by the view's digest;
+  * guesses are scored with the lines and the card of the record that they were made from, and without its payloads;
   * what leaves the site are figures: no image, no label, no class share, no score of a single candidate;
-  * the auditor takes figures over only for guesses and a record that it has itself.
+  * the auditor takes figures over only for guesses, a record and a card that it has itself.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fdaudit.adversary.view import view_digest
 from fdaudit.attestation.dsse import open_envelope, seal
 from fdaudit.attestation.keys import key_id, private_key, public_key
 from fdaudit.attestation.statement import STATEMENT_TYPE
@@ -21,8 +21,11 @@ from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude
 from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.evaluation.stage import Stage
-from fdaudit.importing.records import import_record
+from fdaudit.importing.records import scoring_run
+from fdaudit.importing.written_guesses import GUESSES, LINES
 from fdaudit.limits import JSON_BYTES, read_file
+from fdaudit.planning.plan import Plan
+from fdaudit.planning.recorded import RecordedPlan
 from fdaudit.result import Cell, TargetResult, figure_json, figures_of
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import parse_json, save_json, write_atomically
@@ -37,17 +40,29 @@ __all__ = ["PREDICATE_TYPE", "score_at_site", "take_scores"]
 
 PREDICATE_TYPE = "https://fdaudit.dev/scored/v1"
 _FIELDS = frozenset(
-    {"adversary", "assumes", "figures", "goal", "head", "name", "source", "targets", "versions", "view"}
+    {
+        "adversary",
+        "assumes",
+        "card",
+        "figures",
+        "goal",
+        "head",
+        "name",
+        "source",
+        "targets",
+        "versions",
+        "view",
+    }
 )
 
 
 def score_at_site(
     guesses: Path,
-    record: Path,
     out: Path,
     *,
+    truth: Sequence[Path],
+    record: Path | None = None,
     card: Path | None = None,
-    truth: Sequence[Path] = (),
     sign: Path | None = None,
     passphrase: Callable[[], str | None] = lambda: None,
 ) -> Path:
@@ -56,11 +71,11 @@ def score_at_site(
     Only guesses about parties whose records are in the truth are scored.
 
     Args:
-        guesses: the file of guesses.
-        record: the record that was attacked.
+        guesses: the file of guesses, or the directory that `write_guesses` made.
         out: the statement; must not exist yet.
-        card: the system's card; default: `card.yaml` in the record.
         truth: the site's truth.
+        record: the record that was attacked, whose payloads are not read; default: the lines beside the guesses.
+        card: the system's card, to trust the code that it names; default: `card.yaml` beside the lines.
         sign: an Ed25519 private key (PEM, PKCS#8); None leaves the statement unsigned.
         passphrase: called for the passphrase of an encrypted key.
 
@@ -71,6 +86,7 @@ def score_at_site(
     """
     if out.exists() or out.is_symlink():
         raise RunError("out", str(out), "exists already", "Choose another file.")
+    guesses = guesses / GUESSES if guesses.is_dir() else guesses
     key: Ed25519PrivateKey | None = None if sign is None else private_key(sign, passphrase)
     given, digest = guesses_and_digest(guesses)
     if given.goal not in ("reconstruction", "label-distribution"):
@@ -78,15 +94,12 @@ def score_at_site(
         raise UsageError("GUESSES", given.goal, "is no goal that a site scores", remedy)
     with scratch("score") as folder:
         audit = {"victims": 1, "adversaries": [given.adversary]}
-        run = import_record(record, folder / "run", card=card, truth=truth, audit=audit)
-        stage = Stage(run.opened)
-        view = stage.view(given.adversary)
-        if given.view != view_digest(view):
-            problem = "is not the digest of what this adversary saw in this record"
-            raise UsageError(
-                "guesses.view", given.view, problem, "Give the record and card that were attacked."
-            )
-        plan = run.plan
+        lines = record or guesses.parent / LINES
+        run, about_record = scoring_run(lines, folder / "run", card=card, truth=truth, audit=audit)
+        if given.head not in (None, about_record.head):
+            problem = f"is the end of another record than {lines}"
+            raise UsageError("guesses.head", given.head, problem, "Give the record that was attacked.")
+        stage, plan = Stage(run), run.plan
         made = to_guesses(given, guesses.parent, plan.dataset.input_shape)
         known = [g for g in made if len(plan.numbered(g.target))]
         if not known:
@@ -105,7 +118,8 @@ def score_at_site(
             "source": given.source,
             "assumes": list(given.assumes),
             "view": given.view,
-            "head": read_manifest(run.directory)["head"],
+            "head": about_record.head,
+            "card": _card_digest(plan),
             "figures": [figure_json(f) for f in figures],
             "targets": [
                 {"target": t.target, "figures": [figure_json(f) for f in t.figures]} for t in targets
@@ -145,10 +159,13 @@ def take_scores(run: Run, scored: Path, guesses: Path, key: Path | None = None) 
         raise UsageError("GUESSES", str(guesses), "are not those that the site scored", "Give the same file.")
     with writing(run.directory):
         refuse_changed(run.directory)
-        if predicate["head"] != read_manifest(run.directory)["head"]:
-            raise UsageError(
-                "SCORED", str(scored), "is about another record", "Give the run that was attacked."
-            )
+        own = read_manifest(run.directory)["head"], _card_digest(run.plan)
+        for what, found, wanted in zip(
+            ("record", "card"), (predicate["head"], predicate["card"]), own, strict=True
+        ):
+            if found != wanted:
+                problem = f"is about another {what}"
+                raise UsageError("SCORED", str(scored), problem, "Give the run that was attacked.")
         signed = "unsigned" if signer is None else key_id(signer)
         cell = Cell(
             protocol=run.plan.protocol.name,
@@ -170,6 +187,12 @@ def take_scores(run: Run, scored: Path, guesses: Path, key: Path | None = None) 
         save_json(kept, cell.to_json(), indent=1)
         conclude(run.opened)
     return cell
+
+
+def _card_digest(plan: Plan) -> str:
+    """Return the SHA-256 of a recording's card, or of nothing for a simulated run."""
+    stated = plan.card.model_dump(mode="json") if isinstance(plan, RecordedPlan) else None
+    return hashlib.sha256(canonical(stated)).hexdigest()
 
 
 def _read(path: Path) -> bytes:

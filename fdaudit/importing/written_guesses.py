@@ -1,7 +1,11 @@
-"""Write an attack's guesses to files, for a site that holds the truth and scores them."""
+"""Write an attack's guesses to files, for a site that holds the truth and scores them.
+
+Beside the guesses stand the record's lines and its card, and no payload: a site does not get what others sent.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,17 +14,21 @@ from fdaudit.adversary.view import view_digest
 from fdaudit.audit.guesses import SCHEMA
 from fdaudit.errors import RunError
 from fdaudit.evaluation.stage import Stage
+from fdaudit.importing.records import CARD
 from fdaudit.planning.attacks import plan_attack
+from fdaudit.planning.recorded import RecordedPlan
+from fdaudit.recording.record import Record, write_lines_only
 from fdaudit.storage.files import encode, save_json, write_atomically, written_whole
-from fdaudit.transcript.manifest import refuse_changed
+from fdaudit.transcript.manifest import read_manifest, refuse_changed
 from fdaudit.types import Guess, LabelDistribution, Reconstruction
 
 if TYPE_CHECKING:
     from fdaudit.audit.run import Run
 
-__all__ = ["GUESSES", "write_guesses"]
+__all__ = ["GUESSES", "LINES", "write_guesses"]
 
 GUESSES = "guesses.json"
+LINES = "record"
 
 
 def write_guesses(run: Run, attack: str, adversary: str, out: Path, **params: Any) -> Path:
@@ -34,7 +42,7 @@ def write_guesses(run: Run, attack: str, adversary: str, out: Path, **params: An
         **params: settings of the attack.
 
     Returns:
-        The file of guesses. It names the view by its digest, so it can be scored on the same record only.
+        The file of guesses. It names the view and the record by their digests.
 
     Raises:
         UsageError: the attack does not apply, is of another kind, or the directory exists; nothing was written.
@@ -58,12 +66,29 @@ def write_guesses(run: Run, attack: str, adversary: str, out: Path, **params: An
         "name": attack,
         "adversary": adversary,
         "view": view_digest(view),
+        "head": read_manifest(run.directory)["head"],
         "source": str(planned.card["source"])[:400],
         "assumes": list(planned.card["assumes"]),
     }
     with written_whole(out) as folder:
         save_json(folder / GUESSES, {**value, **_entries(folder, found)}, indent=1)
+        if isinstance(run.plan, RecordedPlan):
+            write_lines_only(_record_of(run, run.plan), folder / LINES)
+            shutil.copyfile(run.directory / CARD, folder / LINES / CARD)
     return out / GUESSES
+
+
+def _record_of(run: Run, plan: RecordedPlan) -> Record:
+    """Return the record that a run was imported from; its transcript is the run's."""
+    manifest = read_manifest(run.directory)
+    return Record(
+        directory=run.directory,
+        parties=tuple(plan.parties),
+        head=manifest["head"],
+        messages=manifest["messages"],
+        rounds=manifest["recording"]["rounds"],
+        closed=manifest["recording"]["closed"],
+    )
 
 
 def _entries(folder: Path, found: Sequence[Guess]) -> dict[str, Any]:

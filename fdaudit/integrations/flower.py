@@ -21,6 +21,11 @@ from flwr.common.constant import ErrorCode
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    Strategy,
+)
 from flwr.supercore.run import Run
 
 from fdaudit.recording.recorder import Delivery, Recorder
@@ -39,7 +44,7 @@ from .exchange import (
 from .flower_records import Record, array_tensors, decoded_arrays, masked_vector, received, shared_records
 from .truth import ServerTruth, append_uses, join_key, join_uses
 
-__all__ = ["RecordingGrid", "join_uses", "note_records", "parties"]
+__all__ = ["RecordingGrid", "fixed_clipping_claim", "join_uses", "note_records", "parties"]
 
 _MODELS = (
     "arrays",
@@ -384,3 +389,35 @@ def note_records(
         return reply
 
     return mod
+
+
+def fixed_clipping_claim(
+    strategy: Strategy, rounds: int, *, adversary: str = "world", delta: float = 1e-5
+) -> dict[str, Any]:
+    """Return the ε that a strategy of fixed clipping claims, as an entry of a card's `claims`.
+
+    The server adds the noise to the sum, so nothing is claimed for the server. If the strategy has an accountant, its ε
+    counts. Otherwise every round counts as if each client took part, as Flower's accountant counts them.
+
+    Args:
+        strategy: the strategy that the app runs.
+        rounds: the rounds that it ran.
+        adversary: who sees released models only.
+        delta: δ; an accountant brings its own.
+
+    Raises:
+        ValueError: the strategy claims nothing.
+    """
+    clipping = (DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyServerSideFixedClipping)
+    if not isinstance(strategy, clipping):
+        raise ValueError(f"{type(strategy).__name__} is no strategy of fixed clipping")
+    if strategy.noise_multiplier <= 0:
+        raise ValueError("the strategy adds no noise, so it claims no ε")
+    claim = {"adversary": adversary, "delta": delta, "unit": "client", "relation": "add-or-remove"}
+    accountant = getattr(strategy, "accountant", None)  # older versions of Flower have none
+    if accountant is not None:
+        spent = accountant.get_privacy_spent()
+        source = f"Flower's accountant ({spent.accounting_method}) after {spent.num_releases} releases"
+        return {**claim, "epsilon": spent.epsilon, "delta": spent.delta, "source": source}
+    history = [[float(strategy.noise_multiplier), 1.0, rounds]]
+    return {**claim, "history": history, "source": f"Flower's {type(strategy).__name__}"}

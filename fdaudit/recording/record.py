@@ -7,22 +7,36 @@ Guarantees:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.limits import JSON_BYTES, MOST_CLIENTS, read_file
 from fdaudit.storage.digests import canonical
+from fdaudit.storage.files import write_atomically
 from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.messages import GENESIS, Message
 from fdaudit.transcript.payloads import PAYLOADS, payload_name
 from fdaudit.transcript.transcript import LOG, read_lines, verify_transcript
 
-__all__ = ["RECORD", "Checked", "Record", "check_record", "closed_part", "is_record", "read_record"]
+__all__ = [
+    "RECORD",
+    "Checked",
+    "Record",
+    "check_record",
+    "closed_part",
+    "is_record",
+    "read_lines_only",
+    "read_record",
+    "write_lines_only",
+]
 
 RECORD = "record.json"
 _SCHEMA = "fdaudit-record/1"
@@ -117,6 +131,51 @@ def read_record(directory: Path) -> Record:
         rounds=value["rounds"],
         closed=value["status"] == "closed",
     )
+
+
+def write_lines_only(record: Record, target: Path) -> None:
+    """Write a record's lines to a new directory, without the payloads.
+
+    Args:
+        record: the record, whose transcript ends with its last closed round.
+        target: the new directory.
+    """
+    (target / "transcript").mkdir(parents=True)
+    value = {
+        "head": record.head,
+        "messages": record.messages,
+        "parties": list(record.parties),
+        "recorder": "1",
+        "rounds": record.rounds,
+        "schema": _SCHEMA,
+        "status": "closed" if record.closed else "open",
+    }
+    write_atomically(target / RECORD, canonical(value) + b"\n")
+    shutil.copyfile(record.transcript / LOG, target / "transcript" / LOG)
+
+
+def read_lines_only(directory: Path) -> tuple[Record, list[Message]]:
+    """Return a record and its messages, whose payloads need not be there.
+
+    Raises:
+        RunError: there is no record.
+        IntegrityError: its lines are damaged, or not those that `record.json` counts.
+    """
+    record = read_record(directory)
+    log = record.transcript / LOG
+    if record.transcript.is_symlink() or log.is_symlink() or not log.is_file():
+        raise IntegrityError([f"transcript/{LOG} is missing, or no regular file"])
+    lines = list(islice(_whole_lines(log), record.messages))
+    findings, previous = [], GENESIS
+    for number, line in enumerate(lines, start=1):
+        if Message.from_line(line).previous != previous:
+            findings.append(f"{LOG} line {number}: does not chain to the line before")
+        previous = hashlib.sha256(line).hexdigest()
+    if (len(lines), previous) != (record.messages, record.head):
+        findings.append(f"{LOG} does not end where {RECORD} says")
+    if findings:
+        raise IntegrityError(findings)
+    return record, [Message.from_line(line) for line in lines]
 
 
 def _refuse_odd(value: Any) -> None:

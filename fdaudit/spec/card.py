@@ -85,9 +85,9 @@ class Attested(Config):
         try:
             event_from_json(self.event)
         except IntegrityError as error:
-            problem = "; ".join(error.findings)
+            problem = "; ".join(error.findings).removesuffix(".")
             raise SpecError(
-                "attested.event", self.event, problem, "docs/accounting.md lists mechanisms."
+                "attested.event", self.event, problem, "docs/ledger.md lists mechanisms."
             ) from None
         return self
 
@@ -106,8 +106,7 @@ class Claim(Config):
     relation: Relation = "add-or-remove"
     """How they differ."""
     history: tuple[tuple[float, float, int], ...] = ()
-    """Steps of sampled Gaussian noise as (noise multiplier, sampling rate, steps): `accountant.history` of Opacus;
-    for Flower's fixed clipping, one entry (noise multiplier, sampled clients / all clients, rounds)."""
+    """Steps of sampled Gaussian noise as (noise multiplier, sampling rate, steps): `accountant.history` of Opacus."""
     source: Text
     """Where the claim is made: a document, a page, the accountant's name."""
 

@@ -72,8 +72,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Two:
 
 
 def scored(made: Two, out: Path, **changes: Any) -> Path:
-    given = {"card": made.site / "card.yaml", "truth": [made.site / "truth"], **changes}
-    return score_at_site(made.guesses, made.site / "record", out, **given)
+    return score_at_site(made.guesses, out, **{"truth": [made.site / "truth"], **changes})
 
 
 def test_figures_come_back_and_no_record(made: Two, tmp_path: Path) -> None:
@@ -133,24 +132,57 @@ def test_a_site_scores_only_guesses_about_its_own_records(made: Two, tmp_path: P
 def test_guesses_of_another_record_are_refused(made: Two, tmp_path: Path) -> None:
     value = json.loads(made.guesses.read_bytes())
     folder = Path(shutil.copytree(made.guesses.parent, tmp_path / "guesses"))
-    (folder / "guesses.json").write_text(json.dumps({**value, "view": "0" * 64}))
-    with pytest.raises(UsageError, match="view"):
-        score_at_site(
-            folder / "guesses.json",
-            made.site / "record",
-            tmp_path / "out.json",
-            card=made.site / "card.yaml",
-            truth=[made.site / "truth"],
-        )
+    (folder / "guesses.json").write_text(json.dumps({**value, "head": "0" * 64}))
+    with pytest.raises(UsageError, match="another record"):
+        score_at_site(folder, tmp_path / "out.json", truth=[made.site / "truth"])
     assert not (tmp_path / "out.json").exists()
 
 
-def test_another_card_is_another_view(made: Two, tmp_path: Path) -> None:
+def test_what_travels_holds_no_payload(made: Two) -> None:
+    """Another site's uploads must not reach the site that scores."""
+    files = {
+        p.relative_to(made.guesses.parent).as_posix() for p in made.guesses.parent.rglob("*") if p.is_file()
+    }
+    lines = {"record/record.json", "record/card.yaml", "record/transcript/messages.jsonl"}
+    assert files == {"guesses.json", *lines, *(f"client-{k}.safetensors" for k in range(2))}
+
+
+@pytest.mark.parametrize("change", ["a line", "the end", "a missing line"])
+def test_changed_lines_are_refused(change: str, made: Two, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made.guesses.parent, tmp_path / "guesses"))
+    log = folder / "record" / "transcript" / "messages.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    if change == "a line":
+        lines[1] = lines[1].replace(b'"round":0', b'"round":1')
+    elif change == "the end":
+        lines[-1] = lines[-1].replace(b'"step":', b'"step":1')
+    else:
+        lines.pop()
+    log.write_bytes(b"".join(lines))
+    with pytest.raises(IntegrityError, match=r"does not (chain|end where)"):
+        score_at_site(folder, tmp_path / "out.json", truth=[made.site / "truth"])
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_whole_record_may_be_given(made: Two, tmp_path: Path) -> None:
+    lone = tmp_path / "lone"
+    lone.mkdir()
+    for file in made.guesses.parent.glob("*.*"):
+        shutil.copy(file, lone)
+    with pytest.raises(RunError, match=r"record.json"):
+        score_at_site(lone, tmp_path / "out.json", truth=[made.site / "truth"])
+    given = {"record": made.site / "record", "card": made.site / "card.yaml"}
+    score_at_site(lone, tmp_path / "out.json", truth=[made.site / "truth"], **given)
+    assert (tmp_path / "out.json").read_bytes() == scored(made, tmp_path / "again.json").read_bytes()
+
+
+def test_figures_made_with_another_card_are_not_taken(made: Two, tmp_path: Path) -> None:
     card = yaml.safe_load((made.site / "card.yaml").read_text())
     card["protocol"]["params"]["batch_size"] = 3
     (tmp_path / "card.yaml").write_text(yaml.safe_dump(card))
-    with pytest.raises(UsageError, match="view"):
-        scored(made, tmp_path / "out.json", card=tmp_path / "card.yaml")
+    out = scored(made, tmp_path / "out.json", card=tmp_path / "card.yaml")
+    with pytest.raises(UsageError, match="another card"):
+        take_scores(made.run, out, made.guesses)
 
 
 def test_a_statement_is_taken_only_for_its_guesses_its_record_and_its_key(made: Two, tmp_path: Path) -> None:
@@ -191,23 +223,13 @@ def test_the_commands(
     private, public = keypair(tmp_path)
     settings = [f"--set={k}={v}" for k, v in QUICK.items()]
     shell.told("attack", run, "inverting-gradients", "--guesses", "sent", *settings)
-    site = ("--record", made.site / "record", "--card", made.site / "card.yaml")
-    out, _ = shell.told(
-        "score",
-        "sent/guesses.json",
-        *site,
-        "--truth",
-        made.site / "truth",
-        "--out",
-        "back.json",
-        "--sign",
-        private,
-    )
+    site = ("--truth", made.site / "truth")
+    out, _ = shell.told("score", "sent", *site, "--out", "back.json", "--sign", private)
     assert "signed" in out
     out, _ = shell.told("score", run, "sent/guesses.json", "--scored", "back.json", "--key", public)
     assert "psnr" in out
     shell.refused("score", "sent/guesses.json")
-    shell.refused("score", "sent/guesses.json", *site, "--out", "again.json")
-    shell.refused("score", "sent/guesses.json", *site, "--truth", made.site / "truth")
-    shell.refused("score", run, "sent/guesses.json", "--truth", made.site / "truth")
+    shell.refused("score", "sent/guesses.json", *site)
+    shell.refused("score", "sent/guesses.json", "--record", made.site / "record", "--out", "again.json")
+    shell.refused("score", run, "sent/guesses.json", *site)
     shell.refused("attack", run, "--all", "--guesses", "more")
