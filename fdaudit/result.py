@@ -100,6 +100,7 @@ class TargetResult:
 class Cell:
     """One protocol x adversary x attack cell: its result, or the reason why it was not run.
 
+    `needs` names what the attack can start from: kinds of messages, or an oracle; empty for guesses from outside.
     `canaries` says how a membership attack scored canaries, or why it scored none. It is None if the run has no
     canaries for it.
     """
@@ -112,6 +113,7 @@ class Cell:
     status: Status
     reason: str = ""
     assumes: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
     queries: Mapping[str, Any] | None = None
     figures: tuple[Figure, ...] = ()
@@ -128,11 +130,14 @@ class Cell:
     def from_json(cls, value: Mapping[str, Any]) -> Cell:
         """Return the cell that `to_json` made `value` from."""
         plain = {
-            k: v for k, v in value.items() if k not in ("id", "figures", "targets", "controls", "assumes")
+            k: v
+            for k, v in value.items()
+            if k not in ("id", "figures", "targets", "controls", "assumes", "needs")
         }
         return cls(
             **plain,
             assumes=tuple(value["assumes"]),
+            needs=tuple(value.get("needs", ())),
             figures=figures_of(value["figures"]),
             targets=tuple(TargetResult.from_json(t) for t in value["targets"]),
             controls={name: Control.from_json(c) for name, c in (value["controls"] or {}).items()},
@@ -150,6 +155,7 @@ class Cell:
             "status": self.status,
             "reason": self.reason,
             "assumes": list(self.assumes),
+            "needs": list(self.needs),
             "params": dict(self.params),
             "queries": None if self.queries is None else dict(self.queries),
             "figures": [figure_json(f) for f in self.figures],

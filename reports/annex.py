@@ -109,7 +109,7 @@ def _edpb(result: Result) -> Iterator[Item]:
         what=f"Generators were held against training records by {_named(generated)}."
         if generated
         else "No attack on a generator's output ran; classifiers put out no records.",
-        where=("attacks",) if generated else ("coverage",),
+        where=("cells",) if generated else ("coverage",),
     )
     yield _attacked(EDPB, "Model inversion and reconstruction", result, ("reconstruction",))
 
@@ -200,21 +200,21 @@ def _aml(result: Result) -> Iterator[Item]:
         what=f"Each attack names its goal: {joined(dict.fromkeys(c.goal.replace('-', ' ') for c in cells))}."
         if cells
         else "No attack ran.",
-        where=("attacks",),
+        where=("cells",),
     )
     yield Item(
         document=AML,
         asked="Attacker's capabilities (2.1.3)",
         provided="yes",
         what="What each adversary sees and may ask; queries spent by each attack. Adversaries are passive.",
-        where=("exposure", "attacks"),
+        where=("exposure", "cells"),
     )
     yield Item(
         document=AML,
         asked="Attacker's knowledge (2.1.4)",
         provided="yes" if cells else "no",
         what="Each attack lists what it is assumed to know besides its view." if cells else "No attack ran.",
-        where=("attacks",),
+        where=("cells",),
     )
     yield _attacked(AML, "Data reconstruction (2.4.1)", result, ("reconstruction",))
     yield _attacked(AML, "Membership inference (2.4.2)", result, ("membership",))
@@ -227,7 +227,7 @@ def _aml(result: Result) -> Iterator[Item]:
         what="Class shares of clients only; other properties are not in scope."
         if shares
         else "Not in scope.",
-        where=("attacks", "coverage") if shares else ("coverage",),
+        where=("cells", "coverage") if shares else ("coverage",),
     )
 
 
@@ -248,7 +248,7 @@ def _iso(result: Result) -> Iterator[Item]:
         "worst record."
         if cells
         else "No attack ran.",
-        where=("attacks",),
+        where=("cells",),
     )
     yield Item(
         document=ISO,
@@ -257,7 +257,7 @@ def _iso(result: Result) -> Iterator[Item]:
         what=f"{len(cells)} attack cells ran, with positive and negative controls; the others give their reasons."
         if cells
         else "No attack ran.",
-        where=("attacks", "coverage"),
+        where=("cells", "coverage"),
     )
     defended = sorted({d for row in result.exposure for d in row.defenses})
     yield Item(
@@ -284,7 +284,7 @@ def _attacked(document: Document, asked: str, result: Result, goals: tuple[str, 
         asked=asked,
         provided="yes" if ran else "no",
         what=f"Tried by {_named(ran)}." if ran else "No such attack applied, or none was asked for.",
-        where=("attacks",) if ran else ("coverage",),
+        where=("cells",) if ran else ("coverage",),
     )
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from fdaudit.transcript.messages import role
 from fdaudit.types import Figure, Goal
 
+from .front import shows_classes
 from .rules import RULES
 from .schema import Exposure, FinalUtility, Result
-from .summary import shows_classes
 from .text import clip, joined
 from .verdict import Finding, judge_all, strongest
 

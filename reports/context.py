@@ -17,11 +17,11 @@ from .annex import Document, Item, annex
 from .diagram import diagram
 from .figures import ForestRow, forest_chart, roc_chart, shares_chart, utility_chart
 from .images import data_uri
-from .matrix import attack_matrix
+from .matrix import attack_matrix, grid
 from .rules import RULES, by_name
 from .schema import Exposure, Image, Result, Target
 from .summary import summarise
-from .text import amount, clip, detectable, joined, label
+from .text import amount, clip, detectable, joined, label, spans
 from .verdict import LEVELS, Finding
 
 __all__ = [
@@ -89,7 +89,7 @@ class SharesView:
 
 @dataclass(frozen=True, kw_only=True)
 class CellView:
-    """One attack cell in the form of its section."""
+    """One attack cell in the form of its section; `also` holds the cells of other adversaries with the same result."""
 
     finding: Finding
     rows: tuple[FigureRow, ...]
@@ -99,6 +99,7 @@ class CellView:
     roc: Markup
     nonmembers: int | None
     shares: tuple[SharesView, ...]
+    also: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,18 +133,31 @@ def build(
     Raises:
         UsageError: an image's path leaves `directory` or names no small PNG.
     """
-    cells = [_cell(f, directory) for f in findings if f.cell.status == "run" or f.cell.targets]
+    summary = summarise(result, findings)
+    remedies = {f.remedy.do for f in summary.front.findings}
+    cells = [_cell(f, directory, also) for f, *also in _same(findings)]
+    tops = {f.strongest.number: f.strongest for f in summary.front.findings}
+    shown = {number: _cell(f, directory, (), "finding-") for number, f in tops.items()}
     pictures = {c.finding.number: c.victims[0].pictures[0] for c in cells if c.victims}
     ids = {cell.id for cell in result.cells}
     return {
         "result": result,
         "run": result.run,
         "findings": findings,
-        "summary": summarise(result, findings),
+        "summary": summary,
         "rules": RULES,
         "release": _release(result),
         "matrix": attack_matrix(findings),
         "thumbnails": pictures,
+        "shown": shown,
+        "marks": _MARKS,
+        "grid": grid(findings),
+        "warnings": tuple(_warnings(result)),
+        "other_actions": [a for a in summary.actions if a.do not in remedies],
+        "only_appendix": False,
+        "appendix": "",
+        "appendix_file": "appendix.html",
+        "main_file": "index.html",
         "places": {level: place for place, level in enumerate(LEVELS)},
         "annex": _by_document(annex(result)),
         "cells": cells,
@@ -201,25 +215,71 @@ def _by_document(items: Sequence[Item]) -> dict[Document, list[Item]]:
     return found
 
 
-def _cell(finding: Finding, directory: Path) -> CellView:
+_MARKS: Mapping[str, str] = {
+    "leak": "leak",
+    "partial": "partial",
+    "none-seen": "none",
+    "inconclusive": "open",
+    "failed": "failed",
+    "not-applicable": "–",
+    "not-requested": "not asked",
+}
+"""The levels in the coverage table, in a word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warned:
+    """Something that a reader must know before the findings."""
+
+    head: str
+    text: str
+
+
+def _warnings(result: Result) -> Iterable[Warned]:
+    """Yield what makes the figures of this run less than they seem."""
+    rounds = result.run.rounds
+    silent = [
+        f"{clip(s.party, 60)} in {len(s.rounds)} of {rounds} ({spans(s.rounds)})" for s in result.run.silences
+    ]
+    if silent:
+        yield Warned(
+            head="Not every client answered.",
+            text=f"Silent: {joined(silent)}. Rounds count from 0 and went on without what did not arrive.",
+        )
+
+
+def _same(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Return the findings of cells with a result; those of one attack with the same result stand together."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        cell = finding.cell
+        if cell.status == "run" or cell.targets:
+            same = (cell.attack, finding.level, cell.params, cell.figures, cell.targets, cell.controls)
+            groups.setdefault(repr(same if cell.figures else finding.number), []).append(finding)
+    return list(groups.values())
+
+
+def _cell(finding: Finding, directory: Path, also: Sequence[Finding], prefix: str = "") -> CellView:
+    """Return a cell's view; `prefix` keeps the identifiers of drawings apart that a page shows twice."""
     cell, number = finding.cell, finding.number
     worst = finding.worst
     rows = _rows(cell.figures, worst.figures if worst else ())
     curves = [(t.target, t.roc) for t in cell.targets if t.roc is not None]
     sizes = [c.nonmembers for _, c in curves if c.nonmembers is not None]
     title = f"{clip(cell.attack, 60)} by {clip(cell.adversary, 60)}"
-    axis, forest = _forest(finding, f"forest{number}", title)
+    axis, forest = _forest(finding, f"{prefix}forest{number}", title)
     return CellView(
         finding=finding,
         rows=rows,
         victims=_victims(finding, directory),
         forest=forest,
         forest_axis=axis,
-        roc=roc_chart(curves, worst.target if worst else "", f"roc{number}", f"ROC of {title}")
+        roc=roc_chart(curves, worst.target if worst else "", f"{prefix}roc{number}", f"ROC of {title}")
         if curves
         else Markup(""),
         nonmembers=min(sizes, default=None),
-        shares=_shares(finding, f"shares{number}"),
+        shares=_shares(finding, f"{prefix}shares{number}"),
+        also=tuple(also),
     )
 
 

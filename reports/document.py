@@ -16,16 +16,19 @@ from pydantic import Field
 from fdaudit.config import Config
 
 from .annex import annex
+from .front import Front
 from .inheritance import Standing, standings
 from .matrix import MatrixLine, attack_matrix
 from .schema import Result
-from .summary import summarise
+from .summary import Summary, summarise
 from .verdict import Finding, Level
 
 __all__ = [
     "SCHEMA",
     "AnnexPart",
     "FindingPart",
+    "FrontFindingPart",
+    "FrontPart",
     "MatrixPart",
     "ReportDocument",
     "Said",
@@ -49,8 +52,31 @@ class Said(Config):
     cell: str | None = None
 
 
+class FrontFindingPart(Config):
+    """A finding of the front page; `cell` is the id of the result's cell behind it."""
+
+    severity: str
+    because: str
+    goals: tuple[str, ...]
+    level: Level
+    adversaries: tuple[str, ...]
+    what: str
+    affected: str
+    evidence: str
+    remedy: Said
+    cell: str
+
+
+class FrontPart(Config):
+    """The front page: findings with severity and remedy, what ε may be stated, and what was not tested."""
+
+    findings: tuple[FrontFindingPart, ...]
+    claims: tuple[str, ...]
+    untested: tuple[str, ...]
+
+
 class Verdict(Config):
-    """The first page: the conclusion, its reasons, and the actions."""
+    """The conclusion, its reasons, and the actions."""
 
     level: Level
     headline: str
@@ -115,6 +141,7 @@ class ReportDocument(Config):
 
     schema_name: Literal["fdaudit-report/1"] = Field(alias="schema")
     verdict: Verdict
+    front: FrontPart
     adversaries: tuple[StandingPart, ...] = ()
     findings: tuple[FindingPart, ...]
     matrix: tuple[MatrixPart, ...]
@@ -133,7 +160,8 @@ def document(result: Result, findings: tuple[Finding, ...], timings: Mapping[str
     """
     return ReportDocument.model_construct(
         schema_name=SCHEMA,
-        verdict=_verdict(result, findings),
+        verdict=_verdict(summary := summarise(result, findings), result),
+        front=_front(summary.front),
         adversaries=tuple(_standing(s) for s in standings(result, findings)),
         findings=tuple(_finding(f) for f in findings),
         matrix=tuple(_line(line) for line in attack_matrix(findings)),
@@ -163,8 +191,29 @@ def json_schema() -> dict[str, Any]:
     return ReportDocument.model_json_schema(by_alias=True, mode="serialization") | head
 
 
-def _verdict(result: Result, findings: tuple[Finding, ...]) -> Verdict:
-    summary = summarise(result, findings)
+def _front(front: Front) -> FrontPart:
+    return FrontPart(
+        findings=tuple(
+            FrontFindingPart(
+                severity=f.severity,
+                because=f.because,
+                goals=f.goals,
+                level=f.level,
+                adversaries=f.adversaries,
+                what=f.what,
+                affected=f.affected,
+                evidence=f.evidence,
+                remedy=Said(text=f.remedy.do, because=f.remedy.why),
+                cell=f.strongest.cell.id,
+            )
+            for f in front.findings
+        ),
+        claims=front.claims,
+        untested=front.untested,
+    )
+
+
+def _verdict(summary: Summary, result: Result) -> Verdict:
     return Verdict(
         level=summary.level,
         headline=summary.headline,

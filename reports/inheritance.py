@@ -2,7 +2,8 @@
 
 Guarantees:
   * no adversary reads weaker than one whose view it contains. Its own cells may be inconclusive, failed or absent;
-  * only leaks are inherited. An attack on a smaller view that found nothing does not apply to a larger view.
+  * only leaks are inherited. An attack on a smaller view that found nothing does not apply to a larger view: if no
+    attack applies to the larger view itself, its level is inconclusive, never "not applicable".
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .verdict import Finding, Level, strongest
 __all__ = ["Standing", "standings"]
 
 _LEAKS: Sequence[Level] = ("leak", "partial")
+_UNTRIED: Sequence[Level] = ("not-applicable", "not-requested")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,8 @@ class Standing:
         """Return a sentence that names the source of an inherited finding; empty if it is the adversary's own."""
         if self.finding is None or self.source == self.adversary:
             return ""
+        if self.level not in _LEAKS:
+            return f"Tested only on what {self.source} sees, which is a part of its view."
         said = f"Inherits the finding of {self.source}: it sees everything that {self.source} sees."
         affected, members = self.finding.affected, self.adversary.split("+")
         if affected and all(k in members for k in affected):
@@ -87,6 +91,16 @@ def _standing(adversary: str, goal: str, own: Finding | None, others: Sequence[F
     leaks = [f for f in others if f.level in _LEAKS]
     gravest = strongest([*([] if own is None else [own]), *leaks])
     shown = own if own is not None and gravest is not None and own.level == gravest.level else gravest
+    if shown is None or shown.level in _UNTRIED:
+        smaller = strongest([f for f in others if f.level in ("none-seen", "inconclusive")])
+        if smaller is not None:
+            return Standing(
+                adversary=adversary,
+                goal=goal,
+                level="inconclusive",
+                finding=smaller,
+                source=smaller.cell.adversary,
+            )
     return Standing(
         adversary=adversary,
         goal=goal,

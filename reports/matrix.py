@@ -16,7 +16,7 @@ from .rules import RULES, by_name
 from .schema import Target
 from .verdict import LEVELS, Finding
 
-__all__ = ["MatrixLine", "WorstRecord", "attack_matrix"]
+__all__ = ["Grid", "MatrixLine", "WorstRecord", "attack_matrix", "grid"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,29 @@ class MatrixLine:
     baseline: float | None
     baseline_name: str
     record: WorstRecord | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What became of every attack against every adversary.
+
+    Attributes:
+        adversaries: the columns.
+        goals: by goal, then by attack, a level for each adversary; empty where there is no such cell.
+    """
+
+    adversaries: tuple[str, ...]
+    goals: dict[str, dict[str, tuple[str, ...]]]
+
+
+def grid(findings: Sequence[Finding]) -> Grid:
+    """Return every cell's level, a line an attack."""
+    adversaries = tuple(dict.fromkeys(f.cell.adversary for f in findings))
+    level = {(f.cell.attack, f.cell.adversary): f.level for f in findings}
+    goals: dict[str, dict[str, tuple[str, ...]]] = {}
+    for goal, attack in dict.fromkeys((f.cell.goal, f.cell.attack) for f in findings):
+        goals.setdefault(goal, {})[attack] = tuple(level.get((attack, a), "") for a in adversaries)
+    return Grid(adversaries=adversaries, goals=goals)
 
 
 def attack_matrix(findings: Sequence[Finding]) -> tuple[MatrixLine, ...]:

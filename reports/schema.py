@@ -298,6 +298,8 @@ class Cell(_Part):
     reason: str = ""
     source: str = ""
     assumes: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    """What the attack can start from: kinds of messages, or an oracle; empty for guesses from outside."""
     params: dict[str, Any] = Field(default_factory=dict)
     queries: Queries | None = None
     figures: tuple[Figure, ...] = ()

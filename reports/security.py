@@ -21,7 +21,7 @@ from .public import public
 from .schema import Result, read
 from .verdict import Finding, judge_all
 
-__all__ = ["public_outcomes", "render_report", "report_json", "write_report"]
+__all__ = ["public_outcomes", "render_appendix", "render_report", "report_json", "write_report"]
 
 
 def render_report(
@@ -39,7 +39,18 @@ def render_report(
         UsageError: the result does not follow its schema, or an image path leaves `directory`.
     """
     checked, findings, timings = _read(result, timings, public)
-    return render("report.html.j2", build(checked, findings, directory, timings))
+    file = _appendix_of(Path("public.html" if public else "index.html")).name
+    return render("report.html.j2", build(checked, findings, directory, timings) | {"appendix_file": file})
+
+
+def render_appendix(
+    result: Mapping[str, Any], directory: Path, timings: Mapping[str, float], *, public: bool = False
+) -> str:
+    """Return the appendix as a page of its own, for print; arguments and errors are those of `render_report`."""
+    checked, findings, timings = _read(result, timings, public)
+    file = "public.html" if public else "index.html"
+    made = build(checked, findings, directory, timings) | {"only_appendix": True, "main_file": file}
+    return render("report.html.j2", made)
 
 
 def report_json(result: Mapping[str, Any], timings: Mapping[str, float], *, public: bool = False) -> str:
@@ -74,14 +85,20 @@ def write_report(
     *,
     public: bool = False,
 ) -> None:
-    """Write the report to `path` and the same as JSON beside it, ending `.json`; each completely or not at all.
+    """Write the report to `path`, the same as JSON beside it, and the appendix; each completely or not at all.
 
     Raises:
         UsageError: as `render_report`; nothing is written then.
     """
     page = render_report(result, directory, timings, public=public)
+    write(render_appendix(result, directory, timings, public=public), _appendix_of(path))
     write(report_json(result, timings, public=public), path.with_suffix(".json"))
     write(page, path)
+
+
+def _appendix_of(path: Path) -> Path:
+    """Return the file of the appendix of a report's page."""
+    return path.with_name("appendix.html" if path.stem == "index" else f"{path.stem}-appendix.html")
 
 
 def _read(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from .front import Front, FrontFinding, front
 from .inheritance import Standing, standings
-from .rules import RULES, by_name
 from .schema import Result
 from .text import amount, clip, joined, party, sentence
 from .verdict import Finding, Level, strongest
@@ -18,11 +18,8 @@ __all__ = [
     "Reason",
     "Summary",
     "private_kinds",
-    "shows_classes",
     "summarise",
 ]
-
-_MODEL_KINDS = ("gradient", "model_update", "model_parameters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +45,7 @@ class MatrixEntry:
     """An adversary's result for one goal: its standing, and how many of its own attacks support it."""
 
     goal: str
+    level: Level
     finding: Finding | None
     inherited: str = ""
     conclusive: int = 0
@@ -73,10 +71,10 @@ class Summary:
     actions: tuple[Action, ...]
     goals: tuple[str, ...]
     matrix: tuple[MatrixRow, ...]
+    front: Front
 
 
-_NAMED = 3
-"""Most victims that a headline names; for more it gives their number."""
+_COUNTS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 
 _UNTRIED = ("not-applicable", "not-requested")
 """Levels of cells in which nothing was tried."""
@@ -88,16 +86,17 @@ def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
     level: Level = top.level if top else "inconclusive"
     if level in ("failed", *_UNTRIED):
         level = "inconclusive"
-    held = standings(result, findings)
+    held, shown = standings(result, findings), front(result, findings)
     goals, matrix = _matrix(held, findings)
     return Summary(
         level=level,
-        headline=_headline(level, findings, held),
+        headline=_headline(result, level, findings, shown.findings),
         standing=_standing(result, findings),
         reasons=tuple(_reasons(result, findings))[:3],
-        actions=tuple(_actions(result, findings)),
+        actions=tuple(_actions(result, findings, shown.findings)),
         goals=goals,
         matrix=matrix,
+        front=shown,
     )
 
 
@@ -111,52 +110,26 @@ def private_kinds(result: Result, adversary: str) -> tuple[tuple[str, bool], ...
     return tuple(seen.items())
 
 
-def _headline(level: Level, findings: Sequence[Finding], held: Sequence[Standing]) -> str:
+def _headline(
+    result: Result, level: Level, findings: Sequence[Finding], found: Sequence[FrontFinding]
+) -> str:
+    """Return the verdict in one or two sentences: the worst finding, how many more there are, and a failed gate."""
+    gates = [g.name for g in result.gates if not g.passed]
+    gate = f" {'A gate' if len(gates) == 1 else f'{len(gates)} gates'} of the spec failed." if gates else ""
+    if found:
+        more = len(found) - 1
+        rest = (
+            f" {sentence(_COUNTS.get(more, str(more)))} more finding{'s' if more > 1 else ''}."
+            if more
+            else ""
+        )
+        return f"{found[0].clause}.{rest}{gate}"
     if level == "none-seen":
         what = "No leak was measured."
         if any(f.corrected_away for f in findings):
             what = "No leak is significant after correction."
-        return f"{what} That is not evidence of safety."
-    if level not in ("leak", "partial"):
-        return "Nothing can be concluded: no attack ran whose controls hold."
-    grave, partial = _clauses(held, "leak"), _clauses(held, "partial")
-    first = f"{sentence(joined(grave, ', and'))}." if grave else ""
-    second = f"In part, {joined(partial, ', and')}." if partial else ""
-    return f"{first} {second}".strip()
-
-
-def _clauses(held: Sequence[Standing], level: Level) -> list[str]:
-    """Return who could do what to whom, a clause a goal."""
-    clauses = []
-    for goal, rule in RULES.items():
-        same = [s for s in held if s.goal == goal and s.level == level]
-        if same:
-            found = [s.finding for s in same if s.finding is not None]
-            of_classes = rule.shown and level == "partial" and all(shows_classes(f) for f in found)
-            what = rule.shown if of_classes else rule.leaked
-            clauses.append(f"{joined(party(s.adversary) for s in same)} {what}{_victims(found)}")
-    return clauses
-
-
-def shows_classes(finding: Finding) -> bool:
-    """Return whether a finding is about classes and not about single records."""
-    return by_name(finding.cell.figures, "evaluator_accuracy") is not None
-
-
-def _victims(findings: Sequence[Finding]) -> str:
-    """Return the affected victims and the number attacked, in brackets; empty if findings name no victim."""
-    affected = list(dict.fromkeys(name for f in findings for name in f.affected))
-    attacked = len({t.target for f in findings for t in f.cell.targets})
-    if len(affected) == attacked > 1:
-        return f" (all {attacked} victims)"
-    if affected:
-        named = joined(affected) if len(affected) <= _NAMED else str(len(affected))
-        return f" ({named}{f' of {attacked} victims' if attacked > 1 else ''})"
-    return f" ({attacked} victims together)" if attacked > 1 and any(f.together for f in findings) else ""
-
-
-def _adversaries(findings: Iterator[Finding]) -> list[str]:
-    return list(dict.fromkeys(party(f.cell.adversary) for f in findings))
+        return f"{what} That is not evidence of safety.{gate}"
+    return f"Nothing can be concluded: no attack ran whose controls hold.{gate}"
 
 
 def _standing(result: Result, findings: Sequence[Finding]) -> str:
@@ -277,6 +250,7 @@ def _matrix(
         ]
         entry = MatrixEntry(
             goal=standing.goal,
+            level=standing.level,
             finding=standing.finding,
             inherited=standing.inherited,
             conclusive=sum(f.level in ("leak", "partial", "none-seen") for f in cells),
@@ -287,8 +261,8 @@ def _matrix(
     return goals, tuple(MatrixRow(adversary=name, entries=tuple(entries)) for name, entries in rows.items())
 
 
-def _actions(result: Result, findings: Sequence[Finding]) -> Iterator[Action]:
-    leaks = [f for f in findings if f.level in ("leak", "partial")]
+def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontFinding]) -> Iterator[Action]:
+    """Yield what to do: gates and false claims first, then the remedies of the findings, then what is open."""
     failed_gates = [g.name for g in result.gates if not g.passed]
     if failed_gates:
         yield Action(
@@ -301,57 +275,33 @@ def _actions(result: Result, findings: Sequence[Finding]) -> Iterator[Action]:
             do="Claim no ε: find out why attacks show more than the ledger allows.",
             why=f"Contradicted for {joined(party(a) for a in fallen)}.",
         )
-    yield from _reconstruction_action(result, [f for f in leaks if f.cell.goal == "reconstruction"])
-    members = [f for f in leaks if f.cell.goal == "membership"]
-    if members:
-        yield Action(
-            do="Bound what one record can do: train with DP-SGD at a stated ε and unit, then audit again.",
-            why=f"{sentence(joined(_adversaries(iter(members))))} could tell members from non-members. "
-            "Answering with labels only is no remedy: label-only attacks exist (Choquette-Choo 2021).",
-        )
-    labels = [f for f in leaks if f.cell.goal == "label-distribution"]
-    if labels:
-        yield Action(
-            do="Keep clients' counts and label statistics from single parties: sum securely or omit them.",
-            why=f"{sentence(joined(_adversaries(iter(labels))))} could tell clients' class shares.",
-        )
-    copied = [f for f in leaks if f.cell.goal == "model-extraction"]
-    if copied:
-        yield Action(
-            do="Treat the models behind recorded answers as known to whoever holds the answers.",
-            why=f"{sentence(joined(_adversaries(iter(copied))))} could copy a model that it was not given. "
-            "Every attack on a white box can be tried on the copy.",
-        )
+    for do, why in dict.fromkeys((f.remedy.do, f.remedy.why) for f in found):
+        yield Action(do=do, why=why)
     open_cells = [f for f in findings if f.level in ("inconclusive", "failed")]
     if open_cells:
-        yield Action(
-            do=f"Settle the {_cells(len(open_cells), 'open ')}: repair, or spend more, until controls hold.",
-            why="Until then treat each as a possible leak.",
-        )
-    if not leaks:
+        yield Action(do=_rerun(result, open_cells), why="Until then treat each as a possible leak.")
+    if not found:
         yield Action(
             do="Claim no more than was measured: these attacks, this profile, this data.",
             why="Not finding a leak does not show that there is none. Only a mechanism with an ε bounds one.",
         )
 
 
+def _rerun(result: Result, open_cells: Sequence[Finding]) -> str:
+    """Return how to settle open tests: mend what failed, and spend more on the others."""
+    failed = sum(f.level == "failed" for f in open_cells)
+    parts = []
+    if failed:
+        parts.append(
+            f"mend the {failed} failed test{'' if failed == 1 else 's'} (their errors are in the appendix)"
+        )
+    if left := len(open_cells) - failed:
+        tests = f"the {left} inconclusive test{'' if left == 1 else 's'}"
+        wider = {"quick": "standard", "standard": "full"}.get(result.run.profile)
+        more = f"with `profile: {wider}`" if wider else "with more records, or on another task"
+        parts.append(f"rerun {tests} {more}")
+    return f"{sentence(joined(parts))}."
+
+
 def _cells(n: int, which: str = "") -> str:
     return f"{n} {which}cell{'' if n == 1 else 's'}"
-
-
-def _reconstruction_action(result: Result, findings: Sequence[Finding]) -> Iterator[Action]:
-    if not findings:
-        return
-    adversaries = dict.fromkeys(f.cell.adversary for f in findings)
-    kinds = dict.fromkeys(k for a in adversaries for k, _ in private_kinds(result, a) if k in _MODEL_KINDS)
-    carrier = joined(kinds) if kinds else "their answers"
-    yield Action(
-        do=f"Keep single clients' {carrier} from {joined(party(a) for a in adversaries)}: secure "
-        "aggregation, or clipping and noise at the client.",
-        why="Inputs were reconstructed from them. Larger batches or more local steps make the attack harder "
-        "but guarantee nothing.",
-    )
-    if "eavesdropper" in adversaries:
-        yield Action(
-            do="Encrypt the transport.", why="An eavesdropper could read what the reconstruction needs."
-        )

@@ -399,6 +399,7 @@ class _Base:
             source=str(self.attack.card["source"]),
             status=status,
             assumes=tuple(self.attack.card["assumes"]),
+            needs=tuple(self.attack.card.get("needs", ())),
             params=dict(self.attack.params or {}),
             **values,
         )

@@ -94,6 +94,14 @@
     }
   };
 
+  const unfold = () => {
+    const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const fold = target && target.closest("details");
+    if (fold && !fold.open) { fold.open = true; target.scrollIntoView(); }
+  };
+  addEventListener("hashchange", unfold);
+  unfold();
+
   document.querySelectorAll("table.sortable").forEach(sortable);
   document.querySelectorAll("table.long").forEach(filterable);
   enlargeable([...document.querySelectorAll("figure.gallery img, .thumbs img")]);

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -68,6 +69,10 @@ class Browser:
         requests = tuple(u for u in sent if not u.startswith("data:"))
         return Page(url, errors, requests)
 
+    def unfold(self) -> None:
+        """Opens what the page has folded."""
+        self.run("for (const part of document.querySelectorAll('details')) part.open = true")
+
     def _complaints(self) -> tuple[str, ...]:
         """What the page's console has, which comes late but in order: all before a line of our own."""
         self.driver.execute_script("console.error(arguments[0])", _END)
@@ -88,10 +93,16 @@ class Browser:
         shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
         path.write_bytes(base64.b64decode(shot["data"]))
 
-    def pdf(self, path: Path) -> None:
-        """The page as it prints on A4."""
+    def pdf(self, path: Path) -> int:
+        """The page as it prints on A4; returns the number of its pages."""
         made = self.driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
-        path.write_bytes(base64.b64decode(made["data"]))
+        path.write_bytes(data := base64.b64decode(made["data"]))
+        return len(re.findall(rb"/Type /Page\b(?!s)", data))
+
+    def front_pages(self, path: Path) -> int:
+        """The number of printed pages of a report's front page alone."""
+        self.run("for (const s of document.querySelectorAll('main > :not(#summary), footer')) s.remove()")
+        return self.pdf(path)
 
 
 @contextmanager

@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-SECTIONS = (
+MAIN = (
     "summary",
-    "system",
+    "findings",
     "exposure",
     "utility",
-    "attacks",
     "ledger",
     "coverage",
+    "system",
     "threats",
-    "annex",
     "reproduce",
 )
+APPENDIX = ("cells", "reasons", "annex", "spec")
+SECTIONS = (*MAIN, *APPENDIX)
 TIMINGS = {"run": 12.34, "server/dlg": 41.2, "world/boundary-distance": 66.0}
 
 

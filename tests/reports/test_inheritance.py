@@ -75,9 +75,10 @@ def test_no_adversary_reads_weaker_than_one_whose_view_it_contains(
         own = min(ORDER.index(judged) for a, judged in cells if a == adversary)
         assert ORDER.index(level) <= own
         if level not in ("leak", "partial"):
-            assert ORDER.index(level) == own  # only leaks are inherited
+            # only leaks are inherited; what was tested on a part of a view alone is open for the whole
+            assert ORDER.index(level) == own or (level == "inconclusive" and own > ORDER.index("failed"))
     page = summarise(made, judge_all(made))
-    shown = {row.adversary: e.finding.level for row in page.matrix for e in row.entries if e.finding}
+    shown = {row.adversary: e.level for row in page.matrix for e in row.entries if e.finding}
     assert shown == held
 
 
@@ -89,9 +90,8 @@ def test_a_coalition_inherits_its_member_s_leak_and_says_so(own: str) -> None:
     said = "Inherits the finding of server: it sees everything that server sees."
     assert page.matrix[1].entries[0].inherited == said
     assert page.matrix[0].entries[0].inherited == ""
-    assert page.headline == (
-        "The server and the server with client/0 could tell which records were trained on (3 victims together)."
-    )
+    assert page.headline == "The server could tell which records were trained on (all 3 attacked together)."
+    assert page.front.findings[0].adversaries == ("server", "server+client/0")
     parts = document(made, judge_all(made), {}).adversaries
     assert [(p.adversary, p.level, p.cell, p.inherited) for p in parts] == [
         ("server", "leak", "server/a", ""),
@@ -114,9 +114,9 @@ def test_a_finding_about_a_member_of_the_coalition_names_it() -> None:
 @pytest.mark.parametrize(
     ("affected", "named"),
     [
-        (("client/2",), "(client/2 of 3 victims)"),
-        (("client/0", "client/2"), "(client/0 and client/2 of 3 victims)"),
-        (("client/0", "client/1", "client/2"), "(all 3 victims)"),
+        (("client/2",), "(client/2 of 3 attacked)"),
+        (("client/0", "client/2"), "(client/0 and client/2 of 3 attacked)"),
+        (("client/0", "client/1", "client/2"), "(all 3 attacked, of 5 clients)"),
     ],
 )
 def test_the_headline_names_who_is_affected_and_of_how_many(affected: tuple[str, ...], named: str) -> None:
@@ -133,3 +133,11 @@ def test_what_does_not_hold_after_correction_is_not_called_no_leak() -> None:
     made = result([near, near.model_copy(update={"id": "server/b"})])
     headline = summarise(made, judge_all(made)).headline
     assert headline == "No leak is significant after correction. That is not evidence of safety."
+
+
+@pytest.mark.parametrize("own", ["not-applicable", "not-requested"])
+def test_an_adversary_tested_only_on_a_part_of_its_view_is_open(own: str) -> None:
+    made = result([cell("world", "none-seen"), cell("server", own)], {"server": ("world",)})
+    (_, server) = standings(made, judge_all(made))
+    assert (server.level, server.source) == ("inconclusive", "world")
+    assert server.inherited == "Tested only on what world sees, which is a part of its view."

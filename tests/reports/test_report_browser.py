@@ -11,7 +11,7 @@ import pytest
 from fdaudit.reports import write_comparison, write_report
 
 from ..helpers.browser import Browser, axe, chromium
-from ..helpers.report_cases import FIXTURES, SECTIONS, TIMINGS, load
+from ..helpers.report_cases import APPENDIX, FIXTURES, MAIN, SECTIONS, TIMINGS, load
 from .test_comparison import distilled, entries
 from .test_report import HOSTILE, poison
 
@@ -60,7 +60,8 @@ def test_opens_from_a_file_without_errors_requests_or_overflow(
     assert page.errors == ()
     assert page.requests == (page.url,)
     found = browser.run("return [...document.querySelectorAll('main > section')].map(s => s.id)")
-    assert tuple(found) == SECTIONS
+    assert tuple(found) == MAIN
+    browser.unfold()
     heights = browser.run("return [...document.querySelectorAll('section')].map(s => s.offsetHeight)")
     assert min(heights) > 100
     assert browser.run("return document.documentElement.scrollWidth") <= width
@@ -69,20 +70,22 @@ def test_opens_from_a_file_without_errors_requests_or_overflow(
 
 def test_all_pictures_are_drawn(browser: Browser, report: Path) -> None:
     browser.open(report)
+    browser.unfold()
     sizes = browser.run(
         "return [...document.querySelectorAll('.trio img')].map(i => [i.complete, i.naturalWidth, i.clientWidth])"
     )
-    assert len(sizes) == 48
+    assert len(sizes) == 48 + 24
     assert all(complete and natural == 8 and shown > 40 for complete, natural, shown in sizes)
     charts = browser.run(
         "return [...document.querySelectorAll('svg')].map(s => [s.clientWidth, s.getBBox().height])"
     )
-    assert len(charts) == 10
+    assert len(charts) > 10
     assert all(width > 200 and height > 50 for width, height in charts)
 
 
 def test_text_stands_out_from_its_ground(browser: Browser, report: Path) -> None:
     browser.open(report)
+    browser.unfold()
     ratios = browser.run(CONTRAST)
     assert len(ratios) > 300
     assert ratios[0][0] >= 4.5, ratios[:5]
@@ -127,6 +130,31 @@ def test_prints_on_a4_with_whole_figures(browser: Browser, report: Path) -> None
     assert len(boxes) == 1
     width, height = (float(v) for v in boxes.pop())
     assert (width, height) == pytest.approx((595, 842), abs=1.5)
+
+
+def test_the_front_is_one_printed_page_and_the_main_part_at_most_twelve(
+    browser: Browser, report: Path, tmp_path: Path
+) -> None:
+    browser.open(report)
+    assert browser.pdf(tmp_path / "main.pdf") <= 12
+    assert browser.front_pages(tmp_path / "front.pdf") == 1
+
+
+def test_a_link_into_the_appendix_unfolds_it(browser: Browser, report: Path) -> None:
+    browser.open(report)
+    assert not browser.run("return document.getElementById('appendix').open")
+    browser.run("document.querySelector('a[href=\"#cell-1\"]').click()")
+    browser.run("return new Promise(done => setTimeout(done, 0))")
+    assert browser.run("return document.getElementById('appendix').open")
+
+
+def test_the_appendix_prints_every_test(browser: Browser, report: Path) -> None:
+    page = browser.open(report.with_name("security-appendix.html"))
+    assert page.errors == ()
+    assert page.requests == (page.url,)
+    assert tuple(browser.run("return [...document.querySelectorAll('section')].map(s => s.id)")) == APPENDIX
+    ran = sum(cell["status"] == "run" or bool(cell["targets"]) for cell in load()["cells"])
+    assert browser.run("return document.querySelectorAll('[id^=cell-]:not(h3)').length") == ran
 
 
 # -- the comparison -----------------------------------------------------------------------------------------------
@@ -195,6 +223,7 @@ def long_report(tmp_path: Path) -> Path:
 
 def test_tables_sort_by_value_and_say_so(browser: Browser, long_report: Path) -> None:
     browser.open(long_report)
+    browser.unfold()
     before = browser.run(COLUMN, "#attack-matrix", 3)
     press = "document.querySelector('#attack-matrix thead th:nth-child(4) button').click();"
     browser.run(press)
@@ -212,6 +241,7 @@ def test_a_sort_button_works_by_keyboard(browser: Browser, long_report: Path) ->
     from selenium.webdriver.common.keys import Keys
 
     browser.open(long_report)
+    browser.unfold()
     browser.run("document.querySelector('#attack-matrix thead button').focus()")
     browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
     names = browser.run(COLUMN, "#attack-matrix", 0)
@@ -220,16 +250,17 @@ def test_a_sort_button_works_by_keyboard(browser: Browser, long_report: Path) ->
 
 def test_long_tables_filter(browser: Browser, long_report: Path) -> None:
     browser.open(long_report)
+    browser.unfold()
     assert browser.run("return document.querySelectorAll('.filter').length") >= 2
     total = len(browser.run(COLUMN, "#attack-matrix", 0))
     browser.run(
-        "const f = document.querySelector('#attacks .filter input'); f.value = 'DLG-1';"
+        "const f = document.querySelector('#cells .filter input'); f.value = 'DLG-1';"
         "f.dispatchEvent(new Event('input'));"
     )
     left = browser.run(COLUMN, "#attack-matrix", 0)
     assert 0 < len(left) < total
     assert all("dlg-1" in name for name in left)
-    said = browser.run("return document.querySelector('#attacks .filter output').textContent")
+    said = browser.run("return document.querySelector('#cells .filter output').textContent")
     assert said == f"{len(left)} of {total}"
 
 
@@ -263,6 +294,7 @@ def test_everything_is_there_without_the_script(browser: Browser, tmp_path: Path
     whole = path.read_text("utf-8")
     path.write_text(re.sub(r"<script>.*?</script>", "", whole, flags=re.DOTALL), "utf-8")
     browser.open(path)
+    browser.unfold()
     hidden = "return [...document.querySelectorAll('main *')].filter(e => e.hidden).length"
     assert browser.run(hidden) == 0
     heights = browser.run("return [...document.querySelectorAll('section')].map(s => s.offsetHeight)")
@@ -276,6 +308,7 @@ def test_axe_finds_nothing_serious(
     browser: Browser, request: pytest.FixtureRequest, which: str, width: int
 ) -> None:
     browser.open(request.getfixturevalue(which), width)
+    browser.unfold()
     found = axe(browser)
     assert [v for v in found if v["impact"] in ("serious", "critical")] == []
 

@@ -53,7 +53,12 @@ def test_the_json_says_what_the_page_says() -> None:
     value = as_json(load())
     verdict = value["verdict"]
     said = [verdict["headline"], verdict["standing"]]
-    said += [s["text"] for s in (*verdict["reasons"], *verdict["actions"])]
+    said += [s["text"].replace("`", "") for s in (*verdict["reasons"], *verdict["actions"])]
+    front = value["front"]
+    said += [
+        t.replace("`", "") for f in front["findings"] for t in (f["what"], f["evidence"], f["remedy"]["text"])
+    ]
+    said += [*front["claims"], *front["untested"]]
     said += [f["because"] for f in value["findings"]] + [item["what"] for item in value["annex"]]
     assert len(said) > 40
     for sentence in said:
@@ -136,8 +141,9 @@ def test_the_public_variant_shows_no_record_and_no_class_count() -> None:
 def test_the_public_variant_keeps_every_finding() -> None:
     whole, part = as_json(load()), as_json(load(), public=True)
     assert part["verdict"]["level"] == whole["verdict"]["level"]
-    assert "(all 2 victims)" in whole["verdict"]["headline"]
-    assert part["verdict"]["headline"] == whole["verdict"]["headline"].replace(" (all 2 victims)", "")
+    told = " (all 2 attacked, of 5 clients)"
+    assert told in whole["verdict"]["headline"]
+    assert part["verdict"]["headline"] == whole["verdict"]["headline"].replace(told, "")
     assert [(f["cell"], f["level"]) for f in part["findings"]] == [
         (f["cell"], f["level"]) for f in whole["findings"]
     ]

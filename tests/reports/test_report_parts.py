@@ -105,11 +105,14 @@ def test_the_summary_says_what_is_bounded_and_of_whom_nothing_is() -> None:
         "epsilon": 1.5,
     }
     stated = {"delta": 1e-5, "unit": "record", "relation": "add-or-remove", "contributions": [part]}
-    plain = " ".join(Document(render(raw)).sections["summary"].split())
+    plain = " ".join(Document(render(raw)).sections["findings"].split())
     assert "with no defence on the way" in plain
     assert "ε is at most" not in plain
     ledger = [{"adversary": a, "epsilon": 2.0 + n, **stated} for n, a in enumerate(seers)]
-    text = " ".join(Document(render(raw | {"ledger": ledger})).sections["summary"].split())
+    sections = Document(render(raw | {"ledger": ledger})).sections
+    assert "No ε may be stated" not in sections["summary"]
+    assert sections["summary"].count("ε of at most") == len(seers)
+    text = " ".join(sections["findings"].split())
     assert f"ε is at most {1.0 + len(seers):.3f}" in text
     assert "with no defence on the way" not in text
 

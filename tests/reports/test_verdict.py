@@ -220,15 +220,13 @@ def test_the_summary_of_the_fixture_names_who_and_what() -> None:
     summary = _summary(load())
     assert summary.level == "leak"
     assert summary.headline.startswith(
-        "The server could reconstruct private training inputs (all 2 victims)."
+        "The server could reconstruct private training inputs (all 2 attacked, of 5 clients)."
     )
     assert len(summary.reasons) == 3
     assert summary.reasons[0].number == 1
-    by_adversary = {
-        row.adversary: [e.finding and e.finding.level for e in row.entries] for row in summary.matrix
-    }
-    assert by_adversary["server"] == ["leak", None]
-    assert by_adversary["client/1"] == ["not-applicable", None]
+    by_adversary = {row.adversary: [e.level for e in row.entries] for row in summary.matrix}
+    assert by_adversary["server"] == ["leak", "not-requested"]
+    assert by_adversary["client/1"] == ["not-applicable", "not-requested"]
     world = next(row for row in summary.matrix if row.adversary == "world").entries[1]
     assert (world.conclusive, world.tried) == (2, 4)
 
@@ -238,7 +236,10 @@ def test_no_verdict_says_safe() -> None:
     raw["cells"] = [c for c in raw["cells"] if c["id"] == "world/gap"]
     summary = _summary(raw)
     assert summary.level == "none-seen"
-    assert summary.headline == "No leak was measured. That is not evidence of safety."
+    said = "No leak was measured. That is not evidence of safety. A gate of the spec failed."
+    assert summary.headline == said
+    raw["gates"] = []
+    assert _summary(raw).headline == "No leak was measured. That is not evidence of safety."
     raw["cells"] = []
     summary = _summary(raw)
     assert summary.level == "inconclusive"

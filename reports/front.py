@@ -1,0 +1,311 @@
+"""The front page: findings with their severity and remedy, what ε may be stated, and what was not tested.
+
+Guarantees:
+  * every leak of the table *What leaks to whom* is in a finding, inherited ones too;
+  * severity is computed from the finding and its adversary alone, by the printed table;
+  * nothing here is measured anew: each finding names the cell behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from .inheritance import Standing, standings
+from .remedies import ENCRYPT, Remedy, remedy
+from .rules import RULES, by_name
+from .schema import LedgerEntry, Result
+from .text import amount, clip, joined, measure, party, sentence, with_interval
+from .verdict import Finding, Level, strongest
+
+__all__ = ["ACCESS", "IMPACT", "SEVERITIES", "Front", "FrontFinding", "front", "severity", "shows_classes"]
+
+SEVERITIES = ("critical", "high", "medium", "low")
+
+IMPACT: Mapping[str, int] = MappingProxyType(
+    {"reconstruction": 4, "membership": 3, "label-distribution": 2, "model-extraction": 2}
+)
+"""Harm to those whom the data are about, if the adversary succeeds; a partial leak counts one less."""
+
+ACCESS: Mapping[str, tuple[int, str]] = MappingProxyType(
+    {
+        "world": (3, "has the released model"),
+        "eavesdropper": (2, "reads the transport"),
+        "server": (2, "runs the server"),
+        "client": (2, "takes part as a client"),
+        "aggregator": (2, "runs the aggregator"),
+        "coalition": (1, "several parties together"),
+        "internal": (1, "gets hold of a model that stays internal"),
+    }
+)
+"""How easily one becomes this adversary, from 1 to 3, and what one must have for it."""
+
+_LEAST = ((9, "critical"), (6, "high"), (3, "medium"), (1, "low"))
+"""Least product of impact and access of each severity."""
+
+_LEAKS: Sequence[Level] = ("leak", "partial")
+_UNTOLD = "not told"
+_NAMED = 4
+"""Most affected clients named one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontFinding:
+    """One finding: who can do what to whom, how bad it is, what shows it, and what to do.
+
+    Attributes:
+        severity: one of `SEVERITIES`.
+        goals: of the attacks.
+        level: leak or partial.
+        adversaries: everyone who can do it, by the same remedy.
+        what: the finding in a clause.
+        affected: the affected clients in words.
+        evidence: the strongest attack and its deciding figures.
+        remedy: what to do and why.
+        strongest: the finding of the cell behind it.
+        because: why the severity, in words.
+    """
+
+    severity: str
+    goals: tuple[str, ...]
+    level: Level
+    adversaries: tuple[str, ...]
+    what: str
+    affected: str
+    evidence: str
+    remedy: Remedy
+    strongest: Finding
+    because: str
+
+    @property
+    def clause(self) -> str:
+        """Return the finding with those whom it affects, in a clause."""
+        partly = "" if self.level == "leak" else ", in part"
+        return f"{self.what}{partly}{'' if self.affected == _UNTOLD else f' ({self.affected})'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """The parts of the front page.
+
+    Attributes:
+        findings: the gravest first.
+        claims: what ε may be stated, one sentence each.
+        untested: what was not tested, one sentence each.
+    """
+
+    findings: tuple[FrontFinding, ...]
+    claims: tuple[str, ...]
+    untested: tuple[str, ...]
+
+
+def front(result: Result, findings: Sequence[Finding]) -> Front:
+    """Return the front page's parts; pure."""
+    return Front(
+        findings=_findings(result, findings),
+        claims=tuple(_claims(result)),
+        untested=tuple(_untested(result, findings)),
+    )
+
+
+def severity(goal: str, level: Level, adversary: str, release: str | None = None) -> tuple[str, str]:
+    """Return a severity and its reason: impact times access.
+
+    Args:
+        goal: of the attacks.
+        level: leak or partial.
+        adversary: who can do it.
+        release: where the spec sends the model; None counts as the widest release.
+    """
+    impact = IMPACT.get(goal, 2) - (level == "partial")
+    access, must = ACCESS[_role(adversary, release)]
+    product = impact * access
+    word = next(word for least, word in _LEAST if product >= least)
+    return word, f"impact {impact} × access {access} ({must})"
+
+
+def _role(adversary: str, release: str | None) -> str:
+    if "+" in adversary:
+        return "coalition"
+    if adversary == "world" and release == "internal":
+        return "internal"
+    name = adversary.partition("/")[0]
+    return name if name in ACCESS else "coalition"
+
+
+def _findings(result: Result, findings: Sequence[Finding]) -> tuple[FrontFinding, ...]:
+    held = [s for s in standings(result, findings) if s.level in _LEAKS and s.finding is not None]
+    groups: dict[tuple[str, Remedy], list[Standing]] = {}
+    for standing in held:
+        source = _same_by_fewer(standing, held) or standing
+        what = _remedy(result, source)
+        goal = "" if what is ENCRYPT else standing.goal  # one thing ends all that an eavesdropper can do
+        groups.setdefault((goal, what), []).append(standing)
+    made = (_finding(result, who, what) for (_, what), who in groups.items())
+    return tuple(sorted(made, key=_gravest_first))
+
+
+def _gravest_first(finding: FrontFinding) -> tuple[int, int, int]:
+    impact = max(IMPACT.get(goal, 2) for goal in finding.goals)
+    return SEVERITIES.index(finding.severity), _LEAKS.index(finding.level), -impact
+
+
+def _same_by_fewer(standing: Standing, held: Sequence[Standing]) -> Standing | None:
+    """Return a part of a coalition that can do as much without the others; None if there is none."""
+    members = set(standing.adversary.split("+"))
+    return next(
+        (
+            s
+            for s in held
+            if s.goal == standing.goal
+            and set(s.adversary.split("+")) < members
+            and _LEAKS.index(s.level) <= _LEAKS.index(standing.level)
+        ),
+        None,
+    )
+
+
+def _remedy(result: Result, standing: Standing) -> Remedy:
+    """Return the remedy for a standing: an inherited finding's own, unless the heir only listens in."""
+    if standing.adversary == "eavesdropper" or standing.finding is None:
+        return ENCRYPT
+    return remedy(result, standing.finding)
+
+
+def _finding(result: Result, held: Sequence[Standing], what: Remedy) -> FrontFinding:
+    ranked = sorted(
+        (severity(s.goal, s.level, s.adversary, result.run.release) for s in held),
+        key=lambda r: SEVERITIES.index(r[0]),
+    )
+    found = [s.finding for s in held if s.finding is not None]
+    goals = list(dict.fromkeys(s.goal for s in held))
+    adversaries = tuple(dict.fromkeys(s.adversary for s in held))
+    gravest = sorted(held, key=lambda s: (_LEAKS.index(s.level), -IMPACT.get(s.goal, 2)))[0]
+    top = strongest([f for f in found if f.cell.goal == gravest.goal]) or found[0]
+    can = joined(_can(goal, [f for f in found if f.cell.goal == goal]) for goal in goals)
+    return FrontFinding(
+        severity=ranked[0][0],
+        goals=tuple(goals),
+        level=gravest.level,
+        adversaries=adversaries,
+        what=f"{sentence(joined(party(a) for a in _fewest(adversaries)))} could {can}",
+        affected=_affected(found, result.run.clients),
+        evidence=f"{clip(top.cell.attack, 60)}: {_evidence(top)}",
+        remedy=what,
+        strongest=top,
+        because=ranked[0][1],
+    )
+
+
+def _fewest(adversaries: Sequence[str]) -> list[str]:
+    """Return the adversaries without coalitions of which a part can do the same."""
+    parts = {a: set(a.split("+")) for a in adversaries}
+    return [a for a in adversaries if not any(parts[b] < parts[a] for b in adversaries)]
+
+
+def _can(goal: str, found: Sequence[Finding]) -> str:
+    """Return what adversaries could do, in a clause without "could"."""
+    rule = RULES.get(goal)
+    if rule is None:
+        return "learn more than they should"
+    partial = all(f.level == "partial" for f in found)
+    of_classes = bool(rule.shown) and partial and all(shows_classes(f) for f in found)
+    return (rule.shown if of_classes else rule.leaked).removeprefix("could ")
+
+
+def _evidence(finding: Finding) -> str:
+    """Return the deciding figure of all victims with its interval, and the worst victim's value."""
+    rule, key, worst = RULES.get(finding.cell.goal), finding.key, finding.worst_key
+    if rule is None or key is None or key.value is None:
+        return finding.measured
+    said = rule.frame.format(with_interval(key))
+    if worst is None or worst.value is None or finding.worst is None:
+        return f"{said}." if finding.cell.targets and finding.worst else finding.measured
+    return f"{said}; {measure(worst, worst.value)} for {clip(finding.worst.target, 60)}, the worst-affected client."
+
+
+def shows_classes(finding: Finding) -> bool:
+    """Return whether a finding is about classes and not about single records."""
+    return by_name(finding.cell.figures, "evaluator_accuracy") is not None
+
+
+def _affected(findings: Sequence[Finding], clients: int) -> str:
+    """Return the affected clients: by name, or how many of those that were attacked."""
+    affected = list(dict.fromkeys(name for f in findings for name in f.affected))
+    attacked = len({t.target for f in findings for t in f.cell.targets})
+    if not affected:
+        return f"all {attacked} attacked together" if any(f.together for f in findings) else _UNTOLD
+    if len(affected) == attacked > 1:
+        return f"all {attacked} attacked, of {clients} clients"
+    named = joined(affected) if len(affected) <= _NAMED else str(len(affected))
+    return f"{named} of {attacked} attacked" if attacked > 1 else named
+
+
+def _claims(result: Result) -> Iterator[str]:
+    """Yield what ε may be stated for which view, and for whom none may be."""
+    ledger = result.ledger or ()
+    fallen = {c.adversary for c in result.checks if c.verdict == "contradicted" and not c.source}
+    held = [e for e in ledger if e.epsilon is not None and e.contributions and e.adversary not in fallen]
+    for entry in held:
+        yield (
+            f"{sentence(party(entry.adversary))}: ε of at most {amount(entry.epsilon or 0.0)} at "
+            f"δ = {amount(entry.delta or 0.0)}, {_unit(entry)}."
+        )
+    reached = [e.adversary for e in ledger if e.epsilon is None or e.adversary in fallen]
+    if reached or not ledger:
+        whom = f" for the view of {joined(party(a) for a in reached)}" if reached else ""
+        yield f"No ε may be stated{whom}."
+    if fallen:
+        yield f"Attacks contradict the ledger's ε for {joined(party(a) for a in sorted(fallen))}."
+    for check in [c for c in result.checks if c.verdict == "contradicted" and c.source][:2]:
+        claim = f"ε = {amount(check.claimed or 0.0)} ({clip(check.source, 60)})"
+        yield f"The system's own claim of {claim} is contradicted."
+
+
+def _unit(entry: LedgerEntry) -> str:
+    return f"for one {clip(entry.unit, 40)} of a client, {clip(entry.relation, 40)}"
+
+
+def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield what was not tested."""
+    told = [
+        (sum(f.level == level for f in findings), words)
+        for level, words in (
+            ("inconclusive", "inconclusive"),
+            ("failed", "failed"),
+            ("not-applicable", "not applicable"),
+            ("not-requested", "not requested"),
+        )
+    ]
+    parts = [f"{n} {words}" for n, words in told if n]
+    if parts:
+        yield f"{sum(n for n, _ in told)} of {len(findings)} tests gave no answer: {joined(parts)}."
+    bare = _bare(findings)
+    if bare:
+        yield f"Nothing was tried: {'; '.join(bare)}."
+    attacked = len({t.target for f in findings for t in f.cell.targets})
+    if 0 < attacked < result.run.clients:
+        yield f"{result.run.clients - attacked} of {result.run.clients} clients were not attacked."
+    if result.out_of_scope:
+        kinds = joined(clip(o.name, 40) for o in result.out_of_scope)
+        yield f"Out of scope: {kinds}."
+    recording = result.run.recording
+    if recording is not None and recording.asserted:
+        yield f"{len(recording.asserted)} statements of the recorder and its card were not checked."
+    profile = clip(result.run.profile, 40)
+    yield f"Other seeds, other data and stronger attacks: this is one run with the {profile} profile."
+
+
+def _bare(findings: Sequence[Finding]) -> list[str]:
+    """Return the adversaries that nobody's attack stands for, by goal."""
+    goals: dict[str, list[str]] = {}
+    everybody = {f.cell.adversary for f in findings}
+    for adversary, goal in dict.fromkeys((f.cell.adversary, f.cell.goal) for f in findings):
+        levels = {f.level for f in findings if (f.cell.adversary, f.cell.goal) == (adversary, goal)}
+        if levels <= {"not-applicable", "not-requested"}:
+            goals.setdefault(goal, []).append(adversary)
+    return [
+        f"{goal.replace('-', ' ')} by {'anybody' if len(who) == len(everybody) else joined(map(party, who))}"
+        for goal, who in goals.items()
+    ]

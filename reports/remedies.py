@@ -1,0 +1,248 @@
+"""What to do about a finding: a table of remedies by goal, and by the way on which the data reached the adversary.
+
+Guarantees:
+  * a remedy speaks only of messages that the adversary received and that the attack can start from;
+  * nothing in the table was tested in the run: it names what the literature and fdaudit's own defences offer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from fdaudit.transcript.messages import role
+
+from .schema import Result
+from .text import clip, joined
+from .verdict import Finding
+
+__all__ = ["ENCRYPT", "REMEDIES", "WAYS", "Carried", "Remedy", "carried", "remedy", "way"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """One thing to do and why; `{kinds}` stands for the kinds of messages behind the finding."""
+
+    do: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """What brought the data to an adversary: kinds of messages, and the ways they belong to; `oracle` is a way too."""
+
+    kinds: tuple[str, ...]
+    ways: tuple[str, ...]
+
+
+WAYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "counts": ("class_counts", "sample_count"),
+        "declined": ("proxy_indices",),
+        "updates": ("gradient", "model_update", "model_parameters"),
+        "answers": ("logits", "soft_labels", "hard_labels", "logit_range"),
+        "prototypes": ("class_prototypes",),
+        "generator": (
+            "generator_parameters",
+            "generated_samples",
+            "discriminator_parameters",
+            "discriminator_scores",
+            "sample_gradients",
+            "logit_cotangents",
+        ),
+        "ensemble": ("ensemble_labels", "vote_counts"),
+    }
+)
+"""The kinds of messages of each way, as single clients send them; `ensemble` is what the server makes of answers."""
+
+_FROM_SERVER = {"updates": "model", "answers": "ensemble", "declined": "ensemble", "prototypes": "ensemble"}
+"""The way of the same kinds if the server sends them: the sum or the choice of all clients."""
+
+_LABELS_NO_REMEDY = "Answering with labels only is no remedy: label-only attacks exist (Choquette-Choo 2021)."
+_ONLY_A_BOUND = "Only a stated ε bounds what any attack can tell about a record."
+
+REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
+    {
+        ("reconstruction", "updates"): Remedy(
+            do="Hide each client's {kinds}: secure aggregation, or `dp-fedavg` at the client.",
+            why="Larger batches and more local steps make the attack harder, and guarantee nothing.",
+        ),
+        ("reconstruction", "model"): Remedy(
+            do="Do not hand out the model's weights. Answer queries, and limit and log them.",
+            why="`dp-sgd` protects single records, and not what a class looks like.",
+        ),
+        ("reconstruction", "answers"): Remedy(
+            do="Send `hard-label` answers, or add `gaussian-noise` to each client's {kinds}.",
+            why="The attack inverts the values of the answers; fewer values tell less.",
+        ),
+        ("reconstruction", "ensemble"): Remedy(
+            do="Publish noisy votes (`gnmax`) instead of {kinds}.", why="The attack inverts exact values."
+        ),
+        ("reconstruction", "prototypes"): Remedy(
+            do="Sum each client's {kinds} securely, or add `gaussian-noise` to them.",
+            why="A mean over few records is close to each of them.",
+        ),
+        ("reconstruction", "generator"): Remedy(
+            do="Clip and noise what trains the generator: `sanitized-gradients`.",
+            why="A generator repeats records that it was fitted to.",
+        ),
+        ("reconstruction", "oracle"): Remedy(
+            do="Limit and log queries, and answer with labels only.",
+            why="Each answer tells more of the model; a copy of it can be inverted at leisure.",
+        ),
+        ("membership", "updates"): Remedy(
+            do="Train with `dp-sgd` at a stated ε. Secure aggregation also hides each client's {kinds}.",
+            why=_ONLY_A_BOUND,
+        ),
+        ("membership", "model"): Remedy(
+            do="Train with `dp-sgd` at a stated ε before the model leaves.", why=_ONLY_A_BOUND
+        ),
+        ("membership", "answers"): Remedy(
+            do="Train with `dp-sgd` at a stated ε, or publish noisy votes (`gnmax`) instead of each client's {kinds}.",
+            why=_LABELS_NO_REMEDY,
+        ),
+        ("membership", "ensemble"): Remedy(
+            do="Publish noisy votes (`gnmax`) instead of {kinds}, at a stated ε.", why=_LABELS_NO_REMEDY
+        ),
+        ("membership", "declined"): Remedy(
+            do="Answer every public sample, or choose those to answer without looking at private records.",
+            why="Which samples a client declines depends on each of its records.",
+        ),
+        ("membership", "prototypes"): Remedy(
+            do="Sum each client's {kinds} securely, with `gaussian-noise` at a stated ε.",
+            why="A mean over few records shows who is among them.",
+        ),
+        ("membership", "generator"): Remedy(
+            do="Train generator and discriminator with noise at a stated ε: `sanitized-gradients`.",
+            why="Generated samples and a discriminator's scores are closest to what was trained on.",
+        ),
+        ("membership", "oracle"): Remedy(
+            do="Train with `dp-sgd` at a stated ε. Limit and log queries.", why=_LABELS_NO_REMEDY
+        ),
+        ("label-distribution", "counts"): Remedy(
+            do="Do not send {kinds} to a single party: sum them securely, or leave them out.",
+            why="They are the class shares.",
+        ),
+        ("label-distribution", "declined"): Remedy(
+            do="Answer every public sample, or choose those to answer without looking at private records.",
+            why="Which samples a client declines shows which classes it holds.",
+        ),
+        ("label-distribution", "updates"): Remedy(
+            do="Hide each client's {kinds}: secure aggregation.",
+            why="Noise that hides one record does not hide a client's class shares.",
+        ),
+        ("label-distribution", "model"): Remedy(
+            do="Add noise for whole clients before the model is summed: `dp-fedavg`.",
+            why="An ε for clients covers their class shares; an ε for records does not.",
+        ),
+        ("label-distribution", "answers"): Remedy(
+            do="Publish noisy votes (`gnmax`) instead of each client's {kinds}.",
+            why="A client is surest about the classes that it holds.",
+        ),
+        ("label-distribution", "ensemble"): Remedy(
+            do="Publish noisy votes (`gnmax`) instead of {kinds}.",
+            why="Whoever knows the other clients can take their part away.",
+        ),
+        ("label-distribution", "prototypes"): Remedy(
+            do="Send {kinds} for every class, or sum them securely.",
+            why="A missing class, or a noisy one, shows how many records a client has of it.",
+        ),
+        ("label-distribution", "generator"): Remedy(
+            do="Draw as many generated samples of each class, whatever a client holds.",
+            why="Their shares follow the client's own.",
+        ),
+        ("label-distribution", "oracle"): Remedy(
+            do="Limit and log queries.", why="Answers on public samples show the classes that were learnt."
+        ),
+        ("model-extraction", "updates"): Remedy(
+            do="Treat each client's model as known to whoever receives its {kinds}.",
+            why="The model can be computed from them.",
+        ),
+        ("model-extraction", "answers"): Remedy(
+            do="Treat each client's model as known to whoever receives its {kinds}; or publish noisy votes (`gnmax`).",
+            why="Every attack on a white box can be tried on the copy.",
+        ),
+        ("model-extraction", "ensemble"): Remedy(
+            do="Treat the ensemble as known to whoever receives {kinds}.",
+            why="Every attack on a white box can be tried on the copy.",
+        ),
+        ("model-extraction", "oracle"): Remedy(
+            do="Limit and log queries, and treat the model as known to whoever may ask.",
+            why="Every attack on a white box can be tried on the copy.",
+        ),
+    }
+)
+"""By goal and way."""
+
+ENCRYPT = Remedy(do="Encrypt the transport.", why="Then an eavesdropper sees sizes and times only.")
+
+_GENERAL: Mapping[str, Remedy] = MappingProxyType(
+    {
+        "reconstruction": Remedy(
+            do="Keep {kinds} from this adversary, or add noise before they are sent.",
+            why="Inputs were reconstructed from its view.",
+        ),
+        "membership": Remedy(do="Train with `dp-sgd` at a stated ε.", why=_ONLY_A_BOUND),
+        "label-distribution": Remedy(
+            do="Keep {kinds} from single parties: sum them securely.",
+            why="Class shares were guessed from them.",
+        ),
+        "model-extraction": Remedy(
+            do="Treat the copied model as known to this adversary.",
+            why="Every attack on a white box can be tried on the copy.",
+        ),
+    }
+)
+"""For ways that the table does not list, such as a recorded system's own kinds of messages."""
+
+
+def way(kind: str, sender: str) -> str:
+    """Return the way that messages of a kind from a sender belong to; `other` for kinds of a system's own."""
+    found = next((name for name, kinds in WAYS.items() if kind in kinds), "other")
+    return found if role(sender) == "client" else _FROM_SERVER.get(found, found)
+
+
+def carried(result: Result, finding: Finding) -> Carried:
+    """Return what brought the data of a finding to its adversary.
+
+    These are the messages with private data that the adversary received and that the attack can start from. Guesses
+    from outside do not say what they start from, so all such messages count.
+    """
+    members = finding.cell.adversary.split("+")
+    needs = finding.cell.needs
+    kinds, ways = dict[str, None](), dict[str, None]()
+    for row in result.exposure:
+        fits = not needs or row.kind in needs
+        if row.party in members and row.direction != "sent" and row.private and fits:
+            kinds[row.kind] = None
+            ways.update(
+                dict.fromkeys(way(row.kind, sender) for sender in row.senders if sender not in members)
+            )
+    asked = any(need.startswith("oracle") for need in needs)
+    if not ways and asked and any(set(o.available_to) & set(members) for o in result.oracles):
+        ways["oracle"] = None
+    return Carried(kinds=tuple(kinds), ways=tuple(ways))
+
+
+def remedy(result: Result, finding: Finding) -> Remedy:
+    """Return the remedy for a finding: for the first way of `WAYS` that the table knows for its goal.
+
+    An eavesdropper's remedy is encryption: what the message's receiver can do has a finding of its own.
+    """
+    if "eavesdropper" in finding.cell.adversary.split("+"):
+        return ENCRYPT
+    goal, found = finding.cell.goal, carried(result, finding)
+    order = [*WAYS, "model", "oracle"]
+    ways = sorted((w for w in found.ways if (goal, w) in REMEDIES), key=order.index)
+    chosen = REMEDIES[goal, ways[0]] if ways else _GENERAL.get(goal)
+    if chosen is None:
+        return Remedy(do="Find out what this adversary needs to receive.", why="Its goal has no rule here.")
+    behind = [k for k in found.kinds if not ways or k in _kinds(ways[0])] or list(found.kinds)
+    named = joined(f"`{clip(kind, 60)}`" for kind in behind) or "its messages"
+    return Remedy(do=chosen.do.replace("{kinds}", named), why=chosen.why)
+
+
+def _kinds(way: str) -> tuple[str, ...]:
+    """Return the kinds of messages that can take a way."""
+    return (*WAYS.get(way, ()), *(k for name, to in _FROM_SERVER.items() if to == way for k in WAYS[name]))

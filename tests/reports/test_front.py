@@ -1,0 +1,119 @@
+"""The front page: findings with severity and remedy, what ε may be stated, and what was not tested."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fdaudit.reports.front import ACCESS, IMPACT, SEVERITIES, front, severity
+from fdaudit.reports.inheritance import standings
+from fdaudit.reports.schema import read
+from fdaudit.reports.verdict import judge_all
+
+from ..helpers.report_cases import load
+
+
+def front_of(raw: dict[str, Any]) -> Any:
+    result = read(raw)
+    return front(result, judge_all(result))
+
+
+def test_every_leak_is_in_a_finding() -> None:
+    result = read(load())
+    findings = judge_all(result)
+    leaks = {(s.adversary, s.goal) for s in standings(result, findings) if s.level in ("leak", "partial")}
+    told = {(a, goal) for f in front(result, findings).findings for a in f.adversaries for goal in f.goals}
+    assert leaks
+    assert leaks <= told
+
+
+def test_findings_are_the_gravest_first_and_name_their_cell() -> None:
+    made = front_of(load())
+    order = [SEVERITIES.index(f.severity) for f in made.findings]
+    assert order == sorted(order)
+    assert len(made.findings) > 1
+    ids = {cell["id"] for cell in load()["cells"]}
+    assert {f.strongest.cell.id for f in made.findings} <= ids
+
+
+@pytest.mark.parametrize(
+    ("goal", "level", "adversary", "release", "expected"),
+    [
+        ("reconstruction", "leak", "world", None, "critical"),
+        ("reconstruction", "leak", "world", "internal", "medium"),
+        ("reconstruction", "leak", "server", None, "high"),
+        ("membership", "leak", "world", "public-weights", "critical"),
+        ("membership", "partial", "server", None, "medium"),
+        ("membership", "partial", "server+client/0", None, "low"),
+        ("label-distribution", "leak", "eavesdropper", None, "medium"),
+        ("label-distribution", "partial", "client/3", None, "low"),
+        ("of-another-system", "leak", "aggregator", None, "medium"),
+    ],
+)
+def test_severity_is_impact_times_access(
+    goal: str, level: Any, adversary: str, release: str | None, expected: str
+) -> None:
+    assert severity(goal, level, adversary, release)[0] == expected
+
+
+def test_more_impact_or_easier_access_is_never_less_severe() -> None:
+    for adversary in ("world", "server", "client/0", "eavesdropper", "server+client/0"):
+        ranks = [
+            SEVERITIES.index(severity(goal, "leak", adversary)[0])
+            for goal in sorted(IMPACT, key=lambda g: -IMPACT[g])
+        ]
+        assert ranks == sorted(ranks)
+        for goal in IMPACT:
+            leak, partial = (severity(goal, level, adversary)[0] for level in ("leak", "partial"))  # type: ignore[arg-type]
+            assert SEVERITIES.index(leak) <= SEVERITIES.index(partial)
+    assert max(access for access, _ in ACCESS.values()) == ACCESS["world"][0]
+
+
+def test_a_contradicted_ledger_lets_nobody_state_an_epsilon() -> None:
+    raw = load()
+    part = {"kind": "release", "sender": "client", "mechanism": "Gaussian", "charges": 1, "epsilon": 1.5}
+    entry = {
+        "adversary": "server",
+        "epsilon": 1.5,
+        "delta": 1e-5,
+        "unit": "record",
+        "relation": "add-or-remove",
+    }
+    raw["ledger"] = [entry | {"contributions": [part]}]
+    assert front_of(raw).claims == (
+        "The server: ε of at most 1.500 at δ = 1e−05, for one record of a client, add-or-remove.",
+    )
+    check = {
+        "adversary": "server",
+        "claimed": 1.5,
+        "verdict": "contradicted",
+        "reason": "r",
+        "confidence": 0.95,
+    }
+    assert front_of(raw | {"checks": [check | {"bound": 3.0}]}).claims == (
+        "No ε may be stated for the view of the server.",
+        "Attacks contradict the ledger's ε for the server.",
+    )
+
+
+def test_what_was_not_tested_is_counted() -> None:
+    raw = load()
+    said = " ".join(front_of(raw).untested)
+    cells = raw["cells"]
+    levels = [f.level for f in judge_all(read(raw))]
+    untold = sum(level not in ("leak", "partial", "none-seen") for level in levels)
+    assert f"{untold} of {len(cells)} tests gave no answer" in said
+    assert "one run with the" in said
+
+
+def test_coalitions_add_no_finding_where_a_part_can_do_as_much() -> None:
+    raw = load()
+    leak = next(c for c in raw["cells"] if c["id"].startswith("server/") and c["figures"])
+    both = json.loads(json.dumps(leak)) | {
+        "id": f"server+client/0/{leak['attack']}",
+        "adversary": "server+client/0",
+    }
+    with_both = front_of(raw | {"cells": [*raw["cells"], both]}).findings
+    assert len(with_both) == len(front_of(raw).findings)
+    assert all("with client/0" not in f.what for f in with_both)

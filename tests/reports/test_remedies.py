@@ -1,0 +1,99 @@
+"""Remedies: every kind of message, adversary and goal of the protocols has one that speaks of what was sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fdaudit.attacks
+import pytest
+from fdaudit.reports.remedies import ENCRYPT, REMEDIES, WAYS, carried, remedy, way
+from fdaudit.reports.rules import RULES
+from fdaudit.reports.schema import Exposure, read
+from fdaudit.reports.verdict import Finding, judge
+
+from ..helpers.report_cases import minimal
+
+ATTACKS = fdaudit.attacks.REGISTRY
+
+
+def exposed(kind: str, sender: str, receiver: str) -> dict[str, Any]:
+    row = Exposure(
+        party=receiver,
+        kind=kind,
+        direction="received",
+        count=1,
+        bytes=1,
+        senders=(sender,),
+        recorded="full",
+    )
+    return row.model_dump(mode="json")
+
+
+def finding(goal: str, adversary: str, needs: tuple[str, ...] = ()) -> Finding:
+    raw = minimal()
+    raw["cells"] = [
+        {
+            "id": f"{adversary}/a",
+            "protocol": "p",
+            "adversary": adversary,
+            "attack": "a",
+            "goal": goal,
+            "status": "run",
+            "needs": list(needs),
+        }
+    ]
+    return judge(read(raw).cells[0])
+
+
+KINDS = [kind for kinds in WAYS.values() for kind in kinds]
+
+
+@pytest.mark.parametrize("goal", RULES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("sender", "receiver"), [("client/1", "server"), ("server", "client/0"), ("server", "world")]
+)
+def test_a_remedy_speaks_only_of_what_was_received(goal: str, kind: str, sender: str, receiver: str) -> None:
+    result = read(minimal() | {"exposure": [exposed(kind, sender, receiver)]})
+    found = remedy(result, finding(goal, receiver, (kind,)))
+    assert found.do
+    assert found.why
+    assert "{" not in found.do
+    assert not {k for k in KINDS if f"`{k}`" in found.do} - {kind}
+
+
+@pytest.mark.parametrize("goal", RULES)
+def test_a_message_that_the_attack_does_not_start_from_is_not_named(goal: str) -> None:
+    rows = [exposed("class_counts", "client/1", "server"), exposed("logits", "client/1", "server")]
+    result = read(minimal() | {"exposure": rows})
+    assert "class_counts" not in remedy(result, finding(goal, "server", ("logits",))).do
+    assert carried(result, finding(goal, "server", ("logits",))).kinds == ("logits",)
+
+
+def test_counts_are_spoken_of_only_where_they_were_sent() -> None:
+    updates = read(minimal() | {"exposure": [exposed("model_update", "client/1", "server")]})
+    assert "count" not in remedy(updates, finding("label-distribution", "server")).do
+    assert "`model_update`" in remedy(updates, finding("label-distribution", "server")).do
+    counts = read(minimal() | {"exposure": [exposed("class_counts", "client/1", "server")]})
+    assert "`class_counts`" in remedy(counts, finding("label-distribution", "server")).do
+
+
+@pytest.mark.parametrize("goal", RULES)
+@pytest.mark.parametrize("adversary", ["eavesdropper", "client/0+eavesdropper"])
+def test_an_eavesdropper_is_ended_by_encryption(goal: str, adversary: str) -> None:
+    assert remedy(read(minimal()), finding(goal, adversary)) == ENCRYPT
+
+
+@pytest.mark.parametrize("name", ATTACKS.names())
+def test_every_attack_has_a_remedy_for_each_of_its_messages(name: str) -> None:
+    """The table knows every pair of a goal and a message that an attack starts from; none falls to the general one."""
+    card = ATTACKS.load(name)
+    for need in card.needs:
+        ways = {"oracle"} if need.startswith("oracle") else {way(need, "client/0"), way(need, "server")}
+        known = {w for w in ways if (card.goal, w) in REMEDIES}
+        assert known, (need, ways)
+
+
+def test_kinds_of_a_system_s_own_get_the_general_remedy() -> None:
+    result = read(minimal() | {"exposure": [exposed("acme/bank", "client/1", "server")]})
+    assert "`acme/bank`" in remedy(result, finding("reconstruction", "server")).do
