@@ -58,10 +58,12 @@ class Grid:
     Attributes:
         adversaries: the columns.
         goals: by goal, then by attack, a level for each adversary; empty where there is no such cell.
+        nowhere: the attacks that are applicable to no adversary; they have no line.
     """
 
     adversaries: tuple[str, ...]
     goals: dict[str, dict[str, tuple[str, ...]]]
+    nowhere: tuple[str, ...]
 
 
 def grid(findings: Sequence[Finding]) -> Grid:
@@ -69,9 +71,14 @@ def grid(findings: Sequence[Finding]) -> Grid:
     adversaries = tuple(dict.fromkeys(f.cell.adversary for f in findings))
     level = {(f.cell.attack, f.cell.adversary): f.level for f in findings}
     goals: dict[str, dict[str, tuple[str, ...]]] = {}
+    nowhere = []
     for goal, attack in dict.fromkeys((f.cell.goal, f.cell.attack) for f in findings):
-        goals.setdefault(goal, {})[attack] = tuple(level.get((attack, a), "") for a in adversaries)
-    return Grid(adversaries=adversaries, goals=goals)
+        line = tuple(level.get((attack, a), "") for a in adversaries)
+        if set(line) <= {"not-applicable", ""}:
+            nowhere.append(attack)
+        else:
+            goals.setdefault(goal, {})[attack] = line
+    return Grid(adversaries=adversaries, goals=goals, nowhere=tuple(nowhere))
 
 
 def attack_matrix(findings: Sequence[Finding]) -> tuple[MatrixLine, ...]:

@@ -7,7 +7,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -206,11 +206,22 @@ def way(kind: str, sender: str) -> str:
 def carried(result: Result, finding: Finding) -> Carried:
     """Return what brought the data of a finding to its adversary.
 
-    These are the messages with private data that the adversary received and that the attack can start from. Guesses
-    from outside do not say what they start from, so all such messages count.
+    These are the messages with private data that the adversary received and that the attack can start from. All such
+    messages count if it starts from none of them: guesses from outside do not say, and a server attacks the model that
+    it fitted to what it received.
     """
-    members = finding.cell.adversary.split("+")
-    needs = finding.cell.needs
+    members, needs = finding.cell.adversary.split("+"), finding.cell.needs
+    found = _received(result, members, needs)
+    if found.ways:
+        return found
+    may_ask = any(set(oracle.available_to) & set(members) for oracle in result.oracles)
+    if may_ask and any(need.startswith("oracle") for need in needs):
+        return Carried(kinds=(), ways=("oracle",))
+    return _received(result, members, ())
+
+
+def _received(result: Result, members: Sequence[str], needs: Sequence[str]) -> Carried:
+    """Return what members received of these kinds that depends on private data; of all kinds, if none are named."""
     kinds, ways = dict[str, None](), dict[str, None]()
     for row in result.exposure:
         fits = not needs or row.kind in needs
@@ -219,9 +230,6 @@ def carried(result: Result, finding: Finding) -> Carried:
             ways.update(
                 dict.fromkeys(way(row.kind, sender) for sender in row.senders if sender not in members)
             )
-    asked = any(need.startswith("oracle") for need in needs)
-    if not ways and asked and any(set(o.available_to) & set(members) for o in result.oracles):
-        ways["oracle"] = None
     return Carried(kinds=tuple(kinds), ways=tuple(ways))
 
 
