@@ -260,7 +260,7 @@ def _utility(run: Path, plan: Case) -> dict[str, Any]:
             figure = _accuracy(row) if task == "single-label" else _mean_auc(row, classes)
             final.append({"line": line, "party": row.party, "figure": figure_json(figure)})
     columns = ["line", "round", "party", "accuracy" if task == "single-label" else "mean_auc", "macro_f1"]
-    curve = frame[columns].to_dict("records")
+    curve: list[dict[Any, Any]] = frame[columns].to_dict("records")
     labels = test_xy(plan.dataset, plan.splits)[1] if task == "single-label" else None
     warnings = near_chance(final, curve, plan.protocol.name, labels)
     return {"curve": curve, "final": final, "warnings": warnings}

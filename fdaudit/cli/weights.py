@@ -54,7 +54,7 @@ def _listed() -> list[dict[str, Any]]:
             if pin.package
             else "FDAUDIT_WEIGHTS=DIRECTORY, or torch's cache"
         )
-        entry = {
+        entry: dict[str, Any] = {
             "file": pin.file,
             "metric": pin.metric,
             "state": state,

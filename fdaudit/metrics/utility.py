@@ -77,7 +77,7 @@ def accuracy_figure(predicted: ArrayLike, true: ArrayLike, *, confidence: float 
 
 def near_chance(
     final: Sequence[Mapping[str, Any]],
-    curve: Sequence[Mapping[str, Any]],
+    curve: Sequence[Mapping[Any, Any]],
     line: str,
     labels: ArrayLike | None,
 ) -> list[str]:
@@ -112,7 +112,7 @@ def near_chance(
     ]
 
 
-def _cause(seen: Sequence[Mapping[str, Any]], measure: str, value: float) -> str:
+def _cause(seen: Sequence[Mapping[Any, Any]], measure: str, value: float) -> str:
     """Return why a model may be near chance, from its utility by round."""
     best = max(seen, key=lambda row: row[measure], default=None)
     if best is not None and best[measure] > value + _FALL:
