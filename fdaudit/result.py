@@ -262,25 +262,32 @@ _GATES = {
 
 
 _EPSILON = "epsilon"
-"""The gate on the ledger; all others are on attacks' figures."""
+"""The gate on the ledger."""
+_UTILITY, _DROP = "utility", "utility_drop"
+"""The gates on the final models. All gates but these and the ledger's are on attacks' figures."""
 
 
 def gates(
     thresholds: Mapping[str, float | None],
     cells: Sequence[Mapping[str, Any]],
     ledger: Sequence[Mapping[str, Any]] = (),
+    final: Sequence[Mapping[str, Any]] = (),
+    protocol: str = "",
 ) -> list[dict[str, Any]]:
     """Compare each gate of the spec with the worst value of any victim in any cell, or of any view in the ledger.
 
     A gate that no cell could measure fails, because the threshold was not shown to hold. The attack of an inconclusive
     cell does not work even in its own control, so such a cell can break a gate and cannot keep one: a gate also fails
     if some adversary has inconclusive cells of its goal and no others. A gate on ε fails if ε is infinite for some
-    view; its value is then None.
+    view; its value is then None. The gates on utility compare the server's model, or the worst client's if the server
+    has none; a drop against `standalone` fails if nobody trained alone.
 
     Args:
         thresholds: by the gate's name; None if the spec sets none.
         cells: the run's cells, as JSON objects.
         ledger: the run's ledgers, as JSON objects; an infinite ε is None.
+        final: the utility of all final models, as JSON objects.
+        protocol: its line among them.
     """
     rows = []
     for name, threshold in thresholds.items():
@@ -288,6 +295,9 @@ def gates(
             continue
         if name == _EPSILON:
             rows.append(_epsilon_gate(threshold, [entry["epsilon"] for entry in ledger]))
+            continue
+        if name in (_UTILITY, _DROP):
+            rows.append(_utility_gate(name, threshold, final, protocol))
             continue
         bound = _GATES[name]
         measured = [(cell, values) for cell in cells if (values := _measured(cell, bound))]
@@ -317,3 +327,25 @@ def _epsilon_gate(threshold: float, claimed: Sequence[float | None]) -> dict[str
     worst = max(finite) if finite and len(finite) == len(claimed) else None
     kept = worst is not None and worst <= threshold
     return {"name": _EPSILON, "threshold": threshold, "value": worst, "passed": kept, "at_least": False}
+
+
+def _utility_gate(
+    name: str, threshold: float, final: Sequence[Mapping[str, Any]], protocol: str
+) -> dict[str, Any]:
+    own, alone = _by_party(final, protocol), _by_party(final, "standalone")
+    if name == _UTILITY:
+        values = [own["server"]] if "server" in own else [*own.values()]
+        worst = min(values, default=None)
+    elif "server" in own:
+        worst = sum(alone.values()) / len(alone) - own["server"] if alone else None
+    else:
+        worst = max((alone[party] - value for party, value in own.items() if party in alone), default=None)
+    at_least = name == _UTILITY
+    kept = worst is not None and (worst >= threshold if at_least else worst <= threshold)
+    return {"name": name, "threshold": threshold, "value": worst, "passed": kept, "at_least": at_least}
+
+
+def _by_party(final: Sequence[Mapping[str, Any]], line: str) -> dict[str, float]:
+    """Return the accuracy or mAUC of each final model of a line that has one."""
+    rows = (row for row in final if row["line"] == line and row["figure"]["value"] is not None)
+    return {row["party"]: float(row["figure"]["value"]) for row in rows}

@@ -4,6 +4,8 @@ Guarantees:
   * the same rows give the same bytes in SVG, PDF and PNG: no date, no random identifiers;
   * vectors stay vectors: PDF embeds TrueType, SVG files carry glyphs as paths and need no font;
   * every finite ε is the ledger's, except on the axis of the requested ε;
+  * an axis of a bounded measure ends at its bounds, and so do its error bars;
+  * a figure states the number of seeds, the adversary of its ε and those of its attacks;
   * protocols differ in marker and line style as well as in colour (Okabe and Ito's palette).
 """
 
@@ -11,16 +13,17 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from .curve_axis import Scale, by_ledger, ledger_label, scale_of
+from .curve_axis import Scale, by_ledger, ledger_label, scale_of, view_of
 from .figures import COLOURS, MARKERS, MUTED, SETTINGS, STYLES, inline, plain
 from .sweep_rows import Measure, Point, Spread, front
-from .text import NBSP, kilobytes
+from .text import NBSP, joined, kilobytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +35,8 @@ __all__ = ["FORMATS", "WIDTHS", "Curve", "files", "on_page"]
 WIDTHS = {"column": 3.5, "text": 7.0}
 """Widths of figures in inches: a column of a two-column paper, and its whole text."""
 FORMATS = ("svg", "pdf", "png")
+_NAMED = 6
+"""Most seeds that a figure names one by one."""
 _WIDE = 5.0
 """From this width on, panels are side by side."""
 _STYLES: tuple[Any, ...] = STYLES
@@ -67,6 +72,28 @@ class Curve:
     utility: str
     references: tuple[tuple[str, float], ...]
     protocols: tuple[str, ...]
+
+    @property
+    def basis(self) -> str:
+        """Return seeds, intervals and adversaries in one line."""
+        seeds = sorted({r.run.seed for p in self.points for r in p.rows if "utility" in r.values})
+        n = sorted({p.spreads["utility"].n for p in self.points})
+        count = f"{n[0]}" if len(n) == 1 else f"{n[0]} to {n[-1]}"
+        bars = "; bars: 95 % intervals" if n[-1] > 1 else ""
+        named = joined(map(str, seeds)) if len(seeds) <= _NAMED else f"{seeds[0]} … {seeds[-1]}"
+        said = f"n = {count} (seed{'s' * (len(seeds) > 1)} {named}){bars}; ε of {view_of(self.adversary)}"
+        return f"{said}; attacks from {joined(self.attackers)}" if self.attackers else said
+
+    @property
+    def attackers(self) -> tuple[str, ...]:
+        """Return the adversaries whose attacks the measure on the axis takes the strongest of."""
+        if self.across is None or not self.across.goal:
+            return ()
+        found = (r.run.result for p in self.points for r in p.rows)
+        cells = (c for result in found if result is not None for c in result.cells)
+        return tuple(
+            dict.fromkeys(c.adversary for c in cells if c.goal == self.across.goal and c.status == "run")
+        )
 
     @property
     def defences(self) -> tuple[str, ...]:
@@ -139,8 +166,14 @@ def _drawn(curve: Curve, width: float, settings: dict[str, Any], suffix: str) ->
         for axes in grid[-1, :]:
             axes.set_xlabel(_across(curve))
         _legend(figure, curve, wide)
+        figure.supxlabel(_wrapped(curve.basis, width), fontsize=6.5 if wide else 5.5, color=MUTED)
         figure.savefig(buffer, format=suffix, dpi=300, metadata=_METADATA[suffix])
     return buffer.getvalue()
+
+
+def _wrapped(line: str, width: float) -> str:
+    """Return a line broken to fit a figure's width in inches."""
+    return textwrap.fill(line, round(24 * width))
 
 
 def _across(curve: Curve) -> str:
@@ -159,7 +192,7 @@ def _panel(axes: Axes, curve: Curve, defence: str) -> None:
     for protocol in curve.protocols:
         own = [p for p in curve.points if p.protocol == protocol and (p.defence == defence or not p.defended)]
         _line(axes, curve, protocol, sorted(own, key=lambda p: (curve.epsilon(p), p.level)), defence)
-    axes.set_ylim(0, 101)
+    axes.set_ylim(0, 100)
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     if defence:
@@ -224,6 +257,8 @@ def _line(axes: Axes, curve: Curve, protocol: str, own: Sequence[Point], defence
         drawn = axes.errorbar([place], [high], yerr=_bar(point.spreads["utility"], 100), color=colour, fmt=marker,
                               xerr=_across_bar(curve, point), markersize=size, markeredgewidth=0.9,
                               **bars, **_fill(curve, point, colour))  # fmt: skip
+        for artist in drawn.get_children():
+            artist.set_clip_on(False)  # marks at an end of an axis are whole
         drawn.lines[0].set_gid(f"mark-{panel}-{curve.points.index(point)}")
 
 
@@ -283,7 +318,12 @@ def _front(axes: Axes, curve: Curve) -> None:
 
 
 def _ticks(axes: Axes, curve: Curve) -> None:
-    if curve.across is None or curve.across.unit != "bytes":
+    """Keep the axis of a measure within its bounds; that of bytes is logarithmic."""
+    if curve.across is None or curve.across.ceiling is None:
+        return
+    left, right = axes.get_xlim()
+    axes.set_xlim(max(left, 0.0), min(right, _scaled(curve.across, curve.across.ceiling)))
+    if curve.across.unit != "bytes":
         return
     values = [p.spreads["bytes"].mean for p in curve.points]
     low, high = min(values), max(values)

@@ -152,8 +152,11 @@ def caption(
         if measure.goal and measure.level is not None
         else ""
     )
+    if curve.attackers:
+        strongest += f" Adversaries of these attacks: {joined(curve.attackers)}."
     reading = (
-        f"Up and to the {side} is better. Larger marks stand for a larger ε by the ledger. {_marks(curve)}"
+        f"Up and to the {side} is better. Larger marks stand for a larger ε by the ledger, of "
+        f"{view_of(curve.adversary)}. {_marks(curve)}"
     )
     return f"{_front_said(curve)} {reading}{strongest}{rest}"
 
@@ -172,9 +175,9 @@ def _resting_on(curve: Curve, seeds: Sequence[int]) -> str:
     n = sorted({s.n for p in curve.points for m, s in p.spreads.items() if m == "utility"})
     counted = f"n = {n[0]}" if len(n) == 1 else f"n = {n[0]} to {n[-1]}"
     rest = (
-        f" Bars are 95 % intervals of Student's t over seeds; {counted} seeds a mark ({joined(map(str, seeds))})."
+        f" Bars are 95 % intervals over seeds; {counted} seeds a mark ({joined(map(str, seeds))})."
         if n[-1] > 1
-        else f" One seed a mark ({seeds[0]})."
+        else f" n = 1 seed a mark ({joined(map(str, seeds))})."
     )
     lines = [name for name, _ in curve.references]
     level = f" Level lines: {joined(lines)}, without any defence, mean over the runs that trained them."
@@ -224,7 +227,8 @@ def _asked_said(curve: Curve, points: Sequence[Point]) -> str:
     above = sum(p.level < curve.epsilon(p) < math.inf for p in defended)
     found = [f"{len(curve.unclaimed)} have no finite ε by the ledger"] * bool(curve.unclaimed)
     found += [f"{above} have a larger one than was asked"] * bool(above)
-    of = f" Of {len(defended)} defended points {joined(found)} ({view_of(curve.adversary)})." if found else ""
+    of = f" Of {len(defended)} defended points {joined(found)}." if found else ""
+    of = f" The ledger's ε is of {view_of(curve.adversary)}.{of}"
     lost = sum(p.defended and "utility" in p.spreads and p not in curve.points for p in points)
     missing = f" Points left out, because their level is no ε: {lost}." if lost else ""
     return f"ε asked is what noise was calibrated for. It is no guarantee.{of}{missing}"

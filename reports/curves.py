@@ -178,7 +178,7 @@ def _entry(row: Row, adversary: str) -> list[str]:
 
 
 def summary_csv(sweep: Sweep) -> str:
-    """Return one row a protocol, defence, level and measure: mean, sd and 95 % t-interval over n seeds.
+    """Return one row a protocol, defence, level and measure: mean, sd and 95 % interval over n seeds.
 
     `epsilon_ledger` is the largest ε over the seeds' ledgers, for the adversary of the axis; `cause` says why it is
     infinite.

@@ -167,6 +167,8 @@ class Utility(_Part):
 
     curve: tuple[CurvePoint, ...]
     final: tuple[FinalUtility, ...]
+    warnings: tuple[str, ...] = ()
+    """Final models near chance, in words: their training diverged, was too short or was drowned in noise."""
 
 
 class Exposure(_Part):

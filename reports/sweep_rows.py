@@ -4,7 +4,8 @@ Guarantees:
   * every run of the grid has a row; a missing measurement is absent, never 0;
   * an attack whose controls failed gives no figure;
   * the ε of a point is the largest of its runs' ledgers, and infinite if one of them has none;
-  * the strongest of several attacks counts, for every defence, so that none is chosen by its outcome alone.
+  * the strongest of several attacks counts, for every defence, so that none is chosen by its outcome alone;
+  * an interval contains its mean, and stays in the range of its measure.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Measure:
         figure: the attacks' figure; the largest over attacks and views counts.
         least: whether a small value leaks.
         level: its value without leakage; None if there is no such value.
+        ceiling: its largest possible value, where 0 is the least; infinite if only 0 bounds it; None without bounds.
     """
 
     name: str
@@ -87,15 +89,34 @@ class Measure:
     figure: str = ""
     least: bool = False
     level: float | None = None
+    ceiling: float | None = None
 
 
 MEASURES = (
-    Measure(name="utility", label="Utility (server, else clients' mean)", short="Utility", unit="fraction"),
-    Measure(name="server", label="Accuracy of the server's model", short="Server", unit="fraction"),
     Measure(
-        name="clients_mean", label="Accuracy, mean of the clients", short="Clients, mean", unit="fraction"
+        name="utility",
+        label="Utility (server, else clients' mean)",
+        short="Utility",
+        unit="fraction",
+        ceiling=1.0,
     ),
-    Measure(name="worst_client", label="Accuracy of the worst client", short="Worst client", unit="fraction"),
+    Measure(
+        name="server", label="Accuracy of the server's model", short="Server", unit="fraction", ceiling=1.0
+    ),
+    Measure(
+        name="clients_mean",
+        label="Accuracy, mean of the clients",
+        short="Clients, mean",
+        unit="fraction",
+        ceiling=1.0,
+    ),
+    Measure(
+        name="worst_client",
+        label="Accuracy of the worst client",
+        short="Worst client",
+        unit="fraction",
+        ceiling=1.0,
+    ),
     Measure(
         name="membership_auc",
         label="Membership AUC",
@@ -104,6 +125,7 @@ MEASURES = (
         goal="membership",
         figure="auc",
         level=0.5,
+        ceiling=1.0,
     ),
     Measure(
         name="membership_tpr_at_1fpr",
@@ -113,6 +135,7 @@ MEASURES = (
         goal="membership",
         figure="tpr_at_1fpr",
         level=0.01,
+        ceiling=1.0,
     ),
     Measure(
         name="psnr",
@@ -139,8 +162,9 @@ MEASURES = (
         goal="reconstruction",
         figure="fid",
         least=True,
+        ceiling=math.inf,
     ),
-    Measure(name="bytes", label="Bytes on the wire", short="Bytes", unit="bytes"),
+    Measure(name="bytes", label="Bytes on the wire", short="Bytes", unit="bytes", ceiling=math.inf),
 )
 """All measures of a sweep's figures and tables."""
 
@@ -164,7 +188,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Summary of a measure over n seeds: mean, standard deviation (n - 1), 95 % t-interval; one seed: only the mean."""
+    """Summary of a measure over n seeds: mean, standard deviation (n - 1), 95 % interval; one seed: only the mean."""
 
     mean: float
     sd: float | None
@@ -289,7 +313,7 @@ def points(rows: Iterable[Row]) -> tuple[Point, ...]:
     made = []
     for (protocol, defence, level), same in groups.items():
         spreads = {
-            m.name: spread_of([r.values[m.name] for r in same if m.name in r.values])
+            m.name: spread_of([r.values[m.name] for r in same if m.name in r.values], m.ceiling)
             for m in MEASURES
             if any(m.name in r.values for r in same)
         }
@@ -297,16 +321,43 @@ def points(rows: Iterable[Row]) -> tuple[Point, ...]:
     return tuple(made)
 
 
-def spread_of(values: Sequence[float]) -> Spread:
-    """Return mean, standard deviation and 95 % interval of Student's t; the values are one a seed."""
+def spread_of(values: Sequence[float], ceiling: float | None = None) -> Spread:
+    """Return mean, standard deviation and 95 % interval; the values are one a seed.
+
+    Args:
+        values: at least one.
+        ceiling: see `Measure`. Without bounds the interval is Student's t. With bounds it is Wilson's, with a
+            quantile of Student's t.
+    """
     mean, n = statistics.fmean(values), len(values)
     if n < 2:
         return Spread(mean=mean, sd=None, low=None, high=None, n=n)
+    if min(values) == max(values):
+        return Spread(mean=values[0], sd=0.0, low=values[0], high=values[0], n=n)
     from scipy.stats import t
 
     sd = statistics.stdev(values)
     half = float(t.ppf(0.5 + _LEVEL / 2, n - 1)) * sd / math.sqrt(n)
-    return Spread(mean=mean, sd=sd, low=mean - half, high=mean + half, n=n)
+    low, high = (mean - half, mean + half) if ceiling is None else _bounded(mean, half, ceiling)
+    return Spread(mean=mean, sd=sd, low=min(low, mean), high=max(high, mean), n=n)
+
+
+def _bounded(mean: float, half: float, ceiling: float) -> tuple[float, float]:
+    """Return Wilson's interval for a mean between 0 and a ceiling, from half the length of its t-interval.
+
+    The ends p solve (mean - p)² = half² p (c - p) / (mean (c - mean)): the variance over seeds falls to 0 at the
+    bounds, as that of a proportion does. Without a ceiling it is proportional to p.
+
+    Source: Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927), with an
+    effective number of trials as in Korn and Graubard, Survey Methodology 24 (1998).
+    """
+    room = mean * (1 - mean / ceiling)
+    if room <= 0:
+        return mean, mean
+    k = half * half / room
+    reach = math.sqrt(k * room + k * k / 4)
+    low, high = ((mean + k / 2 + side * reach) / (1 + k / ceiling) for side in (-1, 1))
+    return max(low, 0.0), min(high, ceiling)
 
 
 def front(places: Sequence[tuple[float, float]]) -> list[int]:

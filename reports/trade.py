@@ -53,7 +53,7 @@ def trade_chart(
     def draw(axes: Axes) -> None:
         _draw_levels(axes, levels)
         _draw_points(axes, points, left, right)
-        axes.set(xscale="log", xlim=(left, right), ylim=(0, 101), xlabel="Bytes on the wire, all roles",
+        axes.set(xscale="log", xlim=(left, right), ylim=(0, 100), xlabel="Bytes on the wire, all roles",
                  ylabel=f"Test {measure} (%)")  # fmt: skip
         axes.minorticks_off()
         decades = range(math.floor(math.log10(left)), math.ceil(math.log10(right)) + 1)
@@ -77,15 +77,17 @@ def _draw_levels(axes: Axes, levels: Sequence[tuple[str, float]]) -> None:
 def _draw_points(axes: Axes, points: Sequence[TradePoint], left: float, right: float) -> None:
     def place(point: TradePoint) -> tuple[float, float]:
         across = math.log(max(point.bytes, left) / left) / math.log(right / left)
-        return _WIDE * across, _HIGH * 100 * point.accuracy / 101
+        return _WIDE * across, _HIGH * 100 * point.accuracy
 
     # No label overlaps a mark or another label.
     taken = [(x - 5, x + 5, y - 3) for x, y in map(place, points)]
     for i, point in enumerate(points):
         x, y, colour = max(point.bytes, left), 100 * point.accuracy, COLOURS[i % 5]
         if point.low is not None and point.high is not None:
-            axes.plot([x, x], [100 * point.low, 100 * point.high], color=colour, linewidth=1.4)
-        axes.plot([x], [y], color=colour, marker=MARKERS[i % 5], markersize=6, linestyle="none")
+            axes.plot([x, x], [100 * point.low, 100 * point.high], color=colour, linewidth=1.4, clip_on=False)
+        axes.plot(
+            [x], [y], color=colour, marker=MARKERS[i % 5], markersize=6, linestyle="none", clip_on=False
+        )
         text = plain(point.name, 20)
         side, rise = _free_side(place(point), _LETTER * len(text), taken)
         axes.annotate(text, (x, y), xytext=(7 * side, rise), textcoords="offset points", color=colour,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .labels import last_layer, recover_labels
-from .mixtures import class_gradients, mixture
+from .mixtures import LastLayer, halfway, mixture_of
 from .uploads import Upload
 
 __all__ = ["batch_like", "class_means", "labels_behind"]
@@ -70,10 +70,10 @@ def _shares(upload: Upload, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     classes = len(upload.gradient[weight])
     update = upload.update or {}
     after = {name: value + update[name] if name in update else value for name, value in upload.start.items()}
-    columns = [class_gradients(module, at, x, y, classes) for at in (upload.start, after)]
+    ends = [LastLayer.of(module, at, x, y, classes) for at in (upload.start, after)]
     sent = update[weight].flatten(1)
     last = sent.new_zeros(classes) if bias is None else update[bias]
-    shares = mixture([(columns[0] + columns[1]) / 2], [-torch.cat([sent, last[:, None]], 1)])
+    shares = mixture_of(halfway(ends[0], ends[1], -torch.cat([sent, last[:, None]], 1)), classes)
     return shares if bool(shares.sum() > 0) else torch.full_like(shares, 1 / classes)
 
 

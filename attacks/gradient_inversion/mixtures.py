@@ -1,8 +1,13 @@
-"""Class shares behind an upload: the last layer's gradient as a mixture of per-class gradients."""
+"""Class shares behind an upload: the last layer's gradient as a mixture of per-class gradients.
+
+With C classes and a layer of F inputs all per-class gradients have C²F values: for 40 classes and 80,000 inputs a
+gigabyte. They are made in blocks of inputs, and a block is dropped once its inner products are known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,7 +18,68 @@ from torch.nn import functional as F
 
 from .labels import last_layer
 
-__all__ = ["class_gradients", "mixture"]
+__all__ = ["LastLayer", "class_gradients", "halfway", "mixture", "mixture_of"]
+
+_BLOCK = 1 << 24
+"""Most values of per-class gradients at once. A constant, and not the free memory: it decides the last bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class LastLayer:
+    """One pass of records through a network, as its last layer sees it.
+
+    Attributes:
+        error: (n, C) probabilities less one-hot classes, float64.
+        inputs: (n, F + 1) inputs of the layer, the last one 1 for the bias.
+        y: (n,) classes.
+    """
+
+    error: Tensor
+    inputs: Tensor
+    y: Tensor
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, classes: int
+    ) -> LastLayer:
+        """Pass records x (n, c, h, w) of classes y (n,) through a network in evaluation mode with these tensors."""
+        layer = module.get_submodule(last_layer(module)[0].rpartition(".")[0])
+        seen: list[Tensor] = []
+        hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+        named = {n: t.to(x.device) for n, t in tensors.items()}
+        try:
+            with torch.no_grad():
+                z = torch.cat([functional_call(module, named, (part,)) for part in x.split(512)])
+        finally:
+            hook.remove()
+        a = torch.cat([torch.cat([part, part.new_ones(len(part), 1)], 1) for part in seen])
+        return cls(z.double().softmax(1) - F.one_hot(y, classes), a, y)
+
+    def gradients(self, part: slice = slice(None)) -> Tensor:
+        """Return the classes' mean gradients (C, C, width) in some inputs; 0 for a class without records."""
+        a, classes = self.inputs[:, part].double(), self.error.shape[1]
+        out = a.new_empty(classes, classes, a.shape[1])
+        for c in range(classes):
+            own = self.y == c
+            out[c] = self.error[own].T @ a[own] / max(1, int(own.sum()))
+        return out.cpu()
+
+
+def halfway(before: LastLayer, after: LastLayer, sent: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield per-class gradients (C, C, f) and the sent values (C, f), block by block of the layer's inputs.
+
+    Args:
+        before: the pass at the model before an upload.
+        after: the pass at the model after it; the gradients are means of both.
+        sent: (C, F + 1) the gradient, or minus the update.
+    """
+    width = max(1, _BLOCK // len(sent) ** 2)
+    for start in range(0, sent.shape[1], width):
+        part = slice(start, start + width)
+        gradients = before.gradients(part)
+        if after is not before:
+            gradients.add_(after.gradients(part)).div_(2)
+        yield gradients, sent[:, part]
 
 
 def class_gradients(
@@ -28,20 +94,7 @@ def class_gradients(
         y: (n,) their classes.
         classes: number of classes C.
     """
-    layer = module.get_submodule(last_layer(module)[0].rpartition(".")[0])
-    seen: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
-    named = {n: t.to(x.device) for n, t in tensors.items()}
-    try:
-        with torch.no_grad():
-            z = torch.cat([functional_call(module, named, (part,)) for part in x.split(512)])
-    finally:
-        hook.remove()
-    a = torch.cat(seen).double()
-    a = torch.cat([a, a.new_ones(len(a), 1)], 1)
-    error = z.double().softmax(1) - F.one_hot(y, classes)
-    sums = [error[y == c].T @ a[y == c] / max(1, int((y == c).sum())) for c in range(classes)]
-    return torch.stack(sums).cpu()
+    return LastLayer.of(module, tensors, x, y, classes).gradients()
 
 
 def mixture(columns: list[Tensor], seen: list[Tensor]) -> Tensor:
@@ -51,9 +104,13 @@ def mixture(columns: list[Tensor], seen: list[Tensor]) -> Tensor:
         columns: for each upload G (C, C, F), per-class gradients.
         seen: for each upload g (C, F), the gradient, or minus the update.
     """
-    classes = len(columns[0])
+    return mixture_of(zip(columns, seen, strict=True), len(columns[0]))
+
+
+def mixture_of(parts: Iterable[tuple[Tensor, Tensor]], classes: int) -> Tensor:
+    """Return the shares of `mixture` from pairs G (C, C, f), g (C, f), one at a time: uploads, or blocks of them."""
     gram, right = np.zeros((classes, classes)), np.zeros(classes)
-    for G, g in zip(columns, seen, strict=True):
+    for G, g in parts:
         flat = G.reshape(classes, -1)
         gram += (flat @ flat.T).numpy()
         right += (flat @ g.double().flatten()).numpy()

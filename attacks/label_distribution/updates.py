@@ -9,7 +9,7 @@ to that factor, the non-negative least-squares solution. Dividing by its sum rem
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from fdaudit.errors import UsageError
 from fdaudit.types import Applicability, AttackTask, LabelDistribution
 
 from ..gradient_inversion.labels import last_layer
-from ..gradient_inversion.mixtures import class_gradients, mixture
+from ..gradient_inversion.mixtures import LastLayer, halfway, mixture_of
 from ._guesses import guesses, sent_by
 
 if TYPE_CHECKING:
@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from fdaudit.adversary.view import View
     from fdaudit.transcript.messages import Message
 
-__all__ = ["LabelUpdates", "LabelUpdatesConfig", "class_gradients", "mixture"]
+__all__ = ["LabelUpdates", "LabelUpdatesConfig"]
 
 _KINDS = ("gradient", "model_update", "model_parameters")
+_MOST_KEPT = 1 << 26
+"""Most values of passes through models that are kept for the next victim."""
 _MOST_AUXILIARY = 4096
 """Largest number of auxiliary records that represent the classes."""
 
@@ -95,24 +97,28 @@ class LabelUpdates:
         if knowledge.auxiliary is None:
             raise ValueError("label-updates: run without auxiliary records. Ask `applicable` first.")
         x, y = (t[:_MOST_AUXILIARY].to(_device(knowledge)) for t in knowledge.auxiliary)
-        known: dict[int, Tensor] = {}  # by message, since all clients start a round from the same model
+        known: dict[int, LastLayer] = {}  # by message, since all clients start a round from the same model
 
-        def at(message: Message) -> Tensor:
-            if message.seq not in known:
-                known[message.seq] = class_gradients(module, view.tensors(message), x, y, classes)
-            return known[message.seq]
+        def at(message: Message) -> LastLayer:
+            if message.seq in known:
+                return known[message.seq]
+            passed = LastLayer.of(module, view.tensors(message), x, y, classes)
+            if (1 + len(known)) * passed.inputs.numel() <= _MOST_KEPT:
+                known[message.seq] = passed
+            return passed
+
+        def parts(pairs: list[tuple[Message, Message]]) -> Iterator[tuple[Tensor, Tensor]]:
+            for origin, upload in pairs:
+                step, end = _step(module, view, origin, upload)
+                before = at(origin)
+                after = before if end is None else LastLayer.of(module, end, x, y, classes)
+                yield from halfway(before, after, step)
 
         def shares(target: str) -> Tensor | None:
             pairs = _uploads(view, target, self.config.uploads)
             if not pairs:
                 return None
-            seen, columns = [], []
-            for origin, upload in pairs:
-                step, end = _step(module, view, origin, upload)
-                after = at(origin) if end is None else class_gradients(module, end, x, y, classes)
-                seen.append(step)
-                columns.append((at(origin) + after) / 2)
-            pi = mixture(columns, seen) + self.config.least
+            pi = mixture_of(parts(pairs), classes) + self.config.least
             return pi / pi.sum()
 
         return guesses(task.targets, shares, classes)

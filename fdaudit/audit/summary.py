@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from fdaudit.audit.containment import contained
 from fdaudit.audit.ledgers import books_of, views_of
 from fdaudit.config import validate
+from fdaudit.data.splits import test_xy
 from fdaudit.errors import IntegrityError, SpecError
 from fdaudit.evaluation.stage import Stage
 from fdaudit.federation.rehearsal import roles_of
 from fdaudit.handout.oracle_access import accesses
 from fdaudit.limits import TABLE_BYTES, open_file, read_file
-from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson
+from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson, near_chance
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
 from fdaudit.scoring.claimed import claimed_by
@@ -82,13 +83,14 @@ def conclude(run: RunDirectory) -> dict[str, Any]:
     costs = [entry.to_json() for entry in ledgers]
     messages = read_log(path / "transcript").messages
     private = derived_from_data(plan.charged(messages))
+    utility = _utility(path, plan) if plan.origin == "simulation" else {"curve": [], "final": []}
     views, oracles = {p: stage.view(p) for p in seen}, accesses(plan)
     value = {
         "schema": SCHEMA,
         "auditor_only": True,
         "run": _run_card(run, manifest, silences),
         "class_table": None if "records" in plan.lacks else plan.splits.class_table.tolist(),
-        "utility": _utility(path, plan) if plan.origin == "simulation" else {"curve": [], "final": []},
+        "utility": utility,
         "exposure": [row for p in seen for row in exposure(views[p].messages, p, private)],
         "views": contained(views.values(), oracles, spec.transport),
         "wire": [
@@ -104,7 +106,7 @@ def conclude(run: RunDirectory) -> dict[str, Any]:
         "checks": [check.to_json() for check in check_claims(run, ledgers, claimed_by(plan))],
         "cells": cells,
         "family": family_of(run, cells),
-        "gates": gates(spec.gates.model_dump(), cells, costs),
+        "gates": gates(spec.gates.model_dump(), cells, costs, utility["final"], card.name),
         "out_of_scope": [dict(attack) for attack in OUT_OF_SCOPE],
         "limits": [*_limits(plan), *_went_silent(silences), *_stopped(run)],
         "reproduce": _reproduce(plan.origin),
@@ -258,7 +260,10 @@ def _utility(run: Path, plan: Case) -> dict[str, Any]:
             figure = _accuracy(row) if task == "single-label" else _mean_auc(row, classes)
             final.append({"line": line, "party": row.party, "figure": figure_json(figure)})
     columns = ["line", "round", "party", "accuracy" if task == "single-label" else "mean_auc", "macro_f1"]
-    return {"curve": frame[columns].to_dict("records"), "final": final}
+    curve: list[dict[Any, Any]] = frame[columns].to_dict("records")
+    labels = test_xy(plan.dataset, plan.splits)[1] if task == "single-label" else None
+    warnings = near_chance(final, curve, plan.protocol.name, labels)
+    return {"curve": curve, "final": final, "warnings": warnings}
 
 
 def _accuracy(row: Any) -> Figure:

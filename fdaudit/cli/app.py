@@ -20,6 +20,7 @@ from fdaudit.cli.privacy import calibrate, ledger
 from fdaudit.cli.recording import card, import_
 from fdaudit.cli.red_team import export_view, score
 from fdaudit.cli.sweeps import curve, sweep
+from fdaudit.cli.weights import weights
 from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import FdauditError, IntegrityError, UsageError
 from fdaudit.progress import progress, say, show
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
     from fdaudit.progress import Tick
 
 __all__ = ["main"]
+
+_UNMEASURED = {
+    "epsilon": "the ledger leaves no ε to claim",
+    "utility": "no model was evaluated on test records",
+    "utility_drop": "no client was trained alone; add standalone to references",
+}
+"""Why a gate that no attack's figure decides has no value."""
 
 app = typer.Typer(
     name="fdaudit",
@@ -221,7 +229,7 @@ def _broken(gate: Mapping[str, Any]) -> str:
         return f"{value} {'<' if gate['at_least'] else '>'} {threshold}"
     if value is not None:
         return f"every cell that measured it is inconclusive for {', '.join(gate['inconclusive_for'])}"
-    return "the ledger leaves no ε to claim" if gate["name"] == "epsilon" else "no cell could measure it"
+    return _UNMEASURED.get(gate["name"], "no cell could measure it")
 
 
 def _summary(result: dict[str, Any]) -> list[str]:
@@ -235,6 +243,7 @@ def _summary(result: dict[str, Any]) -> list[str]:
             best.setdefault(row["line"], []).append(row["figure"]["value"])
     for name, values in best.items():
         lines.append(f"{'mAUC' if several else 'accuracy':<9} {name:<14} {sum(values) / len(values):6.1%}")
+    lines += [f"warning   {warning}" for warning in result["utility"].get("warnings", ())]
     for cell in result["cells"]:
         if cell["status"] in ("not-requested",):
             continue
@@ -383,6 +392,7 @@ app.command(name="import")(import_)
 app.add_typer(card, name="card")
 app.command()(sweep)
 app.command()(curve)
+app.command()(weights)
 
 
 @app.command(name="list")

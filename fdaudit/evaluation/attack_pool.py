@@ -6,6 +6,7 @@ import os
 import secrets
 from functools import cache
 
+from fdaudit.evaluation.memory import fitting
 from fdaudit.parallel.pool import Pool, processors, standing_pool
 from fdaudit.storage.cache import BYTES, DIRECTORY, KEY
 from fdaudit.storage.scratch import new_folder
@@ -24,13 +25,18 @@ def attack_pool(size: int) -> Pool:
 
 def stand_by() -> None:
     """Start the processes of a run with the default number of threads; none for one thread."""
-    if processors() > 1:
-        attack_pool(processors()).stand_by()
+    if _usual() > 1:
+        attack_pool(_usual()).stand_by()
 
 
 def dismiss() -> None:
     """End the idle processes if they will not be needed."""
-    attack_pool(processors()).close()
+    attack_pool(_usual()).close()
+
+
+def _usual() -> int:
+    """Return the number of processes of a run with the default number of threads, if they fit in memory."""
+    return min(processors(), fitting())
 
 
 @cache

@@ -2,7 +2,9 @@
 
 Guarantees:
   * a cell computes on one thread on every machine, so its outcome does not depend on the number of parallel cells;
-  * a cell whose process ends early is marked as failed, and no other cell is affected.
+  * a cell whose process is killed or lost runs once more, alone, after all others; then it is marked as failed, and
+    no other cell is affected;
+  * no more processes start than fit in the free memory.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from threadpoolctl import ThreadpoolController
 
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.evaluation.attack_pool import attack_pool, dismiss
+from fdaudit.evaluation.memory import fitting
 from fdaudit.evaluation.stage import Adversary, Stage, handed_folder, not_asked
+from fdaudit.isolation.attacker import ENDED, KILLED
 from fdaudit.parallel.pool import Pool, Workers
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.case import Case
@@ -187,15 +191,31 @@ def _workers(plan: Case, cells: int, others: Workers | None) -> Workers | None:
 
 
 def _processes(plan: Case, cells: int) -> Pool | None:
-    """Return processes of this machine, as many as the run has threads; None for one."""
-    size = min(plan.execution.threads, cells)
+    """Return processes of this machine, as many as the run has threads and memory has room for; None for one."""
+    size = min(plan.execution.threads, cells, fitting())
     return None if size < 2 else attack_pool(size)
 
 
 def _by_workers(
     stage: Stage, pieces: Sequence[Piece], workers: Workers, say: Callable[[str], None]
 ) -> Generator[tuple[Cell, float], None, None]:
-    """Yield every cell that the workers report; cells that they could not finish have failed."""
+    """Yield every cell that the workers report; those that were killed or lost run once more, one at a time."""
+    lost = list[Piece]()
+    for piece, cell, seconds in _reported(stage, pieces, workers, say):
+        if cell.reason in (ENDED, KILLED) and cell.status == "failed":
+            lost.append(replace(piece, adversaries=(cell.adversary,)))
+        else:
+            yield cell, seconds
+    for piece in lost:
+        say(f"{piece.attack.name}: again, alone")
+        for _, cell, seconds in _reported(stage, [piece], workers, say):
+            yield cell, seconds
+
+
+def _reported(
+    stage: Stage, pieces: Sequence[Piece], workers: Workers, say: Callable[[str], None]
+) -> Generator[tuple[Piece, Cell, float], None, None]:
+    """Yield every cell with its piece; cells that the workers could not finish have failed."""
     left = [list(p.adversaries) for p in pieces]
     with closing(workers.work([p.to_json() for p in pieces])) as answers:
         for number, line in answers:
@@ -205,12 +225,12 @@ def _by_workers(
                 say(f"{attack.name}: {what} {step}/{of}")
             elif line is not None and "cell" in line:
                 left[number].remove(line["adversary"])
-                yield Cell.from_json(line["cell"]), float(line["seconds"])
+                yield pieces[number], Cell.from_json(line["cell"]), float(line["seconds"])
             else:
-                told = line or {"failed": "the process that ran it ended before it was done"}
+                told = line or {"failed": ENDED}
                 for name in tuple(told.get("adversaries", left[number])):
                     left[number].remove(name)
-                    yield stage.failed(name, attack, told["failed"]), 0.0
+                    yield pieces[number], stage.failed(name, attack, told["failed"]), 0.0
 
 
 @lru_cache(maxsize=1)

@@ -22,8 +22,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from signal import SIGKILL
 from tempfile import TemporaryDirectory, gettempdir
 from threading import Lock
+from time import sleep
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fdaudit.errors import BudgetExceededError, FdauditError, SpecError
@@ -42,8 +44,26 @@ if TYPE_CHECKING:
     from fdaudit.isolation.schema import Trial
     from fdaudit.types import Guess
 
-__all__ = ["AttackFailedError", "Attacker", "attack", "dismiss", "home", "settings_of", "stand_by"]
+__all__ = [
+    "ENDED",
+    "KILLED",
+    "AttackFailedError",
+    "Attacker",
+    "attack",
+    "dismiss",
+    "home",
+    "settings_of",
+    "stand_by",
+]
 
+ENDED = "the process that ran it ended before it was done"
+KILLED = (
+    "the system killed the process that ran it (signal 9), most likely because memory ran out. Free memory, "
+    "set FDAUDIT_MEMORY lower, or use fewer threads"
+)
+"""Why a cell has no outcome if its process is gone."""
+_WAITS, _WAIT = 20, 0.05
+"""Attempts to learn the status of a process whose pipe has closed, and seconds between them."""
 _OUTPUT = "output.txt"
 _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 """Variables of this process that an attack's process receives."""
@@ -104,7 +124,7 @@ class Attacker:
                     raise MalformedError("the attack's process asked an oracle that there is not")
                 served.serve(frame, self._writing)
         except EndedError:
-            raise AttackFailedError("the process that ran it ended before it was done") from None
+            raise AttackFailedError(self._ending()) from None
         finally:
             self._pass_on()
         if frame.kind == "failed":
@@ -115,6 +135,15 @@ class Attacker:
     def alive(self) -> bool:
         """Return whether the process can take another request."""
         return self._process is not None and self._process.poll() is None
+
+    def _ending(self) -> str:
+        """Return why the process gave no answer: it was killed, or it ended by itself."""
+        status = None
+        for _ in range(_WAITS):  # its pipe closes a moment before its status is known
+            if self._process is None or (status := self._process.poll()) is not None:
+                break
+            sleep(_WAIT)
+        return KILLED if status == -SIGKILL else ENDED
 
     def close(self) -> None:
         """End the process and all its children at once, and remove its directories."""

@@ -79,6 +79,7 @@ from fdaudit.metrics.utility import (
     bytes_on_wire,
     macro_f1,
     macro_f1_figure,
+    near_chance,
 )
 
 __all__ = [
@@ -155,6 +156,7 @@ __all__ = [
     "mu_lower_bound",
     "mu_p_value",
     "multilabel_macro_f1",
+    "near_chance",
     "nearest_records",
     "one_run_epsilon",
     "one_run_mu",

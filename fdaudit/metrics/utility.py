@@ -3,13 +3,15 @@
 Guarantees:
   * accuracy carries a Clopper-Pearson interval;
   * macro-F1 equals scikit-learn's over the classes that occur;
+  * a model is reported as near chance if its interval reaches the accuracy of a constant answer;
   * bytes are counted once for each receiver, and every message is counted under exactly one kind and role.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,7 +30,11 @@ __all__ = [
     "bytes_on_wire",
     "macro_f1",
     "macro_f1_figure",
+    "near_chance",
 ]
+
+_FALL = 0.1
+"""A model that was better than at the end by more than this has got worse."""
 
 
 def _labels(predicted: ArrayLike, true: ArrayLike) -> tuple[Integers, Integers]:
@@ -67,6 +73,56 @@ def accuracy_figure(predicted: ArrayLike, true: ArrayLike, *, confidence: float 
         method=interval.method,
         n=n,
     )
+
+
+def near_chance(
+    final: Sequence[Mapping[str, Any]],
+    curve: Sequence[Mapping[Any, Any]],
+    line: str,
+    labels: ArrayLike | None,
+) -> list[str]:
+    """Return a warning if a protocol's final models are near chance, in plain words; no warning if none is.
+
+    A model is near chance if the lower end of its interval is at most the chance level. For one label a record this
+    level is the accuracy of always naming the most frequent class of the test records. For mAUC it is one half.
+
+    Args:
+        final: utility of all final models, as in `result.json`.
+        curve: utility by round, as in `result.json`.
+        line: the protocol's name among the lines.
+        labels: of the test records (n,); None for mAUC.
+    """
+    level, measure, constant = 0.5, "mean_auc", "guessing"
+    if labels is not None:
+        counts = np.unique(integers(labels, "labels"), return_counts=True)[1]
+        level, measure = float(counts.max() / counts.sum()), "accuracy"
+        constant = "always naming the most frequent class"
+    own = [row for row in final if row["line"] == line and row["figure"]["value"] is not None]
+    rows = [row for row in own if row["party"] == "server"] or own
+    low = [row for row in rows if _lower(row["figure"]) <= level]
+    if not low:
+        return []
+    worst = min(low, key=lambda row: row["figure"]["value"])
+    party, value = worst["party"], worst["figure"]["value"]
+    who = f"{len(low)} of {len(rows)} models end" if len(rows) > 1 else f"The model of {party} ends"
+    at = f"{party} has {value:.1%} on test records, and {constant} reaches {level:.1%}"
+    seen = [row for row in curve if row["line"] == line and row["party"] == party]
+    return [
+        f"{who} near chance: {at}. {_cause(seen, measure, value)} Attacks on it say little about a trained model."
+    ]
+
+
+def _cause(seen: Sequence[Mapping[Any, Any]], measure: str, value: float) -> str:
+    """Return why a model may be near chance, from its utility by round."""
+    best = max(seen, key=lambda row: row[measure], default=None)
+    if best is not None and best[measure] > value + _FALL:
+        return f"It had {best[measure]:.1%} after round {best['round']}: training diverged or was drowned in noise."
+    return "Training diverged (try a smaller learning rate), was too short, or was drowned in noise."
+
+
+def _lower(figure: Mapping[str, Any]) -> float:
+    """Return the lower end of a figure's interval, or its value without one."""
+    return float(figure["value"] if figure.get("low") is None else figure["low"])
 
 
 def _confusion(predicted: ArrayLike, true: ArrayLike) -> Floats:

@@ -211,6 +211,10 @@ class GateSpec(Config):
     """Smallest total variation distance between guessed and true class shares, for any cell and victim."""
     epsilon: float | None = Field(None, gt=0)
     """Largest ε of any adversary's view in the ledger, at `privacy.delta`; an infinite ε fails."""
+    utility: float | None = Field(None, ge=0, le=1)
+    """Least test accuracy (mAUC, if records have several labels) of the server's model, else of the worst client's."""
+    utility_drop: float | None = Field(None, ge=-1, le=1)
+    """Largest loss of accuracy or mAUC against clients that learn alone; needs `standalone` in `references`."""
 
 
 class Spec(Config):

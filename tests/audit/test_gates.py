@@ -15,7 +15,7 @@ from fdaudit.errors import SpecError
 from fdaudit.result import gates
 from fdaudit.spec.schema import Spec, load_spec
 
-from ..helpers.run_cases import finished
+from ..helpers.run_cases import cli, finished, tiny, write_spec
 
 EPSILONS = st.one_of(st.none(), st.floats(0, 1e9))
 
@@ -130,3 +130,60 @@ def test_a_failed_gate_says_why(cells: list[dict], says: str) -> None:
 
 def _result(run: Path) -> dict:  # type: ignore[type-arg]
     return json.loads((run / "result.json").read_bytes())  # type: ignore[no-any-return]
+
+
+# -- utility -------------------------------------------------------------------------------------------------------
+
+
+def final(**lines: dict[str, float]) -> list[dict[str, object]]:
+    """Return final utility: a line is a mapping of parties to accuracies."""
+    return [
+        {"line": line, "party": party.replace("_", "/"), "figure": {"name": "accuracy", "value": value}}
+        for line, parties in lines.items()
+        for party, value in parties.items()
+    ]
+
+
+SERVER = final(fedkd={"server": 0.7, "client_0": 0.1}, standalone={"client_0": 0.6, "client_1": 0.9})
+CLIENTS = final(fedkd={"client_0": 0.5, "client_1": 0.9}, standalone={"client_0": 0.6, "client_1": 0.8})
+
+
+@pytest.mark.parametrize(
+    ("rows", "name", "value"),
+    [
+        (SERVER, "utility", 0.7),
+        (CLIENTS, "utility", 0.5),
+        (SERVER, "utility_drop", 0.05),
+        (CLIENTS, "utility_drop", 0.1),
+    ],
+)
+def test_a_utility_gate_compares_the_server_or_the_worst_client(
+    rows: list[dict[str, object]], name: str, value: float
+) -> None:
+    at_least = name == "utility"
+    for shift, passed in ((-0.01, at_least), (0.01, not at_least)):
+        (row,) = gates({name: value + shift}, [], [], rows, "fedkd")
+        assert row["value"] == pytest.approx(value)
+        assert (row["passed"], row["at_least"]) == (passed, at_least)
+
+
+@pytest.mark.parametrize("name", ["utility", "utility_drop"])
+def test_a_utility_gate_without_a_measurement_fails_and_says_why(name: str) -> None:
+    rows = [] if name == "utility" else final(fedkd={"server": 1.0})
+    (row,) = gates({name: 0.0}, [], [], rows, "fedkd")
+    assert (row["value"], row["passed"]) == (None, False)
+    assert ("standalone" if name == "utility_drop" else "test records") in _broken(row)
+
+
+def test_a_diverged_run_fails_its_gate_and_is_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tiny(protocol={"name": "fedavg", "params": {"rounds": 2, "lr": 1000.0}}, gates={"utility": 0.9})
+    path = write_spec(tmp_path / "spec.yaml", spec)
+    code, out, err = cli(monkeypatch, capsys, "run", path, "--out", tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert code == 1
+    assert "gate utility failed" in err
+    (warning,) = result["utility"]["warnings"]
+    assert "near chance" in warning
+    assert f"warning   {warning}" in out

@@ -20,6 +20,7 @@ import yaml
 
 import fdaudit
 from fdaudit import attacks, defenses, protocols
+from fdaudit.accounting.calibration import Shape
 from fdaudit.adversary.view import export_view
 from fdaudit.audit import summary
 from fdaudit.cli.app import app
@@ -269,6 +270,15 @@ def test_yaml_snippets_are_specs_grids_or_cards(name: str) -> None:
 
 def test_the_page_on_sweeps_lists_the_fields_of_a_grid() -> None:
     assert list(table("docs/sweeps.md", "## The grid")) == list(Grid.model_fields)
+
+
+def test_the_page_on_sweeps_lists_the_keys_beside_calibrate() -> None:
+    rows = page("docs/sweeps.md").split("| Key beside `calibrate` |")[1].split("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)) == {
+        "calibrate",
+        "share",
+        *Shape.model_fields,
+    }
 
 
 def _commands() -> Iterator[tuple[str, str]]:

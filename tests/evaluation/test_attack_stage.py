@@ -62,28 +62,43 @@ def test_a_cell_survives_its_json(run: fdaudit.Run) -> None:
 
 
 class _Dying:
-    """A pool whose processes end before the second adversary's cell of every piece."""
+    """A pool whose processes end before the second adversary's cell of every piece, or before world's if `always`."""
 
     size = 2
+
+    def __init__(self, always: bool = False) -> None:
+        self._always = always
+        self.pieces: list[tuple[str, ...]] = []
 
     def work(
         self, pieces: Sequence[dict[str, Any]]
     ) -> Generator[tuple[int, dict[str, Any] | None], None, None]:
         for number, piece in enumerate(pieces):
+            self.pieces.append(tuple(piece["adversaries"]))
             desk = Desk(RunDirectory.reopen(Path(piece["run"])))
             attack = next(a for a in desk.run.plan.attacks if a.name == piece["attack"])
-            for cell, seconds in desk.cells(
-                Piece(Path(piece["run"]), attack, tuple(piece["adversaries"][:1]))
-            ):
+            names = tuple(n for n in piece["adversaries"][:1] if not (self._always and n == "world"))
+            for cell, seconds in desk.cells(Piece(Path(piece["run"]), attack, names)):
                 yield number, {"adversary": cell.adversary, "cell": cell.to_json(), "seconds": seconds}
             desk.close()
-            yield number, None
+            if len(names) < len(piece["adversaries"]):
+                yield number, None
+
+
+def test_a_cell_whose_process_ended_runs_again_alone(
+    run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, dying = {c["id"]: c for c in run.result["cells"]}, _Dying()
+    monkeypatch.setattr(runner, "attack_pool", lambda size: dying)
+    cells = attack_cells(run.opened, again=True)
+    assert {c.id: c.to_json() for c in cells} == before
+    assert dying.pieces[-2:] == [("world",), ("world",)]
 
 
 def test_a_cell_whose_process_ended_has_failed_and_says_so(
     run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "attack_pool", lambda size: _Dying())
+    monkeypatch.setattr(runner, "attack_pool", lambda size: _Dying(always=True))
     cells = attack_cells(run.opened, again=True)
     asked = {c.id: c for c in cells if c.status != "not-requested"}
     assert {i: c.status == "failed" for i, c in asked.items()} == {

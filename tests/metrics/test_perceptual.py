@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -44,7 +45,7 @@ def _pinned(directory: Path, key: str, state: dict[str, Any]) -> dict[str, Pin]:
     one."""
     path = directory / PINS[key].file
     torch.save(state, path)
-    return {**PINS, key: Pin(PINS[key].file, hashlib.sha256(path.read_bytes()).hexdigest())}
+    return {**PINS, key: replace(PINS[key], sha256=hashlib.sha256(path.read_bytes()).hexdigest())}
 
 
 def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

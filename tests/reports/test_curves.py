@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fdaudit.reports.curve_figures import FORMATS, WIDTHS
-from fdaudit.reports.sweep_rows import MEASURES, front, spread_of
-from hypothesis import example, given
+from fdaudit.reports.curve_figures import FORMATS, WIDTHS, Curve, _panel
+from fdaudit.reports.sweep_rows import MEASURES, Row, SweepRun, front, points, spread_of
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from scipy import stats
 
 from fdaudit.errors import RunError, UsageError
@@ -143,13 +144,13 @@ def test_the_summary_is_that_of_the_runs(drawn: Path) -> None:
             mean, sd = np.mean(values), np.std(values, ddof=1)
             assert float(row["mean"]) == pytest.approx(mean)
             assert float(row["sd"]) == pytest.approx(sd)
-            if sd:
-                ends = stats.t.interval(0.95, len(values) - 1, mean, stats.sem(values))
-                assert (float(row["low"]), float(row["high"])) == pytest.approx(ends)
+            assert 0 <= float(row["low"]) <= mean <= float(row["high"])
+            if row["unit"] == "fraction":
+                assert float(row["high"]) <= 1
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=9))
-def test_intervals_are_scipy_s(values: list[float]) -> None:
+def test_unbounded_intervals_are_scipy_s(values: list[float]) -> None:
     found = spread_of(values)
     error = stats.sem(values)
     assert found.n == len(values)
@@ -158,6 +159,96 @@ def test_intervals_are_scipy_s(values: list[float]) -> None:
     assert (found.low, found.high) == pytest.approx(
         (np.mean(values) - half, np.mean(values) + half), abs=1e-6
     )
+
+
+bounded = st.one_of(
+    st.tuples(st.just(1.0), st.lists(st.floats(0, 1), min_size=2, max_size=9)),
+    st.tuples(st.just(math.inf), st.lists(st.floats(0, 1e12), min_size=2, max_size=9)),
+)
+
+
+@settings(deadline=None)
+@given(bounded)
+@example((1.0, [0.92, 0.86, 1.0]))
+@example((1.0, [0.0, 0.0, 1.0]))
+@example((math.inf, [0.0, 5e-324]))
+def test_an_interval_stays_in_its_range_and_contains_the_mean(case: tuple[float, list[float]]) -> None:
+    ceiling, values = case
+    found = spread_of(values, ceiling)
+    assert found.low is not None
+    assert found.high is not None
+    assert 0 <= found.low <= found.mean <= found.high <= ceiling
+    if statistics.stdev(values) > 1e-9 * max(values) > 1e-100:
+        assert found.low < found.mean < found.high
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1), st.integers(2, 9), st.sampled_from([1.0, math.inf, None]))
+def test_an_interval_is_the_value_if_all_seeds_agree(value: float, n: int, ceiling: float | None) -> None:
+    found = spread_of([value] * n, ceiling)
+    assert (found.low, found.mean, found.high, found.sd) == (value, value, value, 0.0)
+
+
+@settings(deadline=None)
+@given(st.floats(0.01, 0.99), st.floats(0.001, 0.009))
+def test_an_interval_grows_with_the_difference_of_seeds(mean: float, reach: float) -> None:
+    near, far = (spread_of([mean - r, mean, mean + r], 1.0) for r in (reach / 2, reach))
+    assert far.low < near.low < near.high < far.high  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_an_interval_of_few_seeds_near_a_bound_covers_the_truth(n: int) -> None:
+    draws = np.random.default_rng(0).beta(20, 2, size=(4000, n))
+    found = [spread_of(row.tolist(), 1.0) for row in draws]
+    hits = [s.low <= 20 / 22 <= s.high for s in found]  # type: ignore[operator]
+    assert 0.93 <= statistics.fmean(hits) <= 0.97
+
+
+def test_the_interval_is_wilson_s_with_the_trials_that_the_seeds_imply() -> None:
+    values = [0.9, 0.8, 0.95]
+    found, mean = spread_of(values, 1.0), np.mean(values)
+    trials = mean * (1 - mean) / (np.var(values, ddof=1) / 3)
+    q = stats.t.ppf(0.975, 2)
+    for end in (found.low, found.high):
+        assert (mean - end) ** 2 == pytest.approx(q**2 * end * (1 - end) / trials)
+
+
+def test_every_bounded_measure_states_its_bounds() -> None:
+    ceilings = {m.name: m.ceiling for m in MEASURES}
+    assert ceilings.pop("psnr") is ceilings.pop("psnr_gain") is None
+    assert ceilings.pop("fid") == ceilings.pop("bytes") == math.inf
+    assert set(ceilings.values()) == {1.0}
+
+
+def test_axes_end_at_the_bounds_of_their_measures() -> None:
+    tpr = next(m for m in MEASURES if m.name == "membership_tpr_at_1fpr")
+    made = points(
+        Row(
+            run=SweepRun(key="k", protocol="p", defence="d", level=level, seed=seed, status="done"),
+            values={"utility": utility, tpr.name: value},
+        )
+        for level, values in ((1.0, (0.0, 0.2, 0.9)), (2.0, (1.0, 1.0, 0.7)))
+        for seed, (value, utility) in enumerate(zip(values, (1.0, 0.9, 1.0), strict=True))
+    )
+    drawn = Curve(
+        name="c",
+        points=made,
+        across=tpr,
+        adversary="server",
+        utility="accuracy",
+        references=(),
+        protocols=("p",),
+    )
+    axes = Figure().subplots()
+    _panel(axes, drawn, "d")
+    left, right = axes.get_xlim()
+    assert 0 <= left < right <= 100
+    assert axes.get_ylim() == (0, 100)
+    for line in axes.collections:
+        for path in line.get_paths():
+            assert path.vertices.min() >= 0
+            assert path.vertices.max() <= 100
+    assert drawn.basis == "n = 3 (seeds 0, 1 and 2); bars: 95 % intervals; ε of the server's view"
 
 
 def test_one_seed_has_no_interval() -> None:
@@ -234,6 +325,8 @@ def test_what_was_not_measured_is_said_and_what_failed_is_shown(drawn: Path) -> 
     assert "TrainingDivergedError" in text
     assert "it fails in any case" in text
     assert "Of 12 runs 2 failed" in text
+    assert "n = 2 seeds a mark (1 and 2)" in text
+    assert "Adversaries of these attacks: server" in text
 
 
 @pytest.mark.thorough

@@ -9,6 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
 import os
 from collections.abc import Mapping
@@ -21,30 +22,62 @@ import torch
 from fdaudit.errors import UsageError
 from fdaudit.limits import TENSOR_BYTES, read_file
 
-__all__ = ["PINS", "Pin", "WeightsUnavailableError", "load_weights"]
+__all__ = [
+    "PINS",
+    "Pin",
+    "WeightsUnavailableError",
+    "find_weights",
+    "load_weights",
+    "places_of",
+    "same_weights",
+]
 
 
 @dataclass(frozen=True)
 class Pin:
-    """A weights file: its name and the SHA-256 it must have."""
+    """A weights file.
+
+    Attributes:
+        file: its name.
+        sha256: the SHA-256 that it must have.
+        metric: the figure that needs it.
+        source: where its makers publish it.
+        package: the package that brings it along, in its folder `weights/v0.1`; empty if none does.
+    """
 
     file: str
     sha256: str
+    metric: str
+    source: str
+    package: str = ""
 
 
 PINS: Mapping[str, Pin] = MappingProxyType(
     {
         # torchvision's `AlexNet_Weights.IMAGENET1K_V1`; the file's name carries the digest's first 8 digits.
         "alexnet": Pin(
-            "alexnet-owt-7be5be79.pth", "7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02"
+            file="alexnet-owt-7be5be79.pth",
+            sha256="7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02",
+            metric="LPIPS",
+            source="https://download.pytorch.org/models/alexnet-owt-7be5be79.pth",
         ),
         # pytorch-fid's Inception; the file's name carries the digest's first 8 digits.
         "inception": Pin(
+            file="pt_inception-2015-12-05-6726825d.pth",
+            sha256="6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
+            metric="FID",
+            source="https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/"
             "pt_inception-2015-12-05-6726825d.pth",
-            "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
         ),
         # The linear layers that come inside the `lpips` wheel, version 0.1.
-        "lpips-alex": Pin("alex.pth", "df73285e35b22355a2df87cdb6b70b343713b667eddbda73e1977e0c860835c0"),
+        "lpips-alex": Pin(
+            file="alex.pth",
+            sha256="df73285e35b22355a2df87cdb6b70b343713b667eddbda73e1977e0c860835c0",
+            metric="LPIPS",
+            source="https://raw.githubusercontent.com/richzhang/PerceptualSimilarity/master/lpips/weights/v0.1/"
+            "alex.pth",
+            package="lpips",
+        ),
     }
 )
 """Every weights file that may be loaded."""
@@ -57,6 +90,30 @@ class WeightsUnavailableError(UsageError):
 def _directories() -> list[Path]:
     named = os.environ.get("FDAUDIT_WEIGHTS")
     return ([Path(named)] if named else []) + [Path(torch.hub.get_dir()) / "checkpoints"]
+
+
+def places_of(name: str) -> list[Path]:
+    """Return the folders where a pinned file is looked for, in their order."""
+    if not (package := PINS[name].package):
+        return _directories()
+    found = importlib.util.find_spec(package)
+    return [] if found is None or found.origin is None else [Path(found.origin).parent / "weights" / "v0.1"]
+
+
+def find_weights(name: str) -> Path | None:
+    """Return the path of a pinned file, whatever its bytes; None if it is in no place."""
+    file = PINS[name].file
+    return next((p / file for p in places_of(name) if (p / file).is_file()), None)
+
+
+def same_weights(path: Path) -> str | None:
+    """Return the key of the pinned file with the same bytes as this one; None if there is none.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    digest = hashlib.sha256(read_file(path, TENSOR_BYTES)).hexdigest()
+    return next((name for name, pin in PINS.items() if pin.sha256 == digest), None)
 
 
 def load_weights(name: str, directory: Path | None = None) -> dict[str, torch.Tensor]:
@@ -78,7 +135,8 @@ def load_weights(name: str, directory: Path | None = None) -> dict[str, torch.Te
             "FDAUDIT_WEIGHTS",
             pin.file,
             "is in neither FDAUDIT_WEIGHTS nor torch's hub cache",
-            f"Put the file of SHA-256 {pin.sha256} in a directory and set FDAUDIT_WEIGHTS to it.",
+            f"Put the file of SHA-256 {pin.sha256} in a directory and set FDAUDIT_WEIGHTS to it. "
+            "`fdaudit weights` says where it comes from.",
         )
     try:
         content = read_file(path, TENSOR_BYTES)
@@ -92,7 +150,7 @@ def load_weights(name: str, directory: Path | None = None) -> dict[str, torch.Te
             "FDAUDIT_WEIGHTS",
             pin.file,
             f"has SHA-256 {found}, not the pinned {pin.sha256}",
-            "Replace it with the original file.",
+            "Replace it with the original file: `fdaudit weights` says where it comes from.",
         )
     # The one use of torch.load in fdaudit: the formats these weights are published in allow nothing else.
     # Only bytes of a pinned digest come here, and `weights_only` unpickles tensors and plain containers

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from fdaudit.attacks.gradient_inversion import mixtures
+from fdaudit.attacks.gradient_inversion.mixtures import class_gradients, mixture, mixture_of
 from fdaudit.attacks.label_distribution._shadows import ShareModel, draw_shadow, uniform
 from fdaudit.attacks.label_distribution.declined import accepted_samples, read_declined
-from fdaudit.attacks.label_distribution.updates import mixture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -170,6 +171,24 @@ def test_a_mixture_of_class_gradients_is_taken_apart_up_to_its_scale(seed, class
     scale = float(torch.rand((), generator=rng)) * 10 + 0.1
     seen = [scale * torch.einsum("k,kcf->cf", pi, G) for G in columns]
     assert torch.allclose(mixture(columns, seen), pi, atol=1e-4)
+
+
+def test_blocks_of_a_layer_give_the_shares_of_the_whole_layer(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 5))
+    x, y = torch.rand(40, 1, 6, 6, generator=generator), torch.arange(40) % 5
+    start = dict(module.state_dict())
+    end = {n: t + 0.1 * torch.randn(t.shape, generator=generator) for n, t in start.items()}
+    passes = [mixtures.LastLayer.of(module, at, x, y, 5) for at in (start, end)]
+    columns = [class_gradients(module, at, x, y, 5) for at in (start, end)]
+    sent = torch.einsum("k,kcf->cf", torch.tensor([0.5, 0.2, 0.0, 0.2, 0.1]).double(), sum(columns) / 2)
+    whole = mixture([sum(columns) / 2], [sent])
+    assert torch.equal(mixture_of(mixtures.halfway(*passes, sent), 5), whole)
+    monkeypatch.setattr(mixtures, "_BLOCK", 25 * 7)
+    parts = list(mixtures.halfway(*passes, sent))
+    assert max(G.numel() for G, _ in parts) <= 25 * 7
+    assert torch.equal(torch.cat([g for _, g in parts], 1), sent)
+    assert torch.allclose(mixture_of(iter(parts), 5), whole, atol=1e-9)
 
 
 @settings(max_examples=30, deadline=None)

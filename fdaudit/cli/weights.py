@@ -1,0 +1,100 @@
+"""The command that says which weights of LPIPS and FID are here, and checks files that somebody was given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fdaudit.cli.options import AsJson
+from fdaudit.errors import UsageError
+from fdaudit.progress import show
+
+__all__ = ["weights"]
+
+
+def weights(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE...]", help="Files to check. Without one: what is here and what is missing."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the weight files of LPIPS and FID with source, SHA-256 and place, or check given files. Downloads nothing.
+
+    Exit code 1 if a given file is not one of them, or a listed file has other bytes.
+    """
+    found = [_checked(f) for f in files] if files else _listed()
+    if as_json:
+        show(json.dumps(found))
+    elif files:
+        for entry in found:
+            show(f"{entry['state']:<14}{entry['file']}: {entry['said']}")
+    else:
+        _show_list(found)
+    if any(entry["state"] in ("wrong digest", "unknown") for entry in found):
+        raise typer.Exit(1)
+
+
+def _listed() -> list[dict[str, Any]]:
+    """Return every pinned file with its state: present, missing or wrong digest."""
+    from fdaudit.metrics.images.weights import PINS, find_weights, places_of, same_weights
+
+    found = []
+    for name, pin in PINS.items():
+        path = find_weights(name)
+        right = path is not None and _read(path, same_weights) == name
+        state = "missing" if path is None else "present" if right else "wrong digest"
+        place = (
+            f"comes with the package {pin.package}"
+            if pin.package
+            else "FDAUDIT_WEIGHTS=DIRECTORY, or torch's cache"
+        )
+        entry: dict[str, Any] = {
+            "file": pin.file,
+            "metric": pin.metric,
+            "state": state,
+            "sha256": pin.sha256,
+            "source": pin.source,
+        }
+        places = [str(p) for p in places_of(name)]
+        found.append(entry | {"path": None if path is None else str(path), "places": places, "set": place})
+    return found
+
+
+def _checked(path: Path) -> dict[str, Any]:
+    """Return whether a file is a pinned one, has only the name of one, or neither."""
+    from fdaudit.metrics.images.weights import PINS, same_weights
+
+    name = _read(path, same_weights)
+    named = next((pin for pin in PINS.values() if pin.file == path.name), None)
+    if name is not None:
+        pin = PINS[name]
+        call = "" if path.name == pin.file else f"; rename it to {pin.file}"
+        return {"file": str(path), "state": "right", "said": f"{pin.metric}, {pin.file}{call}"}
+    if named is not None:
+        said = f"the bytes are not those of SHA-256 {named.sha256}; get it from {named.source}"
+        return {"file": str(path), "state": "wrong digest", "said": said}
+    return {"file": str(path), "state": "unknown", "said": "no metric of fdaudit uses this file"}
+
+
+def _read(path: Path, digest: Any) -> str | None:
+    try:
+        return digest(path)  # type: ignore[no-any-return]
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+        raise UsageError("file", str(path), problem, "Give a file that exists and is readable.") from None
+
+
+def _show_list(found: list[dict[str, Any]]) -> None:
+    for entry in found:
+        show(f"{entry['metric']:<6}{entry['file']}: {entry['state']}")
+        for label in ("path", "sha256", "source", "set"):
+            if entry[label]:
+                show(f"      {label:<8}{entry[label]}")
+        for place in entry["places"] if entry["state"] == "missing" else ():
+            show(f"      looked in {place}")

@@ -1,0 +1,69 @@
+"""The number of attack processes that memory has room for; it decides how long cells take, never their outcome."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+from fdaudit.errors import UsageError
+
+__all__ = ["VARIABLE", "budget", "fitting"]
+
+VARIABLE = "FDAUDIT_MEMORY"
+"""Gigabytes that attack processes may take together."""
+_NEED = 2.0
+"""Gigabytes for one attack at a time: its process, that of the cell, and an attack on images of 92x112."""
+_SHARE = 0.8
+"""Share of the free memory that is used by default."""
+
+
+@cache
+def budget() -> float | None:
+    """Return the memory for attack processes in gigabytes: the variable's, else most of what is free; None if unknown.
+
+    It is read once in a process, so that a run keeps the same pool of processes.
+
+    Raises:
+        UsageError: the variable is no positive number.
+    """
+    asked = os.environ.get(VARIABLE)
+    if asked:
+        try:
+            value = float(asked)
+        except ValueError:
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise UsageError(VARIABLE, asked, "is no size", "Give gigabytes, such as 8, or unset it.")
+        return value
+    found = [v for v in (_available(), _left_in_group()) if v is not None]
+    return _SHARE * min(found) / 1e9 if found else None
+
+
+def fitting() -> int:
+    """Return how many attack processes fit in the budget; at least one."""
+    room = budget()
+    return max(1, int(room / _NEED)) if room is not None else 1 << 16
+
+
+def _available() -> int | None:
+    """Return the bytes that Linux can give without swapping; None on other systems."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
+def _left_in_group() -> int | None:
+    """Return the bytes left to this container; None without a limit."""
+    for folder, most, used in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        try:
+            limit, taken = (int(Path(folder, name).read_text(encoding="ascii")) for name in (most, used))
+        except (OSError, ValueError):  # no such group, or `max`
+            continue
+        return max(0, limit - taken)
+    return None

@@ -1,0 +1,60 @@
+"""Warnings about final models near chance: when there is one, and what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fdaudit.metrics import clopper_pearson, near_chance
+
+LABELS = [0] * 30 + [1] * 50 + [2] * 20  # always naming class 1 reaches 50 %
+
+
+def row(party: str, right: int, line: str = "fedkd", n: int = 100) -> dict[str, Any]:
+    found = clopper_pearson(right, n)
+    return {
+        "line": line,
+        "party": party,
+        "figure": {"value": right / n, "low": found.low, "high": found.high},
+    }
+
+
+def at(number: int, value: float, party: str = "server") -> dict[str, Any]:
+    return {"line": "fedkd", "round": number, "party": party, "accuracy": value, "mean_auc": value}
+
+
+@pytest.mark.parametrize(("right", "warned"), [(10, True), (50, True), (58, True), (62, False), (95, False)])
+def test_a_model_is_near_chance_if_its_interval_reaches_a_constant_answer(right: int, warned: bool) -> None:
+    assert bool(near_chance([row("server", right)], [], "fedkd", LABELS)) == warned
+
+
+def test_the_warning_names_model_level_and_cause() -> None:
+    (said,) = near_chance([row("server", 40)], [at(0, 0.3), at(9, 0.4)], "fedkd", LABELS)
+    assert said.startswith("The model of server ends near chance: server has 40.0% on test records")
+    assert "the most frequent class reaches 50.0%" in said
+    assert "smaller learning rate" in said
+
+
+def test_a_model_that_was_better_before_diverged() -> None:
+    (said,) = near_chance([row("server", 10)], [at(3, 0.8), at(9, 0.1)], "fedkd", LABELS)
+    assert "It had 80.0% after round 3: training diverged" in said
+
+
+def test_without_a_server_s_model_every_client_counts() -> None:
+    rows = [row("client/0", 90), row("client/1", 20), row("client/2", 30)]
+    (said,) = near_chance(rows, [], "fedkd", LABELS)
+    assert said.startswith("2 of 3 models end near chance: client/1 has 20.0%")
+    assert not near_chance([row("server", 90), *rows], [], "fedkd", LABELS)
+
+
+def test_reference_lines_do_not_count() -> None:
+    assert not near_chance([row("server", 90), row("client/0", 1, "standalone")], [], "fedkd", LABELS)
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "warned"), [(0.6, 0.48, True), (0.6, 0.52, False), (0.49, None, True)]
+)
+def test_of_several_labels_the_level_is_one_half(value: float, low: float | None, warned: bool) -> None:
+    rows = [{"line": "fedkd", "party": "server", "figure": {"value": value, "low": low}}]
+    assert bool(near_chance(rows, [], "fedkd", None)) == warned
