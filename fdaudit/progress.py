@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
-__all__ = ["Tick", "progress", "say", "show"]
+__all__ = ["Tick", "progress", "say", "show", "typed_again"]
 
 
 Tick = Callable[[str, int, int], None]
@@ -29,9 +31,22 @@ def show(*lines: str) -> None:
     print("\n".join(_visible(line) for line in lines))  # noqa: T201
 
 
+def typed_again(*added: str) -> str:
+    """Return this process's command as a shell takes it, with the flags of `added` that it lacks."""
+    program = [sys.argv[0]]
+    if Path(sys.argv[0]).name == "__main__.py":
+        program = [sys.executable, "-m", "fdaudit"]
+    return shlex.join([*program, *sys.argv[1:], *(flag for flag in added if flag not in sys.argv)])
+
+
 @contextmanager
-def progress(quiet: bool) -> Iterator[Tick]:
-    """Yield a progress callback that draws one bar on standard error, if that is a terminal."""
+def progress(quiet: bool, again: str = "") -> Iterator[Tick]:
+    """Yield a progress callback that draws one bar on standard error, if that is a terminal.
+
+    Args:
+        quiet: draw nothing.
+        again: the command that goes on, if the user interrupts this one.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -52,5 +67,5 @@ def progress(quiet: bool) -> Iterator[Tick]:
             yield tick
         except KeyboardInterrupt:
             bars.stop()
-            say("interrupted; go on with --resume")
+            say(f"interrupted; go on with: {again}" if again else "interrupted")
             raise typer.Exit(130) from None
