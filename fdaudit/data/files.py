@@ -346,7 +346,9 @@ def _opened(file: Path) -> Iterator[Any]:
                 yield image
     except _DeepError as error:
         remedy = "Convert it to 8 bits, with a range that fits its content, or store floats in [0, 1] in an npz file."
-        raise DataError("dataset.name", str(file), f"is no image that is read as it is ({error})", remedy) from None
+        raise DataError(
+            "dataset.name", str(file), f"is no image that is read as it is ({error})", remedy
+        ) from None
     except (*_DAMAGED, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         told = getattr(error, "strerror", None) or str(error)
         raise DataError(

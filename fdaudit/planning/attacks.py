@@ -28,7 +28,8 @@ def plan_attacks(spec: Spec) -> tuple[AttackPlan, ...]:
         field = f"attacks.{number}.name"
         if asked.name not in known and not asked.name.startswith(IMPORT):
             raise SpecError(field, asked.name, "is not a known attack", nearest(asked.name, known))
-        if wanted is not None and wanted.setdefault(attacks.REGISTRY.called(asked.name, field), (number, asked))[0] != number:
+        called = attacks.REGISTRY.called(asked.name, field)
+        if wanted is not None and wanted.setdefault(called, (number, asked))[0] != number:
             raise SpecError(field, asked.name, "is asked for twice", "Keep one of them.")
     plans = []
     for name in [*known, *(n for n in wanted or () if n not in known)]:

@@ -389,9 +389,9 @@ def _ordered(parties: Sequence[str]) -> tuple[str, ...]:
 
 def _refuse_code(spec: Spec) -> None:
     """Refuse attacks and defences that name code: the spec of a recording may be a stranger's."""
+    trusted = "If you trust it, give it to `fdaudit attack RUN`."
     listed = [("defenses", d.name, "Remove it.") for d in spec.defenses]
-    for asked in () if spec.attacks == "all" else spec.attacks:
-        listed.append(("attacks", asked.name, f"If you trust it, give it to `fdaudit attack RUN {asked.name}`."))
+    listed += [("attacks", a.name, trusted) for a in (() if spec.attacks == "all" else spec.attacks)]
     for field, name, remedy in listed:
         if name.startswith(IMPORT):
             raise SpecError(field, name, "names code, in the spec of a recording", remedy)

@@ -365,6 +365,8 @@ def load_spec(source: Spec | Path | str | dict[str, Any]) -> Spec:
 def _refuse_no_spec(value: Any, source: str) -> None:
     """Refuse a file without content, and the grid of a sweep."""
     if value is None:
-        raise SpecError("spec", source, "is empty", "Write `key: value` lines; `protocol` and `dataset` first.")
+        raise SpecError(
+            "spec", source, "is empty", "Write `key: value` lines; `protocol` and `dataset` first."
+        )
     if isinstance(value, dict) and "sweep" in value and "base" in value:
         raise SpecError("spec", source, "is the grid of a sweep", "Give it to `fdaudit sweep`.")
