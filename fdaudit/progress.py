@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ __all__ = ["Tick", "progress", "say", "show", "typed_again"]
 
 
 Tick = Callable[[str, int, int], None]
+_SECONDS = 30.0
+"""Least time between two lines of progress where no bar can be drawn."""
 
 
 def say(line: str) -> None:
@@ -41,10 +44,10 @@ def typed_again(*added: str) -> str:
 
 @contextmanager
 def progress(quiet: bool, again: str = "") -> Iterator[Tick]:
-    """Yield a progress callback that draws one bar on standard error, if that is a terminal.
+    """Yield a progress callback that draws one bar on standard error; if that is no terminal, a line now and then.
 
     Args:
-        quiet: draw nothing.
+        quiet: show nothing.
         again: the command that goes on, if the user interrupts this one.
     """
     from rich.console import Console
@@ -60,8 +63,14 @@ def progress(quiet: bool, again: str = "") -> Iterator[Tick]:
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
         bar = bars.add_task("preparing", total=None)
 
+        last = time.monotonic()
+
         def tick(what: str, done: int, total: int) -> None:
+            nonlocal last
             bars.update(bar, description=what, completed=done, total=total)
+            if not (quiet or console.is_terminal) and time.monotonic() - last >= _SECONDS:
+                last = time.monotonic()
+                say(f"{what}: {done} of {total}" if total else what)
 
         try:
             yield tick

@@ -6,10 +6,12 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import fdaudit.progress as progress_module
 from fdaudit.progress import progress, typed_again
 
 from ..helpers.cli_cases import Shell
@@ -160,3 +162,16 @@ def test_an_interrupted_run_goes_on_with_the_command_that_is_printed(
     assert again == ["run", str(spec), "--out", "my run", "--no-report", "--resume"]
     assert shell(*again)[0] == 0
     assert "result.json" in tree(shell.home / "my run")
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_progress_without_a_terminal_is_a_line_each_half_minute(
+    quiet: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: now))
+    with progress(quiet=quiet) as tick:
+        for now in (10.0, 29.0, 31.0, 45.0, 60.0, 62.0):
+            tick("attacks", int(now), 100)
+    lines = ["fdaudit: attacks: 31 of 100", "fdaudit: attacks: 62 of 100"]
+    assert capsys.readouterr().err.splitlines() == ([] if quiet else lines)
